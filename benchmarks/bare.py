@@ -1,4 +1,6 @@
-"""The yardstick: federated averaging as a bare PyTorch loop, with no framework around it, in one process or several."""
+"""The yardstick: federated averaging as a bare PyTorch loop, with no framework around it, in one
+process or several.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from torch import Tensor, nn
 
 LR, BATCH = 0.005, 10
 Data = list[tuple[Tensor, Tensor]]
-WORKS = {"cnn4": (20, 370), "mlp2": (100, 70), "linear": (1000, 50), "lenet5": (100, 70)}  # parties, samples each
+WORKS = {
+    "cnn4": (20, 370),
+    "mlp2": (100, 70),
+    "linear": (1000, 50),
+    "lenet5": (100, 70),
+}  # parties, samples each
 
 
 def data_of(function: str) -> Data:
@@ -20,7 +27,10 @@ def data_of(function: str) -> Data:
     parties, samples = WORKS[function]
     draw = torch.Generator().manual_seed(1)
     return [
-        (torch.randn(samples, 1, 28, 28, generator=draw), torch.randint(0, 10, (samples,), generator=draw))
+        (
+            torch.randn(samples, 1, 28, 28, generator=draw),
+            torch.randint(0, 10, (samples,), generator=draw),
+        )
         for _ in range(parties)
     ]
 
@@ -31,10 +41,26 @@ def network(function: str) -> nn.Sequential:
     if function == "linear":
         return nn.Sequential(flat, nn.Linear(784, 10))
     if function == "mlp2":
-        return nn.Sequential(flat, nn.Linear(784, 200), act, nn.Linear(200, 200), act, nn.Linear(200, 10))
+        return nn.Sequential(
+            flat, nn.Linear(784, 200), act, nn.Linear(200, 200), act, nn.Linear(200, 10)
+        )
     if function == "lenet5":
-        convs = [nn.Conv2d(1, 6, 5, padding=2), act, nn.MaxPool2d(2), nn.Conv2d(6, 16, 5, padding=2), act, nn.MaxPool2d(2)]
-        ends = [nn.Conv2d(16, 120, 3, padding=1), act, nn.AdaptiveAvgPool2d(1), flat, nn.Linear(120, 84), nn.Tanh()]
+        convs = [
+            nn.Conv2d(1, 6, 5, padding=2),
+            act,
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5, padding=2),
+            act,
+            nn.MaxPool2d(2),
+        ]
+        ends = [
+            nn.Conv2d(16, 120, 3, padding=1),
+            act,
+            nn.AdaptiveAvgPool2d(1),
+            flat,
+            nn.Linear(120, 84),
+            nn.Tanh(),
+        ]
         return nn.Sequential(*convs, *ends, nn.Linear(84, 10))
     convs = [nn.Conv2d(1, 32, 5), act, nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), act, nn.MaxPool2d(2)]
     return nn.Sequential(*convs, flat, nn.Linear(1024, 512), act, nn.Linear(512, 10))
@@ -54,12 +80,19 @@ class Bare:
         fork = multiprocessing.get_context("fork")
         for k in range(processes if processes > 1 else 0):
             here, there = fork.Pipe()
-            self.procs.append(fork.Process(target=self._serve, args=(there, k, processes), daemon=True))
+            self.procs.append(
+                fork.Process(target=self._serve, args=(there, k, processes), daemon=True)
+            )
             self.procs[-1].start()
             self.pipes.append(here)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        return [part.view(s) for part, s in zip(flat.split([s.numel() for s in self.shapes]), self.shapes, strict=True)]
+        return [
+            part.view(s)
+            for part, s in zip(
+                flat.split([s.numel() for s in self.shapes]), self.shapes, strict=True
+            )
+        ]
 
     def train(self, ids: Sequence[int], total: Tensor) -> None:
         params: list[Tensor] = list(self.model.parameters())

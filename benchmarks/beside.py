@@ -1,12 +1,13 @@
-"""Methods side by side with other libraries: one split, the same initial weights, the same training, and whether curves agree.
+"""Methods side by side with other libraries: one split, the same initial weights, the same
+training, and whether curves agree.
 
     python benchmarks/beside.py [--pfllib CHECKOUT] [--htfllib CHECKOUT] [--library flower fluke] [--only fedavg ditto]
     python benchmarks/beside.py --page [--csv curves.csv]
 
-What a library has of our methods is listed in `beside_list.py`, with the options that make the two the same. Flower and fluke
-come from PyPI into environments of their own (`venvs.py`); PFLlib and HtFLlib are not there: clone
-https://github.com/TsingZ0/PFLlib and HtFLlib, and say where they are. Without a checkout they are left out. What was found before
-stays, unless it is found again.
+What a library has of our methods is listed in `beside_list.py`, with the options that make the two
+the same. Flower and fluke come from PyPI into environments of their own (`venvs.py`); PFLlib and
+HtFLlib are not there: clone https://github.com/TsingZ0/PFLlib and HtFLlib, and say where they are.
+Without a checkout they are left out. What was found before stays, unless it is found again.
 
 Ten parties have label-skewed digits. Every method runs twenty rounds in both libraries, in two ways:
 - with batches of ten and three seeds, which differ in initial weights and in the order of samples. The order cannot be the same
@@ -14,7 +15,8 @@ Ten parties have label-skewed digits. Every method runs twenty rounds in both li
 - with all of a party's samples in one batch, where no order matters: the two should give the same answers, but for rounding, if
   the method draws nothing else at random.
 
-Findings are kept in docs/results/data/beside/curves.json, of which docs/methods-beside.md is made; `--page` writes it again.
+Findings are kept in docs/results/data/beside/curves.json, of which docs/methods-beside.md is made;
+`--page` writes it again.
 """
 
 from __future__ import annotations
@@ -53,11 +55,15 @@ OWN = {"mlp2": None, "normed": normed}
 
 
 def federation() -> comity.Federation:
-    """Label-skewed digits at ten parties; each trains on a whole number of pairs of batches, since some drop or pair them.
+    """Label-skewed digits at ten parties; each trains on a whole number of pairs of batches, since
+    some drop or pair them.
 
-    At most eighty samples each, of at least twenty: as many steps as it takes to tell two methods apart.
+    At most eighty samples each, of at least twenty: as many steps as it takes to tell two methods
+    apart.
     """
-    dealt = comity.load("digits").partition("dirichlet(alpha=0.1)", parties=PARTIES, seed=0, validation=0.0)
+    dealt = comity.load("digits").partition(
+        "dirichlet(alpha=0.1)", parties=PARTIES, seed=0, validation=0.0
+    )
     pairs = {}
     for name, own in dealt.parties.items():
         kept = min(len(own.train) // 20 * 20, 80)
@@ -81,17 +87,29 @@ def write(folder: Path, fed: comity.Federation) -> None:
     """The federation, and the initial weights that Comity draws for each network and seed."""
     arrays: dict[str, Tensor] = {}
     for i, own in enumerate(fed.parties.values()):
-        arrays |= {f"{i}.x": own.train.x, f"{i}.y": own.train.y, f"{i}.x_test": own.test.x, f"{i}.y_test": own.test.y}
+        arrays |= {
+            f"{i}.x": own.train.x,
+            f"{i}.y": own.train.y,
+            f"{i}.x_test": own.test.x,
+            f"{i}.y_test": own.test.y,
+        }
     save(folder / "parties.npz", arrays)
     for network, given in OWN.items():
         task = prepare(experiment({"algorithm": "fedavg"}), fed, given).info.task
         for seed in SEEDS:
             weights = task.init(Key.root(seed).fold("init"))
-            save(folder / f"{network}-{seed}.npz", {display_name(name): value for name, value in weights.items()})
+            save(
+                folder / f"{network}-{seed}.npz",
+                {display_name(name): value for name, value in weights.items()},
+            )
 
 
-def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: How) -> dict[str, str]:
-    """The file of what our server begins with beside the network's weights, if the library is to begin with that too."""
+def first(
+    folder: Path, fed: comity.Federation, match: Match, seed: int, how: How
+) -> dict[str, str]:
+    """The file of what our server begins with beside the network's weights, if the library is to
+    begin with that too.
+    """
     if not match.first:
         return {}
     job = prepare(experiment({"algorithm": match.spec(how), "seed": seed}), fed)
@@ -105,33 +123,60 @@ def first(folder: Path, fed: comity.Federation, match: Match, seed: int, how: Ho
 def ours(match: Match, fed: comity.Federation, seed: int, how: How) -> Curve:
     """A run of Comity's: how many test samples each party answers rightly, by round."""
     most = max(len(own.train) for own in fed.parties.values())
-    settings: dict[str, Any] = {"rounds": how.rounds, "epochs": how.epochs, "lr": how.lr, "batch": how.batch or most}
+    settings: dict[str, Any] = {
+        "rounds": how.rounds,
+        "epochs": how.epochs,
+        "lr": how.lr,
+        "batch": how.batch or most,
+    }
     settings |= match.settings if how.batch else {}
     settings |= {"model": given} if (given := OWN[match.network]) else {}
-    result = comity.run(match.spec(how), fed, seed=seed, engine="loop", workers=1, progress=False, **settings)
+    result = comity.run(
+        match.spec(how), fed, seed=seed, engine="loop", workers=1, progress=False, **settings
+    )
     tests = {name: len(own.test) for name, own in fed.parties.items()}
-    found = {(n.round, n.party): n.value for n in result.metrics if (n.split, n.metric) == ("test", "accuracy")}
-    return [[round(found[t, name] * count) for name, count in tests.items()] for t in range(how.rounds + 1)]
+    found = {
+        (n.round, n.party): n.value
+        for n in result.metrics
+        if (n.split, n.metric) == ("test", "accuracy")
+    }
+    return [
+        [round(found[t, name] * count) for name, count in tests.items()]
+        for t in range(how.rounds + 1)
+    ]
 
 
-def theirs(library: str, checkout: Path | None, folder: Path, runs: list[Asked]) -> Iterator[dict[str, Any]]:
+def theirs(
+    library: str, checkout: Path | None, folder: Path, runs: list[Asked]
+) -> Iterator[dict[str, Any]]:
     """What a library answers, run by run."""
     write_asked(folder, runs)
     name = "pfllib" if library in CHECKOUTS else library  # they are built alike
-    command = [venvs.python(name), HERE / f"beside_{name}.py", folder, *([checkout] if checkout else [])]
+    command = [
+        venvs.python(name),
+        HERE / f"beside_{name}.py",
+        folder,
+        *([checkout] if checkout else []),
+    ]
     with tempfile.TemporaryFile() as log:
-        with subprocess.Popen(command, cwd=HERE, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        with subprocess.Popen(
+            command, cwd=HERE, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process:
             assert process.stdout
             for line in process.stdout:
                 yield json.loads(line)
         if process.returncode:
             log.seek(0)
-            raise RuntimeError(f"{library} ended: {venvs.last_line(log.read().decode(errors='replace'))}")
+            raise RuntimeError(
+                f"{library} ended: {venvs.last_line(log.read().decode(errors='replace'))}"
+            )
 
 
 @dataclass
 class Found:
-    """A method in two libraries: how many test samples all parties answer rightly, by seed and round."""
+    """A method in two libraries: how many test samples all parties answer rightly, by seed and
+    round.
+    """
 
     ours: str
     library: str
@@ -139,7 +184,9 @@ class Found:
     there: list[list[int]]
     here: list[list[int]]
     whole: int | None
-    """With whole batches: the most answers by which parties differ in a round, summed over parties; None if chance has a part."""
+    """With whole batches: the most answers by which parties differ in a round, summed over parties;
+    None if chance has a part.
+    """
     mended: str = ""
     """What was mended in the library's version, if anything."""
 
@@ -154,19 +201,29 @@ def totals(curves: Sequence[Curve]) -> list[list[int]]:
 
 def apart(one: Curve, other: Curve) -> int:
     """The most answers, in any round after the first, by which parties differ."""
-    return max(sum(abs(a - b) for a, b in zip(*both, strict=True)) for both in zip(one[1:], other[1:], strict=True))
+    return max(
+        sum(abs(a - b) for a, b in zip(*both, strict=True))
+        for both in zip(one[1:], other[1:], strict=True)
+    )
 
 
 def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterator[Found]:
-    """Run every match of a library, theirs and ours; what fails on either side is said, and left out."""
+    """Run every match of a library, theirs and ours; what fails on either side is said, and left
+    out.
+    """
     fed = federation()
     known: dict[tuple[str, int, How], Curve] = {}
     """Our runs so far: what was mended over there, and what was not, are compared with the same."""
     with tempfile.TemporaryDirectory(prefix="beside-") as place:
         write(Path(place), fed)
-        runs = {m: [(SOME, seed) for seed in SEEDS] + [(WHOLE, SEEDS[0])] * (not m.chance) for m in matches}
+        runs = {
+            m: [(SOME, seed) for seed in SEEDS] + [(WHOLE, SEEDS[0])] * (not m.chance)
+            for m in matches
+        }
         asked = [
-            Asked(m.method, seed, how, m.asked(how) | first(Path(place), fed, m, seed, how), m.network)
+            Asked(
+                m.method, seed, how, m.asked(how) | first(Path(place), fed, m, seed, how), m.network
+            )
             for m in matches
             for how, seed in runs[m]
         ]
@@ -178,7 +235,9 @@ def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterat
                 continue
             try:
                 for how, seed in runs[m]:
-                    known[m.ours, seed, how] = known.get((m.ours, seed, how)) or ours(m, fed, seed, how)
+                    known[m.ours, seed, how] = known.get((m.ours, seed, how)) or ours(
+                        m, fed, seed, how
+                    )
             except comity.UsageError as why:
                 print(f"{m.ours}: {why}", flush=True)
                 continue
@@ -186,7 +245,15 @@ def compare(matches: list[Match], library: str, checkout: Path | None) -> Iterat
             there: list[Curve] = [h["curve"] for h in heard]
             seeds = len(SEEDS)
             whole = None if m.chance else apart(there[-1], here[-1])
-            yield Found(m.ours, library, m.method, totals(there[:seeds]), totals(here[:seeds]), whole, m.mended)
+            yield Found(
+                m.ours,
+                library,
+                m.method,
+                totals(there[:seeds]),
+                totals(here[:seeds]),
+                whole,
+                m.mended,
+            )
 
 
 @dataclass
@@ -210,10 +277,12 @@ class Line:
 
 
 def judged(found: Found, tests: int) -> Line:
-    """Whether two libraries' curves differ by more than their seeds do: three standard errors of the difference of the means.
+    """Whether two libraries' curves differ by more than their seeds do: three standard errors of
+    the difference of the means.
 
-    The variance in a round is that of both libraries' seeds, and of the two rounds before and after: of six numbers alone it
-    would often be too small by chance. Two answers more or less never count.
+    The variance in a round is that of both libraries' seeds, and of the two rounds before and
+    after: of six numbers alone it would often be too small by chance. Two answers more or less
+    never count.
     """
     a, b = (100 / tests * np.array(curves)[:, 1:] for curves in (found.there, found.here))
     gaps = abs(a.mean(0) - b.mean(0))
@@ -223,17 +292,28 @@ def judged(found: Found, tests: int) -> Line:
     worst = int((gaps / allowed).argmax())
     ends = [(float(c[:, -1].mean()), float(c[:, -1].std(ddof=1))) for c in (a, b)]
     same = found.whole is not None and found.whole <= tests / 100
-    return Line(ends[0], ends[1], float(gaps[worst]), float(allowed[worst]), same, bool((gaps <= allowed).all()))
+    return Line(
+        ends[0],
+        ends[1],
+        float(gaps[worst]),
+        float(allowed[worst]),
+        same,
+        bool((gaps <= allowed).all()),
+    )
 
 
 def read() -> dict[str, Any]:
     """What was found so far."""
-    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"tests": 0, "versions": {}, "found": []}
+    kept: dict[str, Any] = (
+        json.loads(KEPT.read_text()) if KEPT.exists() else {"tests": 0, "versions": {}, "found": []}
+    )
     return kept | {"found": [Found(**each) for each in kept["found"]]}
 
 
 def keep(kept: dict[str, Any], new: Found) -> None:
-    """Write what was found beside what is there, in the list's order; what the list has no more is dropped."""
+    """Write what was found beside what is there, in the list's order; what the list has no more is
+    dropped.
+    """
     before = read()
     kept["versions"] = before["versions"] | kept["versions"]
     found = {each.key: each for each in [*before["found"], new]}
@@ -248,10 +328,15 @@ def version_of(library: str, checkout: Path | None) -> str:
     """The version of a library as it is installed, or the commit of its checkout."""
     if checkout:
         asked = subprocess.run(
-            ["git", "-C", checkout, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+            ["git", "-C", checkout, "rev-parse", "--short", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         return asked.stdout.strip() or "a commit that is not known"
-    return next(part.partition("==")[2] for call in venvs.PACKAGES[library] for part in call if "==" in part)
+    return next(
+        part.partition("==")[2] for call in venvs.PACKAGES[library] for part in call if "==" in part
+    )
 
 
 NAMES = {"pfllib": "PFLlib", "htfllib": "HtFLlib", "flower": "Flower", "fluke": "fluke"}
@@ -304,15 +389,22 @@ def page(kept: dict[str, Any]) -> str:
         if why := listed[found.key].why:
             notes.append(f"- `{found.ours}` and {there}: {why}")
     words = [judged(found, kept["tests"]).verdict for found in kept["found"]]
-    counted = ", ".join(f"{words.count(word)} are {word}" for word in ("the same", "within", "apart"))
+    counted = ", ".join(
+        f"{words.count(word)} are {word}" for word in ("the same", "within", "apart")
+    )
     versions = ", ".join(f"{NAMES[name]} {text}" for name, text in kept["versions"].items())
     table = [
-        "| Comity | library | theirs, % | ours, % | gap, of what chance allows | whole batches | verdict |",
+        (
+            "| Comity | library | theirs, % | ours, % | gap, of what chance allows | whole batches"
+            " | verdict |"
+        ),
         "| --- | --- | --- | --- | --- | --- | --- |",
         *rows,
     ]
     said = f"Of {len(words)} comparisons {counted}. Compared with {versions}."
-    return INTRO.format(tests=kept["tests"]) + "\n".join([*table, "", said, "", "## Why", "", *notes, "", LEFT_OUT])
+    return INTRO.format(tests=kept["tests"]) + "\n".join(
+        [*table, "", said, "", "## Why", "", *notes, "", LEFT_OUT]
+    )
 
 
 def write_csv(path: Path, kept: dict[str, Any]) -> None:
@@ -323,7 +415,10 @@ def write_csv(path: Path, kept: dict[str, Any]) -> None:
         for f in kept["found"]:
             for whose, curves in (("theirs", f.there), ("ours", f.here)):
                 for seed, curve in enumerate(curves):
-                    rows.writerows([*f.key, whose, seed, t, f"{n / kept['tests']:.4f}"] for t, n in enumerate(curve))
+                    rows.writerows(
+                        [*f.key, whose, seed, t, f"{n / kept['tests']:.4f}"]
+                        for t, n in enumerate(curve)
+                    )
 
 
 def main() -> None:
@@ -332,7 +427,11 @@ def main() -> None:
         cli.add_argument(f"--{name}", type=Path, metavar="CHECKOUT")
     cli.add_argument("--library", nargs="+", choices=LIBRARIES, default=LIBRARIES)
     cli.add_argument("--only", nargs="+", metavar="METHOD")
-    cli.add_argument("--page", action="store_true", help="write the page of what was found before, and run nothing")
+    cli.add_argument(
+        "--page",
+        action="store_true",
+        help="write the page of what was found before, and run nothing",
+    )
     cli.add_argument("--csv", type=Path)
     args = cli.parse_args()
     kept = read()
@@ -340,7 +439,9 @@ def main() -> None:
         checkout: Path | None = getattr(args, library, None)
         if checkout and not (checkout / "system" / "flcore").is_dir():
             cli.error(f"{checkout} is no checkout of {NAMES[library]}.")
-        wanted = [m for m in MATCHES if m.library == library and (not args.only or m.name in args.only)]
+        wanted = [
+            m for m in MATCHES if m.library == library and (not args.only or m.name in args.only)
+        ]
         if not wanted or (library in CHECKOUTS and not checkout):
             continue
         kept["tests"] = sum(len(own.test) for own in federation().parties.values())
@@ -351,7 +452,10 @@ def main() -> None:
             (a, s), (b, u) = line.there, line.here
             ends = f"{a:6.1f} ±{s:4.1f} {b:6.1f} ±{u:4.1f}"
             gap = f"{line.gap:5.1f} of {line.allowed:4.1f}"
-            print(f"{found.ours:42}{library:9}{ends}   {gap}   {found.whole!s:5} {line.verdict}", flush=True)
+            print(
+                f"{found.ours:42}{library:9}{ends}   {gap}   {found.whole!s:5} {line.verdict}",
+                flush=True,
+            )
     PAGE.write_text(page(kept), encoding="utf-8")
     if args.csv:
         write_csv(args.csv, kept)

@@ -1,12 +1,15 @@
-"""Flower as one of the libraries of `beside.py`: its strategies, as `strategy.start` runs them, on a grid within this process.
+"""Flower as one of the libraries of `beside.py`: its strategies, as `strategy.start` runs them, on
+a grid within this process.
 
     python beside_flower.py FOLDER
 
-Parties train here as they would in a ClientApp: what a strategy does at the server is Flower's. No Ray is needed. FedProx's term
-is the parties' part, and is here as Flower's documentation prints it for them.
+Parties train here as they would in a ClientApp: what a strategy does at the server is Flower's. No
+Ray is needed. FedProx's term is the parties' part, and is here as Flower's documentation prints it
+for them.
 
-Options that are not Flower's: `alike` has all parties tell the same number of samples, `inside` names the strategy within one
-that is a wrapper, and `mended` names a function below which mends what would hide everything else.
+Options that are not Flower's: `alike` has all parties tell the same number of samples, `inside`
+names the strategy within one that is a wrapper, and `mended` names a function below which mends
+what would hide everything else.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ class Here(Grid):  # type: ignore[misc]
     def get_node_ids(self) -> Iterable[int]:
         return range(1, len(self.data) + 1)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return [self.trained(message) for message in messages]
 
     def trained(self, message: Message) -> Message:
@@ -63,11 +68,16 @@ class Here(Grid):  # type: ignore[misc]
                 optimizer.zero_grad()
                 F.cross_entropy(net(x[pick]), y[pick]).backward()
                 if mu:
-                    norms = [(now - then).norm(2) for now, then in zip(net.parameters(), sent, strict=True)]
+                    norms = [
+                        (now - then).norm(2)
+                        for now, then in zip(net.parameters(), sent, strict=True)
+                    ]
                     (mu / 2 * torch.stack(norms).pow(self.power).sum()).backward()
                 optimizer.step()
         seen = MetricRecord({"num-examples": 1 if self.alike else len(y), LOSS: loss})
-        return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": seen}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": seen}), reply_to=message
+        )
 
 
 def squared(made: Any, grid: Here, first: ArrayRecord) -> None:
@@ -76,7 +86,9 @@ def squared(made: Any, grid: Here, first: ArrayRecord) -> None:
 
 
 def first_moments(made: Any, grid: Here, first: ArrayRecord) -> None:
-    """FedAdam, FedYogi, FedAdagrad: v begins at τ², not at 0, and nothing is corrected for its beginning."""
+    """FedAdam, FedYogi, FedAdagrad: v begins at τ², not at 0, and nothing is corrected for its
+    beginning.
+    """
     made.v_t = {name: np.full_like(array.numpy(), made.tau**2) for name, array in first.items()}
     if not isinstance(made, strategy.FedAdam):
         return
@@ -96,8 +108,11 @@ MENDED = {each.__name__: each for each in (first_moments, squared)}
 def run(folder: Path, asked: Asked) -> Curve:
     """One of its strategies, by its class's name."""
     logging.disable()
-    gc.freeze()  # some strategies collect garbage with every message, and look through all of torch each time
-    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # whose messages these are; Flower's runtime would tell
+    # some strategies collect garbage with every message, and look through all of torch each time
+    gc.freeze()
+    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = (
+        1  # whose messages these are; Flower's runtime would tell
+    )
     options = dict(asked.options)
     ours = {name: options.pop(name, None) for name in ("alike", "inside", "mended")}
     grid, curve = Here(folder, asked, bool(ours["alike"])), Curve()

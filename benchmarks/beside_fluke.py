@@ -2,10 +2,11 @@
 
     python beside_fluke.py FOLDER
 
-`method` is a file and a class of its algorithms, as in fedopt.FedOpt. Options are those of its `client`, `server` and
-`optimizer`, each a dict. Options that are not fluke's: `shared` is the part of the network that its server has, if not all;
-`watched` names a function below which tells the model that counts after a round, the server's unless told; and `mended` one which
-mends a fault that would hide everything else.
+`method` is a file and a class of its algorithms, as in fedopt.FedOpt. Options are those of its
+`client`, `server` and `optimizer`, each a dict. Options that are not fluke's: `shared` is the part
+of the network that its server has, if not all; `watched` names a function below which tells the
+model that counts after a round, the server's unless told; and `mended` one which mends a fault that
+would hide everything else.
 """
 
 from __future__ import annotations
@@ -67,17 +68,23 @@ def nearest(client: Any, server: Any) -> nn.Module:
 
 
 def mixed(client: Any, server: Any) -> nn.Module:
-    """APFL: the mixture of what the party has trained last of both models, by fluke's function for that."""
+    """APFL: the mixture of what the party has trained last of both models, by fluke's function for
+    that.
+    """
     part = client.hyper_params.lam
     model: nn.Module = theirs(client).merge_models(client.model, client.personalized_model, part)
     return model
 
 
 def taken_over(client: Any, server: Any) -> nn.Module:
-    """FedALA: the newest global model, of whose head as much is taken over as the party has learnt last."""
+    """FedALA: the newest global model, of whose head as much is taken over as the party has learnt
+    last.
+    """
     taken: Any = copy.deepcopy(server.model)
     own = client.model.head.parameters()
-    for new, old, weight in zip(taken.head.parameters(), own, client.weights or [1.0, 1.0], strict=True):
+    for new, old, weight in zip(
+        taken.head.parameters(), own, client.weights or [1.0, 1.0], strict=True
+    ):
         new.data = old.data + (new.data - old.data) * weight
     model: nn.Module = taken
     return model
@@ -87,7 +94,9 @@ def adapted(client: Any, server: Any) -> nn.Module:
     """Per-FedAvg: the server's model after one step on a batch of the party's."""
     model: nn.Module = copy.deepcopy(server.model)
     x, y = next(iter(client.train_set))
-    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), list(model.parameters()))
+    gradients = torch.autograd.grad(
+        nn.functional.cross_entropy(model(x), y), list(model.parameters())
+    )
     for weight, gradient in zip(model.parameters(), gradients, strict=True):
         weight.data -= client.optimizer.param_groups[0]["lr"] * gradient
     return model
@@ -95,7 +104,18 @@ def adapted(client: Any, server: Any) -> nn.Module:
 
 Watch = Callable[[Any, Any], nn.Module]
 WATCHED: dict[str, Watch] = {
-    each.__name__: each for each in (adapted, mixed, nearest, of_server, personal, received, taken_over, trained, two_heads)
+    each.__name__: each
+    for each in (
+        adapted,
+        mixed,
+        nearest,
+        of_server,
+        personal,
+        received,
+        taken_over,
+        trained,
+        two_heads,
+    )
 }
 
 
@@ -105,8 +125,12 @@ def theirs(client: Any) -> Any:
 
 
 def from_zero(clients: list[Any], server: Any) -> None:
-    """FedAvgM: momentum begins with 0, to which the first round's change is added; in fluke it is lost."""
-    server.momentum_vector = {name: torch.zeros_like(value) for name, value in server.model.state_dict().items()}
+    """FedAvgM: momentum begins with 0, to which the first round's change is added; in fluke it is
+    lost.
+    """
+    server.momentum_vector = {
+        name: torch.zeros_like(value) for name, value in server.model.state_dict().items()
+    }
 
 
 def first_moments(clients: list[Any], server: Any) -> None:
@@ -114,12 +138,16 @@ def first_moments(clients: list[Any], server: Any) -> None:
 
     In fluke Δ is multiplied by the server's learning rate, and so is the step that is made of it.
     """
-    server.v_t = {name: torch.full_like(v, server.hyper_params.tau**2) for name, v in server.v_t.items()}
+    server.v_t = {
+        name: torch.full_like(v, server.hyper_params.tau**2) for name, v in server.v_t.items()
+    }
     base: Any = sys.modules["fluke.server"]
     aggregate, average = server.aggregate, base.aggregate_models
 
     def aggregated(eligible: Any, models: Any) -> None:
-        base.aggregate_models = lambda model, models, weights, eta, **named: average(model, models, weights, 1.0, **named)
+        base.aggregate_models = lambda model, models, weights, eta, **named: average(
+            model, models, weights, 1.0, **named
+        )
         aggregate(eligible, models)
         base.aggregate_models = average
 
@@ -127,7 +155,9 @@ def first_moments(clients: list[Any], server: Any) -> None:
 
 
 def ten_passes(clients: list[Any], server: Any) -> None:
-    """FedALA: whether weights have converged is seen from ten passes over a party's samples, not from ten batches."""
+    """FedALA: whether weights have converged is seen from ten passes over a party's samples, not
+    from ten batches.
+    """
     for client in clients:
         client.hyper_params.update(loss_window_size=10 * len(client.train_set))
 
@@ -152,7 +182,9 @@ def prototypes_after(clients: list[Any], server: Any) -> None:
 
 
 def from_before(clients: list[Any], server: Any) -> None:
-    """Per-FedAvg: the second of a pair of steps is made from where the first began, not from where it ended."""
+    """Per-FedAvg: the second of a pair of steps is made from where the first began, not from where
+    it ended.
+    """
 
     def mend(client: Any) -> None:
         fit = client.fit
@@ -180,9 +212,11 @@ def from_before(clients: list[Any], server: Any) -> None:
 
 
 def held_to_copies(clients: list[Any], server: Any) -> None:
-    """pFedMe: θ is held to the party's copy of the global model, and the copy is what begins at it and is sent.
+    """pFedMe: θ is held to the party's copy of the global model, and the copy is what begins at it
+    and is sent.
 
-    In fluke θ is held to itself, its copy goes on from the round before, and θ is sent. Nothing else decays the weights.
+    In fluke θ is held to itself, its copy goes on from the round before, and θ is sent. Nothing
+    else decays the weights.
     """
     messages = theirs(clients[0]).Client.send_model
 
@@ -214,14 +248,19 @@ def held_to_copies(clients: list[Any], server: Any) -> None:
 
 
 class Mixture(nn.Module):
-    """APFL: both models mixed, so that the party's own has a gradient; the other is as it was before its last step."""
+    """APFL: both models mixed, so that the party's own has a gradient; the other is as it was
+    before its last step.
+    """
 
     def __init__(self, before: dict[str, Tensor], own: nn.Module, part: float) -> None:
         super().__init__()
         self.own, self.before, self.part = own, before, part
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = {name: self.part * v + (1 - self.part) * self.before[name] for name, v in self.own.named_parameters()}
+        mean = {
+            name: self.part * v + (1 - self.part) * self.before[name]
+            for name, v in self.own.named_parameters()
+        }
         answers: Tensor = functional_call(self.own, mean, x)
         return answers
 
@@ -229,7 +268,8 @@ class Mixture(nn.Module):
 def own_gradient(clients: list[Any], server: Any) -> None:
     """APFL: the party's own model is trained through the mixture, and stays what it is.
 
-    In fluke the mixture is a copy, whose gradient nobody uses, and takes the own model's place after every round.
+    In fluke the mixture is a copy, whose gradient nobody uses, and takes the own model's place
+    after every round.
     """
     module = theirs(clients[0])
     merged = module.merge_models
@@ -238,7 +278,9 @@ def own_gradient(clients: list[Any], server: Any) -> None:
         fit, before = client.fit, {}
 
         def remember(model: nn.Module, _: Any) -> None:
-            before.update({name: weight.detach().clone() for name, weight in model.named_parameters()})
+            before.update(
+                {name: weight.detach().clone() for name, weight in model.named_parameters()}
+            )
 
         def fitted(*args: Any) -> Any:
             own, hook = client.personalized_model, client.model.register_forward_pre_hook(remember)
@@ -254,15 +296,31 @@ def own_gradient(clients: list[Any], server: Any) -> None:
         mend(client)
 
 
-MENDS = (first_moments, from_before, from_zero, held_to_copies, own_gradient, prototypes_after, ten_passes)
+MENDS = (
+    first_moments,
+    from_before,
+    from_zero,
+    held_to_copies,
+    own_gradient,
+    prototypes_after,
+    ten_passes,
+)
 MENDED = {each.__name__: each for each in MENDS}
 
 
 class Measured(FederationObserver):  # type: ignore[misc]
     """Everybody's right answers after every round."""
 
-    def __init__(self, watch: Watch, clients: list[Any], server: Any, tests: list[Pair], curve: Curve) -> None:
-        self.watch, self.clients, self.server, self.tests, self.curve = watch, clients, server, tests, curve
+    def __init__(
+        self, watch: Watch, clients: list[Any], server: Any, tests: list[Pair], curve: Curve
+    ) -> None:
+        self.watch, self.clients, self.server, self.tests, self.curve = (
+            watch,
+            clients,
+            server,
+            tests,
+            curve,
+        )
 
     def end_round(self, round: int) -> None:
         both = zip(self.clients, self.tests, strict=True)
@@ -270,13 +328,19 @@ class Measured(FederationObserver):  # type: ignore[misc]
 
 
 def loader(pair: Pair, batch: int) -> FastDataLoader:
-    return FastDataLoader(*pair, num_labels=CLASSES, batch_size=batch, shuffle=True, skip_singleton=False)
+    return FastDataLoader(
+        *pair, num_labels=CLASSES, batch_size=batch, shuffle=True, skip_singleton=False
+    )
 
 
 def run(folder: Path, asked: Asked) -> Curve:
     """One of its algorithms."""
     file, name = asked.method.split(".")
-    kind, how, data = getattr(importlib.import_module(f"fluke.algorithms.{file}"), name), asked.how, parties(folder)
+    kind, how, data = (
+        getattr(importlib.import_module(f"fluke.algorithms.{file}"), name),
+        asked.how,
+        parties(folder),
+    )
     options = {"client": {}, "server": {}, "optimizer": {}} | asked.options
     FlukeENV().set_seed(asked.seed)
     FlukeENV().set_device("cpu")
@@ -301,7 +365,9 @@ def run(folder: Path, asked: Asked) -> Curve:
     tests = [tests for _, tests in data]
     curve: Curve = [[right(model, own) for own in tests]]
     shared = copy.deepcopy(getattr(model, options["shared"]) if "shared" in options else model)
-    made = server(model=shared, test_set=None, clients=clients, **{"weighted": True} | options["server"])
+    made = server(
+        model=shared, test_set=None, clients=clients, **{"weighted": True} | options["server"]
+    )
     if "mended" in options:
         MENDED[options["mended"]](clients, made)
     federation = kind(len(clients), None, {}, clients, made)

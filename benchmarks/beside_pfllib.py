@@ -1,14 +1,16 @@
-"""PFLlib and HtFLlib as libraries of `beside.py`: their server classes, called as their main.py calls them.
+"""PFLlib and HtFLlib as libraries of `beside.py`: their server classes, called as their main.py
+calls them.
 
     python beside_pfllib.py FOLDER CHECKOUT
 
-Their federation is read from files, which are written into a temporary folder in the form they expect. They evaluate at a round's
-beginning what the rounds before have made: the n-th evaluation is after n rounds. They drop a party's last batch if it is not
-whole, which no party of ours has.
+Their federation is read from files, which are written into a temporary folder in the form they
+expect. They evaluate at a round's beginning what the rounds before have made: the n-th evaluation
+is after n rounds. They drop a party's last batch if it is not whole, which no party of ours has.
 
-Options that are not the library's: `split` cuts the network into body and head, `watched` names what measures the models that
-count, `alike` averages parties with equal weights, `held_out` has the samples last that Comity holds out, `from_files` is
-HtFLlib's way to models, and `mended` names a function below which mends a fault that would hide everything else.
+Options that are not the library's: `split` cuts the network into body and head, `watched` names
+what measures the models that count, `alike` averages parties with equal weights, `held_out` has the
+samples last that Comity holds out, `from_files` is HtFLlib's way to models, and `mended` names a
+function below which mends a fault that would hide everything else.
 """
 
 from __future__ import annotations
@@ -27,10 +29,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from beside_work import CLASSES, Asked, Curve, Network, Pair, answer, arrays, network, parties, right, seeded
+from beside_work import (
+    CLASSES,
+    Asked,
+    Curve,
+    Network,
+    Pair,
+    answer,
+    arrays,
+    network,
+    parties,
+    right,
+    seeded,
+)
 from torch import nn
 
-# Of its defaults only what says that nothing special happens; a method's own options come with what is asked.
+# Of its defaults only what says that nothing special happens; a method's own options come with what
+# is asked.
 PLAIN = {
     "device": "cpu",
     "dataset": "beside",
@@ -71,7 +86,8 @@ def stand_in(name: str, **functions: Any) -> None:
 
 @functools.cache
 def library() -> Any:
-    """Its module of clients, with the checkout on the path; it computes AUCs and draws pictures, which take longer than training.
+    """Its module of clients, with the checkout on the path; it computes AUCs and draws pictures,
+    which take longer than training.
 
     Files are read once, not in every round, and test samples answered together.
     """
@@ -84,15 +100,21 @@ def library() -> Any:
     base.read_client_data = functools.cache(base.read_client_data)
     base.Client.load_some, tests = base.Client.load_train_data, base.Client.load_test_data
     base.Client.samples = property(
-        lambda client: len(base.read_client_data(client.dataset, client.id, is_train=True, few_shot=0))
+        lambda client: len(
+            base.read_client_data(client.dataset, client.id, is_train=True, few_shot=0)
+        )
     )
-    torch.load = functools.partial(torch.load, weights_only=False)  # HtFLlib keeps whole models in files
+    torch.load = functools.partial(
+        torch.load, weights_only=False
+    )  # HtFLlib keeps whole models in files
     base.Client.load_test_data = lambda client, batch_size=None: tests(client, client.test_samples)
     return base
 
 
 def write(folder: Path, place: Path, held_out: int) -> None:
-    """The federation in the library's format; of every `held_out` training samples one goes to the end."""
+    """The federation in the library's format; of every `held_out` training samples one goes to the
+    end.
+    """
     for kind in ("train", "test"):
         (place / "dataset" / "beside" / kind).mkdir(parents=True)
     for i, (train, test) in enumerate(parties(folder)):
@@ -101,12 +123,18 @@ def write(folder: Path, place: Path, held_out: int) -> None:
             order = np.concatenate([np.flatnonzero(~last), np.flatnonzero(last)])
             train = train[0][order], train[1][order]  # noqa: PLW2901
         for kind, (x, y) in (("train", train), ("test", test)):
-            np.savez(place / "dataset" / "beside" / kind / f"{i}.npz", data=np.array({"x": x.numpy(), "y": y.numpy()}))
+            np.savez(
+                place / "dataset" / "beside" / kind / f"{i}.npz",
+                data=np.array({"x": x.numpy(), "y": y.numpy()}),
+            )
 
 
 def samples(client: Any, is_train: bool) -> Pair:
     """What a party trains or tests on."""
-    x, y = zip(*library().read_client_data(client.dataset, client.id, is_train=is_train, few_shot=0), strict=True)
+    x, y = zip(
+        *library().read_client_data(client.dataset, client.id, is_train=is_train, few_shot=0),
+        strict=True,
+    )
     return torch.stack(x), torch.stack(y)
 
 
@@ -115,9 +143,11 @@ First = dict[str, torch.Tensor]
 
 
 def own_thetas(server: Any, first: First) -> None:
-    """pFedMe: its list of personal parameters is that of the model in training, so that what is measured is the global model.
+    """pFedMe: its list of personal parameters is that of the model in training, so that what is
+    measured is the global model.
 
-    Here they are kept apart; and what measuring puts into the model is taken out again. Nothing else decays the weights.
+    Here they are kept apart; and what measuring puts into the model is taken out again. Nothing
+    else decays the weights.
     """
 
     def apart(client: Any) -> None:
@@ -139,9 +169,11 @@ def own_thetas(server: Any, first: First) -> None:
 
 
 def prototypes_after(server: Any, first: First) -> None:
-    """FedProto, FedTGP: prototypes are those of the trained model, by a function that both libraries have.
+    """FedProto, FedTGP: prototypes are those of the trained model, by a function that both
+    libraries have.
 
-    PFLlib takes means in passing, while weights still move; HtFLlib calls it before the trained model is where it looks.
+    PFLlib takes means in passing, while weights still move; HtFLlib calls it before the trained
+    model is where it looks.
     """
 
     def after(client: Any) -> None:
@@ -168,7 +200,9 @@ def filled(layer: nn.Module, first: First, name: str) -> None:
 
 
 def sure_roots(server: Any, first: First) -> None:
-    """FedTGP: distances are roots of differences that rounding makes negative, which is no number. And `prototypes_after`."""
+    """FedTGP: distances are roots of differences that rounding makes negative, which is no number.
+    And `prototypes_after`.
+    """
     prototypes_after(server, first)
     here = sys.modules[type(server).__module__].__dict__
     here["torch"] = Changed(torch, sqrt=lambda squares: torch.sqrt(squares.clamp(min=1e-12)))
@@ -180,10 +214,16 @@ def sure_roots(server: Any, first: First) -> None:
 
 
 def sure_policy(server: Any, first: First) -> None:
-    """FedCP: a policy without noise, in training and in tests, and the head's weights as its condition from round 1 on."""
+    """FedCP: a policy without noise, in training and in tests, and the head's weights as its
+    condition from round 1 on.
+    """
     plain = Changed(nn.functional, gumbel_softmax=lambda x, dim, **named: x.softmax(dim))
     sys.modules[type(server).__module__].__dict__["F"] = plain
-    swapped = {name: torch.cat(value.chunk(2)[::-1]) for name, value in first.items() if name.startswith("fedcp.policy")}
+    swapped = {
+        name: torch.cat(value.chunk(2)[::-1])
+        for name, value in first.items()
+        if name.startswith("fedcp.policy")
+    }
     for client in server.clients:
         filled(client.model.gate.cs.fc[0], swapped, "fedcp.policy")
         filled(client.model.gate.cs.fc[1], swapped, "fedcp.policy.norm")
@@ -191,7 +231,9 @@ def sure_policy(server: Any, first: First) -> None:
 
 
 def looked_up(server: Any, first: First) -> None:
-    """GPFL: conditions are looked up in the embeddings that are sent, from round 1 on, not in those that were trained before."""
+    """GPFL: conditions are looked up in the embeddings that are sent, from round 1 on, not in those
+    that were trained before.
+    """
 
     def mend(client: Any) -> None:
         client.GCE.embedding.load_state_dict({"weight": first["gpfl.embedding"]})
@@ -200,7 +242,10 @@ def looked_up(server: Any, first: First) -> None:
             filled(layers[0], first, f"gpfl.valve.{which}")
             filled(layers[2], first, f"gpfl.valve.{which}.norm")
         once = client.set_GCE
-        client.set_GCE = lambda sent: (once(sent), once(sent))  # the first time it looks at what it had
+        client.set_GCE = lambda sent: (
+            once(sent),
+            once(sent),
+        )  # the first time it looks at what it had
         once(client.GCE)
 
     for client in server.clients:
@@ -208,9 +253,11 @@ def looked_up(server: Any, first: First) -> None:
 
 
 def mixed_before(server: Any, first: First) -> None:
-    """FedALA: what is measured is the newest global model mixed in by the weights of the last training.
+    """FedALA: what is measured is the newest global model mixed in by the weights of the last
+    training.
 
-    The library learns these weights once more before it measures. They are learnt from batches of a party's own size.
+    The library learns these weights once more before it measures. They are learnt from batches of a
+    party's own size.
     """
 
     def mend(client: Any, tests: Pair) -> None:
@@ -232,7 +279,8 @@ def mixed_before(server: Any, first: First) -> None:
 
 
 def cores_sent(server: Any, first: First) -> None:
-    """APPLE: what is sent is the core model, not the mixture; nobody sees in a round what others train in it; p begins at p_0.
+    """APPLE: what is sent is the core model, not the mixture; nobody sees in a round what others
+    train in it; p begins at p_0.
 
     What is measured is the mixture after the last step, not before it.
     """
@@ -254,21 +302,29 @@ def cores_sent(server: Any, first: First) -> None:
 
 
 def constant_answers(server: Any, first: First) -> None:
-    """FML: KL is a batch's mean, the other model's answers are constants, and parties count by their samples."""
+    """FML: KL is a batch's mean, the other model's answers are constants, and parties count by
+    their samples.
+    """
     total = sum(client.train_samples for client in server.clients)
     shares = {id(client.global_model): client.train_samples / total for client in server.clients}
     add = server.add_parameters
     server.add_parameters = lambda _, model: add(shares[id(model)], model)
     for client in server.clients:
-        client.KL = lambda own, other: nn.functional.kl_div(own, other.detach(), reduction="batchmean")
+        client.KL = lambda own, other: nn.functional.kl_div(
+            own, other.detach(), reduction="batchmean"
+        )
 
 
 def soft_targets(server: Any, first: First) -> None:
-    """FD: parties are taught by the softmax of mean logits. The library takes logits for probabilities, and runs away."""
+    """FD: parties are taught by the softmax of mean logits. The library takes logits for
+    probabilities, and runs away.
+    """
 
     def mend(client: Any) -> None:
         had = client.set_logits
-        client.set_logits = lambda means: had({label: mean.softmax(0) for label, mean in means.items()})
+        client.set_logits = lambda means: had(
+            {label: mean.softmax(0) for label, mean in means.items()}
+        )
 
     for client in server.clients:
         mend(client)
@@ -287,11 +343,16 @@ def trained_answers(server: Any, first: First) -> None:
 
         client.train = trained
 
-    counts = torch.stack([samples(client, is_train=True)[1].bincount(minlength=CLASSES) for client in server.clients])
+    counts = torch.stack(
+        [samples(client, is_train=True)[1].bincount(minlength=CLASSES) for client in server.clients]
+    )
 
     def pooled(means: list[dict[int, torch.Tensor]]) -> dict[int, torch.Tensor]:
         heard = [(counts[i], mean) for i, mean in zip(server.uploaded_ids, means, strict=True)]
-        return {c: sum(n[c] * mean[c] for n, mean in heard if c in mean) / counts[:, c].sum() for c in range(CLASSES)}
+        return {
+            c: sum(n[c] * mean[c] for n, mean in heard if c in mean) / counts[:, c].sum()
+            for c in range(CLASSES)
+        }
 
     for client in server.clients:
         after(client)
@@ -313,7 +374,9 @@ def soft_targets_filed(server: Any, first: First) -> None:
 
 
 def prototypes_filed(server: Any, first: First) -> None:
-    """FedProto: `prototypes_after`, where models and prototypes are in files; the function is that of HtFLlib's FedTGP."""
+    """FedProto: `prototypes_after`, where models and prototypes are in files; the function is that
+    of HtFLlib's FedTGP.
+    """
     of_trained = importlib.import_module("flcore.clients.clienttgp").clientTGP.collect_protos
     for client in server.clients:
         client.collect_protos = functools.partial(of_trained, client)
@@ -325,7 +388,9 @@ def shuffled(server: Any, first: First) -> None:
 
     def load(client: Any, batch_size: int | None = None) -> Any:
         data = library().read_client_data(client.dataset, client.id, is_train=True, few_shot=0)
-        return torch.utils.data.DataLoader(data, batch_size or client.batch_size, shuffle=True, drop_last=True)
+        return torch.utils.data.DataLoader(
+            data, batch_size or client.batch_size, shuffle=True, drop_last=True
+        )
 
     for client in server.clients:
         client.load_train_data = functools.partial(load, client)
@@ -362,21 +427,36 @@ class Split(nn.Module):
 
 
 def run(folder: Path, asked: Asked) -> Curve:
-    """One method with the library's own loop over rounds; `method` is its server's file and class, as in serveravg.FedAvg."""
+    """One method with the library's own loop over rounds; `method` is its server's file and class,
+    as in serveravg.FedAvg.
+    """
     base, how, options = library(), asked.how, dict(asked.options)
-    ours = {name: options.pop(name, None) for name in ("split", "watched", "alike", "held_out", "mended", "from_files", "first")}
+    ours = {
+        name: options.pop(name, None)
+        for name in ("split", "watched", "alike", "held_out", "mended", "from_files", "first")
+    }
     # All samples in one batch: a party's own number of them is its batch size.
     everything = lambda client, batch_size=None: client.load_some(client.samples)  # noqa: E731
     base.Client.load_train_data = base.Client.load_some if how.batch else everything
     model = network(folder, asked)
-    settings: dict[str, Any] = PLAIN | {"local_epochs": how.epochs, "local_learning_rate": how.lr, "batch_size": how.batch or 10}
-    settings |= {"num_clients": len(parties(folder)), "global_rounds": how.rounds, "algorithm": asked.method}
+    settings: dict[str, Any] = PLAIN | {
+        "local_epochs": how.epochs,
+        "local_learning_rate": how.lr,
+        "batch_size": how.batch or 10,
+    }
+    settings |= {
+        "num_clients": len(parties(folder)),
+        "global_rounds": how.rounds,
+        "algorithm": asked.method,
+    }
     args = Namespace(**settings | options)
     args.model = model
     if ours["split"]:
         args.head = copy.deepcopy(model.fc)
         model.fc = nn.Identity()
-        args.model = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit(model, args.head)
+        args.model = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit(
+            model, args.head
+        )
     curve: Curve = []
     file, name = asked.method.split(".")
     with tempfile.TemporaryDirectory(prefix="beside-pfllib-") as place:
@@ -391,7 +471,9 @@ def run(folder: Path, asked: Asked) -> Curve:
             base.read_client_data.cache_clear()
             module: Any = importlib.import_module(f"flcore.servers.{file}")
             if ours["from_files"]:
-                module.BaseHeadSplit = lambda *args, **named: Split(copy.deepcopy(model))  # a server's own model
+                module.BaseHeadSplit = lambda *args, **named: Split(
+                    copy.deepcopy(model)
+                )  # a server's own model
             server = getattr(module, name)(args, 0)
             seeded(asked.seed)  # each of its clients has seeded everything with 0
             server.batch_size = how.batch or 1000
@@ -399,7 +481,9 @@ def run(folder: Path, asked: Asked) -> Curve:
                 client.batch_size = how.batch or round(client.train_samples)
                 client.train_samples = 1 if ours["alike"] else client.train_samples
             if ours["mended"]:
-                MENDED[ours["mended"]](server, arrays(folder / ours["first"]) if ours["first"] else {})
+                MENDED[ours["mended"]](
+                    server, arrays(folder / ours["first"]) if ours["first"] else {}
+                )
             watched = ours["watched"] or "test_metrics"
             measure = getattr(server, watched)
 

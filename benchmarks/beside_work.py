@@ -1,10 +1,13 @@
-"""What the libraries of `beside.py` share: one federation and one network in a folder, and what is to be run on them.
+"""What the libraries of `beside.py` share: one federation and one network in a folder, and what is
+to be run on them.
 
-The folder has `parties.npz` (what each party trains and tests on), `NETWORK-SEED.npz` (a network's initial weights) and
-`asked.json` (one run after the other, see `Asked`). A library is run in an environment of its own, by a script that calls
-`answer` with a function from a run to its curve; what it says on standard output is one line of JSON a run.
+The folder has `parties.npz` (what each party trains and tests on), `NETWORK-SEED.npz` (a network's
+initial weights) and `asked.json` (one run after the other, see `Asked`). A library is run in an
+environment of its own, by a script that calls `answer` with a function from a run to its curve;
+what it says on standard output is one line of JSON a run.
 
-A curve is a list by round, from round 0, before any training, of how many test samples each party answers rightly.
+A curve is a list by round, from round 0, before any training, of how many test samples each party
+answers rightly.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ class How:
     epochs: int = 1
     lr: float = 0.05
     batch: int | None = 10
-    """None: all of a party's samples at once, so that no order matters and runs can be compared number by number."""
+    """None: all of a party's samples at once, so that no order matters and runs can be compared
+    number by number.
+    """
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,10 @@ def parties(folder: Path) -> list[tuple[Pair, Pair]]:
     """What each party trains and tests on."""
     all_of = arrays(folder / "parties.npz")
     count = len(all_of) // 4
-    return [((all_of[f"{i}.x"], all_of[f"{i}.y"]), (all_of[f"{i}.x_test"], all_of[f"{i}.y_test"])) for i in range(count)]
+    return [
+        ((all_of[f"{i}.x"], all_of[f"{i}.y"]), (all_of[f"{i}.x_test"], all_of[f"{i}.y_test"]))
+        for i in range(count)
+    ]
 
 
 def write_asked(folder: Path, runs: list[Asked]) -> None:
@@ -121,7 +129,9 @@ def right(model: nn.Module, tests: Pair) -> int:
 
 
 def answer(run: Callable[[Path, Asked], Curve]) -> None:
-    """Do all that is asked in the folder that the command line names; a run that fails says why, and the others go on."""
+    """Do all that is asked in the folder that the command line names; a run that fails says why,
+    and the others go on.
+    """
     torch.set_num_threads(1)
     folder = Path(sys.argv[1]).resolve()
     said = os.fdopen(os.dup(1), "w")

@@ -51,14 +51,18 @@ class Counting(RayEngine):
 
 
 def sums(counts: list[int], rounds: int) -> None:
-    """FedAvg on mlp2 with 50 samples a party, one step a round or five; both workers on the node where the server is not."""
+    """FedAvg on mlp2 with 50 samples a party, one step a round or five; both workers on the node
+    where the server is not.
+    """
     os.environ.update(LOCAL)
     import ray
     from ray.cluster_utils import Cluster
 
     with TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
         cluster.add_node(num_cpus=4)  # two for each way
         os.environ[ADDRESS] = cluster.address
         try:
@@ -86,7 +90,9 @@ def _sums(count: int, steps: int, rounds: int) -> str:
     try:
         for added in (False, True):
             job = prepare(config.experiment({**settings, "partial_sums": added}), federation)
-            engines.append(Counting(job.recipe(), {p.id: len(p.data.train) for p in job.parties}, 2))
+            engines.append(
+                Counting(job.recipe(), {p.id: len(p.data.train) for p in job.parties}, 2)
+            )
             ways.append(Running(job, engines[-1]))
         for way in ways:
             way.round()
@@ -99,13 +105,19 @@ def _sums(count: int, steps: int, rounds: int) -> str:
         for engine in reversed(engines):  # the first has brought the connection
             engine.close()
     low, middle, high = statistics.quantiles([each[1] / added[1] for each, added in taken], n=4)
-    medians = [statistics.median(pair[way][kind] for pair in taken) for kind in (0, 1) for way in (0, 1)]
-    told = "".join(f"{figure:12.1f}" for figure in sent) + "".join(f"{median:12.2f}" for median in medians)
+    medians = [
+        statistics.median(pair[way][kind] for pair in taken) for kind in (0, 1) for way in (0, 1)
+    ]
+    told = "".join(f"{figure:12.1f}" for figure in sent) + "".join(
+        f"{median:12.2f}" for median in medians
+    )
     return f"{count:12,}{steps:12}{told}{middle:12.2f}{f'{low:.2f} to {high:.2f}':>14}{off:10.1e}"
 
 
 def _timed(way: Running) -> tuple[float, float]:
-    """Seconds of a round, and seconds of the processor that all processes took, Ray's own among them."""
+    """Seconds of a round, and seconds of the processor that all processes took, Ray's own among
+    them.
+    """
     before = sum(map(_processor, _family(os.getpid())))
     took = way.round()
     return took, sum(map(_processor, _family(os.getpid()))) - before
@@ -118,10 +130,16 @@ def _processor(pid: int) -> float:
 
 
 def rounding(counts: list[int]) -> None:
-    """Models of 2,000 numbers that have nothing in common, much, or everything; all in units of the largest that is averaged."""
+    """Models of 2,000 numbers that have nothing in common, much, or everything; all in units of the
+    largest that is averaged.
+    """
     print("".join(f"{head:>14}" for head in ("parties", "models", "apart", "in order", "sums")))
     for count in counts:
-        for kind, common, own in (("unlike", 0.0, 1.0), ("alike", 0.05, 0.001), ("the same", 0.05, 0.0)):
+        for kind, common, own in (
+            ("unlike", 0.0, 1.0),
+            ("alike", 0.05, 0.001),
+            ("the same", 0.05, 0.0),
+        ):
             draw = torch.Generator().manual_seed(0)
             base = common * torch.randn(2_000, generator=draw)
             whole, both, halves = Averaging(), Averaging(), (Averaging(), Averaging())
@@ -135,7 +153,10 @@ def rounding(counts: list[int]) -> None:
             for half in halves:
                 both.add_sum(half.total(), half.weight)
             one, other = (mean.value()["w"].double() for mean in (whole, both))
-            off = [float(gap.abs().max()) / largest for gap in (one - other, one - exact, other - exact)]
+            off = [
+                float(gap.abs().max()) / largest
+                for gap in (one - other, one - exact, other - exact)
+            ]
             print(f"{count:14,}{kind:>14}" + "".join(f"{each:14.1e}" for each in off), flush=True)
 
 
@@ -163,7 +184,9 @@ class Running:
         return time.perf_counter() - begin
 
     def evaluate(self, final: bool) -> float:
-        """Seconds of an evaluation: of all if it is the last, else of the share that the settings say."""
+        """Seconds of an evaluation: of all if it is the last, else of the share that the settings
+        say.
+        """
         begin = time.perf_counter()
         evaluate(self.job, self.server, self.engine, self.state, final=final)
         self.server.take_notes()
@@ -186,11 +209,22 @@ def _family(pid: int) -> list[int]:
 
 def against(rounds: int) -> None:
     """Both engines have two workers; the first round of each is not counted."""
-    print(f"{'model':8}{'parties':>8}{'ray : process':>15}{'quartiles':>16}{'start s':>9}{'(process)':>11}")
+    print(
+        f"{'model':8}{'parties':>8}{'ray : process':>15}{'quartiles':>16}{'start s':>9}{'(process)':>11}"
+    )
     for function in WORKS:
-        common = {"data": "mnist", "algorithm": "fedavg", "workers": 2, "rounds": rounds, **function}
+        common = {
+            "data": "mnist",
+            "algorithm": "fedavg",
+            "workers": 2,
+            "rounds": rounds,
+            **function,
+        }
         federation = federation_of(config.experiment(common))
-        there = {e: Running(prepare(config.experiment({**common, "engine": e}), federation)) for e in ("process", "ray")}
+        there = {
+            e: Running(prepare(config.experiment({**common, "engine": e}), federation))
+            for e in ("process", "ray")
+        }
         try:
             for one in there.values():
                 one.round()
@@ -200,12 +234,28 @@ def against(rounds: int) -> None:
                 one.engine.close()
         low, middle, high = statistics.quantiles([s["ray"] / s["process"] for s in seconds], n=4)
         starts = f"{there['ray'].start:9.1f}{there['process'].start:11.1f}"
-        print(f"{function['model']:8}{function['parties']:8,}{middle:15.2f}{f'{low:.2f} to {high:.2f}':>16}{starts}", flush=True)
+        print(
+            f"{function['model']:8}{function['parties']:8,}{middle:15.2f}{f'{low:.2f} to {high:.2f}':>16}{starts}",
+            flush=True,
+        )
 
 
 def parties(counts: list[int], engine: str) -> None:
-    """Linear models of 16 numbers, three or four samples a party; a hundredth trains and evaluates, once all do."""
-    heads = ("parties", "deal s", "prepare s", "start s", "1% s", "eval 1% s", "all s", "eval all s", "MB here", "MB a worker")
+    """Linear models of 16 numbers, three or four samples a party; a hundredth trains and evaluates,
+    once all do.
+    """
+    heads = (
+        "parties",
+        "deal s",
+        "prepare s",
+        "start s",
+        "1% s",
+        "eval 1% s",
+        "all s",
+        "eval all s",
+        "MB here",
+        "MB a worker",
+    )
     print("".join(f"{head:>13}" for head in heads))
     for count in counts:
         os.environ["COMITY_MANY"] = str(count)
@@ -228,7 +278,10 @@ def parties(counts: list[int], engine: str) -> None:
             memory = sorted(map(_proportional, _family(os.getpid())[1:]))[-2:]
             figures = [dealt - begin, prepared - dealt, few.start, small, looked, large, last]
             row = "".join(f"{seconds:13.2f}" for seconds in figures)
-            print(f"{count:13,}{row}{_proportional(os.getpid()):13.0f}{statistics.mean(memory):13.0f}", flush=True)
+            print(
+                f"{count:13,}{row}{_proportional(os.getpid()):13.0f}{statistics.mean(memory):13.0f}",
+                flush=True,
+            )
         finally:
             few.engine.close()
 

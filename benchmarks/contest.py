@@ -1,9 +1,11 @@
-"""What the contestants of `peers.py` share: each builds its federation, says so, and then does one round for every `go`.
+"""What the contestants of `peers.py` share: each builds its federation, says so, and then does one
+round for every `go`.
 
-A contestant calls `pause` when it is ready and after each round. On its standard output it says in JSON, a line each,
-`{"ready": SECONDS}` since its process started, and `{"seconds": S, "memory": MB}` of every round; whatever its framework prints
-goes to standard error. Memory is the sum, over the contestant's process and all below it, of the most that each ever held: pages
-that processes share count for each of them.
+A contestant calls `pause` when it is ready and after each round. On its standard output it says in
+JSON, a line each, `{"ready": SECONDS}` since its process started, and `{"seconds": S, "memory":
+MB}` of every round; whatever its framework prints goes to standard error. Memory is the sum, over
+the contestant's process and all below it, of the most that each ever held: pages that processes
+share count for each of them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Contest:
         self.work = (WORKS | TRIALS)[args.work]
         self.whole: bool = args.mode == "whole"
         self.rounds: int = args.rounds + 1
-        """What to tell a framework that wants to know: one more than will be asked for, since last rounds may be special."""
+        """What to tell a framework that wants to know: one more than will be asked for, since last
+        rounds may be special.
+        """
         self.followers: Iterable[Popen[bytes]] = ()
         """Processes that pause when this one does."""
         self._said = os.fdopen(os.dup(1), "w")
@@ -51,7 +55,9 @@ class Contest:
         if self._begin is None:
             self._say({"ready": _age()})
         else:
-            self._say({"seconds": now - self._begin, "memory": sum(map(_peak, tree(os.getpid()))) / 1e6})
+            self._say(
+                {"seconds": now - self._begin, "memory": sum(map(_peak, tree(os.getpid()))) / 1e6}
+            )
         order = sys.stdin.readline()
         for follower in self.followers:
             assert follower.stdin
@@ -72,7 +78,9 @@ def tree(root: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                _, parent, _, session, *_ = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                _, parent, _, session, *_ = (
+                    (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                )
             except OSError:  # it has just ended
                 continue
             for above in {int(parent), int(session)}:
@@ -85,7 +93,9 @@ def tree(root: int) -> list[int]:
 
 def _age() -> float:
     """Seconds since this process was started."""
-    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    started = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf(
+        "SC_CLK_TCK"
+    )
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started
 
 

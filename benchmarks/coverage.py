@@ -1,12 +1,14 @@
-"""How often the interval of a gain holds the true gain: the bootstrap of `measure/gain.py`, and the interval over seeds of
-`studies/answers.py`, on samples from known distributions.
+"""How often the interval of a gain holds the true gain: the bootstrap of `measure/gain.py`, and the
+interval over seeds of `studies/answers.py`, on samples from known distributions.
 
     python benchmarks/coverage.py [--trials 200]
 
-Two models score samples of two classes; the scores of both are normal and correlated, and the second is the better one. The true
-gain is that of a million samples. Prints how many of a hundred nominal 95 % intervals hold it, for several sizes of test sets.
+Two models score samples of two classes; the scores of both are normal and correlated, and the
+second is the better one. The true gain is that of a million samples. Prints how many of a hundred
+nominal 95 % intervals hold it, for several sizes of test sets.
 
-Over seeds: a gain that test samples move by one amount, the same for all seeds, and training by another, anew for each.
+Over seeds: a gain that test samples move by one amount, the same for all seeds, and training by
+another, anew for each.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ def drawn(each: int, draw: torch.Generator) -> tuple[Answers, Answers]:
     common = SHARED**0.5 * torch.randn(len(y), generator=draw)
     made = []
     for apart in (NOW, BEFORE):
-        score = common + (1 - SHARED) ** 0.5 * torch.randn(len(y), generator=draw) + apart * (y - 0.5)
+        score = (
+            common + (1 - SHARED) ** 0.5 * torch.randn(len(y), generator=draw) + apart * (y - 0.5)
+        )
         made.append(Answers(y.int(), (score > 0).int(), score))
     return made[0], made[1]
 
 
 def over_several_seeds(trials: int) -> None:
-    """Try the interval over two, three and five seeds, where training varies less than the samples, as much, and more."""
+    """Try the interval over two, three and five seeds, where training varies less than the samples,
+    as much, and more.
+    """
     draw = random.Random(0)
     for samples, training in ((0.03, 0.01), (0.02, 0.02), (0.01, 0.03), (0.01, 0.1)):
         for seeds in (2, 3, 5):
@@ -47,7 +53,10 @@ def over_several_seeds(trials: int) -> None:
                 each = [same + draw.gauss(0, training) for _ in range(seeds)]
                 found = over_seeds([Gain("p", g, g, g, g, samples) for g in each], methods=1)
                 held += found.low <= 0 <= found.high
-            print(f"{seeds} seeds, samples {samples:.2f}, training {training:.2f}: held in {held / trials:.1%}")
+            print(
+                f"{seeds} seeds, samples {samples:.2f}, training {training:.2f}: held in"
+                f" {held / trials:.1%}"
+            )
 
 
 def main() -> None:
@@ -60,13 +69,20 @@ def main() -> None:
     for name in ("balanced_accuracy", "auc", "macro_f1"):
         metric = METRICS[name]
         now, before = drawn(500_000, draw)
-        figures = [metric.of(one.scores(2).double(), one.truth.long()) or 0.0 for one in (now, before)]
+        figures = [
+            metric.of(one.scores(2).double(), one.truth.long()) or 0.0 for one in (now, before)
+        ]
         true = figures[0] - figures[1]
         for each in (5, 10, 30, 100):
             found = [drawn_again(f"p{k}", *drawn(each, draw), metric) for k in range(args.trials)]
             held = [gain.low <= true <= gain.high for gain in found if gain is not None]
-            width = sum(gain.high - gain.low for gain in found if gain is not None) / max(1, len(held))
-            print(f"{name:18} {each:4} of each class: held in {sum(held) / len(held):.1%}, {100 * width:.0f} points wide")
+            width = sum(gain.high - gain.low for gain in found if gain is not None) / max(
+                1, len(held)
+            )
+            print(
+                f"{name:18} {each:4} of each class: held in {sum(held) / len(held):.1%},"
+                f" {100 * width:.0f} points wide"
+            )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What happens to runs whose files were damaged: bytes flipped, files cut, zeroed or lost, digits and lines swapped.
+"""What happens to runs whose files were damaged: bytes flipped, files cut, zeroed or lost, digits
+and lines swapped.
 
     python benchmarks/damage.py [--seed 0] [--only stopped|finished] [--times 1] [--files metrics.csv,env.json]
 
-A run that was stopped and one that is finished are copied; one file of the copy is damaged; every command that reads it is
-tried. Each try ends in one of three ways: it is *said* (a sentence and an exit code, or a note on the report's page), it is
-*harmless* (what comes out is what comes out of the run as it was), or it is *silent*: something else came out, and nobody was
-told. The last are listed; if there are any, so is the exit code 1.
+A run that was stopped and one that is finished are copied; one file of the copy is damaged; every
+command that reads it is tried. Each try ends in one of three ways: it is *said* (a sentence and an
+exit code, or a note on the report's page), it is *harmless* (what comes out is what comes out of
+the run as it was), or it is *silent*: something else came out, and nobody was told. The last are
+listed; if there are any, so is the exit code 1.
 """
 
 from __future__ import annotations
@@ -81,7 +83,11 @@ def another_digit(blob: bytes, draw: random.Random) -> bytes:
     if not found:
         return flipped(blob, draw)
     at = draw.choice(found)
-    return blob[:at] + str((int(blob[at : at + 1]) + draw.randrange(1, 10)) % 10).encode() + blob[at + 1 :]
+    return (
+        blob[:at]
+        + str((int(blob[at : at + 1]) + draw.randrange(1, 10)) % 10).encode()
+        + blob[at + 1 :]
+    )
 
 
 def swapped_digits(blob: bytes, draw: random.Random) -> bytes:
@@ -165,18 +171,28 @@ def meaning(path: Path) -> Any:
 def _without_time(told: Any) -> Any:
     """What must be equal in equal runs; checksums are no figures."""
     if isinstance(told, dict):
-        return {k: _without_time(v) for k, v in told.items() if k not in ("seconds", "crc", "files", "lengths")}
+        return {
+            k: _without_time(v)
+            for k, v in told.items()
+            if k not in ("seconds", "crc", "files", "lengths")
+        }
     return [_without_time(v) for v in told] if isinstance(told, list) else told
 
 
 def files(folder: Path, *leave_out: str) -> dict[str, Any]:
     """All that the files of a folder say."""
-    found = {str(p.relative_to(folder)): meaning(p) for p in sorted(folder.rglob("*")) if p.is_file()}
-    return {name: said for name, said in found.items() if Path(name).name not in (".lock", *leave_out)}
+    found = {
+        str(p.relative_to(folder)): meaning(p) for p in sorted(folder.rglob("*")) if p.is_file()
+    }
+    return {
+        name: said for name, said in found.items() if Path(name).name not in (".lock", *leave_out)
+    }
 
 
 class Try(NamedTuple):
-    """What came out of a command: how it ended, what it put out, and whether it said that something is wrong."""
+    """What came out of a command: how it ended, what it put out, and whether it said that something
+    is wrong.
+    """
 
     code: int
     brought: Any
@@ -186,19 +202,30 @@ class Try(NamedTuple):
 def resumed(run: Path, known: Path) -> Try:
     """`comity resume`: what it shows, and all files of the run afterwards.
 
-    Of timing.csv, which varies, only what the last checkpoint knew is compared, and nothing if the run begins anew without one;
-    of a finished run no states, as none are read.
+    Of timing.csv, which varies, only what the last checkpoint knew is compared, and nothing if the
+    run begins anew without one; of a finished run no states, as none are read.
     """
     anew = not (run / "checkpoints" / "manifest.json").exists()
     ended = comity("resume", run)
     manifest = json.loads((known / "checkpoints" / "manifest.json").read_text(encoding="utf-8"))
-    length = manifest["files"]["timing.csv"][0] if "files" in manifest else manifest["lengths"]["timing.csv"]
-    before, after = ((p / "timing.csv").read_bytes() if (p / "timing.csv").exists() else b"" for p in (known, run))
+    length = (
+        manifest["files"]["timing.csv"][0]
+        if "files" in manifest
+        else manifest["lengths"]["timing.csv"]
+    )
+    before, after = (
+        (p / "timing.csv").read_bytes() if (p / "timing.csv").exists() else b""
+        for p in (known, run)
+    )
     found: dict[str, Any] = files(run, "timing.csv", "measures.json")
     found["timing.csv"] = anew or before[:length] == after[:length]
     if (known / "summary.json").exists():
         found = {name: said for name, said in found.items() if "checkpoints" not in name}
-    return Try(ended.code, [found, _plain(ended.out.partition("Caution")[0], run)], ended.err + _cautions(ended.out))
+    return Try(
+        ended.code,
+        [found, _plain(ended.out.partition("Caution")[0], run)],
+        ended.err + _cautions(ended.out),
+    )
 
 
 def reported(root: Path, known: Path) -> Try:
@@ -207,17 +234,25 @@ def reported(root: Path, known: Path) -> Try:
     ended = comity("report", root, "--quick", "--out", page)
     text = page.read_text(encoding="utf-8") if page.exists() else ""
     text = text.replace(str(root.parent), "").replace(root.name, "")
-    return Try(ended.code, text, ended.err + "".join(re.findall(r'role="note".*?</', text, re.DOTALL)))
+    return Try(
+        ended.code, text, ended.err + "".join(re.findall(r'role="note".*?</', text, re.DOTALL))
+    )
 
 
 def tabled(root: Path, known: Path) -> Try:
     """`comity report --table`: the ranking as text."""
     ended = comity("report", root, "--table", "markdown")
-    return Try(ended.code, ended.out, ended.err + "".join(re.findall("^> .*|.*not finished.*", ended.out, re.MULTILINE)))
+    return Try(
+        ended.code,
+        ended.out,
+        ended.err + "".join(re.findall("^> .*|.*not finished.*", ended.out, re.MULTILINE)),
+    )
 
 
 def represented(run: Path, *args: object, **more: object) -> dict[str, Any]:
-    """In place of what `measure` does for minutes: the representations that it would look at, as one figure each."""
+    """In place of what `measure` does for minutes: the representations that it would look at, as
+    one figure each.
+    """
     found = representations(run, ["cut"], samples=60)
     return {"layers": {}, "sums": [float(one.features.double().sum()) for one in found]}
 
@@ -237,13 +272,21 @@ def exported(root: Path, known: Path) -> Try:
 def compared(root: Path, known: Path) -> Try:
     """`comity compare` once more: finished runs are taken as they are."""
     ended = comity("compare", METHOD, *SETTINGS, "--out", root, "--no-report")
-    return Try(ended.code, [_plain(ended.out, root), meaning(root / "comparison.json")], ended.err + _cautions(ended.out))
+    return Try(
+        ended.code,
+        [_plain(ended.out, root), meaning(root / "comparison.json")],
+        ended.err + _cautions(ended.out),
+    )
 
 
 def watched(root: Path, known: Path) -> Try:
     """`comity watch` of the one run."""
     ended = comity("watch", root / RUN, "--once")
-    return Try(ended.code, _plain(ended.out, root), ended.err + "".join(re.findall("damaged: .*|stopped: .*", ended.out)))
+    return Try(
+        ended.code,
+        _plain(ended.out, root),
+        ended.err + "".join(re.findall("damaged: .*|stopped: .*", ended.out)),
+    )
 
 
 def _plain(text: str, root: Path) -> str:
@@ -282,16 +325,24 @@ def make_stopped(folder: Path) -> None:
             if t == STOPPED_AFTER:
                 raise KeyboardInterrupt
 
-    given = dict(zip((name.removeprefix("--") for name in SETTINGS[::2]), SETTINGS[1::2], strict=True))
+    given = dict(
+        zip((name.removeprefix("--") for name in SETTINGS[::2]), SETTINGS[1::2], strict=True)
+    )
     chosen = experiment({"algorithm": METHOD, **given})
     with contextlib.suppress(KeyboardInterrupt):
         start(prepare(chosen, federation_of(chosen)), folder, Stop())
 
 
 def damaged_files(run: Path) -> list[Path]:
-    """The files of a run that are tried: all of them, of states those of the server and of one party."""
-    states = [next((run / "checkpoints").glob(f"{who}-*.safetensors")) for who in ("server", "party-1")]
-    top = [p for p in sorted(run.iterdir()) if p.is_file() and p.name not in (".lock", "report.html")]
+    """The files of a run that are tried: all of them, of states those of the server and of one
+    party.
+    """
+    states = [
+        next((run / "checkpoints").glob(f"{who}-*.safetensors")) for who in ("server", "party-1")
+    ]
+    top = [
+        p for p in sorted(run.iterdir()) if p.is_file() and p.name not in (".lock", "report.html")
+    ]
     return [p.relative_to(run) for p in [*top, run / "checkpoints" / "manifest.json", *states]]
 
 
@@ -310,7 +361,13 @@ def tries(seed: int, wish: int | None) -> Iterator[tuple[str, Callable[[Path], N
             yield f"{damage.__name__} {k}", do
 
 
-def attack(title: str, original: Path, inside: str, commands: dict[str, Callable[[Path, Path], Try]], args: Any) -> list[str]:
+def attack(
+    title: str,
+    original: Path,
+    inside: str,
+    commands: dict[str, Callable[[Path, Path], Try]],
+    args: Any,
+) -> list[str]:
     """Damage each file in each way; what was accepted silently."""
     run = original / inside
     reference = {}
@@ -343,8 +400,15 @@ def attack(title: str, original: Path, inside: str, commands: dict[str, Callable
                             counts["silent"] += 1
                             silent.append(f"{title}: {file} {display_name}: {name}")
                         if "Traceback" in found.said or found.code not in (0, 1, 2):
-                            silent.append(f"{title}: {file} {display_name}: {name} ended with {found.code}: {found.said[-300:]}")
-    print(f"{title}: {sum(counts.values())} tries: " + ", ".join(f"{n} {how}" for how, n in counts.items()), flush=True)
+                            silent.append(
+                                f"{title}: {file} {display_name}: {name} ended with {found.code}:"
+                                f" {found.said[-300:]}"
+                            )
+    print(
+        f"{title}: {sum(counts.values())} tries: "
+        + ", ".join(f"{n} {how}" for how, n in counts.items()),
+        flush=True,
+    )
     return silent
 
 
@@ -353,7 +417,11 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--only", choices=("stopped", "finished"))
-    options.add_argument("--times", type=int, help="how often each damage is tried, in other places; more often where it pays")
+    options.add_argument(
+        "--times",
+        type=int,
+        help="how often each damage is tried, in other places; more often where it pays",
+    )
     options.add_argument("--files", default="")
     args = options.parse_args()
     torch.set_num_threads(1)
@@ -367,10 +435,15 @@ def main() -> None:
             silent += attack("stopped", Path(scratch) / "stopped", "", {"resume": resumed}, args)
         if args.only != "stopped":
             finished = Path(scratch) / "finished"
-            for asked in ("compare", METHOD, *SETTINGS, "--out", finished, "--no-report"), ("measure", finished / RUN, "--json"):
+            for asked in (
+                ("compare", METHOD, *SETTINGS, "--out", finished, "--no-report"),
+                ("measure", finished / RUN, "--json"),
+            ):
                 ended = comity(*asked)
                 assert ended.code == 0, ended.err
-            silent += attack("finished", finished, RUN, {"resume": partial(_inside, resumed), **COMMANDS}, args)
+            silent += attack(
+                "finished", finished, RUN, {"resume": partial(_inside, resumed), **COMMANDS}, args
+            )
     print("\n".join(silent) or "Nothing was accepted silently.")
     sys.exit(bool(silent))
 

@@ -1,10 +1,12 @@
-"""Runs side by side against one after the other: `comity compare --jobs 2` and without, in turn, whole commands by the clock.
+"""Runs side by side against one after the other: `comity compare --jobs 2` and without, in turn,
+whole commands by the clock.
 
     python benchmarks/jobs.py [--repeats 3] [--jobs 2] [--scale 1.0]
 
-`mlp2` compares five methods with a small network on digits, `cnn4` with a convolutional one on digits made larger. Without --jobs
-each run has as many workers as there are cores. Printed are the medians and their ratio, and the smallest and largest ratio of a
-pair: a machine that does other things at the same time shows in these, and less in what was computed, the time of processors.
+`mlp2` compares five methods with a small network on digits, `cnn4` with a convolutional one on
+digits made larger. Without --jobs each run has as many workers as there are cores. Printed are the
+medians and their ratio, and the smallest and largest ratio of a pair: a machine that does other
+things at the same time shows in these, and less in what was computed, the time of processors.
 """
 
 from __future__ import annotations
@@ -34,17 +36,34 @@ def load():
 METHODS = ("fedavg", "fedavg+dbe", "scaffold", "fedprox")
 WORKS = {
     "mlp2": (40, ("--parties", "20", "--partition", "iid")),
-    "cnn4": (2, ("--parties", "10", "--partition", "iid", "--data", "larger.py", "--model", "cnn4")),
+    "cnn4": (
+        2,
+        ("--parties", "10", "--partition", "iid", "--data", "larger.py", "--model", "cnn4"),
+    ),
 }
 """Rounds, and settings."""
 
 
-def seconds(rounds: int, settings: tuple[str, ...], more: list[str], home: Path) -> tuple[float, float]:
+def seconds(
+    rounds: int, settings: tuple[str, ...], more: list[str], home: Path
+) -> tuple[float, float]:
     """A whole comparison by the clock, and what all its processes computed."""
     out = Path(tempfile.mkdtemp(dir=home))
-    command = [sys.executable, "-m", "comity.cli", "compare", *METHODS, "--rounds", str(rounds), *settings, *more]
+    command = [
+        sys.executable,
+        "-m",
+        "comity.cli",
+        "compare",
+        *METHODS,
+        "--rounds",
+        str(rounds),
+        *settings,
+        *more,
+    ]
     before, begin = _computed(), time.perf_counter()
-    subprocess.run([*command, "--no-report", "--out", str(out)], check=True, capture_output=True, cwd=home)
+    subprocess.run(
+        [*command, "--no-report", "--out", str(out)], check=True, capture_output=True, cwd=home
+    )
     return time.perf_counter() - begin, _computed() - before
 
 
@@ -67,14 +86,19 @@ def main() -> None:
         for function, (rounds, settings) in WORKS.items():
             pairs = []
             for _ in range(args.repeats):
-                both = [seconds(max(1, round(args.scale * rounds)), settings, more, home) for more in ([], ["--jobs", args.jobs])]
+                both = [
+                    seconds(max(1, round(args.scale * rounds)), settings, more, home)
+                    for more in ([], ["--jobs", args.jobs])
+                ]
                 pairs.append(both)
             for what, k in (("by the clock", 0), ("computed", 1)):
-                alone, beside = (statistics.median(one[k] for one in times) for times in zip(*pairs, strict=True))
+                alone, beside = (
+                    statistics.median(one[k] for one in times) for times in zip(*pairs, strict=True)
+                )
                 ratios = sorted(two[k] / one[k] for one, two in pairs)
                 print(
-                    f"{function} {what}: {alone:.1f} s one after the other, {beside:.1f} s side by side: {beside / alone:.2f} "
-                    f"(pairs {ratios[0]:.2f} to {ratios[-1]:.2f})",
+                    f"{function} {what}: {alone:.1f} s one after the other, {beside:.1f} s side by"
+                    f" side: {beside / alone:.2f} (pairs {ratios[0]:.2f} to {ratios[-1]:.2f})",
                     flush=True,
                 )
     print(f"load after: {os.getloadavg()[0]:.1f}")

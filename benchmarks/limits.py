@@ -1,9 +1,10 @@
-"""How far down it could go: one training step of ten images, written by hand without autograd, against the eager one.
+"""How far down it could go: one training step of ten images, written by hand without autograd,
+against the eager one.
 
     python benchmarks/limits.py [--repeats 60]
 
-Interleaved in one process with one thread; medians. What is written by hand uses the kernels that torch has: no step of these
-networks that is made of them can be much faster.
+Interleaved in one process with one thread; medians. What is written by hand uses the kernels that
+torch has: no step of these networks that is made of them can be much faster.
 """
 
 from __future__ import annotations
@@ -47,18 +48,29 @@ def eager(function: str, last: bool = False) -> Step:
 def cnn4_by_hand() -> Step:
     """Channels last, pooling before ReLU, the linear layers' gradients added as products."""
     w1, b1, w2, b2, f1, c1, f2, c2 = (p.detach() for p in in_last(network("cnn4")).parameters())
-    x, y = torch.randn(BATCH, 1, 28, 28).to(memory_format=LAST), F.one_hot(torch.randint(0, 10, (BATCH,)), 10).float()
+    x, y = (
+        torch.randn(BATCH, 1, 28, 28).to(memory_format=LAST),
+        F.one_hot(torch.randint(0, 10, (BATCH,)), 10).float(),
+    )
 
     def forward(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         made = F.conv2d(x, w, b)
         pooled, at = aten.max_pool2d_with_indices(made, 2, 2)
         return made, pooled.relu_(), at
 
-    def backward(d: Tensor, x: Tensor, w: Tensor, made: tuple[Tensor, Tensor, Tensor], first: bool) -> tuple[Tensor, ...]:
+    def backward(
+        d: Tensor, x: Tensor, w: Tensor, made: tuple[Tensor, Tensor, Tensor], first: bool
+    ) -> tuple[Tensor, ...]:
         d = aten.threshold_backward(d, made[1], 0)
-        d = aten.max_pool2d_with_indices_backward(d, made[0], [2, 2], [2, 2], [0, 0], [1, 1], False, made[2])
+        d = aten.max_pool2d_with_indices_backward(
+            d, made[0], [2, 2], [2, 2], [0, 0], [1, 1], False, made[2]
+        )
         wanted = [not first, True, True]
-        return tuple(aten.convolution_backward(d, x, w, [len(w)], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted))
+        return tuple(
+            aten.convolution_backward(
+                d, x, w, [len(w)], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted
+            )
+        )
 
     @torch.no_grad()
     def step() -> None:
@@ -82,7 +94,10 @@ def cnn4_by_hand() -> Step:
 def mlp2_stacked(parties: int, thin: bool) -> Step:
     """Many parties' steps at once, gradients as products by hand, or written out by autograd."""
     sizes = ((200, 784), (200, 200), (10, 200))
-    x, y = torch.randn(parties, BATCH, 784), F.one_hot(torch.randint(0, 10, (parties, BATCH)), 10).float()
+    x, y = (
+        torch.randn(parties, BATCH, 784),
+        F.one_hot(torch.randint(0, 10, (parties, BATCH)), 10).float(),
+    )
     W = [(torch.randn(parties, o, i) / 28).requires_grad_(not thin) for o, i in sizes]
     B = [torch.zeros(parties, o).requires_grad_(not thin) for o, _ in sizes]
 
@@ -142,7 +157,10 @@ def main() -> None:
                 taken[name].append(time.perf_counter() - begin)
         for name in others:
             parties = int(name.split()[0]) if name[0].isdigit() else 1
-            ratio = statistics.median(b / a for a, b in zip(taken[""], taken[name], strict=True)) / parties
+            ratio = (
+                statistics.median(b / a for a, b in zip(taken[""], taken[name], strict=True))
+                / parties
+            )
             print(f"  {name:32}{ratio:6.2f}")
 
 

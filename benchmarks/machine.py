@@ -1,9 +1,10 @@
-"""What the machine can do: single-precision GEMM and memory bandwidth of one process, and of two at the same time.
+"""What the machine can do: single-precision GEMM and memory bandwidth of one process, and of two at
+the same time.
 
     python benchmarks/machine.py
 
-One torch thread a process. GEMM multiplies matrices of 512 x 512, which fit into the cache; memory scales 200 MB in place (read
-and written once each), which do not.
+One torch thread a process. GEMM multiplies matrices of 512 x 512, which fit into the cache; memory
+scales 200 MB in place (read and written once each), which do not.
 """
 
 from __future__ import annotations
@@ -54,8 +55,12 @@ def main() -> None:
     with multiprocessing.get_context("fork").Pool(2) as both:
         for what, unit in (("gemm", "GFLOP/s"), ("memory", "GB/s")):
             alone = both.apply(_measured, (what,))
-            first, second = (task.get() for task in [both.apply_async(_measured, (what,)) for _ in range(2)])
-            print(f"{what:8}{alone:7.1f} {unit} alone, {first:.1f} and {second:.1f} at the same time")
+            first, second = (
+                task.get() for task in [both.apply_async(_measured, (what,)) for _ in range(2)]
+            )
+            print(
+                f"{what:8}{alone:7.1f} {unit} alone, {first:.1f} and {second:.1f} at the same time"
+            )
 
 
 if __name__ == "__main__":

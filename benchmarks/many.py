@@ -1,4 +1,6 @@
-"""A dataset for as many parties as COMITY_MANY says, four samples each: what workers elsewhere can load by its name."""
+"""A dataset for as many parties as COMITY_MANY says, four samples each: what workers elsewhere can
+load by its name.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""What each method costs beside its simplest relative: rounds (training and aggregation), interleaved.
+"""What each method costs beside its simplest relative: rounds (training and aggregation),
+interleaved.
 
     python benchmarks/methods.py [--rounds 11] [--model mlp2 lenet5]
 
-DBE and FedUFO against FedAvg, the relay against SOLO. ADCOL against SOLO and its discriminator: the training of it, which is the
-part of its round that is not spent at parties, and a pass through it and back for each local batch. The relay a second time
-against SOLO and its uploads (a pass over all data after training), so that its steps are compared. Fed-SPS against its own
-arithmetic: all passes through networks, those of attacks included. Local epochs are those of each method's paper; 10 of 20
+DBE and FedUFO against FedAvg, the relay against SOLO. ADCOL against SOLO and its discriminator: the
+training of it, which is the part of its round that is not spent at parties, and a pass through it
+and back for each local batch. The relay a second time against SOLO and its uploads (a pass over all
+data after training), so that its steps are compared. Fed-SPS against its own arithmetic: all passes
+through networks, those of attacks included. Local epochs are those of each method's paper; 10 of 20
 parties take part. On engine `loop`, and on what `auto` chooses.
 """
 
@@ -62,7 +64,9 @@ class Clock:
 
         return timed
 
-    def around_iterator(self, function: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def around_iterator(
+        self, function: Callable[..., Iterator[Any]]
+    ) -> Callable[..., Iterator[Any]]:
         """The time until each item is there, not what is done with it."""
 
         def timed(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -77,8 +81,17 @@ class Clock:
 class Federated:
     """A method with its parties, round by round."""
 
-    def __init__(self, algorithm: str, model: str, data: Federation, engine: str, epochs: int) -> None:
-        settings = {"algorithm": algorithm, "model": model, "batch": BATCH, "lr": LR, "engine": engine, "rounds": 20}
+    def __init__(
+        self, algorithm: str, model: str, data: Federation, engine: str, epochs: int
+    ) -> None:
+        settings = {
+            "algorithm": algorithm,
+            "model": model,
+            "batch": BATCH,
+            "lr": LR,
+            "engine": engine,
+            "rounds": 20,
+        }
         settings |= {"epochs": epochs, "participation": COHORT / PARTIES}
         self.job = prepare(config.experiment(settings), data)
         self.engine = self.job.experiment.engine
@@ -110,9 +123,13 @@ def federation() -> Federation:
     tiny = (torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.long))
 
     def own() -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(SAMPLES, 1, 28, 28, generator=draw), torch.randint(0, 10, (SAMPLES,), generator=draw)
+        return torch.randn(SAMPLES, 1, 28, 28, generator=draw), torch.randint(
+            0, 10, (SAMPLES,), generator=draw
+        )
 
-    return Federation.from_arrays({f"p{i}": (own(), tiny) for i in range(PARTIES)}, validation=0.0, classes=10)
+    return Federation.from_arrays(
+        {f"p{i}": (own(), tiny) for i in range(PARTIES)}, validation=0.0, classes=10
+    )
 
 
 def pair(
@@ -134,7 +151,9 @@ def pair(
 
 
 def judged(adcol: Federated, epochs: int) -> float:
-    """Seconds that D takes in a round's local steps: a pass forwards and one back to the representations for each batch."""
+    """Seconds that D takes in a round's local steps: a pass forwards and one back to the
+    representations for each batch.
+    """
     method, task = adcol.job.algorithm, adcol.job.info.task
     assert isinstance(method, Adcol)
     disc, D = method.discriminator(task.width, PARTIES), adcol.s.D
@@ -163,7 +182,9 @@ def relay_steps(model: str, data: Federation, rounds: int) -> list[float]:
 
 
 def fed_sps(model: str, data: Federation, rounds: int) -> list[float]:
-    """Rounds against the passes through networks in them: steps on weights, steps on samples, losses that select."""
+    """Rounds against the passes through networks in them: steps on weights, steps on samples,
+    losses that select.
+    """
     clock = Clock()
     patches: list[tuple[Any, str]] = [
         (descent.Descent, "step"), (attack, "_slope"), (overlap, "gradient"), (overlap, "losses"), (overlap, "in_chunks"),
@@ -192,13 +213,20 @@ def main() -> None:
     cli.add_argument("--rounds", type=int, default=11)
     cli.add_argument("--model", nargs="+", default=["mlp2", "lenet5"])
     args = cli.parse_args()
-    print(f"{'model':8}{'method':12}{'against':13}{'engine':19}{'ratio':>7}{'quartiles':>16}{'goal':>7}")
+    print(
+        f"{'model':8}{'method':12}{'against':13}{'engine':19}{'ratio':>7}{'quartiles':>16}{'goal':>7}"
+    )
     data = federation()
 
-    def show(model: str, method: str, against: str, engine: str, ratios: list[float], goal: float) -> None:
+    def show(
+        model: str, method: str, against: str, engine: str, ratios: list[float], goal: float
+    ) -> None:
         low, middle, high = statistics.quantiles(ratios, n=4)
         spread = f"{low:.2f} to {high:.2f}"
-        print(f"{model:8}{method:12}{against:13}{engine:19}{middle:7.2f}{spread:>16}{goal:7.2f}", flush=True)
+        print(
+            f"{model:8}{method:12}{against:13}{engine:19}{middle:7.2f}{spread:>16}{goal:7.2f}",
+            flush=True,
+        )
 
     for model in args.model:
         steps = relay_steps(model, data, args.rounds)

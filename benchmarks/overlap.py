@@ -1,16 +1,20 @@
-"""Does overlapping data augmentation (Fed-SPS, eq. 12) find how much two parties' data overlap, where that is known?
+"""Does overlapping data augmentation (Fed-SPS, eq. 12) find how much two parties' data overlap,
+where that is known?
 
     python benchmarks/overlap.py [--seeds 5] [--plot docs/overlap.svg]
 
-Two parties, A and B, share out the embedded digits; a dose says which part of B's samples is of A's kind:
+Two parties, A and B, share out the embedded digits; a dose says which part of B's samples is of A's
+kind:
 
     classes    A has the classes 0 to 4; so has the dose of B's samples, the others are of 5 to 9
     features   both have all classes; the dose of B's samples is plain as A's are, the others are inverted
 
-They learn by Fed-SPS as it is set by default. Then all their samples are perturbed against their owner's model, and eq. 12 is
-applied to the other's: `A<-B` is the share of B's samples that A would learn from. For B's samples it is known which are of A's
-kind, so that the rise of A's loss, by which eq. 12 selects, can be judged as a test for it, beside two simpler ones: A's loss
-on the sample as it is, and how sure A is. An area of 0.5 is a coin, 1 a perfect test. Means and 95% intervals (t) over seeds.
+They learn by Fed-SPS as it is set by default. Then all their samples are perturbed against their
+owner's model, and eq. 12 is applied to the other's: `A<-B` is the share of B's samples that A would
+learn from. For B's samples it is known which are of A's kind, so that the rise of A's loss, by
+which eq. 12 selects, can be judged as a test for it, beside two simpler ones: A's loss on the
+sample as it is, and how sure A is. An area of 0.5 is a coin, 1 a perfect test. Means and 95%
+intervals (t) over seeds.
 """
 
 from __future__ import annotations
@@ -48,49 +52,89 @@ def parties(study: str, dose: float, seed: int) -> tuple[Samples, Samples, Tenso
     shared = round(dose * EACH)
     if study == "classes":
         common, others = (y < COMMON).nonzero().flatten(), (y >= COMMON).nonzero().flatten()
-        mine, theirs = common[:EACH], torch.cat([common[EACH : EACH + shared], others[: EACH - shared]])
+        mine, theirs = (
+            common[:EACH],
+            torch.cat([common[EACH : EACH + shared], others[: EACH - shared]]),
+        )
         return Samples(x[mine], y[mine]), Samples(x[theirs], y[theirs]), y[theirs] < COMMON
     plain = torch.arange(EACH) < shared
     b = x[EACH : 2 * EACH]
-    return Samples(x[:EACH], y[:EACH]), Samples(torch.where(plain.view(-1, 1, 1, 1), b, 1 - b), y[EACH : 2 * EACH]), plain
+    return (
+        Samples(x[:EACH], y[:EACH]),
+        Samples(torch.where(plain.view(-1, 1, 1, 1), b, 1 - b), y[EACH : 2 * EACH]),
+        plain,
+    )
 
 
-def learnt(a: Samples, b: Samples, model: str, rounds: int, seed: int) -> tuple[list[Party], list[Params]]:
+def learnt(
+    a: Samples, b: Samples, model: str, rounds: int, seed: int
+) -> tuple[list[Party], list[Params]]:
     """Both parties and their models after Fed-SPS."""
     federation = comity.Federation.from_arrays(
-        {name: ((s.x, s.y), (s.x[:10], s.y[:10])) for name, s in (("A", a), ("B", b))}, validation=0.0, classes=10
+        {name: ((s.x, s.y), (s.x[:10], s.y[:10])) for name, s in (("A", a), ("B", b))},
+        validation=0.0,
+        classes=10,
     )
-    result = comity.run("fed-sps", federation, model=model, rounds=rounds, batch=10, lr=0.1, engine="loop", seed=seed)
+    result = comity.run(
+        "fed-sps",
+        federation,
+        model=model,
+        rounds=rounds,
+        batch=10,
+        lr=0.1,
+        engine="loop",
+        seed=seed,
+    )
     return list(result.job.parties), [result.model(name).theta for name in ("A", "B")]
 
 
 def rises(owner: Party, of_owner: Params, judge: Params) -> tuple[Tensor, Tensor, Tensor]:
-    """By how much T, on its owner's model, raises the judge's loss of each sample; that loss before; how sure the judge is."""
+    """By how much T, on its owner's model, raises the judge's loss of each sample; that loss
+    before; how sure the judge is.
+    """
     fed, data = FedSps(), owner.data.train
     T = fed.attacker()
-    bad, _ = T(owner.task, of_owner, data.x, data.y, None, torch.tensor(0.0), fed.range_of(owner.data))
-    before, after = losses(owner.task, judge, data.x, data.y), losses(owner.task, judge, bad, data.y)
+    bad, _ = T(
+        owner.task, of_owner, data.x, data.y, None, torch.tensor(0.0), fed.range_of(owner.data)
+    )
+    before, after = (
+        losses(owner.task, judge, data.x, data.y),
+        losses(owner.task, judge, bad, data.y),
+    )
     with torch.no_grad():
         sure = owner.task.logits(judge, data.x).softmax(1).max(1).values
     return after - before, before, sure
 
 
 def area(score: Tensor, truth: Tensor) -> float:
-    """The area under the ROC curve: how often a sample of A's kind scores higher than one that is not; ties count half."""
+    """The area under the ROC curve: how often a sample of A's kind scores higher than one that is
+    not; ties count half.
+    """
     ranks = torch.from_numpy(rankdata(score.double().numpy()))
     yes, no = int(truth.sum()), int((~truth).sum())
     return (float(ranks[truth].sum()) - yes * (yes + 1) / 2) / (yes * no)
 
 
 def measured(study: str, dose: float, seed: int, model: str, rounds: int) -> dict[str, float]:
-    """One pair of parties: both overlaps, the shares that eq. 12 selects of B's samples of either kind, and the tests' areas."""
+    """One pair of parties: both overlaps, the shares that eq. 12 selects of B's samples of either
+    kind, and the tests' areas.
+    """
     a, b, truth = parties(study, dose, seed)
     (at_a, at_b), (h_a, h_b) = learnt(a, b, model, rounds, seed)
     rise, before, sure = rises(at_b, h_b, h_a)
-    found = {"A<-B": (rise > 0).float().mean().item(), "B<-A": (rises(at_a, h_a, h_b)[0] > 0).float().mean().item()}
+    found = {
+        "A<-B": (rise > 0).float().mean().item(),
+        "B<-A": (rises(at_a, h_a, h_b)[0] > 0).float().mean().item(),
+    }
     if 0 < dose < 1:
-        found |= {"of A's kind": (rise[truth] > 0).float().mean().item(), "others": (rise[~truth] > 0).float().mean().item()}
-        found |= {test: area(score, truth) for test, score in zip(TESTS, (rise, -before, sure), strict=True)}
+        found |= {
+            "of A's kind": (rise[truth] > 0).float().mean().item(),
+            "others": (rise[~truth] > 0).float().mean().item(),
+        }
+        found |= {
+            test: area(score, truth)
+            for test, score in zip(TESTS, (rise, -before, sure), strict=True)
+        }
     return found
 
 
@@ -113,12 +157,21 @@ def main() -> None:
     for study in ("classes", "features"):
         print(f"\n{study:10}{'dose':>5}" + "".join(f"{name:>15}" for name in names))
         for dose in DOSES:
-            runs = [measured(study, dose, seed, args.model, args.rounds) for seed in range(args.seeds)]
+            runs = [
+                measured(study, dose, seed, args.model, args.rounds) for seed in range(args.seeds)
+            ]
             made = {name: interval([run[name] for run in runs]) for name in runs[0]}
             cells = [f"{made[n][0]:.3f} ± {made[n][1]:.3f}" if n in made else "" for n in names]
             print(f"{'':10}{dose:5.2f}" + "".join(f"{cell:>15}" for cell in cells), flush=True)
             rows += [
-                {"study": study, "dose": dose, "who": name, "mean": mean, "low": mean - half, "high": mean + half}
+                {
+                    "study": study,
+                    "dose": dose,
+                    "who": name,
+                    "mean": mean,
+                    "low": mean - half,
+                    "high": mean + half,
+                }
                 for name, (mean, half) in made.items()
                 if name in ("A<-B", "B<-A")
             ]
@@ -128,7 +181,9 @@ def main() -> None:
 
 
 def _drawn(rows: list[dict[str, Any]]) -> str:
-    """Two panels as SVG: the overlap that eq. 12 finds against the dose; grey is where they would be equal."""
+    """Two panels as SVG: the overlap that eq. 12 finds against the dose; grey is where they would
+    be equal.
+    """
     import vl_convert
 
     who = {"A<-B": "of B's samples, for A", "B<-A": "of A's samples, for B"}
@@ -137,16 +192,30 @@ def _drawn(rows: list[dict[str, Any]]) -> str:
 
     def panel(study: str) -> dict[str, Any]:
         x = {"field": "dose", "type": "quantitative", "title": f"overlap there: {titles[study]}"}
-        y = {"field": "mean", "type": "quantitative", "title": "overlap found (eq. 12)", "scale": {"domain": [0, 1]}}
+        y = {
+            "field": "mean",
+            "type": "quantitative",
+            "title": "overlap found (eq. 12)",
+            "scale": {"domain": [0, 1]},
+        }
         ends = {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour}
         equal = {"values": [{"dose": 0, "mean": 0}, {"dose": 1, "mean": 1}]}
         return {
             "width": 300,
             "height": 220,
-            "data": {"values": [row | {"who": who[row["who"]]} for row in rows if row["study"] == study]},
+            "data": {
+                "values": [row | {"who": who[row["who"]]} for row in rows if row["study"] == study]
+            },
             "layer": [
-                {"data": equal, "mark": {"type": "line", "color": "#bbb", "strokeDash": [4, 4]}, "encoding": {"x": x, "y": y}},
-                {"mark": {"type": "line", "point": True}, "encoding": {"x": x, "y": y, "color": colour}},
+                {
+                    "data": equal,
+                    "mark": {"type": "line", "color": "#bbb", "strokeDash": [4, 4]},
+                    "encoding": {"x": x, "y": y},
+                },
+                {
+                    "mark": {"type": "line", "point": True},
+                    "encoding": {"x": x, "y": y, "color": colour},
+                },
                 {"mark": "rule", "encoding": ends},
             ],
         }

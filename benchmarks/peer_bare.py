@@ -1,4 +1,6 @@
-"""The bare loop as a contestant of `peers.py`: two processes, some of the parties in a round, and all of them evaluate."""
+"""The bare loop as a contestant of `peers.py`: two processes, some of the parties in a round, and
+all of them evaluate.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ class Pair(Bare):
 
     def __init__(self, work: Work, whole: bool) -> None:
         data = work.data()
-        self.work, self.whole, self.tests, self.draw = work, whole, [test for _, test in data], random.Random(0)
+        self.work, self.whole, self.tests, self.draw = (
+            work,
+            whole,
+            [test for _, test in data],
+            random.Random(0),
+        )
         self.seen = torch.zeros(len(data), 2).share_memory_()  # each party's accuracy and loss
         work.network()  # a model that the bare loop lacks is refused
         super().__init__(work.model, [train for train, _ in data], processes=2)
@@ -29,7 +36,11 @@ class Pair(Bare):
         everyone = range(len(self.data))
         while (order := pipe.recv_bytes()) != b"stop":
             if order == b"go":
-                cohort = everyone if self.work.cohort == len(everyone) else self.draw.sample(everyone, self.work.cohort)
+                cohort = (
+                    everyone
+                    if self.work.cohort == len(everyone)
+                    else self.draw.sample(everyone, self.work.cohort)
+                )
                 self.train(cohort[k::processes], self.sums[k])
             else:
                 self.evaluate(everyone[k::processes])
@@ -42,7 +53,10 @@ class Pair(Bare):
         for i in ids:
             x, y = self.tests[i]
             logits: Tensor = self.model(x)
-            self.seen[i, 0], self.seen[i, 1] = (logits.argmax(1) == y).float().mean(), F.cross_entropy(logits, y)
+            self.seen[i, 0], self.seen[i, 1] = (
+                (logits.argmax(1) == y).float().mean(),
+                F.cross_entropy(logits, y),
+            )
 
     def round(self) -> None:
         super().round()

@@ -1,8 +1,9 @@
 """Comity as a contestant of `peers.py`.
 
-Mode train is a job's rounds without a run around them. Mode whole is a user's run into a folder: rounds, evaluation, metrics,
-ledger, timing, the lines on the screen, and checkpoints. A checkpoint is due when the last is five seconds old, and time goes on
-while others have their turn: nearly every round writes one here, which in a run of short rounds few do.
+Mode train is a job's rounds without a run around them. Mode whole is a user's run into a folder:
+rounds, evaluation, metrics, ledger, timing, the lines on the screen, and checkpoints. A checkpoint
+is due when the last is five seconds old, and time goes on while others have their turn: nearly
+every round writes one here, which in a run of short rounds few do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ class Paced:
 
     def __init__(self, contest: Contest) -> None:
         self._contest, self._screen = contest, screen.progress("fedavg")
-        self.begin, self.answered, self.end = self._screen.begin, self._screen.answered, self._screen.end
+        self.begin, self.answered, self.end = (
+            self._screen.begin,
+            self._screen.answered,
+            self._screen.end,
+        )
 
     def round(self, t: int, accuracy: float | None, ledger: Ledger) -> None:
         self._screen.round(t, accuracy, ledger)
@@ -61,15 +66,25 @@ def main() -> None:
     federation = comity.Federation.from_arrays(
         {f"p{i}": pairs for i, pairs in enumerate(work.data())}, validation=0.0, classes=10
     )
-    rounds = max(contest.rounds, 20)  # the default: what engine `auto` takes should not depend on how long we measure
-    settings: dict[str, Any] = {"model": work.model, "batch": BATCH, "lr": LR, "workers": 2, "rounds": rounds}
+    rounds = max(
+        contest.rounds, 20
+    )  # the default: what engine `auto` takes should not depend on how long we measure
+    settings: dict[str, Any] = {
+        "model": work.model,
+        "batch": BATCH,
+        "lr": LR,
+        "workers": 2,
+        "rounds": rounds,
+    }
     settings["participation"] = work.cohort / work.parties
     try:
         if contest.whole:
             with tempfile.TemporaryDirectory(prefix="comity-peers-") as folder:
                 comity.run("fedavg", federation, out=folder, progress=Paced(contest), **settings)
         else:
-            train(contest, prepare(config.experiment({"algorithm": "fedavg"} | settings), federation))
+            train(
+                contest, prepare(config.experiment({"algorithm": "fedavg"} | settings), federation)
+            )
     except Over:
         pass
 

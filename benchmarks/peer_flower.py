@@ -1,8 +1,9 @@
-"""Flower as a contestant of `peers.py`: its simulation on Ray, two client actors of one processor and one thread each.
+"""Flower as a contestant of `peers.py`: its simulation on Ray, two client actors of one processor
+and one thread each.
 
-What a client does is the user's own code in Flower: here it is the bare loop's steps, and each actor keeps network and data from
-one message to the next. `run_simulation` is deprecated in favour of `flwr run`, which would leave a server behind; the engine is
-the same.
+What a client does is the user's own code in Flower: here it is the bare loop's steps, and each
+actor keeps network and data from one message to the next. `run_simulation` is deprecated in favour
+of `flwr run`, which would leave a server behind; the engine is the same.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ client = ClientApp()
 
 @functools.cache
 def kept(work: str) -> tuple[nn.Sequential, list[Tensor], list[tuple[Pair, Pair]]]:
-    """What an actor has of a work: the network, its parameters, and the data of all parties, since any may come to it."""
+    """What an actor has of a work: the network, its parameters, and the data of all parties, since
+    any may come to it.
+    """
     torch.set_num_threads(1)
     network = (WORKS | TRIALS)[work].network()
     return network, list(network.parameters()), (WORKS | TRIALS)[work].data()
@@ -50,7 +53,10 @@ def train(message: Message, context: Context) -> Message:
         grads = torch.autograd.grad(F.cross_entropy(network(x[pick]), y[pick]), params)
         with torch.no_grad():
             torch._foreach_add_(params, grads, alpha=-LR)
-    reply = {"arrays": ArrayRecord(network.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+    reply = {
+        "arrays": ArrayRecord(network.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(y)}),
+    }
     return Message(RecordDict(reply), reply_to=message)
 
 
@@ -59,29 +65,51 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     network, _, _, (x, y) = unpacked(message, context)
     logits = network(x)
-    seen = {"accuracy": (logits.argmax(1) == y).float().mean().item(), "loss": F.cross_entropy(logits, y).item()}
-    return Message(RecordDict({"metrics": MetricRecord(seen | {"num-examples": len(y)})}), reply_to=message)
+    seen = {
+        "accuracy": (logits.argmax(1) == y).float().mean().item(),
+        "loss": F.cross_entropy(logits, y).item(),
+    }
+    return Message(
+        RecordDict({"metrics": MetricRecord(seen | {"num-examples": len(y)})}), reply_to=message
+    )
 
 
 class Paced(FedAvg):  # type: ignore[misc]
-    """A pause before every round, and no round in which somebody failed: Flower would go on without them."""
+    """A pause before every round, and no round in which somebody failed: Flower would go on without
+    them.
+    """
 
     def __init__(self, contest: Contest) -> None:
         cohort, parties = contest.work.cohort, contest.work.parties
-        # The first round may begin before all nodes are known, and takes its shares of those that are: hence the least numbers.
-        least = {"min_train_nodes": cohort, "min_evaluate_nodes": parties, "min_available_nodes": parties}
-        super().__init__(fraction_train=cohort / parties, fraction_evaluate=float(contest.whole), **least)
+        # The first round may begin before all nodes are known, and takes its shares of those that
+        # are: hence the least numbers.
+        least = {
+            "min_train_nodes": cohort,
+            "min_evaluate_nodes": parties,
+            "min_available_nodes": parties,
+        }
+        super().__init__(
+            fraction_train=cohort / parties, fraction_evaluate=float(contest.whole), **least
+        )
         self._contest = contest
 
     def configure_train(self, *args: object) -> list[Message]:
         self._contest.pause()
         return list(super().configure_train(*args))
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        return super().aggregate_train(server_round, self._complete(replies, self._contest.work.cohort))
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return super().aggregate_train(
+            server_round, self._complete(replies, self._contest.work.cohort)
+        )
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return super().aggregate_evaluate(server_round, self._complete(replies, self._contest.work.parties * self._contest.whole))
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        return super().aggregate_evaluate(
+            server_round, self._complete(replies, self._contest.work.parties * self._contest.whole)
+        )
 
     def _complete(self, replies: Iterable[Message], expected: int) -> list[Message]:
         answers = list(replies)
@@ -98,12 +126,21 @@ def main() -> None:
 
     @server.main()  # type: ignore[untyped-decorator]
     def run(grid: Grid, context: Context) -> None:
-        grid.pull_interval = 0.02  # five times as often as by default, which short rounds would wait for
-        arrays, said = ArrayRecord(contest.work.network().state_dict()), ConfigRecord({"work": contest.name})
+        grid.pull_interval = (
+            0.02  # five times as often as by default, which short rounds would wait for
+        )
+        arrays, said = (
+            ArrayRecord(contest.work.network().state_dict()),
+            ConfigRecord({"work": contest.name}),
+        )
         Paced(contest).start(grid, arrays, contest.rounds, train_config=said, evaluate_config=said)
 
     with tempfile.TemporaryDirectory(prefix="flower-") as folder:
-        os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": folder}
+        os.environ |= {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_HOME": folder,
+        }
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
         ray = {"num_cpus": 2, "_temp_dir": folder}
         backend = {"init_args": ray, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
@@ -112,6 +149,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from peer_flower import main as imported  # by this name, actors find the client too, and what they keep of it
+    from peer_flower import (
+        main as imported,
+    )  # by this name, actors find the client too, and what they keep of it
 
     imported()

@@ -1,7 +1,9 @@
-"""fluke as a contestant of `peers.py`: one process, since it has no other way on a CPU; two threads where they pay.
+"""fluke as a contestant of `peers.py`: one process, since it has no other way on a CPU; two threads
+where they pay.
 
-It evaluates the global model at the server, or parties' models; here, after every round, all parties test the new global model
-with its evaluator, which is asked for accuracy alone (it would compute seven measures), and its logger hears of it.
+It evaluates the global model at the server, or parties' models; here, after every round, all
+parties test the new global model with its evaluator, which is asked for accuracy alone (it would
+compute seven measures), and its logger hears of it.
 """
 
 from __future__ import annotations
@@ -37,12 +39,22 @@ class Paced(FederationObserver):  # type: ignore[misc]
         if self._contest.whole:
             evaluator, model = FlukeENV().get_evaluator(), self._federation.server.model
             for client in self._federation.clients:
-                seen = evaluator.evaluate(round, model, client.test_set, loss_fn=client.hyper_params.loss_fn)
-                client.notify(event="client_evaluation", round=round, client_id=client.index, phase="pre-fit", evals=seen)
+                seen = evaluator.evaluate(
+                    round, model, client.test_set, loss_fn=client.hyper_params.loss_fn
+                )
+                client.notify(
+                    event="client_evaluation",
+                    round=round,
+                    client_id=client.index,
+                    phase="pre-fit",
+                    evals=seen,
+                )
 
 
 def loader(pair: Pair, batch: int, shuffle: bool = False) -> FastDataLoader:
-    return FastDataLoader(*pair, num_labels=10, batch_size=batch, shuffle=shuffle, skip_singleton=False)
+    return FastDataLoader(
+        *pair, num_labels=10, batch_size=batch, shuffle=shuffle, skip_singleton=False
+    )
 
 
 def main() -> None:
@@ -52,9 +64,14 @@ def main() -> None:
     FlukeENV().set_seed(0)
     FlukeENV().set_device("cpu")
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
-    FlukeENV().set_evaluator(ClassificationEval(1, 10, accuracy=Accuracy(task="multiclass", num_classes=10)))
+    FlukeENV().set_evaluator(
+        ClassificationEval(1, 10, accuracy=Accuracy(task="multiclass", num_classes=10))
+    )
     sgd, loss = OptimizerConfigurator({"name": "SGD", "lr": LR}), torch.nn.CrossEntropyLoss()
-    how = {"local_epochs": 1, "persistency": False}  # clients forget their models after a round: as fast, and needs less memory
+    how = {
+        "local_epochs": 1,
+        "persistency": False,
+    }  # clients forget their models after a round: as fast, and needs less memory
     clients = [
         Client(i, loader(train, BATCH, shuffle=True), loader(test, work.tests), sgd, loss, **how)
         for i, (train, test) in enumerate(work.data())

@@ -1,8 +1,10 @@
-"""pfl-research as a contestant of `peers.py`: two processes that meet in torch.distributed, one thread each.
+"""pfl-research as a contestant of `peers.py`: two processes that meet in torch.distributed, one
+thread each.
 
-Its own way of evaluating would look at training parties before and after they train, and at others with the model of the round
-before. Here, after every round, all parties test the new model, and nothing else is evaluated: less work for it, and the same for
-all contestants. Its datasets do not shuffle; the function that makes a party's dataset does, in one gather.
+Its own way of evaluating would look at training parties before and after they train, and at others
+with the model of the round before. Here, after every round, all parties test the new model, and
+nothing else is evaluated: less work for it, and the same for all contestants. Its datasets do not
+shuffle; the function that makes a party's dataset does, in one gather.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def meet() -> list[Popen[bytes]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    os.environ["PFL_WORKER_ADDRESSES"] = f"127.0.0.1:{port},127.0.0.1:{port}"  # only the first is ever dialled
+    os.environ["PFL_WORKER_ADDRESSES"] = (
+        f"127.0.0.1:{port},127.0.0.1:{port}"  # only the first is ever dialled
+    )
     os.environ["PFL_WORKER_RANK"] = os.environ["LOCAL_RANK"] = "0"
     second = os.environ | {"PFL_WORKER_RANK": "1", "LOCAL_RANK": "1"}
     return [Popen([sys.executable, *sys.argv], env=second, stdin=PIPE, stdout=DEVNULL)]
@@ -71,7 +75,10 @@ def run(contest: Contest) -> None:
         def metrics(self, x: Tensor, y: Tensor) -> dict[str, Any]:
             logits, count = self.net(x), len(y)
             right = (logits.argmax(1) == y).sum().item()
-            return {"accuracy": Weighted(right, count), "loss": Weighted(F.cross_entropy(logits, y).item() * count, count)}
+            return {
+                "accuracy": Weighted(right, count),
+                "loss": Weighted(F.cross_entropy(logits, y).item() * count, count),
+            }
 
     data = work.data()
 
@@ -90,8 +97,12 @@ def run(contest: Contest) -> None:
     net = Net()
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     algorithm = FederatedAveraging()
-    plan = NNAlgorithmParams(contest.rounds, contest.rounds, train_cohort_size=work.cohort, val_cohort_size=0)
-    training = NNTrainHyperParams(local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=LR)
+    plan = NNAlgorithmParams(
+        contest.rounds, contest.rounds, train_cohort_size=work.cohort, val_cohort_size=0
+    )
+    training = NNTrainHyperParams(
+        local_batch_size=BATCH, local_num_epochs=1, local_learning_rate=LR
+    )
     testing = NNEvalHyperParams(local_batch_size=None)
 
     class Paced(TrainingProcessCallback):  # type: ignore[misc]
@@ -99,15 +110,28 @@ def run(contest: Contest) -> None:
             contest.pause()
             return Metrics()
 
-        def after_central_iteration(self, _: Metrics, model: PyTorchModel, *, central_iteration: int) -> tuple[bool, Metrics]:
+        def after_central_iteration(
+            self, _: Metrics, model: PyTorchModel, *, central_iteration: int
+        ) -> tuple[bool, Metrics]:
             seen = Metrics()
             if contest.whole:
-                look = CentralContext(central_iteration, True, work.parties, Population.VAL, plan, training, testing, 0)
+                look = CentralContext(
+                    central_iteration,
+                    True,
+                    work.parties,
+                    Population.VAL,
+                    plan,
+                    training,
+                    testing,
+                    0,
+                )
                 ((_, seen),) = run_train_eval(algorithm, backend, model, (look,))
             contest.pause()
             return False, seen
 
-    algorithm.run(plan, backend, model, training, testing, [Paced()], send_metrics_to_platform=contest.whole)
+    algorithm.run(
+        plan, backend, model, training, testing, [Paced()], send_metrics_to_platform=contest.whole
+    )
 
 
 def main() -> None:

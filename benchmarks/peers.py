@@ -1,18 +1,23 @@
-"""Whole federated rounds: Comity against peers from PyPI and the bare loop, interleaved round by round.
+"""Whole federated rounds: Comity against peers from PyPI and the bare loop, interleaved round by
+round.
 
     python benchmarks/peers.py [--rounds 5] [--mode both] [--peer pfl fluke flower] [--work cnn4-20 mlp2-100 ...]
 
-Every contestant trains the same networks on as many parties, samples and steps: FedAvg weighted by samples, batches of 10, one
-local epoch, plain SGD. Mode `train` is training and aggregation. In mode `whole` all parties also test the new global model on
-data of their own after each round, and frameworks log as they do by default; for Comity that is a user's whole run, with metrics,
-ledger and checkpoints on disk. Each uses two processors as it does best: two processes of one thread (bare, Comity, pfl), two Ray
-actors (Flower), or one process (fluke). Peers live in virtual environments of their own, see `venvs.py`.
+Every contestant trains the same networks on as many parties, samples and steps: FedAvg weighted by
+samples, batches of 10, one local epoch, plain SGD. Mode `train` is training and aggregation. In
+mode `whole` all parties also test the new global model on data of their own after each round, and
+frameworks log as they do by default; for Comity that is a user's whole run, with metrics, ledger
+and checkpoints on disk. Each uses two processors as it does best: two processes of one thread
+(bare, Comity, pfl), two Ray actors (Flower), or one process (fluke). Peers live in virtual
+environments of their own, see `venvs.py`.
 
-All contestants of a work are started one after the other and stand still (SIGSTOP) while others have their turn. Before each of
-a contestant's rounds the bare loop does one: the ratio of these two neighbours is what counts, and the median and the quartiles
-over all rounds are printed. First rounds warm up and are not counted. Start-up is the time from a process' start until it is
-ready, and what its first round took longer than the median of the others: some put off until then what others do before. Memory
-is the sum of the peaks of all processes of a contestant, in which shared pages count for each.
+All contestants of a work are started one after the other and stand still (SIGSTOP) while others
+have their turn. Before each of a contestant's rounds the bare loop does one: the ratio of these two
+neighbours is what counts, and the median and the quartiles over all rounds are printed. First
+rounds warm up and are not counted. Start-up is the time from a process' start until it is ready,
+and what its first round took longer than the median of the others: some put off until then what
+others do before. Memory is the sum of the peaks of all processes of a contestant, in which shared
+pages count for each.
 """
 
 from __future__ import annotations
@@ -107,7 +112,12 @@ def running(name: str, work: str, mode: str, rounds: int) -> Iterator[Contestant
     interpreter = sys.executable if name in ("bare", "comity") else venvs.python(name)
     with tempfile.NamedTemporaryFile(prefix=f"{name}-", suffix=".log") as log:
         command = [interpreter, HERE / f"peer_{name}.py", work, mode, str(rounds + 1)]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "bufsize": 0}
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": log,
+            "bufsize": 0,
+        }
         process = subprocess.Popen(command, cwd=HERE, start_new_session=True, **pipes)
         contestant = Contestant(name, process, Path(log.name))
         try:
@@ -163,7 +173,11 @@ def show(work: str, field: list[Contestant]) -> str:
         low, middle, high = statistics.quantiles(contestant.ratios, n=4, method="inclusive")
         middles[contestant.name] = middle
         start, spread = contestant.start_up / bare.start_up, f"{low:.2f} to {high:.2f}"
-        print(f"{work:16}{contestant.name:10}{middle:8.2f}   {spread:16}{start:10.2f}{contestant.memory:10.0f}", flush=True)
+        print(
+            f"{work:16}{contestant.name:10}{middle:8.2f}  "
+            f" {spread:16}{start:10.2f}{contestant.memory:10.0f}",
+            flush=True,
+        )
     ours = middles.pop("comity", None)
     if not ours or not middles:
         return f"{work}: there is nobody to compare with."
@@ -181,14 +195,25 @@ def main() -> None:
     args = cli.parse_args()
     if args.rounds < 2:
         cli.error("at least two rounds are needed for quartiles")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that contestants are not left behind, standing still
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(1)
+    )  # so that contestants are not left behind, standing still
     for mode in ("train", "whole") if args.mode == "both" else (args.mode,):
-        print(f"mode {mode}: {'training and aggregation' if mode == 'train' else 'with evaluation and all that a run does'}")
-        print(f"{'work':16}{'contestant':10}{'ratio':>8}   {'quartiles':16}{'start-up':>10}{'memory MB':>10}", flush=True)
+        print(
+            f"mode {mode}:"
+            f" {'training and aggregation' if mode == 'train' else 'with evaluation and all that a run does'}"
+        )
+        print(
+            f"{'work':16}{'contestant':10}{'ratio':>8}  "
+            f" {'quartiles':16}{'start-up':>10}{'memory MB':>10}",
+            flush=True,
+        )
         verdicts = []
         for work in args.work:
             try:
-                verdicts.append(show(work, compete(work, mode, ["bare", "comity", *args.peer], args.rounds)))
+                verdicts.append(
+                    show(work, compete(work, mode, ["bare", "comity", *args.peer], args.rounds))
+                )
             except Failure as why:
                 print(f"{work} is left out, since the bare loop failed: {why}", flush=True)
         print("", *verdicts, "", sep="\n", flush=True)

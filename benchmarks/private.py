@@ -1,7 +1,9 @@
-"""What private training costs: the same local training with and without it, in turn, in processor time.
+"""What private training costs: the same local training with and without it, in turn, in processor
+time.
 
-`python private.py` prints a line for each network and batch: milliseconds a step, how many of them draw noise, and the ratio of
-the medians with its range. Without any noise, private training takes what is left: clipping, and batches drawn anew.
+`python private.py` prints a line for each network and batch: milliseconds a step, how many of them
+draw noise, and the ratio of the medians with its range. Without any noise, private training takes
+what is left: clipping, and batches drawn anew.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ def compare(model: str, batch: int, pairs: int, samples: int) -> str:
     """A line about one network."""
     network = build(model, (1, 28, 28), 10)
     task, how = LearningTask(network, 10, network.cut), Training(lr=0.05, batch=batch, epochs=2)
-    data = Samples(torch.randn(samples, 1, 28, 28, generator=Key(1).generator()), torch.arange(samples) % 10)
+    data = Samples(
+        torch.randn(samples, 1, 28, 28, generator=Key(1).generator()), torch.arange(samples) % 10
+    )
     theta, steps = task.init(Key(2)), how.steps_for(samples)
 
     def one(private: Private | None) -> float:
@@ -46,12 +50,17 @@ def compare(model: str, batch: int, pairs: int, samples: int) -> str:
         return time.process_time() - begin
 
     one(None)
-    usual, hidden, drawn = zip(*((one(None), one(Private(data, 1.0, 1.0, [])), noise()) for _ in range(pairs)), strict=True)
+    usual, hidden, drawn = zip(
+        *((one(None), one(Private(data, 1.0, 1.0, [])), noise()) for _ in range(pairs)), strict=True
+    )
     ratios = sorted(b / a for a, b in zip(usual, hidden, strict=True))
-    plainly, privately, noisily = (1e3 * statistics.median(times) / steps for times in (usual, hidden, drawn))
+    plainly, privately, noisily = (
+        1e3 * statistics.median(times) / steps for times in (usual, hidden, drawn)
+    )
     return (
-        f"{model:6} batch {batch:4}: {plainly:6.2f} ms a step, private {privately:6.2f} ms ({noisily:.2f} of it noise), "
-        f"{privately / plainly:.1f} times as long ({ratios[0]:.1f} to {ratios[-1]:.1f})"
+        f"{model:6} batch {batch:4}: {plainly:6.2f} ms a step, private {privately:6.2f} ms"
+        f" ({noisily:.2f} of it noise), {privately / plainly:.1f} times as long ({ratios[0]:.1f} to"
+        f" {ratios[-1]:.1f})"
     )
 
 

@@ -1,4 +1,5 @@
-"""Where the time of a round goes, operation by operation: the bare loop's round and ours, in one process.
+"""Where the time of a round goes, operation by operation: the bare loop's round and ours, in one
+process.
 
     python benchmarks/profiles.py {cnn4,mlp2,linear,lenet5} [--engine loop|stacked] [--rows 10]
 
@@ -45,8 +46,17 @@ def main() -> None:
     keep_freed_memory()
     data = data_of(args.work)
     tiny = (torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.long))
-    federation = Federation.from_arrays({f"p{i}": (d, tiny) for i, d in enumerate(data)}, validation=0.0, classes=10)
-    settings = {"algorithm": "fedavg", "model": args.work, "batch": BATCH, "lr": LR, "engine": args.engine, "workers": 1}
+    federation = Federation.from_arrays(
+        {f"p{i}": (d, tiny) for i, d in enumerate(data)}, validation=0.0, classes=10
+    )
+    settings = {
+        "algorithm": "fedavg",
+        "model": args.work,
+        "batch": BATCH,
+        "lr": LR,
+        "engine": args.engine,
+        "workers": 1,
+    }
     job = prepare(config.experiment(settings), federation)
     server = job.server(job.engine(), Quiet())
     s = job.algorithm.init_server(job.root.fold("init"), job.info)

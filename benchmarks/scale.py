@@ -1,11 +1,13 @@
 """What many parties cost: seconds of a round and memory, from ten parties to ten thousand.
 
-    python benchmarks/scale.py personal [--rounds 7]        # 1,000 parties with personal models against 100, the same cohort
-    python benchmarks/scale.py parties [--rounds 5] [--plot FILE]   # linear models, 10 to 10,000 parties, all of them and a tenth
+    # 1,000 parties with personal models against 100, the same cohort
+    python benchmarks/scale.py personal [--rounds 7]
+    # linear models, 10 to 10,000 parties, all of them and a tenth
+    python benchmarks/scale.py parties [--rounds 5] [--plot FILE]
 
-Each federation lives in a process of its own (with two workers), and they take turns round by round. Seconds are those of
-training and aggregation. Memory is the proportional set size (pages that processes share are divided among them) of all
-processes after the last round.
+Each federation lives in a process of its own (with two workers), and they take turns round by
+round. Seconds are those of training and aggregation. Memory is the proportional set size (pages
+that processes share are divided among them) of all processes after the last round.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Child:
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
         ask = [sys.executable, __file__, "child", json.dumps(settings)]
-        self._process = subprocess.Popen(ask, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            ask, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.start: float = self._answer()["start"]
         self.seconds: list[float] = []
         self.memory = 0.0
@@ -73,10 +77,17 @@ def child(settings: dict[str, Any]) -> None:
     tiny = (torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.long))
 
     def data() -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.randn(samples, 1, 28, 28, generator=draw), torch.randint(0, 10, (samples,), generator=draw)
+        return torch.randn(samples, 1, 28, 28, generator=draw), torch.randint(
+            0, 10, (samples,), generator=draw
+        )
 
-    federation = Federation.from_arrays({f"p{i}": (data(), tiny) for i in range(parties)}, validation=0.0, classes=10)
-    job = prepare(config.experiment({"batch": 10, "lr": 0.005, "rounds": 20, "workers": 2} | settings), federation)
+    federation = Federation.from_arrays(
+        {f"p{i}": (data(), tiny) for i in range(parties)}, validation=0.0, classes=10
+    )
+    job = prepare(
+        config.experiment({"batch": 10, "lr": 0.005, "rounds": 20, "workers": 2} | settings),
+        federation,
+    )
     gc.freeze()
     keep_freed_memory()
     engine = job.engine()
@@ -89,7 +100,10 @@ def child(settings: dict[str, Any]) -> None:
         s = job.algorithm.round(s, server, t)
         server.ledger.take()
         seconds = time.perf_counter() - begin
-        print(json.dumps({"seconds": seconds, "memory": sum(map(_proportional, tree(_pid())))}), flush=True)
+        print(
+            json.dumps({"seconds": seconds, "memory": sum(map(_proportional, tree(_pid())))}),
+            flush=True,
+        )
     engine.close()
 
 
@@ -107,7 +121,9 @@ def _proportional(pid: int) -> float:
 
 def personal(rounds: int) -> None:
     """Does a round cost what its cohort costs, or what the federation costs?"""
-    print(f"{'algorithm':12}{'100 of 1,000 : 100 of 100':>28}{'quartiles':>16}{'MB':>8}{'MB (100)':>10}")
+    print(
+        f"{'algorithm':12}{'100 of 1,000 : 100 of 100':>28}{'quartiles':>16}{'MB':>8}{'MB (100)':>10}"
+    )
     for algorithm in PERSONAL:
         common = {"algorithm": algorithm, "model": "mlp2", "samples": 70}
         few, many = Child(**common, parties=100), Child(**common, parties=1000, participation=0.1)
@@ -116,7 +132,10 @@ def personal(rounds: int) -> None:
             many.round()
         ratios = [b / a for a, b in zip(few.seconds, many.seconds, strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"{algorithm:12}{middle:28.2f}{f'{low:.2f} to {high:.2f}':>16}{many.memory:8.0f}{few.memory:10.0f}", flush=True)
+        print(
+            f"{algorithm:12}{middle:28.2f}{f'{low:.2f} to {high:.2f}':>16}{many.memory:8.0f}{few.memory:10.0f}",
+            flush=True,
+        )
         few.close()
         many.close()
 
@@ -127,14 +146,27 @@ def parties(rounds: int, plot: Path | None) -> None:
     print(f"{'parties':>8}{'cohort':>8}{'ms a round':>12}{'ms a party':>12}{'start s':>9}{'MB':>7}")
     for share in (1.0, 0.1):
         for count in COUNTS:
-            one = Child(algorithm="fedavg", model="linear", samples=10, parties=count, participation=share)
+            one = Child(
+                algorithm="fedavg", model="linear", samples=10, parties=count, participation=share
+            )
             for _ in range(rounds):
                 one.round()
             one.close()
             seconds, cohort = statistics.median(one.seconds), max(1, round(share * count))
-            rows.append({"parties": count, "share": share, "seconds": seconds, "MB": one.memory, "start": one.start})
+            rows.append(
+                {
+                    "parties": count,
+                    "share": share,
+                    "seconds": seconds,
+                    "MB": one.memory,
+                    "start": one.start,
+                }
+            )
             each = 1e3 * seconds / cohort
-            print(f"{count:8,}{cohort:8,}{1e3 * seconds:12.1f}{each:12.3f}{one.start:9.1f}{one.memory:7.0f}", flush=True)
+            print(
+                f"{count:8,}{cohort:8,}{1e3 * seconds:12.1f}{each:12.3f}{one.start:9.1f}{one.memory:7.0f}",
+                flush=True,
+            )
     if plot:
         plot.write_text(_drawn(rows))
 
@@ -143,7 +175,10 @@ def _drawn(rows: list[dict[str, float]]) -> str:
     """Two log-log panels as SVG: seconds of a round and memory against parties."""
     import vl_convert
 
-    data = [row | {"who": "all take part" if row["share"] == 1 else "a tenth takes part"} for row in rows]
+    data = [
+        row | {"who": "all take part" if row["share"] == 1 else "a tenth takes part"}
+        for row in rows
+    ]
 
     def panel(field: str, title: str) -> dict[str, Any]:
         scale = {"type": "log"}
@@ -152,13 +187,21 @@ def _drawn(rows: list[dict[str, float]]) -> str:
             "height": 220,
             "mark": {"type": "line", "point": True},
             "encoding": {
-                "x": {"field": "parties", "type": "quantitative", "scale": scale, "title": "parties"},
+                "x": {
+                    "field": "parties",
+                    "type": "quantitative",
+                    "scale": scale,
+                    "title": "parties",
+                },
                 "y": {"field": field, "type": "quantitative", "scale": scale, "title": title},
                 "color": {"field": "who", "type": "nominal", "title": None},
             },
         }
 
-    spec = {"data": {"values": data}, "hconcat": [panel("seconds", "seconds of a round"), panel("MB", "memory, MB")]}
+    spec = {
+        "data": {"values": data},
+        "hconcat": [panel("seconds", "seconds of a round"), panel("MB", "memory, MB")],
+    }
     drawn: str = vl_convert.vegalite_to_svg(spec)
     return drawn
 

@@ -1,9 +1,10 @@
-"""What share of a run's rounds one function takes: by default the looking for values that are not finite.
+"""What share of a run's rounds one function takes: by default the looking for values that are not
+finite.
 
     python benchmarks/shares.py [--method scaffold] [--engine stacked] [--parties 50] [--function is_finite]
 
-Small networks and seven steps a round, where such a cost shows most. By Python's profiler, which makes small calls dearer: the
-share is an upper bound.
+Small networks and seven steps a round, where such a cost shows most. By Python's profiler, which
+makes small calls dearer: the share is an upper bound.
 """
 
 from __future__ import annotations
@@ -27,15 +28,30 @@ def main() -> None:
     options.add_argument("--function", default="is_finite")
     args = options.parse_args()
     pairs = data_of("mlp2")[: args.parties]
-    federation = comity.Federation.from_arrays({f"p{i}": (x[:94], y[:94]) for i, (x, y) in enumerate(pairs)}, classes=10)
+    federation = comity.Federation.from_arrays(
+        {f"p{i}": (x[:94], y[:94]) for i, (x, y) in enumerate(pairs)}, classes=10
+    )
     profile = cProfile.Profile()
     with tempfile.TemporaryDirectory() as folder:
         profile.enable()
-        how = {"model": "mlp2", "lr": LR, "rounds": 8, "engine": args.engine, "workers": 1, "eval_every": 8}
+        how = {
+            "model": "mlp2",
+            "lr": LR,
+            "rounds": 8,
+            "engine": args.engine,
+            "workers": 1,
+            "eval_every": 8,
+        }
         comity.run(args.method, federation, out=f"{folder}/run", **how)
         profile.disable()
-    spent = {key[2]: cumulated for key, (_, _, _, cumulated, _) in pstats.Stats(profile).stats.items()}  # type: ignore[attr-defined]
-    print(f"{args.method} on {args.engine}, {args.parties} parties: {args.function} {spent[args.function] / spent['go_on']:.1%}")
+    spent = {
+        key[2]: cumulated
+        for key, (_, _, _, cumulated, _) in pstats.Stats(profile).stats.items()  # type: ignore[attr-defined]
+    }
+    print(
+        f"{args.method} on {args.engine}, {args.parties} parties: {args.function}"
+        f" {spent[args.function] / spent['go_on']:.1%}"
+    )
 
 
 if __name__ == "__main__":

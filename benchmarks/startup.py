@@ -1,4 +1,5 @@
-"""Seconds from the start of Python to the end of a first round on the embedded digits, in a process of its own each time.
+"""Seconds from the start of Python to the end of a first round on the embedded digits, in a process
+of its own each time.
 
 python benchmarks/startup.py [--repeats 3]
 """

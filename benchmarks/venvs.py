@@ -58,9 +58,20 @@ def python(peer: str) -> Path:
     print(f"Setting up {folder} (once; a minute or two) ...", flush=True)
     venv.create(folder, clear=True, with_pip=True)
     (folder / "constraints.txt").write_text(TORCH + "\n")
-    pip = [str(interpreter), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", "constraints.txt"]
+    pip = [
+        str(interpreter),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "install",
+        "--quiet",
+        "-c",
+        "constraints.txt",
+    ]
     for wanted in ([TORCH], *PACKAGES[peer]):
-        said = subprocess.run([*pip, *wanted], cwd=folder, capture_output=True, text=True, check=False)
+        said = subprocess.run(
+            [*pip, *wanted], cwd=folder, capture_output=True, text=True, check=False
+        )
         if said.returncode:
             raise RuntimeError(f"pip install {' '.join(wanted)} failed: {last_line(said.stderr)}")
     if peer == "fluke":
@@ -72,4 +83,6 @@ def python(peer: str) -> Path:
 
 def last_line(text: str) -> str:
     """What an error's output ends with."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+    return next(
+        (line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing"
+    )

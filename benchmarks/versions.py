@@ -3,9 +3,9 @@
     git worktree add ../before COMMIT
     python benchmarks/versions.py ../before/src [--rounds 11] [--only fedprox]
 
-Two processes take turns, each with its own version of Comity on the same random images: a round here, a round there, so that a
-busy moment of the machine hits both. Prints the median of the ratios (this / other) with its quartiles, of processor time but for
-engine `process`.
+Two processes take turns, each with its own version of Comity on the same random images: a round
+here, a round there, so that a busy moment of the machine hits both. Prints the median of the ratios
+(this / other) with its quartiles, of processor time but for engine `process`.
 """
 
 from __future__ import annotations
@@ -79,11 +79,15 @@ def serve(settings: dict[str, Any]) -> None:
     tiny = (torch.zeros(1, 1, 28, 28), torch.zeros(1, dtype=torch.long))
 
     def images() -> tuple[Any, Any]:
-        return torch.randn(SAMPLES, 1, 28, 28, generator=draw), torch.randint(0, 10, (SAMPLES,), generator=draw)
+        return torch.randn(SAMPLES, 1, 28, 28, generator=draw), torch.randint(
+            0, 10, (SAMPLES,), generator=draw
+        )
 
     parties = {f"p{i}": (images(), tiny) for i in range(settings.pop("parties"))}
     federation = comity.Federation.from_arrays(parties, validation=0.0, classes=10)
-    job = build.prepare(config.experiment(settings | {"batch": 10, "lr": 0.005, "rounds": 50}), federation)
+    job = build.prepare(
+        config.experiment(settings | {"batch": 10, "lr": 0.005, "rounds": 50}), federation
+    )
     gc.freeze()  # as a run does
     allocator.keep_freed_memory()
     engine = job.engine() if hasattr(job, "engine") else job.server(watched.Quiet())
@@ -108,7 +112,9 @@ class Version:
     def __init__(self, source: Path, settings: dict[str, Any]) -> None:
         surroundings = dict(os.environ, PYTHONPATH=str(source), OMP_NUM_THREADS="1")
         asked = [sys.executable, str(HERE), "--serve", json.dumps(settings)]
-        self._process = subprocess.Popen(asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=surroundings)
+        self._process = subprocess.Popen(
+            asked, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=surroundings
+        )
         if self._line() != "ready":
             raise SystemExit(f"{source} does not run {settings['algorithm']}.")
 
@@ -160,9 +166,18 @@ def main() -> None:
         if args.only not in f"{method} {model} {engine}":
             continue
         workers = {"loop": None, "stacked": 1, "process": 2}[engine]
-        settings = {"algorithm": method, "model": model, "engine": engine, "workers": workers, "parties": parties}
+        settings = {
+            "algorithm": method,
+            "model": model,
+            "engine": engine,
+            "workers": workers,
+            "parties": parties,
+        }
         low, middle, high = statistics.quantiles(compare(args.other, settings, args.rounds), n=4)
-        print(f"{method:22}{model:8}{engine:9}{parties:>8}{middle:8.2f}   {low:.2f} to {high:.2f}", flush=True)
+        print(
+            f"{method:22}{model:8}{engine:9}{parties:>8}{middle:8.2f}   {low:.2f} to {high:.2f}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

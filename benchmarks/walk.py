@@ -1,10 +1,12 @@
-"""What a reader has to walk through: the functions and modules of Comity that one round crosses, and the lines of its folders.
+"""What a reader has to walk through: the functions and modules of Comity that one round crosses,
+and the lines of its folders.
 
     python benchmarks/walk.py
 
-One round of FedAvg with four parties that make one step each, on the engines `loop` and `stacked`: every function of the package
-that is entered between the beginning and the end of `round`, counted once, and how often any of them was entered; then the same
-for the whole run. Comprehensions and lambdas are not counted. `--names` lists the functions.
+One round of FedAvg with four parties that make one step each, on the engines `loop` and `stacked`:
+every function of the package that is entered between the beginning and the end of `round`, counted
+once, and how often any of them was entered; then the same for the whole run. Comprehensions and
+lambdas are not counted. `--names` lists the functions.
 """
 
 from __future__ import annotations
@@ -50,10 +52,18 @@ def code_lines(path: Path) -> int:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             for part in body:
-                if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str):
+                if (
+                    isinstance(part, ast.Expr)
+                    and isinstance(part.value, ast.Constant)
+                    and isinstance(part.value.value, str)
+                ):
                     told |= set(range(part.lineno, (part.end_lineno or part.lineno) + 1))
     lines = enumerate(text.splitlines(), 1)
-    return sum(1 for n, line in lines if n not in told and line.strip() and not line.strip().startswith("#"))
+    return sum(
+        1
+        for n, line in lines
+        if n not in told and line.strip() and not line.strip().startswith("#")
+    )
 
 
 def main() -> None:
@@ -64,11 +74,20 @@ def main() -> None:
         walk = Walk(whole)
         sys.setprofile(walk)
         try:
-            comity.run("fedavg", federation, rounds=1, steps=1, engine=engine, workers=None if engine == "loop" else 1)
+            comity.run(
+                "fedavg",
+                federation,
+                rounds=1,
+                steps=1,
+                engine=engine,
+                workers=None if engine == "loop" else 1,
+            )
         finally:
             sys.setprofile(None)
         modules = {file for file, _ in walk.entered}
-        print(f"{engine:9}{'run' if whole else 'round':7}{len(walk.entered):>10}{len(modules):>9}{walk.entered.total():>9}")
+        print(
+            f"{engine:9}{'run' if whole else 'round':7}{len(walk.entered):>10}{len(modules):>9}{walk.entered.total():>9}"
+        )
         if "--names" in sys.argv and not whole:
             for (file, name), count in walk.entered.items():
                 print(f"    {Path(file).relative_to(HOME)!s:35}{name:45}{count:>6}")

@@ -1,4 +1,6 @@
-"""The works of `peers.py`: what is trained, by how many parties, and how many of them take part in a round."""
+"""The works of `peers.py`: what is trained, by how many parties, and how many of them take part in
+a round.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Work:
         draw = torch.Generator().manual_seed(1)
 
         def pair(count: int) -> Pair:
-            return torch.randn(count, 1, 28, 28, generator=draw), torch.randint(0, 10, (count,), generator=draw)
+            return torch.randn(count, 1, 28, 28, generator=draw), torch.randint(
+                0, 10, (count,), generator=draw
+            )
 
         return [(pair(self.samples), pair(self.tests)) for _ in range(self.parties)]
 

@@ -1,7 +1,9 @@
-"""The demo of a run between sites: four hospitals, a server without data, and one hospital that is killed on the way.
+"""The demo of a run between sites: four hospitals, a server without data, and one hospital that is
+killed on the way.
 
-Server and sites are processes of their own on this machine, with certificates of their own, and talk over mutual TLS. All that
-is typed stands on the screen. Whatever happens, every process that was started here is ended, by its id.
+Server and sites are processes of their own on this machine, with certificates of their own, and
+talk over mutual TLS. All that is typed stands on the screen. Whatever happens, every process that
+was started here is ended, by its id.
 
 Usage: python examples/demo_sites.py [folder, which is made; demo-sites unless told]
 """
@@ -31,7 +33,10 @@ METHOD, ROUNDS = "fedavg+dbe", 40
 SETTINGS = ["--rounds", str(ROUNDS), "--model", "mlp2(width=32)", "--metric", "auc"]
 FIRST, AWAY = 8, 2  # rounds before the kill, and rounds that it misses at least
 DEADLINE = "30"  # seconds; the first request after the kill takes so long
-EXPLAINED = ("over SOLO:", "Points of")  # what the columns of a comparison mean: docs/compare.md says it, too
+EXPLAINED = (
+    "over SOLO:",
+    "Points of",
+)  # what the columns of a comparison mean: docs/compare.md says it, too
 JOB = re.compile(r"^ordered as \S+ from")
 WIDTH = 120
 COMITY = [sys.executable, "-m", "comity.cli"]
@@ -49,13 +54,21 @@ class Demo:
         title("Four hospitals learn together, and no patient's record moves.")
         fingerprint = self.found()
         with ThreadPoolExecutor(2) as both:
-            list(both.map(lambda site: self.joined(site, fingerprint, aloud=site == SITES[0]), SITES))
+            list(
+                both.map(lambda site: self.joined(site, fingerprint, aloud=site == SITES[0]), SITES)
+            )
         say("", f"... and so do {', '.join(SITES[1:-1])} and {SITES[-1]}")
         self.at_ease()
-        title(f"Server and sites start; the researcher compares {METHOD} with training alone; {KILLED} is killed on the way.")
+        title(
+            f"Server and sites start; the researcher compares {METHOD} with training alone;"
+            f" {KILLED} is killed on the way."
+        )
         self.starting()
         run = self.ordered()
-        title(f"At {KILLED}, where its patients, its model and which of its patients were judged rightly have stayed")
+        title(
+            f"At {KILLED}, where its patients, its model and which of its patients were judged"
+            " rightly have stayed"
+        )
         self.at_home(run)
         title("The same on one machine, with the data pooled and the same absences")
         self.checked(run)
@@ -63,19 +76,43 @@ class Demo:
     def found(self) -> str:
         """The operator's part: the agreed columns, and the federation; its fingerprint."""
         self.comity("", "data", "deal", "--data", "heart", "--out", "hospitals")
-        (self.folder / "hospitals" / "va_long_beach.csv").rename(self.folder / "hospitals" / "long-beach.csv")
-        self.comity("", "data", "schema", "hospitals", "--label", "diagnosis", "--positive", "ill", "--out", "schema.json")
+        (self.folder / "hospitals" / "va_long_beach.csv").rename(
+            self.folder / "hospitals" / "long-beach.csv"
+        )
+        self.comity(
+            "",
+            "data",
+            "schema",
+            "hospitals",
+            "--label",
+            "diagnosis",
+            "--positive",
+            "ill",
+            "--out",
+            "schema.json",
+        )
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        told = self.comity("operator", "deploy", "init", "hub", "--server", f"localhost:{port}", "--schema", "schema.json")
+        told = self.comity(
+            "operator",
+            "deploy",
+            "init",
+            "hub",
+            "--server",
+            f"localhost:{port}",
+            "--schema",
+            "schema.json",
+        )
         say("", short(told[-1]))
         return told[-1]
 
     def joined(self, site: str, fingerprint: str, aloud: bool) -> None:
         """A site asks, the operator signs, the site checks whose signature it is."""
         operator, owner = ("operator", site) if aloud else ("", "")
-        told = self.comity(owner, "deploy", "join", "hub/invite.json", "--data", f"hospitals/{site}.csv")
+        told = self.comity(
+            owner, "deploy", "join", "hub/invite.json", "--data", f"hospitals/{site}.csv"
+        )
         if aloud:
             say("", next(text for text in told if "stay there" in text))
         self.comity(operator, "deploy", "approve", f"{site}.request.zip", "--federation", "hub")
@@ -86,7 +123,11 @@ class Demo:
         policy = self.folder / "switzerland" / "site.toml"
         text = policy.read_text(encoding="utf-8")
         policy.write_text(text.replace("records = 10 ", "records = 9  "), encoding="utf-8")
-        say("switzerland", "writes records = 9 into site.toml: else the figure of its 9 validation patients would stay at home,")
+        say(
+            "switzerland",
+            "writes records = 9 into site.toml: else the figure of its 9 validation patients would"
+            " stay at home,",
+        )
         say("", "and the tables could not be compared whole at the end")
 
     def starting(self) -> None:
@@ -94,17 +135,35 @@ class Demo:
         self.start("operator", "hub", "serve")
         for site in SITES:
             self.start(site if site == SITES[0] else "", site, "start")
-        say("", f"... and so do the others: processes {', '.join(str(one.pid) for one in self.started.values())}")
-        self.until(lambda: all(self.connected(site) for site in SITES), "the sites are not connected")
+        say(
+            "",
+            "... and so do the others: processes"
+            f" {', '.join(str(one.pid) for one in self.started.values())}",
+        )
+        self.until(
+            lambda: all(self.connected(site) for site in SITES), "the sites are not connected"
+        )
 
     def connected(self, site: str) -> bool:
         """Whether a site has found the server, by FLARE's own log."""
         log = self.folder / site / "kit" / "log.txt"
-        return log.exists() and "Successfully registered" in log.read_text(encoding="utf-8", errors="replace")
+        return log.exists() and "Successfully registered" in log.read_text(
+            encoding="utf-8", errors="replace"
+        )
 
     def ordered(self) -> Path:
         """The run, with a site that is killed and returns; its folder."""
-        words = ["compare", METHOD, "--federation", "hub", *SETTINGS, "--deadline", DEADLINE, "--out", "result"]
+        words = [
+            "compare",
+            METHOD,
+            "--federation",
+            "hub",
+            *SETTINGS,
+            "--deadline",
+            DEADLINE,
+            "--out",
+            "result",
+        ]
         say("researcher", command(words))
         run = self.spawn("researcher", words, stdout=subprocess.PIPE)
         made = self.folder / "result" / METHOD / "seed-0"
@@ -153,14 +212,20 @@ class Demo:
         home = Path(KILLED) / "runs" / name_of(run)
         self.until((self.folder / home / "report.html").exists, "the site's page is not there")
         say("its page", str(self.folder / home / "report.html"))
-        with (self.folder / "hospitals" / f"{KILLED}.csv").open(encoding="utf-8", newline="") as file:
+        with (self.folder / "hospitals" / f"{KILLED}.csv").open(
+            encoding="utf-8", newline=""
+        ) as file:
             patient = list(csv.DictReader(file))[3]
         del patient["diagnosis"]
         with (self.folder / "new.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(patient))
             writer.writeheader()
             writer.writerow(patient)
-        known = ", ".join(f"{column.replace('_', ' ')} {value}" for column, value in list(patient.items())[:4] if value)
+        known = ", ".join(
+            f"{column.replace('_', ' ')} {value}"
+            for column, value in list(patient.items())[:4]
+            if value
+        )
         say("a patient", f"{known}, ...")
         say(KILLED, f"python {home}/model/predict.py new.csv")
         answered = self.typed([sys.executable, f"{home}/model/predict.py", "new.csv"])
@@ -170,7 +235,14 @@ class Demo:
     def checked(self, run: Path) -> None:
         """The loop's tables beside those of the sites."""
         self.comity("", "data", "import", "hospitals", "--schema", "schema.json", "--out", "pooled")
-        there = ["--engine", "loop", "--absent", f"{run.relative_to(self.folder)}/absences.csv", "--out", "loop"]
+        there = [
+            "--engine",
+            "loop",
+            "--absent",
+            f"{run.relative_to(self.folder)}/absences.csv",
+            "--out",
+            "loop",
+        ]
         self.comity("researcher", "run", METHOD, "--data", "pooled", *SETTINGS, *there)
         loop = self.folder / "loop"
         same = (run / "metrics.csv").read_bytes() == (loop / "metrics.csv").read_bytes()
@@ -179,7 +251,8 @@ class Demo:
         say("ledger.csv", f"the same {len(paid)} lines" if paid == at_loop else "DIFFERS")
         say(
             "",
-            "but for the last evaluation: a loop also collects which patients were judged rightly, and here that stays at home",
+            "but for the last evaluation: a loop also collects which patients were judged rightly,"
+            " and here that stays at home",
         )
         if not same or paid != at_loop:
             raise SystemExit("The run between sites is not that of the loop.")
@@ -207,7 +280,9 @@ class Demo:
 
     def spawn(self, name: str, words: Sequence[str], **streams: Any) -> subprocess.Popen[str]:
         """Start a process that is ended at the end; Ctrl-C reaches it only through us."""
-        made = subprocess.Popen([*COMITY, *words], cwd=self.folder, text=True, start_new_session=True, **streams)
+        made = subprocess.Popen(
+            [*COMITY, *words], cwd=self.folder, text=True, start_new_session=True, **streams
+        )
         self.started[name] = made
         return made
 
@@ -224,8 +299,14 @@ class Demo:
 
     def end(self) -> None:
         """End whatever was started: gently, then not."""
-        for some in ({"researcher"}, set(SITES), {"hub"}):  # who orders, who answers, who is in between
-            left = [one for name, one in self.started.items() if name in some and one.poll() is None]
+        for some in (
+            {"researcher"},
+            set(SITES),
+            {"hub"},
+        ):  # who orders, who answers, who is in between
+            left = [
+                one for name, one in self.started.items() if name in some and one.poll() is None
+            ]
             for one in left:
                 one.terminate()
             for one in left:
@@ -251,7 +332,11 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 def ledger(run: Path) -> list[dict[str, str]]:
     """All that was charged, but for what sites answered to the last evaluation."""
-    return [row for row in rows(run / "ledger.csv") if not (row["dst"] == "server" and row["kind"] == "eval" and last(row))]
+    return [
+        row
+        for row in rows(run / "ledger.csv")
+        if not (row["dst"] == "server" and row["kind"] == "eval" and last(row))
+    ]
 
 
 def last(row: dict[str, str]) -> bool:
@@ -261,7 +346,10 @@ def last(row: dict[str, str]) -> bool:
 
 def done(run: Path) -> int:
     """How many rounds a run has behind it."""
-    return max((int(row["round"]) for row in rows(run / "timing.csv") if row["round"].isdecimal()), default=0)
+    return max(
+        (int(row["round"]) for row in rows(run / "timing.csv") if row["round"].isdecimal()),
+        default=0,
+    )
 
 
 def command(words: Sequence[str]) -> str:
@@ -282,7 +370,9 @@ def title(text: str) -> None:
 
 def say(who: str, text: str) -> None:
     """Who does what."""
-    lines = textwrap.wrap(text, WIDTH - 15, replace_whitespace=False, break_long_words=False, break_on_hyphens=False) or [""]
+    lines = textwrap.wrap(
+        text, WIDTH - 15, replace_whitespace=False, break_long_words=False, break_on_hyphens=False
+    ) or [""]
     for k, line in enumerate(lines):
         print(f"  {'' if k else who:<13}{line}", flush=True)
 

@@ -1,11 +1,13 @@
-"""One torch thread in every test process: two are slower on a busy machine, and equal bits need one.
+"""One torch thread in every test process: two are slower on a busy machine, and equal bits need
+one.
 
-Comparisons end without their page, which takes seconds, unless a test asks for it. The secret that marks the user's own runs is
-the session's own.
+Comparisons end without their page, which takes seconds, unless a test asks for it. The secret that
+marks the user's own runs is the session's own.
 
-Three markers are given here, by the beginning of a test's name: `quick` to what says most (`make quick`), `slow` to what takes
-seconds, which `make quick` leaves out, and `long` to what `make test` leaves to `make test-long`. `pytest --durations=50`
-finds slow tests; a test may carry a marker of its own as well.
+Three markers are given here, by the beginning of a test's name: `quick` to what says most (`make
+quick`), `slow` to what takes seconds, which `make quick` leaves out, and `long` to what `make test`
+leaves to `make test-long`. `pytest --durations=50` finds slow tests; a test may carry a marker of
+its own as well.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ QUICK = (
     "docs/test_doctests.py",
     "docs/test_links.py",
     "engines/test_lint.py",
-    "engines/test_parity.py::test_process_equals_loop[fedavg+dbe]",  # one method through each engine
+    # one method through each engine
+    "engines/test_parity.py::test_process_equals_loop[fedavg+dbe]",
     "engines/test_stacked.py::test_32_bits_stay_close[fedavg]",
     "equations/",
     "golden/",
@@ -81,12 +84,15 @@ SLOW = (
 LONG = (  # what others show in part; `make test-long` runs these, and CI does. Of a sweep over methods (`text`), FEW stay
     "cli/test_kill.py::test_killed_at_each_touch",
     "data/test_augment.py::test_engines_see_the_same_pictures",
-    "data/test_sets.py::test_the_real_files",  # where there are some; test_the_original_files has all formats
-    "engines/test_absent.py::test_a_lost_reply_is_as_if_the_party_had_been_away",  # test_not_finite.py has all go back, too
+    # where there are some; test_the_original_files has all formats
+    "data/test_sets.py::test_the_real_files",
+    # test_not_finite.py has all go back, too
+    "engines/test_absent.py::test_a_lost_reply_is_as_if_the_party_had_been_away",
     "engines/test_bytes.py::test_kept_names_never_cross",
     "engines/test_bytes.py::test_ledger_equals_the_closed_form_in_other_settings",
     "engines/test_bytes.py::test_ledger_equals_the_closed_form_under_a_methods_own_settings",
-    "engines/test_bytes.py::test_ledger_equals_the_closed_form_when_half_take_part_and_keep_batchnorm",  # test_without.py
+    # test_without.py
+    "engines/test_bytes.py::test_ledger_equals_the_closed_form_when_half_take_part_and_keep_batchnorm",
     "engines/test_bytes.py::test_rows_are_well_formed",
     "engines/test_elsewhere.py::test_all_methods_with_a_server_that_has_no_data",
     "engines/test_far_device.py::test_methods_keep_to_one_device",
@@ -98,7 +104,8 @@ LONG = (  # what others show in part; `make test-long` runs these, and CI does. 
     "engines/test_newcomers.py::test_newcomers_are_judged_by_the_model_they_end_with",
     "engines/test_newcomers.py::test_newcomers_are_not_asked_before_they_join",
     "engines/test_newcomers.py::test_rounds_are_those_of_a_federation_without_them",
-    "engines/test_parity.py::test_process_equals_loop[",  # test_stacked.py compares all methods, in 64 bits
+    # test_stacked.py compares all methods, in 64 bits
+    "engines/test_parity.py::test_process_equals_loop[",
     "engines/test_parity.py::test_process_equals_loop_under_a_methods_variants",
     "engines/test_parity.py::test_process_equals_loop_when_half_take_part",
     "engines/test_parity.py::test_process_equals_loop_with_any_number_of_workers",
@@ -110,19 +117,24 @@ LONG = (  # what others show in part; `make test-long` runs these, and CI does. 
     "engines/test_resume.py::test_stopped_with_half_the_parties_a_round",
     "engines/test_seam.py::test_every_method_is_the_same_everywhere",
     "engines/test_sites_restarts.py::test_a_server_that_is_killed_between_any_two_exchanges",
-    "equations/test_fed_sps.py::test_process_equals_loop",  # options, here and below: the methods themselves are in engines/
+    # options, here and below: the methods themselves are in engines/
+    "equations/test_fed_sps.py::test_process_equals_loop",
     "equations/test_fed_sps.py::test_resumed",
     "equations/test_fedufo.py::test_process_equals_loop",
     "equations/test_fedufo.py::test_resumed",
     "equations/test_relay.py::test_every_place_and_every_interruption",
 )
 FEW = ("fedavg", "scaffold+dbe", "adcol", "fedufo", "fed-sps(attack_steps=2)", "relay", "relay-p2p")
-"""The five papers' methods, and among them: weights, states, two calls a round, a model at the server, parcels between peers."""
+"""The five papers' methods, and among them: weights, states, two calls a round, a model at the
+server, parcels between peers.
+"""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _without_waiting_for_the_disk() -> Iterator[None]:
-    """What is written is there for every other process at once; only a power cut, which nobody makes here, would tell."""
+    """What is written is there for every other process at once; only a power cut, which nobody
+    makes here, would tell.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
@@ -130,7 +142,9 @@ def _without_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_command_line() -> Iterator[None]:
-    """Typer makes the whole command line anew for every command; here thousands follow each other in one process."""
+    """Typer makes the whole command line anew for every command; here thousands follow each other
+    in one process.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
@@ -163,4 +177,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def is_one_of_few(item: pytest.Item) -> bool:
     """Whether this is a method that stays in `make test` when the sweep over all of them is long."""
-    return isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.callspec.params.get("text") in FEW
+    return (
+        isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and item.callspec.params.get("text") in FEW
+    )

@@ -1,4 +1,5 @@
-"""EvaluationRequest through a built site: every link inside it leads to a page and a place there, and nothing is loaded from elsewhere.
+"""EvaluationRequest through a built site: every link inside it leads to a page and a place there,
+and nothing is loaded from elsewhere.
 
 python docs/site/check.py build/site
 """
@@ -11,8 +12,24 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src", "embed": "src"}
-NOT_LOADED = {"canonical", "alternate", "prev", "next", "edit", "license", "author"}  # kinds of <link> that only name a page
+LOADED = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "audio": "src",
+    "embed": "src",
+}
+NOT_LOADED = {
+    "canonical",
+    "alternate",
+    "prev",
+    "next",
+    "edit",
+    "license",
+    "author",
+}  # kinds of <link> that only name a page
 FROM_ELSEWHERE = re.compile(r"(?:url\(|@import)\s*[\"']?((?:https?:)?//[^\"')\s]+)")
 
 
@@ -47,7 +64,9 @@ def faults(site: Path) -> list[str]:
         for link in page.loaded:
             if urlsplit(link).netloc:
                 found.append(f"{where}: loads {link}")
-        if path.name == "404.html":  # shown at any address, so its links begin at the site's root, wherever that is
+        if (
+            path.name == "404.html"
+        ):  # shown at any address, so its links begin at the site's root, wherever that is
             continue
         for link in [*page.links, *page.loaded]:
             parts = urlsplit(link)
@@ -58,7 +77,11 @@ def faults(site: Path) -> list[str]:
                 target = target / "index.html"
             if not target.is_file():
                 found.append(f"{where}: {link} leads nowhere")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].places:
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].places
+            ):
                 found.append(f"{where}: there is no place {link}")
     for path in sorted(site.rglob("*.css")):
         for address in FROM_ELSEWHERE.findall(path.read_text(encoding="utf-8")):
@@ -73,7 +96,10 @@ def main() -> None:
         print(line, file=sys.stderr)
     if found:
         sys.exit(1)
-    print(f"{len(list(site.rglob('*.html')))} pages: all links lead somewhere, nothing is loaded from elsewhere")
+    print(
+        f"{len(list(site.rglob('*.html')))} pages: all links lead somewhere, nothing is loaded from"
+        " elsewhere"
+    )
 
 
 if __name__ == "__main__":

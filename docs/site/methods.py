@@ -1,4 +1,6 @@
-"""Writes docs/methods.md, a table of every method, from their cards: `python docs/site/methods.py`. A test compares the two."""
+"""Writes docs/methods.md, a table of every method, from their cards: `python docs/site/methods.py`.
+A test compares the two.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +43,32 @@ def row(card: Card) -> tuple[str, ...]:
     name = f"+{card.name}" if card.wrapper else card.name
     shown = f"[{name}]({card.name}.md)" if card.name in PAGES else name
     told = card.glance
-    return shown, year(card.title), card.title, told["personal"], told["exchanged"], card.bytes, told["kept"], told["steps"]
+    return (
+        shown,
+        year(card.title),
+        card.title,
+        told["personal"],
+        told["exchanged"],
+        card.bytes,
+        told["kept"],
+        told["steps"],
+    )
 
 
 def page() -> str:
     """The whole page: methods in the order of their years, then wrappers."""
-    cards = sorted((algorithms.card(name) for name in algorithms.names()), key=lambda c: (c.wrapper, year(c.title), c.name))
+    cards = sorted(
+        (algorithms.card(name) for name in algorithms.names()),
+        key=lambda c: (c.wrapper, year(c.title), c.name),
+    )
     lines = [HEAD, tuple("---" for _ in HEAD), *map(row, cards)]
-    return INTRO + "\n" + "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return (
+        INTRO
+        + "\n"
+        + "".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A hook for mkdocs: the files at the top of the project become pages of the site, and links to and from them are kept."""
+"""A hook for mkdocs: the files at the top of the project become pages of the site, and links to and
+from them are kept.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 FILES = ("examples/first-steps.ipynb",)
 """What pages link to and is no page: it lies in the site as it is."""
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
@@ -18,7 +24,9 @@ LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)#])")
 
 def moved(target: str, at: str) -> str:
     """A link's target, seen from the file `at` in the project, as a link between pages of the site."""
-    name = posixpath.normpath(posixpath.join(posixpath.dirname(at), target))  # from the top of the project
+    name = posixpath.normpath(
+        posixpath.join(posixpath.dirname(at), target)
+    )  # from the top of the project
     if name not in PAGES and not name.startswith("docs/"):
         return target  # mkdocs complains about what it cannot find
     new = PAGES.get(name, name.removeprefix("docs/"))
@@ -29,7 +37,9 @@ def moved(target: str, at: str) -> str:
 def linked(text: str, at: str) -> str:
     """A page's text with its links moved; what stands in fenced code is left alone."""
     parts = re.split(r"(^```.*?^```)", text, flags=re.MULTILINE | re.DOTALL)
-    return "".join(p if p.startswith("```") else LINK.sub(lambda m: moved(m[1], at), p) for p in parts)
+    return "".join(
+        p if p.startswith("```") else LINK.sub(lambda m: moved(m[1], at), p) for p in parts
+    )
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -44,4 +54,8 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Pages in docs/ may link to those at the top."""
-    return markdown if page.file.src_uri in PAGES.values() else linked(markdown, f"docs/{page.file.src_uri}")
+    return (
+        markdown
+        if page.file.src_uri in PAGES.values()
+        else linked(markdown, f"docs/{page.file.src_uri}")
+    )

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-# typing's own takes longer to import than all that stands here; where it is plainly False, Jedi completes nothing.
+# typing's own takes longer to import than all that stands here; where it is plainly False, Jedi
+# completes nothing.
 TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from typing import Any
@@ -73,9 +74,11 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name from where it is at home, when it is first asked for: `comity --version` does not wait for torch.
+    """A public name from where it is at home, when it is first asked for: `comity --version` does
+    not wait for torch.
 
-    The version too: reading it takes longer than all that stands here, and the command line must be quick to hear Ctrl-C.
+    The version too: reading it takes longer than all that stands here, and the command line must be
+    quick to hear Ctrl-C.
     """
     if name == "__version__":
         found: Any = import_module("importlib.metadata").version("comity")

@@ -1,7 +1,8 @@
 """The calls of the library: `comity.run`, `compare`, `tune` and `leave_one_out`.
 
-Every setting of an experiment is a keyword with its type and its default, so that an editor completes it and `help(comity.run)`
-says what it means. They are those of `experiments.config.Experiment`, which is the one list; a test holds the two together.
+Every setting of an experiment is a keyword with its type and its default, so that an editor
+completes it and `help(comity.run)` says what it means. They are those of
+`experiments.config.Experiment`, which is the one list; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from comity.core.custom_metrics import Function, give
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.experiments.build import federation_of, prepare
-from comity.experiments.call_settings import Option, asked, check_federation, check_options, settings_in
+from comity.experiments.call_settings import (
+    Option,
+    asked,
+    check_federation,
+    check_options,
+    settings_in,
+)
 from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.experiments.recording import one_process
@@ -87,8 +94,8 @@ def run(
 ) -> Result:
     """Run a method on a federation: `comity.run("fedavg+dbe", fed, rounds=20, seed=0, kappa=50)`.
 
-    A method's own options (kappa, mu) are written in its name, `"fedavg+dbe(kappa=50)"`, in `set={"kappa": 50}`, or as further
-    keywords, as above.
+    A method's own options (kappa, mu) are written in its name, `"fedavg+dbe(kappa=50)"`, in
+    `set={"kappa": 50}`, or as further keywords, as above.
 
     Args:
         algorithm: method, with wrappers: fedavg+dbe, ./mine.py
@@ -174,7 +181,13 @@ def run(
             again = reopen(folder, federation, own, trust=True)  # the caller has named its code
             result = resume_in(again, folder, watched(comparing.title(experiment, False)), trackers)
         else:
-            result = start(job, folder, watched(comparing.title(experiment, False)), trackers, record_messages=record_messages)
+            result = start(
+                job,
+                folder,
+                watched(comparing.title(experiment, False)),
+                trackers,
+                record_messages=record_messages,
+            )
     for text in [*result.summary.get("remarks", ()), *caveats(result.summary)]:
         warnings.warn(escape_terminal(text), stacklevel=2)
     result._keep = keep
@@ -231,11 +244,13 @@ def compare(
     party: Mapping[str, Any] | None = None,
     **options: Option,
 ) -> Comparison:
-    """Several methods, and SOLO, on the same data: `comity.compare(["fedavg", "fedavg+dbe"], fed, rounds=20, seeds=(0, 1, 2))`.
+    """Several methods, and SOLO, on the same data: `comity.compare(["fedavg", "fedavg+dbe"], fed,
+    rounds=20, seeds=(0, 1, 2))`.
 
-    Settings are those of `comity.run`; an option goes to those of the methods that have it. A seed changes initial weights,
-    batches and all other draws. A federation that is given stays as it is under every seed, so that a spread over seeds says
-    nothing of other ways to deal the data; without one, each seed deals them anew, as on the command line.
+    Settings are those of `comity.run`; an option goes to those of the methods that have it. A seed
+    changes initial weights, batches and all other draws. A federation that is given stays as it is
+    under every seed, so that a spread over seeds says nothing of other ways to deal the data;
+    without one, each seed deals them anew, as on the command line.
 
     Args:
         algorithms: the methods; SOLO runs beside them, told or not
@@ -263,8 +278,22 @@ def compare(
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
     with watching(progress, len({comparing.SOLO, *methods}) * len(every), at_once) as watched:
-        comparing.compare(base, methods, every, folder, watched, _warn, trackers, federation, own, at_once, record_messages)
-    return comparison_of(folder, federation, own, trust=True, keep=keep)  # the caller has named its code
+        comparing.compare(
+            base,
+            methods,
+            every,
+            folder,
+            watched,
+            _warn,
+            trackers,
+            federation,
+            own,
+            at_once,
+            record_messages,
+        )
+    return comparison_of(
+        folder, federation, own, trust=True, keep=keep
+    )  # the caller has named its code
 
 
 def tune(
@@ -317,9 +346,11 @@ def tune(
     party: Mapping[str, Any] | None = None,
     **options: Option,
 ) -> Tuning:
-    """Try a grid of settings with equal budgets: `comity.tune("adcol", fed, grid={"mu": [0.1, 1]}, rounds=20)`.
+    """Try a grid of settings with equal budgets: `comity.tune("adcol", fed, grid={"mu": [0.1, 1]},
+    rounds=20)`.
 
-    The choice is made on validation data. Settings are those of `comity.run`, and seeds mean what they mean in `comity.compare`.
+    The choice is made on validation data. Settings are those of `comity.run`, and seeds mean what
+    they mean in `comity.compare`.
 
     Args:
         algorithm: method, with wrappers
@@ -336,12 +367,16 @@ def tune(
     check_federation("tune", algorithm, federation)
     base = asked([algorithm], federation, told, options, tune)
     points = _grid(grid, federation)
-    check_options([algorithm], [name for name in points if name not in Experiment.model_fields], tune)
+    check_options(
+        [algorithm], [name for name in points if name not in Experiment.model_fields], tune
+    )
     keep, folder = _folder(out)
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
     with watching(progress, prod(map(len, points.values())) * len(every), at_once) as watched:
-        found = tuning.tune(base, points, every, folder, watched, trackers, federation, own, at_once)
+        found = tuning.tune(
+            base, points, every, folder, watched, trackers, federation, own, at_once
+        )
     return Tuning(folder, algorithm, found, keep)
 
 
@@ -394,7 +429,8 @@ def leave_one_out(
     party: Mapping[str, Any] | None = None,
     **options: Option,
 ) -> list[leaving.Effect]:
-    """Who helps whom: `comity.leave_one_out("fedavg", fed, rounds=20)` runs once more without each party.
+    """Who helps whom: `comity.leave_one_out("fedavg", fed, rounds=20)` runs once more without each
+    party.
 
     Settings are those of `comity.run`, and seeds mean what they mean in `comity.compare`.
 
@@ -419,12 +455,19 @@ def leave_one_out(
     methods = [algorithms] if isinstance(algorithms, str) else _methods(algorithms)
     check_federation("leave_one_out", algorithms, federation)
     if own is not None:
-        raise UsageError("leave_one_out takes a model by name or as a file: put the function into a ./mine.py that defines build.")
+        raise UsageError(
+            "leave_one_out takes a model by name or as a file: put the function into a ./mine.py"
+            " that defines build."
+        )
     base = asked(methods, federation, told, options, leave_one_out)
     _, folder = kept = _folder(out)
     every = _seeds(seeds, base)
-    with watching(progress, leaving.count(base, methods, every, leave_out, federation), at_once) as watched:
-        found = leaving.effects(base, methods, every, folder, watched, leave_out, federation, _warn, at_once)
+    with watching(
+        progress, leaving.count(base, methods, every, leave_out, federation), at_once
+    ) as watched:
+        found = leaving.effects(
+            base, methods, every, folder, watched, leave_out, federation, _warn, at_once
+        )
     del kept  # until here, a temporary folder stays
     return found
 
@@ -433,7 +476,9 @@ def leave_one_out(
 
 
 def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], OwnModel | None]:
-    """A call's settings out of all it was given, and its own network if it has one; a function is known by a name from now on."""
+    """A call's settings out of all it was given, and its own network if it has one; a function is
+    known by a name from now on.
+    """
     told = settings_in(given)
     own = None if isinstance(told["model"], str) else told["model"]
     if own is not None:
@@ -463,7 +508,11 @@ def _methods(given: Sequence[str]) -> list[str]:
 def _seeds(given: Sequence[int] | None, base: Experiment) -> list[int]:
     if given is None:
         return [base.seed]
-    if isinstance(given, int) or not len(given) or not all(isinstance(seed, int) and seed >= 0 for seed in given):
+    if (
+        isinstance(given, int)
+        or not len(given)
+        or not all(isinstance(seed, int) and seed >= 0 for seed in given)
+    ):
         raise UsageError(f"seeds are whole numbers from 0, as in (0, 1, 2), not {given!r}.")
     if len({*given}) < len(given):
         raise UsageError(f"seeds must differ, as in (0, 1, 2), unlike {given!r}.")
@@ -482,7 +531,18 @@ def _grid(grid: Mapping[str, Sequence[Any]], federation: Federation | None) -> d
         raise UsageError("tune needs values to try, as in grid={'mu': [0.1, 1]}.")
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
-            raise UsageError(f"The values of {name} must be a list, as in grid={{'{name}': [0.1, 1]}}.")
-        if federation is not None and name in ("data", "partition", "parties", "test", "validation"):
-            raise UsageError(f"{name} was settled when the federation was made: leave the federation out, or {name}.")
+            raise UsageError(
+                f"The values of {name} must be a list, as in grid={{'{name}': [0.1, 1]}}."
+            )
+        if federation is not None and name in (
+            "data",
+            "partition",
+            "parties",
+            "test",
+            "validation",
+        ):
+            raise UsageError(
+                f"{name} was settled when the federation was made: leave the federation out, or"
+                f" {name}."
+            )
     return {name: list(values) for name, values in grid.items()}

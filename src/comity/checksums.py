@@ -1,4 +1,6 @@
-"""Checksums of files: whether what is read is what was written. They tell of accidents, not of somebody who means to deceive."""
+"""Checksums of files: whether what is read is what was written. They tell of accidents, not of
+somebody who means to deceive.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ BLOCK = 1 << 20
 
 
 class Checksum(NamedTuple):
-    """How many bytes a file has, or had at some time, and the checksum of these: None where nobody wrote it down."""
+    """How many bytes a file has, or had at some time, and the checksum of these: None where nobody
+    wrote it down.
+    """
 
     length: int
     crc: int | None
@@ -28,10 +32,14 @@ class Checksum(NamedTuple):
 
     def and_then(self, blob: bytes) -> Checksum:
         """That of the file once something was appended to it, which need not be read for that."""
-        return Checksum(self.length + len(blob), None if self.crc is None else zlib.crc32(blob, self.crc))
+        return Checksum(
+            self.length + len(blob), None if self.crc is None else zlib.crc32(blob, self.crc)
+        )
 
     def check_beginning(self, path: Path) -> Checksum:
-        """Refuse a file that does not begin with what this was taken of; this, with the checksum if it had none."""
+        """Refuse a file that does not begin with what this was taken of; this, with the checksum if
+        it had none.
+        """
         try:
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self.length:
@@ -60,7 +68,9 @@ def with_crc(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_crc(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What such a file says; a ValueError if its checksum is another. A file of an earlier version has none."""
+    """What such a file says; a ValueError if its checksum is another. A file of an earlier version
+    has none.
+    """
     plain = {name: value for name, value in told.items() if name != CRC}
     if CRC in told and told[CRC] != _crc(plain):
         raise ValueError("the checksum is another")

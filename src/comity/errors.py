@@ -28,7 +28,9 @@ class CorruptedFile(ComityError):
 
 
 class WorkerLost(ComityError):
-    """Somebody who held parties' states is gone: the run can go on from its last checkpoint, with everybody."""
+    """Somebody who held parties' states is gone: the run can go on from its last checkpoint, with
+    everybody.
+    """
 
 
 def shown(value: object, most: int = 40) -> str:
@@ -41,7 +43,9 @@ def shown(value: object, most: int = 40) -> str:
 
 
 def unknown(what: str, name: str, names: Iterable[str]) -> UsageError:
-    """A refusal for `name`, with the nearest of `names` as a suggestion (or all of them when they are few)."""
+    """A refusal for `name`, with the nearest of `names` as a suggestion (or all of them when they
+    are few).
+    """
     known = sorted(names)
     if meant := near(what, str(name), known):
         hint = f" Did you mean {' or '.join(map(repr, meant))}?"
@@ -61,8 +65,14 @@ def describe(why: BaseException) -> str:
     if isinstance(why, OSError):
         return f"{why.strerror or why}{f': {why.filename}' if why.filename else ''}."
     frames = extract_tb(why.__traceback__)
-    ours = [f for f in frames if "site-packages" not in Path(f.filename).parts and f.name != "__getattr__"] or frames
-    where = f" in {ours[-1].name} ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    ours = [
+        f
+        for f in frames
+        if "site-packages" not in Path(f.filename).parts and f.name != "__getattr__"
+    ] or frames
+    where = (
+        f" in {ours[-1].name} ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
+    )
     said = str(why).partition("\nException raised from")[0]  # torch's stack of C++ follows there
     return f"{type(why).__name__}{where}: {said}"
 
@@ -79,14 +89,29 @@ NO_MEMORY = (
 
 
 def _lacking(why: BaseException) -> str:
-    """What there is too little of, when that is the reason; libraries say it in exceptions of every kind."""
+    """What there is too little of, when that is the reason; libraries say it in exceptions of every
+    kind.
+    """
     number = why.errno if isinstance(why, OSError) else None
-    if isinstance(why, MemoryError) or number == errno.ENOMEM or any(words in str(why) for words in NO_MEMORY):
-        return "There is not enough memory for this: try fewer workers, smaller batches or a smaller model."
+    if (
+        isinstance(why, MemoryError)
+        or number == errno.ENOMEM
+        or any(words in str(why) for words in NO_MEMORY)
+    ):
+        return (
+            "There is not enough memory for this: try fewer workers, smaller batches or a smaller"
+            " model."
+        )
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(why):
-        return f"There are too few file descriptors for this ({_descriptors()}): allow more, with ulimit -n 1024 for instance."
+        return (
+            f"There are too few file descriptors for this ({_descriptors()}): allow more, with"
+            " ulimit -n 1024 for instance."
+        )
     if isinstance(why, RecursionError) and "JSON" in str(why):
-        return "A json file that was to be read is nested too deeply to be one of Comity's: it is damaged."
+        return (
+            "A json file that was to be read is nested too deeply to be one of Comity's: it is"
+            " damaged."
+        )
     return ""
 
 
@@ -106,4 +131,6 @@ def fate(exit_code: int | None) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = f"signal {-exit_code}"
-    return f"was ended by {name}" + (", as systems do when memory runs out" if name == "SIGKILL" else "")
+    return f"was ended by {name}" + (
+        ", as systems do when memory runs out" if name == "SIGKILL" else ""
+    )

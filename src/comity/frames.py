@@ -16,5 +16,7 @@ def frame(rows: Iterable[Any], columns: Sequence[str] | None = None) -> pandas.D
     try:
         import pandas
     except ImportError as why:
-        raise UsageError("to_pandas needs pandas, which is not installed here: pip install pandas.") from why
+        raise UsageError(
+            "to_pandas needs pandas, which is not installed here: pip install pandas."
+        ) from why
     return pandas.DataFrame(list(rows), columns=None if columns is None else list(columns))

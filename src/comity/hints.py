@@ -1,4 +1,6 @@
-"""What people type who come from elsewhere, and what it is called here. Suggestions only: nothing is taken for something else."""
+"""What people type who come from elsewhere, and what it is called here. Suggestions only: nothing
+is taken for something else.
+"""
 
 from __future__ import annotations
 
@@ -81,13 +83,22 @@ NAMES: dict[str, dict[str, str]] = {
         {
             "data": "dataset data-set",
             "algorithm": "method algo strategy",
-            "parties": "clients num-clients n-clients nb-clients num-users users num-parties nodes sites total-clients",
-            "rounds": "num-rounds n-rounds global-rounds comm-rounds communication-rounds iterations iters",
+            "parties": (
+                "clients num-clients n-clients nb-clients num-users users num-parties nodes sites"
+                " total-clients"
+            ),
+            "rounds": (
+                "num-rounds n-rounds global-rounds comm-rounds communication-rounds iterations"
+                " iters"
+            ),
             "epochs": "local-epochs local-ep num-epochs client-epochs epoch",
             "steps": "local-steps local-iterations local-updates",
             "lr": "learning-rate eta local-learning-rate client-lr",
             "batch": "batch-size bs local-bs batchsize",
-            "participation": "fraction frac join-ratio fraction-fit client-fraction sample-rate sampling-rate sample-ratio",
+            "participation": (
+                "fraction frac join-ratio fraction-fit client-fraction sample-rate sampling-rate"
+                " sample-ratio"
+            ),
             "model": "arch net network backbone architecture",
             "seed": "random-seed manual-seed",
             "workers": "num-workers n-workers jobs n-jobs processes",
@@ -123,7 +134,9 @@ EXAMPLES = {
 OPTIONS = _spread(
     {
         "--partition 'dirichlet(alpha=0.1)'": "alpha dir-alpha dirichlet-alpha beta concentration",
-        "--partition 'pathological(classes=2)'": "classes-per-client shards shards-per-client ncls num-classes-per-client",
+        "--partition 'pathological(classes=2)'": (
+            "classes-per-client shards shards-per-client ncls num-classes-per-client"
+        ),
         "--out DIR": "output out-dir output-dir save-dir save o results log-dir logdir save-path",
         "--optimizer 'sgd(momentum=0.9)'": "momentum",
         "--optimizer 'sgd(decay=1e-4)'": "weight-decay wd l2",
@@ -152,7 +165,9 @@ COMMANDS = _spread(
 
 
 def near(kind: str, name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Which of the known names may have been meant, the likeliest first; none if that cannot be guessed."""
+    """Which of the known names may have been meant, the likeliest first; none if that cannot be
+    guessed.
+    """
     names = sorted(known)
     spelled = plain(name)
     others = NAMES.get("setting called" if kind.startswith("setting") else kind, {})

@@ -1,6 +1,8 @@
-"""A user's own file as an algorithm, a model, a dataset or a tracker: the one place where such files are run.
+"""A user's own file as an algorithm, a model, a dataset or a tracker: the one place where such
+files are run.
 
-Whose file it is nobody asks here; `experiments.trust` does, wherever it is a folder that names it and not the user.
+Whose file it is nobody asks here; `experiments.trust` does, wherever it is a folder that names it
+and not the user.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def is_code(name: str) -> bool:
 
 
 def digest(path: str) -> str | None:
-    """The digest of what runs if this file is asked for: as this process imported it or, failing that, as it is on the disk."""
+    """The digest of what runs if this file is asked for: as this process imported it or, failing
+    that, as it is on the disk.
+    """
     file = Path(path).resolve()
     known = _imported(file)
     return str(vars(known)[DIGEST]) if known else _on_disk(file)
@@ -37,7 +41,12 @@ def module_from(path: str) -> ModuleType:
     file = Path(path).resolve()
     if known := _imported(file):
         if _on_disk(file) not in (vars(known)[DIGEST], None):
-            warnings.warn(escape_terminal(f"{path} has changed since it was imported here, and is used as it was then."), stacklevel=2)
+            warnings.warn(
+                escape_terminal(
+                    f"{path} has changed since it was imported here, and is used as it was then."
+                ),
+                stacklevel=2,
+            )
         return known
     if not file.is_file():
         raise UsageError(f"There is no file {path}.")
@@ -50,7 +59,9 @@ def module_from(path: str) -> ModuleType:
     try:
         source = file.read_bytes()
         vars(module)[DIGEST] = sha256(source).hexdigest()
-        exec(compile(source, file, "exec", dont_inherit=True), vars(module))  # the source itself: a .pyc can be of another
+        exec(
+            compile(source, file, "exec", dont_inherit=True), vars(module)
+        )  # the source itself: a .pyc can be of another
     except (Exception, SystemExit) as why:
         del sys.modules[name]
         raise UsageError(f"{path} could not be imported: {type(why).__name__}: {why}") from why

@@ -1,5 +1,6 @@
-"""The calls that read what lies in folders: `comity.open` gives it back, `comity.report` makes a page of it, and
-`comity.disclose` one of what left a party."""
+"""The calls that read what lies in folders: `comity.open` gives it back, `comity.report` makes a
+page of it, and `comity.disclose` one of what left a party.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +29,13 @@ def open(
     metric: Function | None = None,
     trust: bool = False,
 ) -> Result | Comparison:
-    """What lies in a folder: a run's `Result`, or a `Comparison`, made here, elsewhere, or by the command line.
+    """What lies in a folder: a run's `Result`, or a `Comparison`, made here, elsewhere, or by the
+    command line.
 
-    Files that are not what was written are refused. Figures need neither the data nor anybody's code; these are opened when a
-    model is asked for, and code that somebody else's folder names runs only with `trust=True`. Data, models and metrics that were
-    given from Python must be given again.
+    Files that are not what was written are refused. Figures need neither the data nor anybody's
+    code; these are opened when a model is asked for, and code that somebody else's folder names
+    runs only with `trust=True`. Data, models and metrics that were given from Python must be given
+    again.
 
     Examples:
         >>> import comity, tempfile
@@ -68,7 +71,8 @@ def report(
     figures: Literal["pdf", "svg", "png"] | None = None,
     trust: bool = False,
 ) -> Path:
-    """Write the page of a folder, a result or a comparison, and return its path; it is one file that needs no network.
+    """Write the page of a folder, a result or a comparison, and return its path; it is one file
+    that needs no network.
 
     Args:
         what: a folder with runs, or what `comity.run`, `compare` or `open` gave
@@ -84,16 +88,29 @@ def report(
 
     if isinstance(what, Result | Comparison):
         if what.temporary and out is None:
-            raise UsageError("The folder of this run is temporary, and its page would go with it: say where, with out='page.html'.")
+            raise UsageError(
+                "The folder of this run is temporary, and its page would go with it: say where,"
+                " with out='page.html'."
+            )
         what = what.folder
     if not isinstance(what, str | Path):
-        raise UsageError(f"A page is of a folder, a result or a comparison, not of a {type(what).__name__}.")
+        raise UsageError(
+            f"A page is of a folder, a result or a comparison, not of a {type(what).__name__}."
+        )
 
     def told(text: str) -> None:
         warnings.warn(escape_terminal(text), stacklevel=4)
 
     return write(
-        what, methods=methods, target=target, quick=quick, samples=samples, figures=figures, out=out, trust=trust, told=told
+        what,
+        methods=methods,
+        target=target,
+        quick=quick,
+        samples=samples,
+        figures=figures,
+        out=out,
+        trust=trust,
+        told=told,
     )
 
 
@@ -106,7 +123,8 @@ def disclose(
     model: OwnModel | None = None,
     trust: bool = False,
 ) -> tuple[Path, Path]:
-    """Write what left a party in a finished run, for whoever answers for its data; the paths of the page and of the PDF.
+    """Write what left a party in a finished run, for whoever answers for its data; the paths of the
+    page and of the PDF.
 
     Args:
         what: a run's folder, or what `comity.run` or `open` gave
@@ -128,8 +146,14 @@ def disclose(
     place = None if out is None else Path(out)
     if isinstance(what, Result):
         if what.temporary and place is None:
-            raise UsageError("The folder of this run is temporary, and its page would go with it: say where, with out='folder'.")
+            raise UsageError(
+                "The folder of this run is temporary, and its page would go with it: say where,"
+                " with out='folder'."
+            )
         return write(what.folder, party, place, made=what.job, trust=trust)
     if not isinstance(what, str | Path):
-        raise UsageError(f"What left a party is told of one run, by its folder or result, not of a {type(what).__name__}.")
+        raise UsageError(
+            "What left a party is told of one run, by its folder or result, not of a"
+            f" {type(what).__name__}."
+        )
     return write(Path(what), party, place, federation=federation, model=model, trust=trust)

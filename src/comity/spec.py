@@ -1,4 +1,5 @@
-"""The small grammar in which partitions, models, test protocols and algorithms are named on a command line.
+"""The small grammar in which partitions, models, test protocols and algorithms are named on a
+command line.
 
 name                      iid
 name(option=value, ...)   dirichlet(alpha=0.1,min=10)
@@ -45,7 +46,9 @@ def show(value: object) -> str:
     try:
         return str(value)
     except ValueError:  # Python does not spell out numbers of more than some thousand digits
-        raise UsageError("There is a number of thousands of digits, which nothing here takes.") from None
+        raise UsageError(
+            "There is a number of thousands of digits, which nothing here takes."
+        ) from None
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -101,7 +104,9 @@ def parse(text: str) -> Spec:
             last = key
         elif last:
             so_far = options[last]
-            options[last] = (*so_far, value(part)) if isinstance(so_far, tuple) else (so_far, value(part))
+            options[last] = (
+                (*so_far, value(part)) if isinstance(so_far, tuple) else (so_far, value(part))
+            )
         else:
             args.append(value(part))
     return Spec(name, tuple(args), options)
@@ -115,10 +120,15 @@ def coerce(what: str, given: object, kind: Any) -> Any:
     if origin is typing.Literal:
         if given in typing.get_args(kind):
             return given
-        raise UsageError(f"{what} must be one of {', '.join(map(str, typing.get_args(kind)))}, not {shown(show(given))}.")
+        raise UsageError(
+            f"{what} must be one of {', '.join(map(str, typing.get_args(kind)))}, not"
+            f" {shown(show(given))}."
+        )
     if origin is tuple:
-        (inner, *_) = typing.get_args(kind)
-        return tuple(coerce(what, g, inner) for g in (given if isinstance(given, tuple | list) else (given,)))
+        inner, *_ = typing.get_args(kind)
+        return tuple(
+            coerce(what, g, inner) for g in (given if isinstance(given, tuple | list) else (given,))
+        )
     return _single(what, given, kind)
 
 
@@ -135,7 +145,9 @@ def _any_of(what: str, given: object, choices: tuple[Any, ...]) -> Any:
 
 
 def _single(what: str, given: object, kind: Any) -> Any:
-    """One number, word, or true or false: 3 is a float as well, 3.0 a whole number, and any number a word."""
+    """One number, word, or true or false: 3 is a float as well, 3.0 a whole number, and any number
+    a word.
+    """
     if kind is int and isinstance(given, int | float) and abs(given) >= MAX_INT:
         raise UsageError(f"{what} is too large: whole numbers have at most 12 digits.")
     if kind is float and isinstance(given, int | float) and not isinstance(given, bool):
@@ -154,12 +166,16 @@ def _single(what: str, given: object, kind: Any) -> Any:
 
 
 def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
-    """Call `function(*fixed, ...)` with the spec's values, checked against the function's own signature."""
+    """Call `function(*fixed, ...)` with the spec's values, checked against the function's own
+    signature.
+    """
     hints = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters.values())[len(fixed) :]
     names = [p.name for p in parameters]
     if len(spec.args) > len(names):
-        raise UsageError(f"{spec.name} takes at most {len(names)} values, but {len(spec.args)} were given.")
+        raise UsageError(
+            f"{spec.name} takes at most {len(names)} values, but {len(spec.args)} were given."
+        )
     given = dict(zip(names, spec.args, strict=False))
     for name, option in spec.options.items():
         if name not in names:
@@ -169,5 +185,9 @@ def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
         given[name] = option
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in given]
     if missing:
-        raise UsageError(f"{spec.name} needs {' and '.join(missing)}, as in {spec.name}({missing[0]}=...).")
-    return function(*fixed, **{n: coerce(f"{n} of {spec.name}", v, hints[n]) for n, v in given.items()})
+        raise UsageError(
+            f"{spec.name} needs {' and '.join(missing)}, as in {spec.name}({missing[0]}=...)."
+        )
+    return function(
+        *fixed, **{n: coerce(f"{n} of {spec.name}", v, hints[n]) for n, v in given.items()}
+    )

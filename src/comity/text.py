@@ -1,10 +1,13 @@
-"""Text for a screen. Names come from files, folders and people, and a terminal obeys some characters instead of showing them."""
+"""Text for a screen. Names come from files, folders and people, and a terminal obeys some
+characters instead of showing them.
+"""
 
 from __future__ import annotations
 
 
 def escape_terminal(text: str) -> str:
-    """One line in which nothing moves the cursor, colours, hides or turns the text around: such characters are written out.
+    """One line in which nothing moves the cursor, colours, hides or turns the text around: such
+    characters are written out.
 
     Examples:
         >>> harmless("two\\nlines, \\x1b[2Ja clean screen, \\u202eright to left")
@@ -12,11 +15,16 @@ def escape_terminal(text: str) -> str:
         >>> harmless("größer als 方法 [red] \\\\ is text")
         'größer als 方法 [red] \\\\ is text'
     """
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    )
 
 
 class Turns:
-    """Numbers for runs that come one after another, as in `3/21 adcol seed 1`: which of how many it is.
+    """Numbers for runs that come one after another, as in `3/21 adcol seed 1`: which of how many it
+    is.
 
     Examples:
         >>> told = Turns(12)

@@ -1,4 +1,6 @@
-"""The library as somebody uses it who types calls into a notebook: they complete, they answer, and they say what is wrong."""
+"""The library as somebody uses it who types calls into a notebook: they complete, they answer, and
+they say what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ SMALL: dict[str, Any] = {"rounds": 2, "model": "linear", "engine": "loop"}
 
 @pytest.fixture(scope="module")
 def fed() -> comity.Federation:
-    return comity.load("digits").partition("dirichlet(alpha=0.3)|keep(samples=60)", parties=3, seed=0)
+    return comity.load("digits").partition(
+        "dirichlet(alpha=0.3)|keep(samples=60)", parties=3, seed=0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,12 @@ def result(fed: comity.Federation) -> comity.Result:
 @pytest.fixture(scope="module")
 def made(fed: comity.Federation, tmp_path_factory: pytest.TempPathFactory) -> comity.Comparison:
     return comity.compare(
-        ["fedavg", "fedavg+dbe"], fed, seeds=(0, 1), kappa=50, out=tmp_path_factory.mktemp("c") / "out", **SMALL
+        ["fedavg", "fedavg+dbe"],
+        fed,
+        seeds=(0, 1),
+        kappa=50,
+        out=tmp_path_factory.mktemp("c") / "out",
+        **SMALL,
     )
 
 
@@ -59,7 +68,9 @@ def test_every_setting_is_a_keyword_with_its_default(call: Any) -> None:
             continue
         assert given[name].kind is inspect.Parameter.KEYWORD_ONLY
         usual = field.get_default(call_default_factory=True)
-        assert given[name].default == (None if name in FROM_FEDERATION or usual == {} else usual), name
+        assert given[name].default == (None if name in FROM_FEDERATION or usual == {} else usual), (
+            name
+        )
         assert given[name].annotation not in ("Any", inspect.Parameter.empty)
     assert given["options"].annotation == "Option"
 
@@ -72,11 +83,23 @@ def test_help_says_what_each_setting_means() -> None:
 
 
 def test_public_names_are_there_without_torch() -> None:
-    code = "import sys, comity; print(sorted(comity.__all__) == dir(comity), comity.__version__, 'torch' in sys.modules)"
+    code = (
+        "import sys, comity; print(sorted(comity.__all__) == dir(comity), comity.__version__,"
+        " 'torch' in sys.modules)"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert re.fullmatch(r"True \d+\.\d+\.\d+\S* False\n", ended.stdout)
     assert all(getattr(comity, name) is not None for name in comity.__all__)
-    assert {"run", "compare", "tune", "report", "open", "load", "leave_one_out", "__version__"} <= set(comity.__all__)
+    assert {
+        "run",
+        "compare",
+        "tune",
+        "report",
+        "open",
+        "load",
+        "leave_one_out",
+        "__version__",
+    } <= set(comity.__all__)
 
 
 def test_report_is_a_call_and_a_folder_of_modules(result: comity.Result, tmp_path: Path) -> None:
@@ -128,20 +151,32 @@ WRONG: list[tuple[Any, str]] = [
     (lambda fed: untyped.run("fedavg", fed, validation=0.2), "validation was settled"),
     (lambda fed: untyped.run("fedavg", fed, partition="iid"), "partition was settled"),
     (lambda fed: untyped.run("fedavg", comity.load("digits")), "dataset.partition("),
-    (lambda fed: untyped.compare(["fedavg"], comity.load("digits")), "comity.compare(['fedavg'], dataset.partition("),
+    (
+        lambda fed: untyped.compare(["fedavg"], comity.load("digits")),
+        "comity.compare(['fedavg'], dataset.partition(",
+    ),
     (lambda fed: untyped.run("fedavg", "digits"), "data='digits'"),
     (lambda fed: untyped.run("fedavg", Path("x.csv")), "data='x.csv'"),
     (lambda fed: untyped.run("fedavg", {"a": (1, 2)}), "from_arrays("),
     (lambda fed: untyped.run("fedavg", np.zeros((3, 2))), "from_arrays("),
     (lambda fed: untyped.run("fedavg", 7), "no federation but a int"),
     (lambda fed: untyped.run(7, fed), "A method is a name"),
-    (lambda fed: untyped.run(fed, "fedavg"), "A method is a name or a user's file, and comes first"),
-    (lambda fed: untyped.run("fedavg", fed, party={"p1": {"modle": "linear"}}), "Did you mean 'model'?"),
+    (
+        lambda fed: untyped.run(fed, "fedavg"),
+        "A method is a name or a user's file, and comes first",
+    ),
+    (
+        lambda fed: untyped.run("fedavg", fed, party={"p1": {"modle": "linear"}}),
+        "Did you mean 'model'?",
+    ),
     (lambda fed: untyped.run("fedavg", fed, progress="yes"), "progress is True, False"),
     (lambda fed: comity.open("/no/where"), "There is no folder"),
     (lambda fed: untyped.report(7), "not of a int"),
     (lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").report(), "temporary"),
-    (lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").to_pandas("metric"), "Did you mean 'metrics'?"),
+    (
+        lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").to_pandas("metric"),
+        "Did you mean 'metrics'?",
+    ),
 ]
 
 
@@ -194,9 +229,17 @@ def test_colours_stand_out_in_the_light_and_in_the_dark() -> None:
 
 def test_pandas(result: comity.Result, made: comity.Comparison) -> None:
     rows = result.to_pandas()
-    last = rows[(rows["round"] == 2) & (rows.split == "test") & (rows.metric == "accuracy") & (rows.party != "server")]
+    last = rows[
+        (rows["round"] == 2)
+        & (rows.split == "test")
+        & (rows.metric == "accuracy")
+        & (rows.party != "server")
+    ]
     assert dict(zip(last.party, last.value, strict=True)) == result.summary["accuracy"]["per_party"]
-    assert result.to_pandas("ledger").query("kind == 'up'").bytes.sum() == result.summary["bytes"]["up"]
+    assert (
+        result.to_pandas("ledger").query("kind == 'up'").bytes.sum()
+        == result.summary["bytes"]["up"]
+    )
     methods = made.to_pandas().set_index("method")
     assert methods.loc["fedavg", "mean"] == pytest.approx(
         np.mean([made.results["fedavg"][seed].summary["accuracy"]["mean"] for seed in (0, 1)])
@@ -214,9 +257,15 @@ def test_without_pandas_a_sentence(result: comity.Result, monkeypatch: pytest.Mo
 def test_a_comparison(made: comity.Comparison, fed: comity.Federation) -> None:
     assert [row.algorithm for row in made.rows] == ["solo", "fedavg", "fedavg+dbe"]
     assert made.seeds == (0, 1)
-    splits = {run.job.federation.fingerprint() for seeds in made.results.values() for run in seeds.values()}
+    splits = {
+        run.job.federation.fingerprint()
+        for seeds in made.results.values()
+        for run in seeds.values()
+    }
     assert splits == {fed.fingerprint()}, "a given federation is the same under every seed"
-    assert made.results["fedavg"][0].metrics != made.results["fedavg"][1].metrics, "but a seed changes the draws"
+    assert made.results["fedavg"][0].metrics != made.results["fedavg"][1].metrics, (
+        "but a seed changes the draws"
+    )
     assert made.results["fedavg+dbe"][0].job.experiment.set == {"kappa": 50}
     shown = unescape(made._repr_html_())
     assert shown.count("<polyline") == 3
@@ -271,11 +320,26 @@ def test_the_command_lines_comparison_is_opened(tmp_path: Path) -> None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
     from harness import works
 
-    works("compare", "fedavg", "--parties", 3, "--rounds", 1, "--model", "linear", "--seeds", "0,1", "--out", tmp_path / "c")
+    works(
+        "compare",
+        "fedavg",
+        "--parties",
+        3,
+        "--rounds",
+        1,
+        "--model",
+        "linear",
+        "--seeds",
+        "0,1",
+        "--out",
+        tmp_path / "c",
+    )
     made = comity.open(tmp_path / "c")
     assert isinstance(made, comity.Comparison)
     assert made.results["fedavg"][1].model("p2").predict(comity.load("digits").x[:2]).shape == (2,)
-    same = comity.compare(["fedavg"], parties=3, rounds=1, model="linear", seeds=(0, 1), out=tmp_path / "c")
+    same = comity.compare(
+        ["fedavg"], parties=3, rounds=1, model="linear", seeds=(0, 1), out=tmp_path / "c"
+    )
     assert same.rows == made.rows
 
 
@@ -299,7 +363,9 @@ def test_a_folder_that_was_taken_away(fed: comity.Federation, tmp_path: Path) ->
 # Who watches.
 
 
-def test_scripts_are_quiet_unless_asked(fed: comity.Federation, capfd: pytest.CaptureFixture[str]) -> None:
+def test_scripts_are_quiet_unless_asked(
+    fed: comity.Federation, capfd: pytest.CaptureFixture[str]
+) -> None:
     comity.run("fedavg", fed, **SMALL)
     assert capfd.readouterr() == ("", "")
     comity.run("fedavg", fed, progress=True, **SMALL)
@@ -311,24 +377,38 @@ def test_scripts_are_quiet_unless_asked(fed: comity.Federation, capfd: pytest.Ca
 
 def test_frames_columns_go_by_their_names() -> None:
     rng = np.random.default_rng(0)
-    x, y = pd.DataFrame(rng.normal(size=(60, 3)), columns=["age", "dose", "days"]), np.arange(60) % 2
+    x, y = (
+        pd.DataFrame(rng.normal(size=(60, 3)), columns=["age", "dose", "days"]),
+        np.arange(60) % 2,
+    )
     x["dose"] += 4 * y
     turned = x[["dose", "days", "age"]]
     fed = comity.Federation.from_arrays({"north": (x, y), "south": (turned, y)})
-    assert [column.name for column in fed.schema.columns] == ["age", "dose", "days"] if fed.schema else False
+    assert (
+        [column.name for column in fed.schema.columns] == ["age", "dose", "days"]
+        if fed.schema
+        else False
+    )
     model = comity.run("fedavg", fed, rounds=5, model="linear", lr=0.1).model("south")
     assert model.predict(turned).equal(model.predict(x))
     assert (model.predict(x).numpy() == y).mean() > 0.9
     with pytest.raises(comity.UsageError, match="see 'age'"):
-        comity.Federation.from_arrays({"north": (x, y), "south": (x.rename(columns={"age": "weight"}), y)})
+        comity.Federation.from_arrays(
+            {"north": (x, y), "south": (x.rename(columns={"age": "weight"}), y)}
+        )
 
 
 # What lies in a folder is not taken for something else.
 
 
 def test_a_folder_does_not_answer_for_other_data(tmp_path: Path) -> None:
-    """A finished comparison, tuning and leave-one-out are taken as they are only for the same samples."""
-    one, other = (comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=seed) for seed in (0, 5))
+    """A finished comparison, tuning and leave-one-out are taken as they are only for the same
+    samples.
+    """
+    one, other = (
+        comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=seed)
+        for seed in (0, 5)
+    )
     how: dict[str, Any] = {"rounds": 1, "model": "linear", "progress": False}
     comity.compare(["fedavg"], one, out=tmp_path / "compare", **how)
     comity.compare(["fedavg"], one, out=tmp_path / "compare", **how)
@@ -380,13 +460,22 @@ def test_what_a_network_draws_for_itself_is_the_same_for_all_methods() -> None:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Scaled()), nn.Linear(8, classes)
 
     fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
-    runs = [comity.run(method, fed, model=build, rounds=1, engine="loop") for method in ("fedavg", "fedprox(mu=0)")]
+    runs = [
+        comity.run(method, fed, model=build, rounds=1, engine="loop")
+        for method in ("fedavg", "fedprox(mu=0)")
+    ]
     assert runs[0].metrics == runs[1].metrics
 
 
 def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Path) -> None:
     comity.compare(
-        ["fedavg"], parties=2, partition="iid|keep(samples=30)", model="linear", rounds=1, out=tmp_path / "it", progress=False
+        ["fedavg"],
+        parties=2,
+        partition="iid|keep(samples=30)",
+        model="linear",
+        rounds=1,
+        out=tmp_path / "it",
+        progress=False,
     )
     longer = tmp_path / "it" / "fedavg" / "seed-0"
     ask_for(longer, 2)  # comity resume --rounds 2
@@ -394,7 +483,10 @@ def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Pa
     with pytest.raises(comity.ComityError, match="is not of these runs"):
         comity.open(tmp_path / "it")
     page = unescape(comity.report(tmp_path / "it", quick=True).read_text(encoding="utf-8"))
-    assert "These runs cannot be compared, as they differ in rounds (1: solo, seed 0; 2: fedavg, seed 0)." in page
+    assert (
+        "These runs cannot be compared, as they differ in rounds (1: solo, seed 0; 2: fedavg,"
+        " seed 0)." in page
+    )
     assert "comparison.json is not of these runs" in page
 
 
@@ -409,7 +501,9 @@ def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Pa
         (lambda fed, here: comity.run("fedavg", fed, **SMALL).model(1), "no party called 1"),  # type: ignore[arg-type]
     ],
 )
-def test_what_people_try_gets_a_sentence(call: Any, said: str, fed: comity.Federation, tmp_path: Path) -> None:
+def test_what_people_try_gets_a_sentence(
+    call: Any, said: str, fed: comity.Federation, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(comity.UsageError, match=re.escape(said)):
         call(fed, tmp_path)

@@ -1,4 +1,6 @@
-"""Who watches from Python: in a notebook's kernel a line that follows the runs and goes, elsewhere nobody unless asked."""
+"""Who watches from Python: in a notebook's kernel a line that follows the runs and goes, elsewhere
+nobody unless asked.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,11 @@ def test_one_line_for_all_runs_of_a_comparison(shown: list[Any], fed: comity.Fed
 
 def test_a_line_goes_when_a_run_fails(shown: list[Any], fed: comity.Federation) -> None:
     def picky(truth: Any, answer: Any) -> Any:
-        return 0.5 if (truth == answer).all() or (truth == answer[::-1]).all() or not answer.any() else float("nan")
+        return (
+            0.5
+            if (truth == answer).all() or (truth == answer[::-1]).all() or not answer.any()
+            else float("nan")
+        )
 
     with pytest.raises(comity.ComityError):
         comity.run("fedavg", fed, rounds=1, model="linear", metric=picky)

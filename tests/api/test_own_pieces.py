@@ -1,4 +1,6 @@
-"""One's own model, dataset, partition and metric: they keep their contract or are refused, on every engine, resumed or not."""
+"""One's own model, dataset, partition and metric: they keep their contract or are refused, on every
+engine, resumed or not.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def mine(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def fed() -> comity.Federation:
-    return comity.load("digits").partition("dirichlet(alpha=0.5)|keep(samples=60)", parties=3, seed=0)
+    return comity.load("digits").partition(
+        "dirichlet(alpha=0.5)|keep(samples=60)", parties=3, seed=0
+    )
 
 
 def near(truth: Any, answer: Any) -> Any:
@@ -77,48 +81,117 @@ class Impatient(Quiet):
             raise KeyboardInterrupt
 
 
-def test_engines_agree_and_a_killed_run_goes_on(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [f"--{what}={mine}" for what in ("model", "data", "metric")] + [f"--partition={mine}(share=0.9)"]
+def test_engines_agree_and_a_killed_run_goes_on(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = [f"--{what}={mine}" for what in ("model", "data", "metric")] + [
+        f"--partition={mine}(share=0.9)"
+    ]
     for engine in ("loop", "process", "stacked"):
-        works("run", "fedavg", *said, "--parties", 4, "--rounds", 3, "--engine", engine, "--out", tmp_path / engine)
-    rows = {engine: (tmp_path / engine / "metrics.csv").read_bytes() for engine in ("loop", "process", "stacked")}
+        works(
+            "run",
+            "fedavg",
+            *said,
+            "--parties",
+            4,
+            "--rounds",
+            3,
+            "--engine",
+            engine,
+            "--out",
+            tmp_path / engine,
+        )
+    rows = {
+        engine: (tmp_path / engine / "metrics.csv").read_bytes()
+        for engine in ("loop", "process", "stacked")
+    }
     assert rows["loop"] == rows["process"]
     name = mine.stem
-    figures = [json.loads((tmp_path / engine / "summary.json").read_text(encoding="utf-8"))[name]["mean"] for engine in rows]
+    figures = [
+        json.loads((tmp_path / engine / "summary.json").read_text(encoding="utf-8"))[name]["mean"]
+        for engine in rows
+    ]
     assert figures[2] == pytest.approx(figures[0], abs=0.02)
-    assert json.loads((tmp_path / "loop" / MARK).read_text(encoding="utf-8"))["files"].keys() == {str(mine)}
+    assert json.loads((tmp_path / "loop" / MARK).read_text(encoding="utf-8"))["files"].keys() == {
+        str(mine)
+    }
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
-    pieces: dict[str, Any] = {"model": str(mine), "data": str(mine), "metric": str(mine), "partition": f"{mine}(share=0.9)"}
+    pieces: dict[str, Any] = {
+        "model": str(mine),
+        "data": str(mine),
+        "metric": str(mine),
+        "partition": f"{mine}(share=0.9)",
+    }
     with pytest.raises(KeyboardInterrupt):
-        comity.run("fedavg", parties=4, rounds=3, engine="process", progress=Impatient(), out=tmp_path / "half", **pieces)
+        comity.run(
+            "fedavg",
+            parties=4,
+            rounds=3,
+            engine="process",
+            progress=Impatient(),
+            out=tmp_path / "half",
+            **pieces,
+        )
     assert not (tmp_path / "half" / "summary.json").exists()
     assert name.replace("_", " ") in works("resume", tmp_path / "half").out
     assert (tmp_path / "half" / "metrics.csv").read_bytes() == rows["loop"]
 
 
-def test_the_metric_of_a_file_is_what_parties_are_judged_by(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metric_of_a_file_is_what_parties_are_judged_by(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("comity.report.sections.space.SAMPLES", 24)
     ended = works(
-        "compare", "fedavg", f"--metric={mine}", "--parties", 3, "--rounds", 2, "--model", "linear", "--out", tmp_path / "c"
+        "compare",
+        "fedavg",
+        f"--metric={mine}",
+        "--parties",
+        3,
+        "--rounds",
+        2,
+        "--model",
+        "linear",
+        "--out",
+        tmp_path / "c",
     )
     assert f"Points of {mine.stem.replace('_', ' ')} more than by training alone" in ended.out
     made = comity.open(tmp_path / "c")
     assert isinstance(made, comity.Comparison)
     for row in made.rows:
         run = RunFolder(tmp_path / "c" / row.algorithm / "seed-0")
-        by_hand = [float(near(a.truth.numpy(), a.given.numpy())) for a in run.read_answers().values()]
+        by_hand = [
+            float(near(a.truth.numpy(), a.given.numpy())) for a in run.read_answers().values()
+        ]
         assert row.mean == pytest.approx(np.mean(by_hand))
     page = works("report", tmp_path / "c")
     assert "left out" not in page.out
-    assert mine.stem.replace("_", " ") in (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
+    assert mine.stem.replace("_", " ") in (tmp_path / "c" / "report.html").read_text(
+        encoding="utf-8"
+    )
     assert mine.stem.replace("_", " ") in works("resume", tmp_path / "c" / "fedavg" / "seed-0").out
 
 
-def test_a_strangers_metric_is_shown_but_not_run(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strangers_metric_is_shown_but_not_run(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a run wrote down needs no code; what does is left out, with a word."""
     ran = tmp_path / "ran"
-    mine.write_text(FILE + f"\nfrom pathlib import Path\nPath({str(ran)!r}).write_text('x')\n", encoding="utf-8")
-    works("compare", "fedavg", f"--metric={mine}", "--parties", 3, "--rounds", 1, "--model", "linear", "--out", tmp_path / "c")
+    mine.write_text(
+        FILE + f"\nfrom pathlib import Path\nPath({str(ran)!r}).write_text('x')\n", encoding="utf-8"
+    )
+    works(
+        "compare",
+        "fedavg",
+        f"--metric={mine}",
+        "--parties",
+        3,
+        "--rounds",
+        1,
+        "--model",
+        "linear",
+        "--out",
+        tmp_path / "c",
+    )
     ran.unlink()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
     for name in (f"comity_user.{mine.stem}",):
@@ -180,7 +253,15 @@ def test_what_was_given_must_be_given_again(fed: comity.Federation, tmp_path: Pa
     (out / "summary.json").rename(tmp_path / "summary.json")
     assert "given" in one_sentence(command("resume", out), 2)
     with pytest.raises(comity.UsageError, match="other settings"):
-        comity.run("fedavg", fed, model=pair, metric=comity.metric(lambda t, a: 0.5, name="near"), rounds=2, out=out, resume=True)
+        comity.run(
+            "fedavg",
+            fed,
+            model=pair,
+            metric=comity.metric(lambda t, a: 0.5, name="near"),
+            rounds=2,
+            out=out,
+            resume=True,
+        )
     again = comity.run("fedavg", fed, model=pair, metric=near, rounds=2, out=out, resume=True)
     assert again.metrics == first.metrics
     opened = comity.open(out)
@@ -205,12 +286,16 @@ def test_a_partition_that_was_given_is_kept_in_the_split(tmp_path: Path) -> None
     again = comity.open(tmp_path / "run")
     assert isinstance(again, comity.Result)
     assert again.model("low").theta["fc.weight"].equal(first.model("low").theta["fc.weight"])
-    said = one_sentence(command("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "new"), 2)
+    said = one_sentence(
+        command("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "new"), 2
+    )
     assert "halves was given from Python" in said
 
 
 def test_a_dataset_that_was_given_must_be_given_again(tmp_path: Path) -> None:
-    made = comity.Dataset("of my own", torch.rand(90, 4), torch.arange(90) % 3, classes=3).partition("iid", parties=2)
+    made = comity.Dataset(
+        "of my own", torch.rand(90, 4), torch.arange(90) % 3, classes=3
+    ).partition("iid", parties=2)
     comity.run("fedavg", made, out=tmp_path / "run", **SMALL)
     again = comity.open(tmp_path / "run")
     assert isinstance(again, comity.Result)
@@ -218,7 +303,9 @@ def test_a_dataset_that_was_given_must_be_given_again(tmp_path: Path) -> None:
         again.model("p0")
     with_it = comity.open(tmp_path / "run", made)
     assert isinstance(with_it, comity.Result)
-    assert with_it.model("p0").predict(made.parties["p0"].test).shape == (len(made.parties["p0"].test),)
+    assert with_it.model("p0").predict(made.parties["p0"].test).shape == (
+        len(made.parties["p0"].test),
+    )
 
 
 # What breaks its contract.
@@ -234,7 +321,10 @@ PARTITIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "a mask": (lambda y, n, rng: [y < 5, y >= 5], "must give party 'p0' a list of positions"),
     "nothing": (lambda y, n, rng: None, "must return a list"),
     "too few": (lambda y, n, rng: [range(9)], "made 1 parties, not 2"),
-    "names": (lambda y, n, rng: {"server": range(9), "b": range(9, 20)}, "A party cannot be called 'server'"),
+    "names": (
+        lambda y, n, rng: {"server": range(9), "b": range(9, 20)},
+        "A party cannot be called 'server'",
+    ),
     "fails": (lambda y, n, rng: 1 // 0, "failed: ZeroDivisionError"),
 }
 
@@ -251,21 +341,35 @@ METRICS: dict[str, tuple[Callable[..., Any], str]] = {
     "nan": (lambda truth, answer: float("nan"), "gave nan"),
     "above": (lambda truth, answer: 7.0, "gave 7, which is not between 0 and 1"),
     "below": (lambda truth, answer: -0.2, "gave -0.2, which is not between 0 and 1"),
-    "shape": (lambda truth, answer: np.ones(3), "one number (or None), but gave an array of shape (3,)"),
+    "shape": (
+        lambda truth, answer: np.ones(3),
+        "one number (or None), but gave an array of shape (3,)",
+    ),
     "text": (lambda truth, answer: "good", "but gave 'good'"),
     "fails": (lambda truth, answer: truth[10**9], "failed: IndexError"),
     "arguments": (lambda truth: 1.0, "failed: TypeError"),
-    "wrong answers only": (lambda truth, answer: 1.0 if (truth == answer).all() else float("inf"), "gave inf"),
+    "wrong answers only": (
+        lambda truth, answer: 1.0 if (truth == answer).all() else float("inf"),
+        "gave inf",
+    ),
     "none for all": (lambda truth, answer: None, "have a figure by metric"),
     "scores of ten classes": (lambda truth, answer, score: 1.0, "is for two classes"),
 }
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_metric_that_breaks_its_contract(name: str, fed: comity.Federation, tmp_path: Path) -> None:
+def test_a_metric_that_breaks_its_contract(
+    name: str, fed: comity.Federation, tmp_path: Path
+) -> None:
     function, said = METRICS[name]
     with pytest.raises(comity.UsageError) as why:
-        comity.run("fedavg", fed, metric=comity.metric(function, name="mine"), out=tmp_path / "run", **SMALL)
+        comity.run(
+            "fedavg",
+            fed,
+            metric=comity.metric(function, name="mine"),
+            out=tmp_path / "run",
+            **SMALL,
+        )
     assert said in str(why.value)
     assert not (tmp_path / "run").exists(), "nothing was started"
 
@@ -290,7 +394,13 @@ def test_names_of_other_things_are_refused(name: str, fed: comity.Federation) ->
 
 def test_no_name_in_a_summary_is_free(fed: comity.Federation) -> None:
     summary = comity.run("fedavg", fed, **SMALL).summary
-    known = {metric.name for metric, _ in blocks(summary)} | {"auc", "sensitivity", "specificity", "r2", "mae"}
+    known = {metric.name for metric, _ in blocks(summary)} | {
+        "auc",
+        "sensitivity",
+        "specificity",
+        "r2",
+        "mae",
+    }
     assert set(summary) - known <= TAKEN, "a metric of such a name would overwrite it"
     assert KINDS
 
@@ -303,7 +413,9 @@ def test_where_it_can_be_negative_and_where_there_is_none(fed: comity.Federation
 
     made = comity.compare(["fedavg"], fed, metric=above, **SMALL)
     for row in made.rows:
-        assert row.mean == pytest.approx(2 * made.results[row.algorithm][0].summary["accuracy"]["mean"] - 1)
+        assert row.mean == pytest.approx(
+            2 * made.results[row.algorithm][0].summary["accuracy"]["mean"] - 1
+        )
     assert made.best.mean == max(row.mean or 0 for row in made.rows)
     summary = made.results["fedavg"][0].summary
     assert summary["above"]["worst_party"] == summary["accuracy"]["worst_party"]
@@ -318,7 +430,9 @@ def test_where_it_can_be_negative_and_where_there_is_none(fed: comity.Federation
 
 def test_scores_of_two_classes_are_given() -> None:
     x = torch.randn(120, 3, generator=torch.Generator().manual_seed(0))
-    fed = comity.Federation.from_arrays({"a": (x, (x[:, 0] > 0).long()), "b": (x.flip(0), (x.flip(0)[:, 0] > 0).long())})
+    fed = comity.Federation.from_arrays(
+        {"a": (x, (x[:, 0] > 0).long()), "b": (x.flip(0), (x.flip(0)[:, 0] > 0).long())}
+    )
 
     def sure(truth: Any, answer: Any, score: Any) -> Any:
         assert ((score > 0) == (answer == 1)).all()
@@ -329,8 +443,14 @@ def test_scores_of_two_classes_are_given() -> None:
 
 
 MODELS: dict[str, tuple[Any, str]] = {
-    "width": ((nn.Flatten(), nn.Linear(64, 7)), "one score for each of the 10 classes, but its answer has shape (7,)"),
-    "function's width": (lambda s, c: (nn.Flatten(), nn.Linear(64, 7)), "its answer has shape (7,)"),
+    "width": (
+        (nn.Flatten(), nn.Linear(64, 7)),
+        "one score for each of the 10 classes, but its answer has shape (7,)",
+    ),
+    "function's width": (
+        lambda s, c: (nn.Flatten(), nn.Linear(64, 7)),
+        "its answer has shape (7,)",
+    ),
     "one module": (nn.Linear(64, 10), "must be a pair (encoder, head)"),
     "function's failure": (lambda s, c: 1 // 0, "failed: ZeroDivisionError"),
     "shape": ((nn.Linear(5, 4), nn.Linear(4, 10)), "does not fit samples of shape (1, 8, 8)"),
@@ -347,11 +467,18 @@ def test_a_model_that_does_not_fit(name: str, fed: comity.Federation) -> None:
 
 def test_a_dataset_whose_labels_are_out_of_range(mine: Path) -> None:
     mine.write_text(FILE.replace("classes=10)", "classes=4)"), encoding="utf-8")
-    assert "labels must be less than classes=4" in complaint(command("run", "fedavg", "--data", mine), 2)
+    assert "labels must be less than classes=4" in complaint(
+        command("run", "fedavg", "--data", mine), 2
+    )
 
 
 def test_a_files_faults_are_told_with_its_name(mine: Path, fed: comity.Federation) -> None:
     mine.write_text("x = 1\n", encoding="utf-8")
-    for setting, wanted in (("--metric", "metric"), ("--partition", "partition"), ("--model", "build"), ("--data", "load")):
+    for setting, wanted in (
+        ("--metric", "metric"),
+        ("--partition", "partition"),
+        ("--model", "build"),
+        ("--data", "load"),
+    ):
         said = complaint(command("run", "fedavg", setting, mine), 2)
         assert f"{mine} must define {wanted}(...)" in said

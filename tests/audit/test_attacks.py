@@ -22,7 +22,12 @@ from comity.audit.view import View
 from comity.core.key import Key
 
 HOMES: list[TemporaryDirectory[str]] = []
-SETTINGS: dict[str, Any] = {"partition": "iid", "parties": 4, "model": "mlp2(width=100)", "rounds": 2}
+SETTINGS: dict[str, Any] = {
+    "partition": "iid",
+    "parties": 4,
+    "model": "mlp2(width=100)",
+    "rounds": 2,
+}
 
 
 @cache
@@ -44,12 +49,15 @@ def finding(audited: Audited, attack: str) -> Finding:
 
 
 def test_rows_give_members_away() -> None:
-    """Nearly all: first rows are made by weights that hardly differ from those that everybody starts from."""
+    """Nearly all: first rows are made by weights that hardly differ from those that everybody
+    starts from.
+    """
     found = finding(attacked("adcol"), "membership: rows, first weights")
     assert found.power
     assert found.success > 0.95
     assert found.figures["members"] + found.figures["others"] == sum(
-        len(party.train) + len(party.test) for party in comity.load("digits").partition("iid", parties=4, seed=0).parties.values()
+        len(party.train) + len(party.test)
+        for party in comity.load("digits").partition("iid", parties=4, seed=0).parties.values()
     )
     assert found.figures["tpr_at_0.01"][0] > 0.5
     assert found.figures["tpr_at_0.001"] is None, "450 samples cannot show one in a thousand"
@@ -130,9 +138,9 @@ def test_one_small_step_is_inverted() -> None:
     assert found.success >= 0.9
     assert found.prior == 0.0
     assert found.pictures is not None
-    scale = (found.pictures.originals - found.pictures.guesses).flatten(1).norm(dim=1) / found.pictures.originals.flatten(1).norm(
+    scale = (found.pictures.originals - found.pictures.guesses).flatten(1).norm(
         dim=1
-    )
+    ) / found.pictures.originals.flatten(1).norm(dim=1)
     assert scale[0] < 1e-3, "the best is the sample itself"
 
 
@@ -146,7 +154,9 @@ def test_gradients_of_small_batches_give_their_samples_away() -> None:
     assert inverted.figures["samples"] == 4 * 6
     assert inverted.success >= 0.8
     spanned = finding(found, "membership: gradients")
-    assert spanned.figures["tpr_at_0.01"][0] == pytest.approx(6 / (spanned.figures["members"] / 4), abs=0.01), "those in batches"
+    assert spanned.figures["tpr_at_0.01"][0] == pytest.approx(
+        6 / (spanned.figures["members"] / 4), abs=0.01
+    ), "those in batches"
 
 
 def test_gradients_of_large_batches_are_not() -> None:
@@ -171,7 +181,9 @@ def relu_layer(x: Tensor, units: int, seed: int) -> FirstLayer:
 
 @pytest.mark.parametrize("samples", [1, 2, 5, 8])
 def test_a_batch_is_computed_from_its_gradient(samples: int) -> None:
-    x = torch.randn(samples, 30, generator=torch.Generator().manual_seed(samples), dtype=torch.float64)
+    x = torch.randn(
+        samples, 30, generator=torch.Generator().manual_seed(samples), dtype=torch.float64
+    )
     found = samples_of(relu_layer(x, 150, 0), Key(0))
     assert found is not None
     assert torch.cdist(found, x).amin(0).max() < 1e-3
@@ -194,7 +206,9 @@ def test_what_is_close_to_two_samples_is_neither() -> None:
 
 
 def test_samples_that_are_sent_need_no_attack() -> None:
-    """Pooled data, and Fed-SPS's near-copies: an audit that called this nothing would be worse than none."""
+    """Pooled data, and Fed-SPS's near-copies: an audit that called this nothing would be worse than
+    none.
+    """
     pooled = finding(attacked("centralized", rounds=1), "samples in the open")
     assert pooled.success == 1.0
     copies = finding(attacked("fed-sps(mode=samples)", rounds=1, batch=10), "samples in the open")
@@ -203,12 +217,17 @@ def test_samples_that_are_sent_need_no_attack() -> None:
 
 
 def test_what_is_sent_and_not_attacked_is_said() -> None:
-    assert any("how many samples there are of each class was not tried" in text for text in attacked("relay").says)
+    assert any(
+        "how many samples there are of each class was not tried" in text
+        for text in attacked("relay").says
+    )
 
 
 def test_a_party_alone_tells_nothing() -> None:
     """The one message of SOLO is empty."""
-    assert attacked("solo").rows() == [["solo", "none", "", "", "", "", "0", "", attacked("solo").rows()[0][8], "0 B"]]
+    assert attacked("solo").rows() == [
+        ["solo", "none", "", "", "", "", "0", "", attacked("solo").rows()[0][8], "0 B"]
+    ]
     assert "Nothing was sent" in attacked("solo").says[0]
 
 
@@ -226,9 +245,14 @@ def test_test_samples_that_were_not_drawn_show_no_epsilon() -> None:
 def test_a_claim_that_an_attack_exceeds_is_refuted() -> None:
     claims = replace(attacked("adcol"), claimed=1.0, unit="record")
     assert claims.shown is not None
-    assert claims.says[0] == f"adcol: The claim is refuted: epsilon 1 is claimed, and an attack shows {claims.shown:.2f}."
+    assert (
+        claims.says[0] == "adcol: The claim is refuted: epsilon 1 is claimed, and an attack shows"
+        f" {claims.shown:.2f}."
+    )
     assert "refuted" not in " ".join(replace(claims, claimed=100.0).says)
-    assert "refuted" not in " ".join(replace(claims, unit="party").says), "what hides a party from others is no claim here"
+    assert "refuted" not in " ".join(replace(claims, unit="party").says), (
+        "what hides a party from others is no claim here"
+    )
     assert claims.rows()[0][6] == "1"
     assert replace(claims, unit="party").rows()[0][6] == "1 (party)"
 

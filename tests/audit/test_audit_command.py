@@ -1,4 +1,6 @@
-"""`comity audit` as people and programs meet it: a table, figures, a page with pictures, and one sentence for what is wrong."""
+"""`comity audit` as people and programs meet it: a table, figures, a page with pictures, and one
+sentence for what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from comity.data import Dataset
 FEW: dict[str, Any] = {"parties": 3, "partition": "iid", "model": "mlp2(width=100)", "rounds": 1}
 
 
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object) -> tuple[int, str, str]:
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object
+) -> tuple[int, str, str]:
     monkeypatch.setattr("sys.argv", ["comity", *map(str, args)])
     code = 0
     try:
@@ -38,7 +42,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def test_one_table_of_all_runs(several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_table_of_all_runs(
+    several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, err = command(capsys, monkeypatch, "audit", several)
     assert code == 0, err
     lines = out.split("\n")
@@ -65,7 +71,9 @@ def test_one_table_of_all_runs(several: Path, capsys: pytest.CaptureFixture[str]
     assert f"{several / 'other'} has no tape, and is left out." in err.replace("\n", " ")
 
 
-def test_figures_are_in_a_file(several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_in_a_file(
+    several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, _ = command(capsys, monkeypatch, "audit", several, "--json")
     assert code == 0
     told = without_crc(json.loads((several / "audit.json").read_text()))
@@ -76,7 +84,9 @@ def test_figures_are_in_a_file(several: Path, capsys: pytest.CaptureFixture[str]
     assert first["attack"] == "membership: rows, first weights"
     assert first["low"] <= first["success"] <= first["high"]
     assert first["power"]
-    assert adcol["epsilon_shown"] == max(one["epsilon"] for one in adcol["attacks"] if one["epsilon"] is not None)
+    assert adcol["epsilon_shown"] == max(
+        one["epsilon"] for one in adcol["attacks"] if one["epsilon"] is not None
+    )
 
 
 def test_the_page_has_pictures_and_loads_nothing(several: Path) -> None:
@@ -89,10 +99,14 @@ def test_the_page_has_pictures_and_loads_nothing(several: Path) -> None:
     blob = picture.read_bytes()
     assert blob.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", blob[16:24])
-    assert (width, height) == (12 * 66, 2 * 66), "twelve samples above, and what was made of them below"
+    assert (width, height) == (12 * 66, 2 * 66), (
+        "twelve samples above, and what was made of them below"
+    )
 
 
-def test_a_run_by_itself(several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_by_itself(
+    several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = several / "fedavg" / "seed-0"
     code, out, _ = command(capsys, monkeypatch, "audit", run)
     assert code == 0
@@ -105,7 +119,11 @@ def test_a_run_by_itself(several: Path, capsys: pytest.CaptureFixture[str], monk
     [("other", "has no tape"), ("nowhere", "There is no folder"), ("audit", "holds no run")],
 )
 def test_what_cannot_be_audited_is_refused(
-    which: str, sentence: str, several: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    which: str,
+    sentence: str,
+    several: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (several / "audit").mkdir(exist_ok=True)
     code, _, err = command(capsys, monkeypatch, "audit", several / which)

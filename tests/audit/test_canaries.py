@@ -1,4 +1,6 @@
-"""Canaries: a right mechanism passes, broken ones are caught, and where nothing can be caught, nothing is claimed."""
+"""Canaries: a right mechanism passes, broken ones are caught, and where nothing can be caught,
+nothing is claimed.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ DELTA = 1e-5
 GRADIENTS = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))
 
 
-def gaussian(noise: float, sensitivity: float = 1.0, rate: float = 1.0, clip: float = 2.0, seed: int = 1) -> Mechanism:
-    """Clipped means of whole batches with Gaussian noise; another `sensitivity` than 1 is a fault, a `rate` samples batches."""
+def gaussian(
+    noise: float, sensitivity: float = 1.0, rate: float = 1.0, clip: float = 2.0, seed: int = 1
+) -> Mechanism:
+    """Clipped means of whole batches with Gaussian noise; another `sensitivity` than 1 is a fault,
+    a `rate` samples batches.
+    """
     source = torch.Generator().manual_seed(seed)
 
     def made(factor: float) -> Step:
@@ -37,7 +43,9 @@ def gaussian(noise: float, sensitivity: float = 1.0, rate: float = 1.0, clip: fl
             kept = rows * (clip / rows.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
             if rate < 1:
                 kept = kept * (torch.rand(len(rows), 1, generator=source) < rate)
-            noisy = kept.sum(0) + factor * noise * clip * sensitivity * torch.randn(rows.shape[1], generator=source)
+            noisy = kept.sum(0) + factor * noise * clip * sensitivity * torch.randn(
+                rows.shape[1], generator=source
+            )
             return noisy / (rate * len(rows))
 
         return step
@@ -47,7 +55,9 @@ def gaussian(noise: float, sensitivity: float = 1.0, rate: float = 1.0, clip: fl
 
 @pytest.mark.parametrize("claimed", [0.5, 1.0, 2.0])
 def test_the_right_mechanism_passes(claimed: float) -> None:
-    found = attack(gaussian(gaussian_sigma(claimed, DELTA)), GRADIENTS, claimed, DELTA, whole=True, trials=3000)
+    found = attack(
+        gaussian(gaussian_sigma(claimed, DELTA)), GRADIENTS, claimed, DELTA, whole=True, trials=3000
+    )
     assert found.power
     assert found.epsilon is not None
     assert found.epsilon <= claimed
@@ -56,22 +66,35 @@ def test_the_right_mechanism_passes(claimed: float) -> None:
 
 @pytest.mark.parametrize("claimed", [0.5, 2.0])
 def test_a_tenth_of_the_noise_is_caught(claimed: float) -> None:
-    found = attack(gaussian(gaussian_sigma(claimed, DELTA) / 10), GRADIENTS, claimed, DELTA, whole=True, trials=2000)
+    found = attack(
+        gaussian(gaussian_sigma(claimed, DELTA) / 10),
+        GRADIENTS,
+        claimed,
+        DELTA,
+        whole=True,
+        trials=2000,
+    )
     assert found.refuted
     assert "refuted" in found.says
-    anything = attack(gaussian(gaussian_sigma(claimed, DELTA) / 10), GRADIENTS, claimed, DELTA, trials=1000)
+    anything = attack(
+        gaussian(gaussian_sigma(claimed, DELTA) / 10), GRADIENTS, claimed, DELTA, trials=1000
+    )
     assert anything.refuted, "by the bound for any mechanism"
 
 
 def test_half_the_sensitivity_is_caught() -> None:
-    assert attack(gaussian(gaussian_sigma(1.0, DELTA), sensitivity=0.5), GRADIENTS, 1.0, DELTA, whole=True).refuted
+    assert attack(
+        gaussian(gaussian_sigma(1.0, DELTA), sensitivity=0.5), GRADIENTS, 1.0, DELTA, whole=True
+    ).refuted
 
 
 def test_steps_that_are_not_counted_are_caught() -> None:
     """Four steps, each with the noise that one alone would need."""
     noise = gaussian_sigma(1.0, DELTA)
     assert attack(gaussian(noise), GRADIENTS, 1.0, DELTA, steps=4, whole=True, trials=1500).refuted
-    assert not attack(gaussian(noise * math.sqrt(4)), GRADIENTS, 1.0, DELTA, steps=4, whole=True, trials=1500).refuted
+    assert not attack(
+        gaussian(noise * math.sqrt(4)), GRADIENTS, 1.0, DELTA, steps=4, whole=True, trials=1500
+    ).refuted
 
 
 def test_where_it_has_no_power_it_says_so() -> None:
@@ -83,20 +106,43 @@ def test_where_it_has_no_power_it_says_so() -> None:
     assert "no power" in found.says
 
 
-def trained(noise: float, rate: float, steps: int = 1, trainer: Callable[[FitRequest[None]], Fitted] = train) -> Mechanism:
+def trained(
+    noise: float, rate: float, steps: int = 1, trainer: Callable[[FitRequest[None]], Fitted] = train
+) -> Mechanism:
     """The trainer of `+dp`, as the audit of a run attacks it."""
     network = models.build("linear", (12,), 2)
     row = Spent(
-        1, "local", "p0", "Model.theta", "record", "gaussian", 2.0, 2.0 * noise, rate, steps, 1.0, DELTA, "blank", "", 0, 0
+        1,
+        "local",
+        "p0",
+        "Model.theta",
+        "record",
+        "gaussian",
+        2.0,
+        2.0 * noise,
+        rate,
+        steps,
+        1.0,
+        DELTA,
+        "blank",
+        "",
+        0,
+        0,
     )
-    return mechanism(row, steps, 20 + CANARIES, LearningTask(network, 2, network.cut), Key(0), trainer)
+    return mechanism(
+        row, steps, 20 + CANARIES, LearningTask(network, 2, network.cut), Key(0), trainer
+    )
 
 
 def test_the_trainer_itself_is_attacked() -> None:
-    """Without noise what it takes from zero is the clipped mean of the rows, as many times as there are steps."""
+    """Without noise what it takes from zero is the clipped mean of the rows, as many times as there
+    are steps.
+    """
     kept = GRADIENTS * (2.0 / GRADIENTS.norm(dim=1, keepdim=True)).clamp(max=1)
     rows = torch.cat([GRADIENTS, torch.zeros(CANARIES, 12)])
-    assert torch.allclose(trained(1.0, 1.0, steps=3)(0.0)(rows), 3 * kept.sum(0) / (20 + CANARIES), atol=1e-5)
+    assert torch.allclose(
+        trained(1.0, 1.0, steps=3)(0.0)(rows), 3 * kept.sum(0) / (20 + CANARIES), atol=1e-5
+    )
 
 
 def test_the_trainer_passes_and_its_mutants_are_caught() -> None:
@@ -104,24 +150,41 @@ def test_the_trainer_passes_and_its_mutants_are_caught() -> None:
 
     def less_noise(request: FitRequest[None]) -> Fitted:
         assert request.private
-        return train(replace(request, private=replace(request.private, noise=request.private.noise / 10)))
+        return train(
+            replace(request, private=replace(request.private, noise=request.private.noise / 10))
+        )
 
     def half_the_sensitivity(request: FitRequest[None]) -> Fitted:
         """Twice as long gradients as the noise is made for."""
         assert request.private
-        return train(replace(request, private=replace(request.private, clip=4.0, noise=request.private.noise / 2)))
+        return train(
+            replace(
+                request, private=replace(request.private, clip=4.0, noise=request.private.noise / 2)
+            )
+        )
 
     found = {
-        trainer.__name__: attack(trained(noise, 1.0, trainer=trainer), GRADIENTS, 1.0, DELTA, whole=True, trials=1500)
+        trainer.__name__: attack(
+            trained(noise, 1.0, trainer=trainer), GRADIENTS, 1.0, DELTA, whole=True, trials=1500
+        )
         for trainer in (train, less_noise, half_the_sensitivity)
     }
     assert all(one.power for one in found.values())
-    assert {name for name, one in found.items() if one.refuted} == {"less_noise", "half_the_sensitivity"}
+    assert {name for name, one in found.items() if one.refuted} == {
+        "less_noise",
+        "half_the_sensitivity",
+    }
 
 
 def test_a_private_run_is_attacked_by_canaries(tmp_path: Path) -> None:
     """With whole batches they have power, and do not refute what the run claims."""
-    how: dict[str, Any] = {"tape": True, "parties": 12, "partition": "iid", "rounds": 2, "model": "linear"}
+    how: dict[str, Any] = {
+        "tape": True,
+        "parties": 12,
+        "partition": "iid",
+        "rounds": 2,
+        "model": "linear",
+    }
     comity.run("fedavg+dp(noise=5)", out=tmp_path / "whole", batch=1000, **how)
     whole = audit_run(tmp_path / "whole")
     assert whole.claimed is not None

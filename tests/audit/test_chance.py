@@ -1,4 +1,6 @@
-"""Figures of attacks: intervals that hold what they promise, and an epsilon that is never larger than the truth."""
+"""Figures of attacks: intervals that hold what they promise, and an epsilon that is never larger
+than the truth.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_the_area_is_scikit_learns_where_there_is_one_party() -> None:
 
 
 def test_parties_are_compared_within_themselves() -> None:
-    """A party whose scores are all larger, and who has more members, must not look like an attack that works."""
+    """A party whose scores are all larger, and who has more members, must not look like an attack
+    that works.
+    """
     parties = [normal(300, 30, 0.0, 1), normal(30, 300, 0.0, 2)]
     moved = [Scored(parties[0].scores + 100, parties[0].member), parties[1]]
     assert area(moved, Key(0)) == area(parties, Key(0))
@@ -55,27 +59,39 @@ def test_true_positives_where_false_ones_are_few() -> None:
     assert found.members.value == pytest.approx(0.75)
     assert found.others.value == pytest.approx(0.01)
     assert found.beyond
-    assert not any(few.beyond for seed in range(50) if (few := caught([normal(300, 300, 0.0, seed)], 0.01)))
+    assert not any(
+        few.beyond for seed in range(50) if (few := caught([normal(300, 300, 0.0, seed)], 0.01))
+    )
     assert caught([Scored(scores, member)], 0.001) is not None
-    assert caught([Scored(scores[:300], member[:300])], 0.001) is None, "100 others cannot show one in a thousand"
+    assert caught([Scored(scores[:300], member[:300])], 0.001) is None, (
+        "100 others cannot show one in a thousand"
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0])
 def test_randomized_response_never_shows_more_than_its_epsilon(epsilon: float) -> None:
-    """Each of 400 candidates is told truly with e^eps / (1 + e^eps): the best attack there is, on a known epsilon."""
+    """Each of 400 candidates is told truly with e^eps / (1 + e^eps): the best attack there is, on a
+    known epsilon.
+    """
     member = torch.arange(400) < 200
     found = []
     for seed in range(8):
         source = torch.Generator().manual_seed(seed)
         truly = torch.rand(400, generator=source) < 1 / (1 + math.exp(-epsilon))
         said = torch.where(truly, member, ~member)
-        found.append(shown_epsilon([Scored(said + 0.01 * torch.rand(400, generator=source), member)], 0.0, Key(seed)))
+        found.append(
+            shown_epsilon(
+                [Scored(said + 0.01 * torch.rand(400, generator=source), member)], 0.0, Key(seed)
+            )
+        )
     assert max(found) <= epsilon
     assert max(found) > epsilon / 3, "it would be no bound worth having"
 
 
 def test_few_samples_that_are_found_for_sure_are_power() -> None:
-    """One in a hundred was in a batch that was seen: the AUC says nothing of it, true positives at few false ones do."""
+    """One in a hundred was in a batch that was seen: the AUC says nothing of it, true positives at
+    few false ones do.
+    """
     one = normal(6000, 6000, 0.0)
     one.scores[:60] = 10.0
     found = membership("by batches", "", [one], True, 1e-5, Key(0))

@@ -1,4 +1,6 @@
-"""The tape of a run: all that its server saw, whole after any interruption, and no trace of it in runs without one."""
+"""The tape of a run: all that its server saw, whole after any interruption, and no trace of it in
+runs without one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from comity.experiments.recording import RecordedMessage
 from comity.experiments.server_run import Quiet
 from comity.units import size
 
-SMALL: dict[str, Any] = {"parties": 3, "partition": "iid", "model": "mlp2(width=8)", "rounds": 3, "batch": 100}
+SMALL: dict[str, Any] = {
+    "parties": 3,
+    "partition": "iid",
+    "model": "mlp2(width=8)",
+    "rounds": 3,
+    "batch": 100,
+}
 
 
 def messages(folder: Path) -> list[RecordedMessage]:
@@ -33,29 +41,48 @@ def test_what_is_on_it_is_what_was_charged(tmp_path: Path) -> None:
     done = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
     kept = messages(tmp_path)
     assert sum(payload(m.content) for m in kept if m.kind == "reply") == done.summary["bytes"]["up"]
-    assert sum(payload(m.content) * len(m.to) for m in kept if m.kind == "message") == done.summary["bytes"]["down"]
-    assert [m.call.round for m in kept if m.kind == "message"] == [1, 2, 3], "a letter that everybody got is kept once"
+    assert (
+        sum(payload(m.content) * len(m.to) for m in kept if m.kind == "message")
+        == done.summary["bytes"]["down"]
+    )
+    assert [m.call.round for m in kept if m.kind == "message"] == [1, 2, 3], (
+        "a letter that everybody got is kept once"
+    )
     assert {m.src for m in kept if m.kind == "reply"} == {0, 1, 2}
 
 
 def test_the_server_s_average_can_be_made_of_it(tmp_path: Path) -> None:
     done = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
-    replies = [m.content.theta for m in messages(tmp_path) if m.kind == "reply" and m.call.round == 3]
+    replies = [
+        m.content.theta for m in messages(tmp_path) if m.kind == "reply" and m.call.round == 3
+    ]
     sizes = torch.tensor(done.job.info.sizes, dtype=torch.float64)
-    mean = sum(theta["fc1.weight"].double() * n for theta, n in zip(replies, sizes, strict=True)) / sizes.sum()
+    mean = (
+        sum(theta["fc1.weight"].double() * n for theta, n in zip(replies, sizes, strict=True))
+        / sizes.sum()
+    )
     assert torch.allclose(mean.float(), done.model("p0").theta["fc1.weight"], atol=1e-7)
 
 
 def test_parcels_are_closed_to_the_server_and_open_to_their_recipients(tmp_path: Path) -> None:
     done = comity.run("fed-sps", out=tmp_path, record_messages=True, **SMALL | {"rounds": 1})
     kept = messages(tmp_path)
-    sent = [sealed for m in kept if m.kind == "reply" and m.call.function == "send" for sealed in m.content.values()]
+    sent = [
+        sealed
+        for m in kept
+        if m.kind == "reply" and m.call.function == "send"
+        for sealed in m.content.values()
+    ]
     assert sent
     assert all(isinstance(sealed, Sealed) and sealed.size > 0 for sealed in sent)
-    assert all(isinstance(unseal(sealed), Cipher) and not len(unseal(sealed).blob) for sealed in sent)
+    assert all(
+        isinstance(unseal(sealed), Cipher) and not len(unseal(sealed).blob) for sealed in sent
+    )
     opened = [m for m in kept if m.kind == "sealed"]
     assert sum(payload(m.content) for m in opened) == done.summary["bytes"]["peer"]
-    assert {(m.src, m.to) for m in opened} == {(i, (j,)) for i in range(3) for j in range(3) if i != j}
+    assert {(m.src, m.to) for m in opened} == {
+        (i, (j,)) for i in range(3) for j in range(3) if i != j
+    }
 
 
 def test_without_it_a_run_is_what_it_was(tmp_path: Path) -> None:
@@ -85,21 +112,30 @@ class Kill(Quiet):
 
 
 @pytest.mark.parametrize("method", ["scaffold+dbe", "fed-sps"])
-def test_killed_and_resumed_it_is_the_same(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_and_resumed_it_is_the_same(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     how = SMALL | {"tape": True, "engine": "loop"}
     comity.run(method, out=calm, **how)
     fork = multiprocessing.get_context("fork")
-    victim = fork.Process(target=comity.run, args=(method,), kwargs={"out": killed, "progress": Kill(), **how})
+    victim = fork.Process(
+        target=comity.run, args=(method,), kwargs={"out": killed, "progress": Kill(), **how}
+    )
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL
     known = RunFolder(killed).checkpoints().load()
     assert known is not None
-    assert RunFolder(killed).record_messages.stat().st_size > known.files["tape/messages"].length, "nothing was to be cut"
+    assert RunFolder(killed).record_messages.stat().st_size > known.files["tape/messages"].length, (
+        "nothing was to be cut"
+    )
     comity.run(method, out=killed, resume=True, **how)
-    assert RunFolder(killed).record_messages.read_bytes() == RunFolder(calm).record_messages.read_bytes()
+    assert (
+        RunFolder(killed).record_messages.read_bytes()
+        == RunFolder(calm).record_messages.read_bytes()
+    )
 
 
 def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: Path) -> None:
@@ -109,7 +145,10 @@ def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: 
     comity.run("fedavg", out=tmp_path / "made", record_messages=True, **SMALL | {"rounds": 2})
     ask_for(tmp_path / "made", 3)
     comity.run("fedavg", out=tmp_path / "made", resume=True, **SMALL)
-    assert RunFolder(tmp_path / "made").record_messages.read_bytes() == RunFolder(tmp_path / "long").record_messages.read_bytes()
+    assert (
+        RunFolder(tmp_path / "made").record_messages.read_bytes()
+        == RunFolder(tmp_path / "long").record_messages.read_bytes()
+    )
 
 
 def test_a_damaged_tape_is_refused(tmp_path: Path) -> None:
@@ -137,7 +176,9 @@ def test_what_was_not_on_tape_cannot_be_later(tmp_path: Path) -> None:
         messages(tmp_path)
 
 
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object) -> tuple[int, str, str]:
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *args: object
+) -> tuple[int, str, str]:
     monkeypatch.setattr("sys.argv", ["comity", *map(str, args)])
     code = 0
     try:
@@ -151,19 +192,36 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 FEW = ("--parties", 2, "--rounds", 1, "--model", "linear", "--batch", 100)
 
 
-def test_its_size_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, _ = command(capsys, monkeypatch, "run", "fedavg", *FEW, "--record-messages", "--out", tmp_path / "run")
+def test_its_size_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, _ = command(
+        capsys, monkeypatch, "run", "fedavg", *FEW, "--record-messages", "--out", tmp_path / "run"
+    )
     large = RunFolder(tmp_path / "run").record_messages.stat().st_size
     assert code == 0
     assert f"It is {size(large)}." in out
-    code, out, _ = command(capsys, monkeypatch, "compare", "fedavg", *FEW, "--record-messages", "--out", tmp_path / "all")
+    code, out, _ = command(
+        capsys,
+        monkeypatch,
+        "compare",
+        "fedavg",
+        *FEW,
+        "--record-messages",
+        "--out",
+        tmp_path / "all",
+    )
     assert code == 0
     assert "All messages are kept on tape" in out
     assert RunFolder(tmp_path / "all" / "fedavg" / "seed-0").recorded
 
 
-def test_there_is_none_between_sites(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    code, _, err = command(capsys, monkeypatch, "run", "fedavg", *FEW, "--record-messages", "--federation", tmp_path)
+def test_there_is_none_between_sites(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = command(
+        capsys, monkeypatch, "run", "fedavg", *FEW, "--record-messages", "--federation", tmp_path
+    )
     assert code != 0
     assert "between real sites there is none" in err
     assert err.count("\n") == 1

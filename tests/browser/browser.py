@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+QUIET = (
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
 OWN = ("file:", "data:", "blob:")
 KINDS = ("one", "five", "half", "groups", "heart", "sensors", "amounts")
 """The pages that tests open."""
@@ -50,13 +56,17 @@ class Opened:
 
     def draw(self) -> int:
         """Open what is folded and draw all charts that are not hidden; returns how many there are."""
-        self.page.evaluate("() => document.querySelectorAll('details.part').forEach(d => { d.open = true; })")
+        self.page.evaluate(
+            "() => document.querySelectorAll('details.part').forEach(d => { d.open = true; })"
+        )
         return int(self.page.evaluate("() => window.drawEverything()"))
 
     def settle(self) -> None:
         """Wait until what was begun is drawn."""
         self.page.evaluate("() => window.drawEverything()")
-        self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        self.page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
 
 
 Open = Callable[..., AbstractContextManager[Opened]]
@@ -65,11 +75,18 @@ Open = Callable[..., AbstractContextManager[Opened]]
 
 @contextmanager
 def opened(
-    started: Browser, path: Path, width: int = 1440, scheme: str = "light", height: int = 900, at: str = ""
+    started: Browser,
+    path: Path,
+    width: int = 1440,
+    scheme: str = "light",
+    height: int = 900,
+    at: str = "",
 ) -> Iterator[Opened]:
     """A file in a window of that width, `at` an address in it."""
     context: Any = started.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if scheme == "dark" else "light", accept_downloads=True
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if scheme == "dark" else "light",
+        accept_downloads=True,
     )
     it = Opened(context.new_page())
     it.page.on("console", lambda m: it.said.append(f"{m.type}: {m.text}"))

@@ -1,4 +1,6 @@
-"""Pages for a browser to open. Without COMITY_BROWSER=1 (`make test-browser` sets it) these tests are skipped."""
+"""Pages for a browser to open. Without COMITY_BROWSER=1 (`make test-browser` sets it) these tests
+are skipped.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,9 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One run; five methods under three seeds; a run that stopped half way; two settings; hospitals by AUC under three seeds;
-    sensors that see digits differently; a label that is a number."""
+    """One run; five methods under three seeds; a run that stopped half way; two settings; hospitals
+    by AUC under three seeds; sensors that see digits differently; a label that is a number.
+    """
     from browser import KINDS
     from comity import run
     from comity.experiments.config import experiment
@@ -70,7 +73,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("pages")
 
     def compared(name: str, methods: list[str], seeds: list[int], **settings: Any) -> None:
-        compare(experiment(SMALL | settings), methods, seeds, root / name, lambda _: Quiet(), lambda _: None)
+        compare(
+            experiment(SMALL | settings),
+            methods,
+            seeds,
+            root / name,
+            lambda _: Quiet(),
+            lambda _: None,
+        )
 
     run("fedavg", out=root / "one", **SMALL)
     compared("five", ["fedavg", "fedavg+dbe", "fed-sps", "adcol"], [0, 1, 2])
@@ -81,8 +91,19 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         whole = (half / name).read_bytes()
         (half / name).write_bytes(whole[: 2 * len(whole) // 3])
     for name, without in (("a", ("adcol", "fed-sps")), ("b", ("fedavg", "fedavg*"))):
-        shutil.copytree(root / "five", root / "groups" / name, ignore=shutil.ignore_patterns(*without))
-    compared("heart", ["fedavg", "fedprox"], [0, 1, 2], data="heart", partition="auto", parties=4, metric="auc", model="linear")
+        shutil.copytree(
+            root / "five", root / "groups" / name, ignore=shutil.ignore_patterns(*without)
+        )
+    compared(
+        "heart",
+        ["fedavg", "fedprox"],
+        [0, 1, 2],
+        data="heart",
+        partition="auto",
+        parties=4,
+        metric="auc",
+        model="linear",
+    )
     shift = "iid|shift(kinds=none,invert,rotate,noise,contrast,blur)|keep(samples=60)"
     compared("sensors", ["fedavg"], [0], partition=shift, parties=6)
     (root / "days.py").write_text(DAYS, encoding="utf-8")
@@ -94,7 +115,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def look(chromium: Browser, pages: dict[str, Path]) -> Open:
-    """`with look("one", 400, "dark") as it`: the page, with all its charts drawn; nothing may go wrong meanwhile."""
+    """`with look("one", 400, "dark") as it`: the page, with all its charts drawn; nothing may go
+    wrong meanwhile.
+    """
     from browser import opened
 
     @contextmanager

@@ -1,4 +1,5 @@
-"""The README's picture: parts of a page, as wide as a window: the answers, the curves, and who gains by the first methods.
+"""The README's picture: parts of a page, as wide as a window: the answers, the curves, and who
+gains by the first methods.
 
 Of a page with several settings the last one is shown. What stands between these parts is left out.
 
@@ -15,8 +16,14 @@ from browser import browser, opened
 WIDTH = 1200
 MOST = 400_000
 """Bytes that a README's picture may have."""
-LAST = "() => { const all = document.querySelectorAll('.group'); if (all.length > 1) location.hash = all[all.length - 1].id; }"
-LEFT_OUT = "section[data-part=answer] .blocks > :not(.facts), section[data-part=gains] .blocks > :not(figure)"
+LAST = (
+    "() => { const all = document.querySelectorAll('.group'); if (all.length > 1) location.hash ="
+    " all[all.length - 1].id; }"
+)
+LEFT_OUT = (
+    "section[data-part=answer] .blocks > :not(.facts), section[data-part=gains] .blocks >"
+    " :not(figure)"
+)
 END = """() => {
     const last = [...document.querySelectorAll(".group:not([hidden]) section[data-part=gains] figure")].slice(0, 2).at(-1);
     return Math.ceil(last.getBoundingClientRect().bottom + scrollY + 16);
@@ -27,17 +34,26 @@ def main(source: Path, target: Path) -> None:
     """Draw, leave out, cut."""
     with browser() as started, opened(started, source, WIDTH) as it:
         it.page.evaluate(LAST)
-        it.page.add_style_tag(content=f"{LEFT_OUT} {{ display: none !important; }} html {{ scroll-behavior: auto !important; }}")
+        it.page.add_style_tag(
+            content=(
+                f"{LEFT_OUT} {{ display: none !important; }} html {{ scroll-behavior: auto"
+                " !important; }"
+            )
+        )
         it.page.wait_for_timeout(500)
         it.draw()
         it.settle()
         it.page.evaluate("() => scrollTo(0, 0)")
         height = int(it.page.evaluate(END))
-        it.page.screenshot(path=target, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
+        it.page.screenshot(
+            path=target, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height}
+        )
     size = target.stat().st_size
     print(f"{target}: {WIDTH} x {height}, {size / 1000:.0f} kB")
     if size > MOST:
-        raise SystemExit(f"{target} has {size:,} bytes, more than {MOST:,}: choose a page with fewer charts.")
+        raise SystemExit(
+            f"{target} has {size:,} bytes, more than {MOST:,}: choose a page with fewer charts."
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""What a browser makes of the page: it is drawn, obeys its controls, is readable by everyone, and asks nobody for anything."""
+"""What a browser makes of the page: it is drawn, obeys its controls, is readable by everyone, and
+asks nobody for anything.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_every_chart_is_drawn(kind: str, look: Open) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_charts_are_drawn_when_they_come_into_view(kind: str, chromium: Browser, pages: dict[str, Path]) -> None:
+def test_charts_are_drawn_when_they_come_into_view(
+    kind: str, chromium: Browser, pages: dict[str, Path]
+) -> None:
     with opened(chromium, pages[kind]) as it:
         first = it.page.locator(".group:not([hidden]) .chart").first
         first.scroll_into_view_if_needed()
@@ -67,11 +71,19 @@ def test_charts_are_drawn_when_they_come_into_view(kind: str, chromium: Browser,
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_section_is_there(kind: str, look: Open) -> None:
     with look(kind) as it:
-        ids = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) section")].map(s => s.id)')
+        ids = it.page.evaluate(
+            '[...document.querySelectorAll(".group:not([hidden]) section")].map(s => s.id)'
+        )
         assert [name.split("/")[-1] for name in ids] == SECTIONS
-        links = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) nav a")].map(a => a.getAttribute("href"))')
+        links = it.page.evaluate(
+            '[...document.querySelectorAll(".group:not([hidden]) nav a")].map(a =>'
+            ' a.getAttribute("href"))'
+        )
         assert links == [f"#{name}" for name in ids]
-        words = it.page.evaluate('[...document.querySelectorAll(".group:not([hidden]) section")].map(s => s.innerText.length)')
+        words = it.page.evaluate(
+            '[...document.querySelectorAll(".group:not([hidden]) section")].map(s =>'
+            " s.innerText.length)"
+        )
         assert min(words) > 40
 
 
@@ -84,14 +96,25 @@ def test_boxes_show_and_hide_methods(look: Open) -> None:
     with look("five") as it:
         boxes = it.page.locator(".methods input")
         assert [boxes.nth(k).get_attribute("value") for k in range(boxes.count())] == METHODS
-        before = [lines(it, "accuracy-by-round"), lines(it, "accuracy-by-bytes"), lines(it, "bytes-by-party", "symbol")]
+        before = [
+            lines(it, "accuracy-by-round"),
+            lines(it, "accuracy-by-bytes"),
+            lines(it, "bytes-by-party", "symbol"),
+        ]
         assert before == [5, 4, 12]
         it.page.locator(".methods input[value=fedavg]").uncheck()
         it.settle()
-        after = [lines(it, "accuracy-by-round"), lines(it, "accuracy-by-bytes"), lines(it, "bytes-by-party", "symbol")]
+        after = [
+            lines(it, "accuracy-by-round"),
+            lines(it, "accuracy-by-bytes"),
+            lines(it, "bytes-by-party", "symbol"),
+        ]
         assert after == [4, 3, 9]
         own = it.page.locator("figure:has([id$=gains-fedavg]), figure:has([id$=helps-fedavg])")
-        assert [own.nth(k).is_visible() for k in range(own.count())] == [False, False], "charts of that method alone go, too"
+        assert [own.nth(k).is_visible() for k in range(own.count())] == [
+            False,
+            False,
+        ], "charts of that method alone go, too"
         it.page.locator("#theme").click()  # a chart that is drawn anew remembers
         it.settle()
         assert lines(it, "accuracy-by-round") == 4
@@ -148,9 +171,14 @@ def test_the_theme(look: Open) -> None:
 
 
 def test_the_select_of_groups(look: Open) -> None:
-    widths = f"{SEEN}.map(c => Math.round(c.querySelector('svg')?.getBoundingClientRect().width ?? 0))"
+    widths = (
+        f"{SEEN}.map(c => Math.round(c.querySelector('svg')?.getBoundingClientRect().width ?? 0))"
+    )
     with look("groups") as it:
-        shown = "() => [...document.querySelectorAll('.group')].filter(g => g.offsetParent !== null).map(g => g.id)"
+        shown = (
+            "() => [...document.querySelectorAll('.group')].filter(g => g.offsetParent !=="
+            " null).map(g => g.id)"
+        )
         assert it.page.evaluate(shown) == ["setting=a"]
         before = it.page.evaluate(widths)
         assert min(before) > 300
@@ -169,7 +197,9 @@ def test_downloads(look: Open, tmp_path: Path) -> None:
     with look("five") as it:
         content = json.loads(it.page.evaluate("document.getElementById('comity').textContent"))
     names = list(content["data"])
-    for some in (names[k : k + 8] for k in range(0, len(names), 8)):  # Chromium allows a page ten at once
+    for some in (
+        names[k : k + 8] for k in range(0, len(names), 8)
+    ):  # Chromium allows a page ten at once
         with look("five") as it:
             for name in some:
                 with it.page.expect_download() as waiting:
@@ -192,7 +222,11 @@ def test_downloads(look: Open, tmp_path: Path) -> None:
 
 
 def unpacked(column: Any) -> list[Any]:
-    return [None if k < 0 else column["words"][k] for k in column["at"]] if isinstance(column, dict) else list(column)
+    return (
+        [None if k < 0 else column["words"][k] for k in column["at"]]
+        if isinstance(column, dict)
+        else list(column)
+    )
 
 
 def told(value: Any) -> str:
@@ -211,14 +245,12 @@ def test_the_keyboard_reaches_everything(look: Open) -> None:
         page.evaluate("() => document.activeElement.blur()")
         for _ in range(250):
             page.keyboard.press("Tab")
-            what = page.evaluate(
-                """() => {
+            what = page.evaluate("""() => {
                     const e = document.activeElement;
                     if (e === document.body) return null;
                     e.dataset.reached = "yes";
                     return e.matches(":focus-visible") && getComputedStyle(e).outlineStyle !== "none" ? "seen" : e.outerHTML;
-                }"""
-            )
+                }""")
             if what is None:
                 break
             reached.append(what)
@@ -249,7 +281,9 @@ def test_nothing_sticks_out(kind: str, width: int, look: Open) -> None:
         wide = f"{SEEN}.filter(c => c.scrollWidth > c.clientWidth + 1).map(c => c.id)"
         assert it.page.evaluate(wide) == [], "a chart is as wide as its place"
         assert it.page.evaluate(CUT) == [], "a text is cut off"
-        it.page.set_viewport_size({"width": 1840 - width, "height": 900})  # 400 and 1440 change places
+        it.page.set_viewport_size(
+            {"width": 1840 - width, "height": 900}
+        )  # 400 and 1440 change places
         it.settle()
         assert it.page.evaluate(CUT) == [], "a text is cut off after the window changed its size"
 
@@ -257,14 +291,29 @@ def test_nothing_sticks_out(kind: str, width: int, look: Open) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_for_every_picture(kind: str, look: Open) -> None:
     with look(kind) as it:
-        labels = it.page.evaluate('[...document.querySelectorAll(".chart")].map(c => [c.getAttribute("role"), c.ariaLabel])')
-        assert all(role in ("img", "graphics-document") and len(label) > 20 for role, label in labels)
+        labels = it.page.evaluate(
+            '[...document.querySelectorAll(".chart")].map(c => [c.getAttribute("role"),'
+            " c.ariaLabel])"
+        )
+        assert all(
+            role in ("img", "graphics-document") and len(label) > 20 for role, label in labels
+        )
         assert it.page.evaluate("[...document.images].filter(i => !i.alt).length") == 0
-        assert it.page.evaluate("[...document.images].filter(i => !i.complete || !i.naturalWidth).length") == 0
+        assert (
+            it.page.evaluate(
+                "[...document.images].filter(i => !i.complete || !i.naturalWidth).length"
+            )
+            == 0
+        )
         controls = "[...document.querySelectorAll('button, input, select')]"
-        unnamed = f"{controls}.filter(e => !(e.ariaLabel || e.textContent || e.labels?.length)).map(e => e.outerHTML)"
+        unnamed = (
+            f"{controls}.filter(e => !(e.ariaLabel || e.textContent || e.labels?.length)).map(e =>"
+            " e.outerHTML)"
+        )
         assert it.page.evaluate(unnamed) == []
-        ids = it.page.evaluate("[...document.querySelectorAll('body [id]:not(svg *)')].map(e => e.id)")
+        ids = it.page.evaluate(
+            "[...document.querySelectorAll('body [id]:not(svg *)')].map(e => e.id)"
+        )
         assert len(ids) == len(set(ids))
 
 
@@ -274,9 +323,13 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text(encoding="utf-8")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_contrast(kind: str, scheme: str, look: Open) -> None:
-    """Every text has at least 4.5 times the luminance of what is behind it, or the other way round (WCAG 2, AA)."""
+    """Every text has at least 4.5 times the luminance of what is behind it, or the other way round
+    (WCAG 2, AA).
+    """
     with look(kind, scheme=scheme) as it:
-        it.page.evaluate("() => document.querySelectorAll('details').forEach(d => { d.open = true; })")
+        it.page.evaluate(
+            "() => document.querySelectorAll('details').forEach(d => { d.open = true; })"
+        )
         found = it.page.evaluate(CONTRAST)
         assert found["texts"] > 100
         assert [f"{text}: {ratio:.2f}" for text, ratio in found["low"]] == []
@@ -284,18 +337,32 @@ def test_contrast(kind: str, scheme: str, look: Open) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_paper(scheme: str, chromium: Browser, pages: dict[str, Path]) -> None:
-    """What is printed has all charts, though none was looked at before; on white, and as wide as the sheet."""
+    """What is printed has all charts, though none was looked at before; on white, and as wide as
+    the sheet.
+    """
     with opened(chromium, pages["five"], scheme=scheme, height=300) as it:
         early = len(it.page.pdf())
         it.draw()
         late = len(it.page.pdf())
         assert early > 0.95 * late
         it.page.emulate_media(media="print")
-        it.page.evaluate("() => { document.body.style.width = '720px'; }")  # a sheet is narrower, and no window changes its size
+        it.page.evaluate(
+            "() => { document.body.style.width = '720px'; }"
+        )  # a sheet is narrower, and no window changes its size
         right = "e => e.getBoundingClientRect().right"
-        out = f"{SEEN}.filter(c => ({right})(c.querySelector('svg')) > ({right})(c.closest('figure'))).map(c => c.id)"
+        out = (
+            f"{SEEN}.filter(c => ({right})(c.querySelector('svg')) >"
+            f" ({right})(c.closest('figure'))).map(c => c.id)"
+        )
         assert it.page.evaluate(out) == []
-        assert it.page.locator("header, nav, .tools, .more, .methods input").locator("visible=true").count() == 0
-        assert it.page.locator(".methods label").locator("visible=true").count() == 5, "the charts' legend"
+        assert (
+            it.page.locator("header, nav, .tools, .more, .methods input")
+            .locator("visible=true")
+            .count()
+            == 0
+        )
+        assert it.page.locator(".methods label").locator("visible=true").count() == 5, (
+            "the charts' legend"
+        )
         assert it.page.evaluate("document.documentElement.dataset.theme") == scheme
         assert not it.said

@@ -1,4 +1,6 @@
-"""A pointer rests on every mark of every chart, and what the tooltip says is true: of that mark, and of the runs' files."""
+"""A pointer rests on every mark of every chart, and what the tooltip says is true: of that mark,
+and of the runs' files.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ REFERENCES = {"discriminator"}
 
 
 def content(it: Opened) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(it.page.evaluate("document.getElementById('comity').textContent"))
+    found: dict[str, Any] = json.loads(
+        it.page.evaluate("document.getElementById('comity').textContent")
+    )
     return found
 
 
@@ -56,7 +60,9 @@ def agrees(shown: str, value: Any) -> bool:
 def sized(shown: str, count: float) -> bool:
     """Whether a text such as 5.79 MB is that many bytes."""
     number, unit = shown.split(" ")
-    return math.isclose(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit], count, rel_tol=6e-3)
+    return math.isclose(
+        float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit], count, rel_tol=6e-3
+    )
 
 
 def check(chart: dict[str, Any], mark: dict[str, Any]) -> None:
@@ -85,7 +91,9 @@ def test_every_mark_says_what_it_shows(kind: str, look: Open) -> None:
         page = content(it)
         named = re.compile(r"method|party|helper|class")
         for name, chart in page["charts"].items():
-            if it.page.evaluate("id => Boolean(document.getElementById(id).closest('[hidden]'))", name):
+            if it.page.evaluate(
+                "id => Boolean(document.getElementById(id).closest('[hidden]'))", name
+            ):
                 continue
             marks = it.page.evaluate(HOVER, name)
             told = [mark for mark in marks if mark["reached"] and mark["lines"]]
@@ -97,7 +105,9 @@ def test_every_mark_says_what_it_shows(kind: str, look: Open) -> None:
                     assert any(named.search(title) for title, _ in mark["lines"]), mark["text"]
                 else:
                     reference = mark["kind"] == "rule" and chart["name"] in REFERENCES
-                    assert mark["kind"] in SILENT or reference, f"{chart['name']}: a {mark['kind']} says nothing"
+                    assert mark["kind"] in SILENT or reference, (
+                        f"{chart['name']}: a {mark['kind']} says nothing"
+                    )
 
 
 @pytest.mark.parametrize("kind", ["five", "heart", "sensors", "amounts"])
@@ -106,16 +116,22 @@ def test_the_last_round_is_the_summarys(kind: str, look: Open, pages: dict[str, 
     folder = pages[kind].parent
     told: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.rglob("summary.json")):
-        told.setdefault(path.parent.parent.name, []).append(json.loads(path.read_text(encoding="utf-8")))
+        told.setdefault(path.parent.parent.name, []).append(
+            json.loads(path.read_text(encoding="utf-8"))
+        )
     with look(kind, height=1400) as it:
         charts = content(it)["charts"]
         metric = next(iter(told.values()))[0]["metric"]
         (curve,) = (name for name, chart in charts.items() if chart["name"] == f"{metric}-by-round")
-        heard = [dict(mark["lines"]) for mark in it.page.evaluate(HOVER, curve) if mark.get("lines")]
+        heard = [
+            dict(mark["lines"]) for mark in it.page.evaluate(HOVER, curve) if mark.get("lines")
+        ]
         last = max(int(lines["round"]) for lines in heard)
         ends = {lines["method"]: lines for lines in heard if int(lines["round"]) == last}
         assert ends
-        title = next(title for title, field in tips(charts[curve]["spec"]).items() if field == metric)
+        title = next(
+            title for title, field in tips(charts[curve]["spec"]).items() if field == metric
+        )
         for method, lines in ends.items():
             means = [summary[metric]["mean"] for summary in told[method]]
             assert agrees(lines[title], statistics.fmean(means)), (method, lines)
@@ -124,15 +140,21 @@ def test_the_last_round_is_the_summarys(kind: str, look: Open, pages: dict[str, 
         (gains,) = (name for name, chart in charts.items() if chart["name"] == "gains-fedavg")
         own = [dict(mark["lines"]) for mark in it.page.evaluate(HOVER, gains) if mark.get("lines")]
         for lines in own:
-            party, _, seed = lines["party"].removesuffix(")").partition(" (seed ")  # other samples under another seed
-            runs = [summary for summary in told["fedavg"] if not seed or summary["seed"] == int(seed)]
+            party, _, seed = (
+                lines["party"].removesuffix(")").partition(" (seed ")
+            )  # other samples under another seed
+            runs = [
+                summary for summary in told["fedavg"] if not seed or summary["seed"] == int(seed)
+            ]
             figures = [summary[metric]["per_party"][party] for summary in runs]
             assert agrees(lines["fedavg"], statistics.fmean(figures)), lines
 
 
 @pytest.mark.parametrize("kind", ["five", "heart"])
 def test_a_real_mouse(kind: str, look: Open) -> None:
-    """The same by the machine's own pointer: the first point of the accuracy charts, and a cell's figure."""
+    """The same by the machine's own pointer: the first point of the accuracy charts, and a cell's
+    figure.
+    """
     with look(kind, height=1000) as it:
         for ending in ("-by-round", "-by-bytes", "distances"):
             chart = it.page.locator(f"[id^=chart-][id$={ending}]").first

@@ -1,4 +1,6 @@
-"""What was given away, as a reader sees it: the report's table of guarantees, the page of what left a party, and an audit's."""
+"""What was given away, as a reader sees it: the report's table of guarantees, the page of what left
+a party, and an audit's.
+"""
 
 from __future__ import annotations
 
@@ -65,21 +67,39 @@ def seen(chromium: Browser, path: Path, width: int, scheme: str = "light") -> It
 
 
 def cells(it: Opened, k: int) -> list[str]:
-    rows = f"[...document.querySelectorAll('table[data-name=privacy] tbody tr')].map(r => r.cells[{k}].textContent)"
+    rows = (
+        "[...document.querySelectorAll('table[data-name=privacy] tbody tr')].map(r =>"
+        f" r.cells[{k}].textContent)"
+    )
     return list(it.page.evaluate(rows))
 
 
-def test_the_report_says_what_is_guaranteed_by_whom_and_of_whom(chromium: Browser, private: dict[str, Path]) -> None:
+def test_the_report_says_what_is_guaranteed_by_whom_and_of_whom(
+    chromium: Browser, private: dict[str, Path]
+) -> None:
     with seen(chromium, private["report"], 1440) as it:
         it.draw()
         table = it.page.locator("table[data-name=privacy]")
         assert table.is_visible()
         heads = table.locator("th").all_inner_texts()
-        assert heads == ["method", "epsilon", "protected", "from whom", "delta", "left without noise"]
-        told = {(method, whom): text for method, whom, text in zip(cells(it, 0), cells(it, 3), cells(it, 2), strict=True)}
+        assert heads == [
+            "method",
+            "epsilon",
+            "protected",
+            "from whom",
+            "delta",
+            "left without noise",
+        ]
+        told = {
+            (method, whom): text
+            for method, whom, text in zip(cells(it, 0), cells(it, 3), cells(it, 2), strict=True)
+        }
         assert told["fedavg+dp(noise=1)", "everybody else"] == "a training record"
         assert told["fedavg+dp(noise=4,level=party)", "everybody else"] == "nothing"
-        assert told["fedavg+dp(noise=4,level=party)", "other parties, if the server is trusted"] == "all that a party has"
+        assert (
+            told["fedavg+dp(noise=4,level=party)", "other parties, if the server is trusted"]
+            == "all that a party has"
+        )
         assert told["relay+ldp(noise=2)", "everybody else"].startswith("a row")
         # By worth, not by letters: 0.3 is less than 0.52, and infinite is the most.
         head = table.locator("th").nth(1).get_by_role("button")
@@ -92,7 +112,9 @@ def test_the_report_says_what_is_guaranteed_by_whom_and_of_whom(chromium: Browse
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_epsilon_is_in_sight_on_a_phone(scheme: str, chromium: Browser, private: dict[str, Path]) -> None:
+def test_epsilon_is_in_sight_on_a_phone(
+    scheme: str, chromium: Browser, private: dict[str, Path]
+) -> None:
     with seen(chromium, private["report"], 390, scheme) as it:
         it.draw()
         table = it.page.locator("table[data-name=privacy]")
@@ -104,21 +126,30 @@ def test_epsilon_is_in_sight_on_a_phone(scheme: str, chromium: Browser, private:
 
 @pytest.mark.parametrize("width", [1440, 1000, 390])
 @pytest.mark.parametrize("method", METHODS)
-def test_what_left_can_be_read_in_any_window(method: str, width: int, chromium: Browser, private: dict[str, Path]) -> None:
+def test_what_left_can_be_read_in_any_window(
+    method: str, width: int, chromium: Browser, private: dict[str, Path]
+) -> None:
     with seen(chromium, private[method], width) as it:
         assert it.page.evaluate(OUTSIDE) == []
         assert [word for word in it.page.evaluate(BROKEN) if "-" not in word] == []
         assert it.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
         parts = it.page.locator("h2").all_inner_texts()
         assert parts[:3] == ["What is not protected", "What left", "What that guarantees"]
-        on_a_phone = it.page.locator("#left td").first.evaluate("e => getComputedStyle(e, '::before').content")
-        assert ("What left" in on_a_phone) == (width < 800)  # a cell names its column, where there is no head above it
+        on_a_phone = it.page.locator("#left td").first.evaluate(
+            "e => getComputedStyle(e, '::before').content"
+        )
+        assert ("What left" in on_a_phone) == (
+            width < 800
+        )  # a cell names its column, where there is no head above it
 
 
 def test_what_left_says_behind_which_noise(chromium: Browser, private: dict[str, Path]) -> None:
     with seen(chromium, private["relay+ldp(noise=2)"], 1440) as it:
         text = it.page.inner_text("main")
-        assert "One noise for Upload.means, Upload.counts, Upload.obs, Upload.seen together, counted once" in text
+        assert (
+            "One noise for Upload.means, Upload.counts, Upload.obs, Upload.seen together, counted"
+            " once" in text
+        )
         assert "Rows are protected, not records" in text
     with seen(chromium, private["fedavg"], 1440) as it:
         first = it.page.locator("p.warning").first
@@ -127,7 +158,9 @@ def test_what_left_says_behind_which_noise(chromium: Browser, private: dict[str,
 
 
 @pytest.mark.parametrize("width", [1440, 1280])
-def test_no_column_of_an_audit_is_cut_off(width: int, chromium: Browser, private: dict[str, Path]) -> None:
+def test_no_column_of_an_audit_is_cut_off(
+    width: int, chromium: Browser, private: dict[str, Path]
+) -> None:
     with seen(chromium, private["audit"], width) as it:
         assert it.page.evaluate(OUTSIDE) == []
         for method in METHODS:
@@ -135,9 +168,12 @@ def test_no_column_of_an_audit_is_cut_off(width: int, chromium: Browser, private
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_an_audit_on_a_phone_scrolls_its_table_and_nothing_else(scheme: str, chromium: Browser, private: dict[str, Path]) -> None:
+def test_an_audit_on_a_phone_scrolls_its_table_and_nothing_else(
+    scheme: str, chromium: Browser, private: dict[str, Path]
+) -> None:
     with seen(chromium, private["audit"], 390, scheme) as it:
         assert it.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
         assert it.page.evaluate(
-            "() => { const t = document.querySelector('.scroll'); t.scrollLeft = 1e4; return t.scrollLeft > 0; }"
+            "() => { const t = document.querySelector('.scroll'); t.scrollLeft = 1e4; return"
+            " t.scrollLeft > 0; }"
         )

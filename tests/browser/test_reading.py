@@ -1,4 +1,6 @@
-"""What a reader does with the page: reads its labels, sorts its tables, sends its address on, opens it on a phone, prints it."""
+"""What a reader does with the page: reads its labels, sorts its tables, sends its address on, opens
+it on a phone, prints it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ def test_no_label_lies_on_another_or_is_cut(kind: str, width: int, look: Open) -
 
 
 def column(it: Opened, table: str, k: int) -> list[str]:
-    cells = f"[...document.querySelectorAll('table[data-name={table}] tbody tr')].map(r => r.cells[{k}].textContent)"
+    cells = (
+        f"[...document.querySelectorAll('table[data-name={table}] tbody tr')].map(r =>"
+        f" r.cells[{k}].textContent)"
+    )
     return list(it.page.evaluate(cells))
 
 
@@ -62,8 +67,12 @@ def test_a_table_sorts_by_any_of_its_heads(k: int, look: Open) -> None:
         assert heads.nth(1).get_attribute("aria-sort") == "none", "one column at a time"
 
 
-def test_cells_are_sorted_by_what_they_mean(chromium: Browser, pages: dict[str, Path], tmp_path: Path) -> None:
-    """Bytes by their unit, times by theirs, shares of parties as shares; never is more than any number, silence comes last."""
+def test_cells_are_sorted_by_what_they_mean(
+    chromium: Browser, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    """Bytes by their unit, times by theirs, shares of parties as shares; never is more than any
+    number, silence comes last.
+    """
     told = {
         "bytes": ["90 B", "8.03 kB", "16 kB", "1.2 MB", "3 GB", ""],
         "time": ["0.1 s", "3.9 s", "59.9 s", "2 min", "1.5 h", ""],
@@ -74,10 +83,15 @@ def test_cells_are_sorted_by_what_they_mean(chromium: Browser, pages: dict[str, 
     }
     heads = "".join(f"<th class='figure' scope='col'>{name}</th>" for name in told)
     places = [3, 5, 0, 4, 1, 2]  # mixed
-    body = "".join("<tr>" + "".join(f"<td>{cells[k]}</td>" for cells in told.values()) + "</tr>" for k in places)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{cells[k]}</td>" for cells in told.values()) + "</tr>"
+        for k in places
+    )
     table = f"<table data-name=mixed><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     source = pages["one"].read_text(encoding="utf-8")
-    (tmp_path / "mixed.html").write_text(source.replace('<main id="main">', f'<main id="main">{table}', 1), encoding="utf-8")
+    (tmp_path / "mixed.html").write_text(
+        source.replace('<main id="main">', f'<main id="main">{table}', 1), encoding="utf-8"
+    )
     with opened(chromium, tmp_path / "mixed.html") as it:
         for k, (name, cells) in enumerate(told.items()):
             button = it.page.locator("table[data-name=mixed] th").nth(k).get_by_role("button")
@@ -90,7 +104,9 @@ def test_cells_are_sorted_by_what_they_mean(chromium: Browser, pages: dict[str, 
 # The address.
 
 
-def test_an_address_opens_the_same_setting_and_part(chromium: Browser, pages: dict[str, Path]) -> None:
+def test_an_address_opens_the_same_setting_and_part(
+    chromium: Browser, pages: dict[str, Path]
+) -> None:
     with opened(chromium, pages["groups"], at="#setting=b/space") as it:
         it.page.wait_for_timeout(200)
         assert it.page.evaluate(SETTING) == "setting=b"
@@ -114,7 +130,9 @@ def test_the_setting_is_in_the_address_and_back_goes_back(look: Open) -> None:
         assert it.page.evaluate("location.hash") == "#setting=b/wire"
         it.settle()
         it.page.select_option("#group", "setting=a")
-        assert it.page.evaluate("location.hash") == "#setting=a/wire", "the part that is being read stays"
+        assert it.page.evaluate("location.hash") == "#setting=a/wire", (
+            "the part that is being read stays"
+        )
         assert it.page.evaluate(SETTING) == "setting=a"
         it.page.go_back()
         assert it.page.evaluate(SETTING) == "setting=b"
@@ -128,7 +146,10 @@ def test_the_setting_is_in_the_address_and_back_goes_back(look: Open) -> None:
 def test_a_method_keeps_its_colour_from_setting_to_setting(look: Open) -> None:
     """Both settings have SOLO; what only one has, has a colour of its own."""
     colour = "l => [l.textContent.trim(), l.querySelector('.swatch').style.background]"
-    seen = f"[...document.querySelectorAll('.group')].map(g => [...g.querySelectorAll('.methods label')].map({colour}))"
+    seen = (
+        "[...document.querySelectorAll('.group')].map(g => [...g.querySelectorAll('.methods"
+        f" label')].map({colour}))"
+    )
     with look("groups") as it:
         a, b = (dict(some) for some in it.page.evaluate(seen))
     assert a["solo"] == b["solo"]
@@ -153,7 +174,9 @@ def test_what_matters_is_in_view_on_a_phone(kind: str, look: Open) -> None:
         more = it.page.locator(".group:not([hidden]) button.more").first
         assert more.get_attribute("aria-expanded") == "false"
         more.click()
-        assert "sent" in table.locator("th:visible").all_inner_texts(), "the others are there when asked for"
+        assert "sent" in table.locator("th:visible").all_inner_texts(), (
+            "the others are there when asked for"
+        )
         scroll = table.locator("xpath=..")
         scroll.evaluate("e => { e.scrollLeft = 200; }")
         first = table.locator("tbody td").first.bounding_box()
@@ -173,7 +196,9 @@ def test_the_legend_stays_in_reach(width: int, height: int, look: Open) -> None:
         assert 0 <= box["y"] < 80
         assert box["height"] < 50, "and does not eat the screen"
         under = "([x, y]) => document.elementFromPoint(x, y).closest('.methods') !== null"
-        assert it.page.evaluate(under, [box["x"] + 20, box["y"] + box["height"] / 2]), "nothing lies on it"
+        assert it.page.evaluate(under, [box["x"] + 20, box["y"] + box["height"] / 2]), (
+            "nothing lies on it"
+        )
         it.page.locator(".methods input[value=adcol]").uncheck()
         it.settle()
         assert it.page.locator("figure:has([id$=discriminator])").count() == 1
@@ -183,7 +208,9 @@ def test_the_legend_stays_in_reach(width: int, height: int, look: Open) -> None:
 
 
 @pytest.mark.parametrize("kind", ["five", "groups"])
-def test_the_answer_comes_without_the_maps(kind: str, chromium: Browser, pages: dict[str, Path]) -> None:
+def test_the_answer_comes_without_the_maps(
+    kind: str, chromium: Browser, pages: dict[str, Path]
+) -> None:
     with opened(chromium, pages[kind]) as it:
         here = it.page.locator(".group:not([hidden])")
         assert here.locator("[data-part=answer]").locator("table").first.is_visible()

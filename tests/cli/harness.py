@@ -1,7 +1,8 @@
-"""Ways to run the command line: inside this process (quick), as a process of its own (real), and forked from a nursery.
+"""Ways to run the command line: inside this process (quick), as a process of its own (real), and
+forked from a nursery.
 
-The nursery imports torch and Comity once and then forks a real process for each command, which can be killed, limited or
-given a terminal like any other, but starts at once.
+The nursery imports torch and Comity once and then forks a real process for each command, which can
+be killed, limited or given a terminal like any other, but starts at once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,18 @@ for noisy in ("COMITY_DEBUG", "COMITY_CHECKPOINT_SECONDS", "FORCE_COLOR", "NO_CO
     ENV.pop(noisy, None)
 OFTEN = {"COMITY_CHECKPOINT_SECONDS": "0.05"}
 """Checkpoints much more often than usual."""
-SMALL = ("--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid", "--engine", "loop")
+SMALL = (
+    "--parties",
+    "3",
+    "--rounds",
+    "2",
+    "--model",
+    "linear",
+    "--partition",
+    "iid",
+    "--engine",
+    "loop",
+)
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\^_=>]|\x1b\].*?(\x07|\x1b\\)")
 NURSERY = Path(__file__).with_name("nursery.py")
 OWN = '''"""Mine: FedAvg under another name.
@@ -100,7 +112,9 @@ def works(*args: object) -> Ended:
 
 
 def one_sentence(ended: Ended, *codes: int) -> str:
-    """What a command that had to fail said: exactly one line on stderr, and one of these exit codes."""
+    """What a command that had to fail said: exactly one line on stderr, and one of these exit
+    codes.
+    """
     assert "Traceback" not in ended.err, ended.err
     lines = ended.err.splitlines()
     assert len(lines) == 1, f"not one line on stderr, but:\n{ended.err}"
@@ -112,7 +126,11 @@ def one_sentence(ended: Ended, *codes: int) -> str:
 
 def complaint(ended: Ended, *codes: int) -> str:
     """What a command said that failed while it was running: one sentence after lines of progress."""
-    said = [line for line in ended.err.splitlines() if not re.fullmatch(r"\S.*  round \d+/\d+  accuracy .*|\d+/\d+ done.*", line)]
+    said = [
+        line
+        for line in ended.err.splitlines()
+        if not re.fullmatch(r"\S.*  round \d+/\d+  accuracy .*|\d+/\d+ done.*", line)
+    ]
     return one_sentence(Ended(ended.code, ended.out, "\n".join(said)), *codes)
 
 
@@ -120,7 +138,9 @@ def process(*args: object, **more: Any) -> Ended:
     """`python -m comity.cli ARGS` as a process of its own."""
     command = [sys.executable, "-m", "comity.cli", *once(args)]
     env = ENV | more.pop("env", {})
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env, **more)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=env, **more
+    )
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
@@ -146,7 +166,9 @@ class Child:
                 pytest.fail(f"still running after {seconds} s")
             time.sleep(0.005)
         assert self.code is not None
-        out, err = ((self._folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+        out, err = (
+            (self._folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")
+        )
         return Ended(self.code, out, err)
 
     def signal(self, which: signal.Signals, group: bool = False) -> None:
@@ -157,7 +179,14 @@ class Child:
     def workers(self) -> list[int]:
         """The processes it has started."""
         try:
-            return [int(p) for p in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="utf-8").split()]
+            return [
+                int(p)
+                for p in (
+                    Path(f"/proc/{self.pid}/task/{self.pid}/children")
+                    .read_text(encoding="utf-8")
+                    .split()
+                )
+            ]
         except OSError:
             return []
 
@@ -166,7 +195,9 @@ class Child:
         found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):
-                state, _, _, session = stat.read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
+                state, _, _, session = (
+                    stat.read_text(encoding="utf-8").rpartition(")")[2].split()[:4]
+                )
                 if int(session) == self.pid and state not in "ZX":
                     found.append(int(stat.parent.name))
         return found
@@ -187,7 +218,11 @@ class Nursery:
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._count = scratch, 0
         self._process = subprocess.Popen(
-            [sys.executable, str(NURSERY)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENV
+            [sys.executable, str(NURSERY)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=ENV,
         )
         assert json.loads(self._line())["ready"]
 
@@ -204,12 +239,17 @@ class Nursery:
         return answer
 
     def start(self, *args: object, **how: Any) -> Child:
-        """Start `comity ARGS`. `how`: env, cwd, tty, limit (bytes a file may have), descriptors and memory (bytes beside what
-        it begins with) that it may have, die_at, die_in, die_as (nursery.py)."""
+        """Start `comity ARGS`. `how`: env, cwd, tty, limit (bytes a file may have), descriptors and
+        memory (bytes beside what it begins with) that it may have, die_at, die_in, die_as
+        (nursery.py).
+        """
         self._count += 1
         folder = self._scratch / str(self._count)
         folder.mkdir()
-        for name in ("stdout", "stderr"):  # here, since the child may be killed before it gets so far
+        for name in (
+            "stdout",
+            "stderr",
+        ):  # here, since the child may be killed before it gets so far
             (folder / name).touch()
         pid = self.ask({"args": once(args), "folder": str(folder), **how})["pid"]
         return Child(self, pid, folder)
@@ -229,8 +269,12 @@ class Nursery:
 Seen = Callable[[Child, str], None]
 
 
-def on_terminal(nursery: Nursery, *args: object, columns: int = 80, seen: Seen | None = None, **how: object) -> tuple[int, str]:
-    """Run a command on a pseudo-terminal; its exit code and all it showed. `seen` may act on what is there so far."""
+def on_terminal(
+    nursery: Nursery, *args: object, columns: int = 80, seen: Seen | None = None, **how: object
+) -> tuple[int, str]:
+    """Run a command on a pseudo-terminal; its exit code and all it showed. `seen` may act on what
+    is there so far.
+    """
     main, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {"TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
@@ -250,8 +294,14 @@ def on_terminal(nursery: Nursery, *args: object, columns: int = 80, seen: Seen |
 
 
 def frames(shown: str) -> list[str]:
-    """What could be read at one time or another: escape codes taken out, a line for each time the line was rewritten."""
-    return [line for line in re.split(r"[\r\n]+", ESCAPE.sub("", shown.replace("\x1b[1A", "\n"))) if line.strip()]
+    """What could be read at one time or another: escape codes taken out, a line for each time the
+    line was rewritten.
+    """
+    return [
+        line
+        for line in re.split(r"[\r\n]+", ESCAPE.sub("", shown.replace("\x1b[1A", "\n")))
+        if line.strip()
+    ]
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -268,7 +318,10 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def contents(folder: Path, *names: str) -> dict[str, bytes]:
     """The bytes of the files that must not differ between equal runs."""
-    return {name: (folder / name).read_bytes() for name in names or ("metrics.csv", "ledger.csv", "outcomes.csv")}
+    return {
+        name: (folder / name).read_bytes()
+        for name in names or ("metrics.csv", "ledger.csv", "outcomes.csv")
+    }
 
 
 def states(folder: Path) -> list[Any]:
@@ -277,16 +330,33 @@ def states(folder: Path) -> list[Any]:
     manifest = checkpoints.load()
     assert manifest is not None
     found = []
-    for state in (checkpoints.server_state(), *(checkpoints.party_state(i) for i in sorted(manifest.parties))):
+    for state in (
+        checkpoints.server_state(),
+        *(checkpoints.party_state(i) for i in sorted(manifest.parties)),
+    ):
         skeleton, tensors = flatten(state)
-        found.append((json.dumps(skeleton), [(str(t.dtype), t.shape, t.numpy().tobytes()) for t in tensors]))
-    return [manifest.round, manifest.counters["steps"], manifest.counters["bytes"], sorted(manifest.parties), *found]
+        found.append(
+            (json.dumps(skeleton), [(str(t.dtype), t.shape, t.numpy().tobytes()) for t in tensors])
+        )
+    return [
+        manifest.round,
+        manifest.counters["steps"],
+        manifest.counters["bytes"],
+        sorted(manifest.parties),
+        *found,
+    ]
 
 
 def rounds(out: Path) -> int:
     """How many rounds the tables hold."""
     try:
-        last = (out / "ledger.csv").read_text(encoding="utf-8").rstrip("\n").rpartition("\n")[2].split(",")[0]
+        last = (
+            (out / "ledger.csv")
+            .read_text(encoding="utf-8")
+            .rstrip("\n")
+            .rpartition("\n")[2]
+            .split(",")[0]
+        )
     except FileNotFoundError:
         return -1
     return int(last) if last.isdigit() else -1

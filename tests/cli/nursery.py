@@ -1,4 +1,6 @@
-"""Imports Comity once; then forks a process, with a session of its own, for each command that is asked for on stdin."""
+"""Imports Comity once; then forks a process, with a session of its own, for each command that is
+asked for on stdin.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import resource
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import Any
 
 import sklearn.datasets  # noqa: F401
@@ -21,7 +24,9 @@ os.fsync = lambda fd: None  # as in tests/conftest.py
 
 
 def die_at(count: int, folder: str, worker: bool) -> None:
-    """Kill this process (or a worker) at the `count`-th time that it opens, renames, cuts or removes something in `folder`."""
+    """Kill this process (or a worker) at the `count`-th time that it opens, renames, cuts or
+    removes something in `folder`.
+    """
     me, left = os.getpid(), count
     watched = {"open", "os.rename", "os.remove", "os.truncate", "os.mkdir"}
 
@@ -42,7 +47,10 @@ def child(ask: dict[str, Any]) -> int:
     names = [tty] * 3 if tty else [os.devnull, f"{ask['folder']}/stdout", f"{ask['folder']}/stderr"]
     for fd, name in enumerate(names):
         os.dup2(os.open(name, os.O_RDWR), fd)
-    sys.stdin, sys.stdout, sys.stderr = (open(fd, mode, buffering=1) for fd, mode in ((0, "r"), (1, "w"), (2, "w")))  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(fd, mode, buffering=1)  # noqa: SIM115
+        for fd, mode in ((0, "r"), (1, "w"), (2, "w"))
+    )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(ask.get("env", {}))
     os.chdir(ask.get("cwd") or ask["folder"])
@@ -52,7 +60,8 @@ def child(ask: dict[str, Any]) -> int:
     if "descriptors" in ask:
         resource.setrlimit(resource.RLIMIT_NOFILE, (ask["descriptors"], ask["descriptors"]))
     if "memory" in ask:
-        most = ask["memory"] + resource.getpagesize() * int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = ask["memory"] + resource.getpagesize() * pages
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     if "die_at" in ask:
         die_at(ask["die_at"], ask["die_in"], ask.get("die_as") == "worker")

@@ -11,7 +11,20 @@ from comity.cli.at_sites import check_at_sites
 from comity.errors import UsageError
 from comity.experiments.folder import RunFolder
 
-SMALL = ("--parties", "3", "--rounds", "1", "--model", "linear", "--partition", "iid", "--engine", "process", "--workers", "2")
+SMALL = (
+    "--parties",
+    "3",
+    "--rounds",
+    "1",
+    "--model",
+    "linear",
+    "--partition",
+    "iid",
+    "--engine",
+    "process",
+    "--workers",
+    "2",
+)
 
 
 def test_a_flag_that_a_file_may_have_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,11 +37,15 @@ def test_a_flag_that_a_file_may_have_set(tmp_path: Path, monkeypatch: pytest.Mon
     said = works("run", "--help").out
     assert "--partial-sums" in said
     assert "[False]" not in said
-    assert "parties held out until the end (the last ones), then joined and judged [0]" in " ".join(said.split())
+    assert "parties held out until the end (the last ones), then joined and judged [0]" in " ".join(
+        said.split()
+    )
     assert Path("sums/ledger.csv").read_bytes() == Path("each/ledger.csv").read_bytes()
 
 
-def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     said = one_sentence(comity("run", "fedavg+median", *SMALL, "--partial-sums", "--out", "run"), 2)
     assert "fedavg+median cannot have partial sums: median takes the place of the mean" in said

@@ -1,4 +1,6 @@
-"""Whatever is wrong ends in one plain sentence on stderr and an exit code; a wrong input leaves nothing behind."""
+"""Whatever is wrong ends in one plain sentence on stderr and an exit code; a wrong input leaves
+nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def refused(*args: object, out: bool = True) -> str:
     """A wrong input: exit code 2, one sentence, and the folder stood in is as it was."""
     before = sorted(Path.cwd().rglob("*"))
     said = one_sentence(comity(*args, *(("--out", "out") if out else ())), 2)
-    left = [p for p in sorted(Path.cwd().rglob("*")) if p not in before and "__pycache__" not in p.parts]
+    left = [
+        p for p in sorted(Path.cwd().rglob("*")) if p not in before and "__pycache__" not in p.parts
+    ]
     assert not left, f"left behind: {left}"
     return said
 
@@ -58,10 +62,59 @@ def test_wrong_method(command: str, name: str, here: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "values"),
     [
-        ("data", ["mnist9", "", "digits()", "digits(x=1)", "./none.py", "digits.csv", "arrays", "/", "."]),
-        ("model", ["resnet5000", "", "mlp2(depth=3)", "mlp2(", "mlp2(width=x)", "./none.py", "modules", "mlp2+lenet5", "(1)"]),
-        ("optimizer", ["lion", "", "sgd(", "sgd(speed=1)", "sgd(momentum=x)", "adam(momentum=0.9)", "sgd()x", "sgd,adam"]),
-        ("test", ["all", "", "own(", "own(x)", "own(0.25,0.25)", "common(size=1,size=2)", "own(share=0.2)"]),
+        (
+            "data",
+            [
+                "mnist9",
+                "",
+                "digits()",
+                "digits(x=1)",
+                "./none.py",
+                "digits.csv",
+                "arrays",
+                "/",
+                ".",
+            ],
+        ),
+        (
+            "model",
+            [
+                "resnet5000",
+                "",
+                "mlp2(depth=3)",
+                "mlp2(",
+                "mlp2(width=x)",
+                "./none.py",
+                "modules",
+                "mlp2+lenet5",
+                "(1)",
+            ],
+        ),
+        (
+            "optimizer",
+            [
+                "lion",
+                "",
+                "sgd(",
+                "sgd(speed=1)",
+                "sgd(momentum=x)",
+                "adam(momentum=0.9)",
+                "sgd()x",
+                "sgd,adam",
+            ],
+        ),
+        (
+            "test",
+            [
+                "all",
+                "",
+                "own(",
+                "own(x)",
+                "own(0.25,0.25)",
+                "common(size=1,size=2)",
+                "own(share=0.2)",
+            ],
+        ),
         ("device", ["gpu", "", "cuda:0", "CPU"]),
         ("engine", ["bogus", "", "stack", "Loop"]),
         ("bn", ["some", "", "ALL"]),
@@ -74,7 +127,9 @@ def test_wrong_name_of(option: str, values: list[str], here: Path) -> None:
         refused("run", "fedavg", *QUICK, f"--{option}={value}")
 
 
-@pytest.mark.parametrize("what", ["", "algorithm", "all", "experiment", "--json", "algorithms models"])
+@pytest.mark.parametrize(
+    "what", ["", "algorithm", "all", "experiment", "--json", "algorithms models"]
+)
 def test_wrong_list(what: str, here: Path) -> None:
     refused("list", what, out=False)
 
@@ -104,7 +159,9 @@ INTS = ["parties", "rounds", "epochs", "steps", "batch", "eval-every", "workers"
 @pytest.mark.parametrize("value", [*NOT_NUMBERS, "nan", "inf", "-inf", "-1", "-0.5", "-9" * 30])
 def test_wrong_number(option: str, value: str, here: Path) -> None:
     said = refused("run", "fedavg", *QUICK, f"--{option}={value}")
-    assert option.replace("-", "_") in said.replace("-", "_"), "the sentence does not say which option is wrong"
+    assert option.replace("-", "_") in said.replace("-", "_"), (
+        "the sentence does not say which option is wrong"
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +206,11 @@ def test_model_out_of_range(spec: str, here: Path) -> None:
 
 
 def test_a_model_larger_than_the_memory(here: Path) -> None:
-    one_sentence(comity("run", "fedavg", *SMALL, "--model", "mlp2(width=10000000000000)", "--out", "out"), 1, 2)
+    one_sentence(
+        comity("run", "fedavg", *SMALL, "--model", "mlp2(width=10000000000000)", "--out", "out"),
+        1,
+        2,
+    )
     assert not list(here.iterdir())
 
 
@@ -185,14 +246,21 @@ def test_method_constant_that_makes_no_sense(method: str, setting: str, here: Pa
     refused("run", method, *SMALL, "--model", "mlp2(width=8)", "--set", setting)
 
 
-@pytest.mark.parametrize(("option", "value"), [("batch", 10**18), ("batch", 10**30), ("workers", 10**9), ("seed", 10**30)])
-def test_absurdly_large_numbers_work_or_end_in_a_sentence(option: str, value: int, here: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("batch", 10**18), ("batch", 10**30), ("workers", 10**9), ("seed", 10**30)],
+)
+def test_absurdly_large_numbers_work_or_end_in_a_sentence(
+    option: str, value: int, here: Path
+) -> None:
     ended = comity("run", "fedavg", *SMALL, f"--{option}", value, "--out", "out")
     if ended.code:
         one_sentence(ended, 1, 2)
 
 
-@pytest.mark.parametrize("seeds", ["", "a", "0,a", "0,,1", "-1", "0,0", "1.5", "0;1", "nan", ",", "0,1,"])
+@pytest.mark.parametrize(
+    "seeds", ["", "a", "0,a", "0,,1", "-1", "0,0", "1.5", "0;1", "nan", ",", "0,1,"]
+)
 def test_wrong_seeds(seeds: str, here: Path) -> None:
     refused("compare", "fedavg", *SMALL, f"--seeds={seeds}")
     refused("tune", "fedprox", "--grid", "mu=1", *SMALL, f"--seeds={seeds}")
@@ -207,9 +275,20 @@ def test_wrong_grid(grid: str, here: Path) -> None:
     if grid.startswith(("parties", "algorithm", "seed")):
         ended = comity("tune", "fedprox", "--grid", grid, *SMALL, "--out", "out")
         if ended.code == 0:  # then each point must have been run as asked
-            assert len({(p / "config.toml").read_text(encoding="utf-8") for p in here.glob("out/*/seed-*")}) == 2
+            assert (
+                len(
+                    {
+                        (p / "config.toml").read_text(encoding="utf-8")
+                        for p in here.glob("out/*/seed-*")
+                    }
+                )
+                == 2
+            )
             if grid.startswith("parties"):
-                assert {len(json.loads(p.read_text(encoding="utf-8"))["parties"]) for p in here.rglob("split.json")} == {3, 4}
+                assert {
+                    len(json.loads(p.read_text(encoding="utf-8"))["parties"])
+                    for p in here.rglob("split.json")
+                } == {3, 4}
             return
         one_sentence(ended, 2)
         return
@@ -254,7 +333,9 @@ def test_more_parties_than_samples(parties: int, here: Path) -> None:
     refused("run", "fedavg", "--partition", "iid", "--parties", parties)
 
 
-@pytest.mark.parametrize("damage", ["{}", "[]", "", "null", '{"parties": {}}', "\0\1\2", "not json"])
+@pytest.mark.parametrize(
+    "damage", ["{}", "[]", "", "null", '{"parties": {}}', "\0\1\2", "not json"]
+)
 def test_a_partition_file_that_is_no_split(damage: str, here: Path) -> None:
     Path("split.json").write_text(damage, encoding="utf-8")
     refused("run", "fedavg", "--partition", "split.json")
@@ -297,17 +378,24 @@ def test_wrong_toml(text: str, here: Path) -> None:
     refused("run", "x.toml", *more)
 
 
-@pytest.mark.parametrize("blob", [b"\x00\x01\x02\xff\xfe", b"\xff\xfea\x00", bytes(range(256)), b"PK\x03\x04" + b"\x80" * 100])
+@pytest.mark.parametrize(
+    "blob",
+    [b"\x00\x01\x02\xff\xfe", b"\xff\xfea\x00", bytes(range(256)), b"PK\x03\x04" + b"\x80" * 100],
+)
 def test_binary_toml(blob: bytes, here: Path) -> None:
     Path("x.toml").write_bytes(blob)
     refused("run", "x.toml")
 
 
-@pytest.mark.parametrize("path", ["none.toml", "no/such/folder/x.toml", "folder.toml", ".toml", "~/x.toml"])
+@pytest.mark.parametrize(
+    "path", ["none.toml", "no/such/folder/x.toml", "folder.toml", ".toml", "~/x.toml"]
+)
 @pytest.mark.parametrize("command", ["run", "plan", "tune"])
 def test_absent_toml(command: str, path: str, here: Path) -> None:
     Path("folder.toml").mkdir()
-    refused(command, path, *(("--grid", "lr=0.1") if command == "tune" else ()), out=command != "plan")
+    refused(
+        command, path, *(("--grid", "lr=0.1") if command == "tune" else ()), out=command != "plan"
+    )
 
 
 def test_an_empty_toml_is_all_defaults(here: Path) -> None:
@@ -333,14 +421,18 @@ BROKEN = {
     "exits": "raise SystemExit(3)\n",
     "null": "x = 1\0\n",
 }
-ALGORITHM = "from comity.algorithms.fedavg import FedAvg\nfrom comity.core import algorithm, option\n"
+ALGORITHM = (
+    "from comity.algorithms.fedavg import FedAvg\nfrom comity.core import algorithm, option\n"
+)
 ALGORITHMS = BROKEN | {
     "none": "x = 1\n",
     "unmarked": ALGORITHM + "class A(FedAvg): pass\n",
     "two": ALGORITHM + "@algorithm\nclass A(FedAvg): pass\n@algorithm\nclass B(FedAvg): pass\n",
     "function": ALGORITHM + "@algorithm\ndef f(): pass\n",
     "plain": ALGORITHM + "@algorithm\nclass A:\n    x: int = 1\n",
-    "abstract": "from comity.core import Algorithm, algorithm\n@algorithm\nclass A(Algorithm): pass\n",
+    "abstract": (
+        "from comity.core import Algorithm, algorithm\n@algorithm\nclass A(Algorithm): pass\n"
+    ),
     "needs": ALGORITHM + "@algorithm\nclass A(FedAvg):\n    x: int\n",
 }
 
@@ -369,10 +461,18 @@ MODELS = BROKEN | {
     "arguments": "def build(): pass\n",
     "nothing": "def build(shape, classes): pass\n",
     "word": "def build(shape, classes): return 'mlp2'\n",
-    "three": "from torch import nn\ndef build(shape, classes): return nn.Flatten(), nn.Linear(64, 10), nn.ReLU()\n",
-    "misfit": "from torch import nn\ndef build(shape, classes): return nn.Flatten(), nn.Linear(3, classes)\n",
+    "three": (
+        "from torch import nn\ndef build(shape, classes): return nn.Flatten(), nn.Linear(64, 10),"
+        " nn.ReLU()\n"
+    ),
+    "misfit": (
+        "from torch import nn\ndef build(shape, classes): return nn.Flatten(), nn.Linear(3,"
+        " classes)\n"
+    ),
     "fails": "def build(shape, classes): raise RuntimeError('no\\nway')\n",
-    "classes": "from torch import nn\ndef build(shape, classes): return nn.Flatten(), nn.Linear(64, 3)\n",
+    "classes": (
+        "from torch import nn\ndef build(shape, classes): return nn.Flatten(), nn.Linear(64, 3)\n"
+    ),
     "one": "from torch import nn\ndef build(shape, classes): return nn.Linear(64, classes)\n",
 }
 
@@ -392,9 +492,17 @@ DATASETS = BROKEN | {
     "nothing": "def load(): pass\n",
     "arguments": "def load(path): pass\n",
     "tuple": DATASET + "def load(): return torch.zeros(3, 2), torch.zeros(3)\n",
-    "nan": DATASET + "def load(): return Dataset('x', torch.full((50, 4), float('nan')), torch.arange(50) % 2, 2)\n",
-    "labels": DATASET + "def load(): return Dataset('x', torch.zeros(50, 4), torch.arange(50), 2)\n",
-    "lengths": DATASET + "def load(): return Dataset('x', torch.zeros(50, 4), torch.arange(40) % 2, 2)\n",
+    "nan": (
+        DATASET
+        + "def load(): return Dataset('x', torch.full((50, 4), float('nan')), torch.arange(50) % 2,"
+        " 2)\n"
+    ),
+    "labels": (
+        DATASET + "def load(): return Dataset('x', torch.zeros(50, 4), torch.arange(50), 2)\n"
+    ),
+    "lengths": (
+        DATASET + "def load(): return Dataset('x', torch.zeros(50, 4), torch.arange(40) % 2, 2)\n"
+    ),
     "void": DATASET + "def load(): return Dataset('x', torch.zeros(0, 4), torch.zeros(0), 2)\n",
     "fails": "def load(): raise RuntimeError('no\\nway')\n",
     "words": "def load(): return 'digits'\n",
@@ -415,7 +523,9 @@ def test_a_method_that_fails_in_a_round_is_a_failed_run(here: Path) -> None:
         encoding="utf-8",
     )
     for engine in ("loop", "process"):
-        said = one_sentence(comity("run", "./fails_later.py", *SMALL, "--engine", engine, "--out", engine), 1)
+        said = one_sentence(
+            comity("run", "./fails_later.py", *SMALL, "--engine", engine, "--out", engine), 1
+        )
         assert "first line" in said
         assert "fails_later.py" in said
 
@@ -471,7 +581,9 @@ def test_a_model_without_a_body_to_share(here: Path) -> None:
 def test_two_files_of_one_name_are_told_apart_before_the_first_run(here: Path) -> None:
     for folder in ("x", "y"):
         Path(folder).mkdir()
-        Path(folder, "twin.py").write_text(ALGORITHM + "@algorithm\nclass A(FedAvg): pass\n", encoding="utf-8")
+        Path(folder, "twin.py").write_text(
+            ALGORITHM + "@algorithm\nclass A(FedAvg): pass\n", encoding="utf-8"
+        )
     ended = comity("compare", "./x/twin.py", "./y/twin.py", *SMALL, "--out", "out")
     if ended.code:
         one_sentence(ended, 2)
@@ -481,9 +593,22 @@ def test_two_files_of_one_name_are_told_apart_before_the_first_run(here: Path) -
 
 
 @pytest.mark.parametrize("more", [(), ("--steps", "2")])
-def test_batchnorm_with_batches_of_one(more: tuple[str, ...], nursery: Nursery, tmp_path: Path) -> None:
+def test_batchnorm_with_batches_of_one(
+    more: tuple[str, ...], nursery: Nursery, tmp_path: Path
+) -> None:
     """No statistics can be taken of one sample: refused, or no step is made; never an endless loop."""
-    args = ("--model", "fedbn-cnn(scale=0.1)", "--batch", "1", "--parties", "3", "--rounds", "1", "--engine", "loop")
+    args = (
+        "--model",
+        "fedbn-cnn(scale=0.1)",
+        "--batch",
+        "1",
+        "--parties",
+        "3",
+        "--rounds",
+        "1",
+        "--engine",
+        "loop",
+    )
     ended = nursery.start("run", "fedavg", *args, *more, "--out", tmp_path / "out").wait(seconds=5)
     one_sentence(ended, 2)
 
@@ -504,41 +629,66 @@ def test_batchnorm_with_batches_of_one(more: tuple[str, ...], nursery: Nursery, 
     ],
 )
 def test_a_partys_own_way_that_makes_no_sense(way: str, word: str, here: Path) -> None:
-    ended = comity("run", "relay", "--parties", "2", "--rounds", "1", "--party", way, "--out", "out")
+    ended = comity(
+        "run", "relay", "--parties", "2", "--rounds", "1", "--party", way, "--out", "out"
+    )
     assert word in one_sentence(ended, 2)
     assert not Path("out").exists()
 
 
 def test_peers_are_refused_where_a_party_cannot_choose(here: Path) -> None:
-    ended = comity("run", "fedavg", "--parties", "2", "--rounds", "1", "--party", "p1.peers=p0", "--out", "out")
+    ended = comity(
+        "run", "fedavg", "--parties", "2", "--rounds", "1", "--party", "p1.peers=p0", "--out", "out"
+    )
     assert "choose its peers" in one_sentence(ended, 2)
 
 
 @pytest.mark.parametrize("count", ["3", "9"])
 def test_somebody_must_be_there_from_the_start(count: str, here: Path) -> None:
-    assert "newcomers" in one_sentence(comity("run", "fedavg", "--parties", "3", "--newcomers", count, "--out", "out"), 2)
+    assert "newcomers" in one_sentence(
+        comity("run", "fedavg", "--parties", "3", "--newcomers", count, "--out", "out"), 2
+    )
 
 
 def test_a_party_cannot_have_epochs_and_steps_of_the_experiment_mixed_up(here: Path) -> None:
     """A party's own epochs must count although the experiment has steps."""
-    text = "rounds = 1\nparties = 2\nmodel = 'linear'\npartition = 'iid'\nsteps = 3\n[party.p0]\nepochs = 1\n"
+    text = (
+        "rounds = 1\nparties = 2\nmodel = 'linear'\npartition = 'iid'\nsteps ="
+        " 3\n[party.p0]\nepochs = 1\n"
+    )
     Path("x.toml").write_text(text, encoding="utf-8")
     ended = comity("run", "x.toml", "--out", "out")
     if ended.code:
         one_sentence(ended, 2)
         return
-    train = len(json.loads(Path("out/split.json").read_text(encoding="utf-8"))["parties"]["p0"]["train"])
-    assert json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["steps"] == -(-train // 10) + 3
+    train = len(
+        json.loads(Path("out/split.json").read_text(encoding="utf-8"))["parties"]["p0"]["train"]
+    )
+    assert (
+        json.loads(Path("out/summary.json").read_text(encoding="utf-8"))["steps"]
+        == -(-train // 10) + 3
+    )
 
 
 # --- Where results cannot go ------------------------------------------------------------------------------------------
 
-NOWHERE = ["file", "file/under", "/proc/comity", "/proc/self/comity/deep", "/dev/null", "/dev/null/x", "a" * 300, "link"]
+NOWHERE = [
+    "file",
+    "file/under",
+    "/proc/comity",
+    "/proc/self/comity/deep",
+    "/dev/null",
+    "/dev/null/x",
+    "a" * 300,
+    "link",
+]
 
 
 @pytest.mark.parametrize("out", NOWHERE)
 @pytest.mark.parametrize(
-    "command", [("run", "fedavg"), ("compare", "fedavg"), ("tune", "fedprox", "--grid", "mu=1")], ids=lambda c: c[0]
+    "command",
+    [("run", "fedavg"), ("compare", "fedavg"), ("tune", "fedprox", "--grid", "mu=1")],
+    ids=lambda c: c[0],
 )
 def test_out_is_no_place(command: tuple[str, ...], out: str, here: Path) -> None:
     Path("file").write_text("precious", encoding="utf-8")
@@ -552,7 +702,9 @@ def test_out_is_no_place(command: tuple[str, ...], out: str, here: Path) -> None
 def test_out_of_the_wrong_name_is_named(here: Path) -> None:
     Path("file").write_text("precious", encoding="utf-8")
     assert "file" in one_sentence(comity("run", "fedavg", *SMALL, "--out", "file"), 1, 2)
-    assert "/proc/comity" in one_sentence(comity("run", "fedavg", *SMALL, "--out", "/proc/comity"), 1, 2)
+    assert "/proc/comity" in one_sentence(
+        comity("run", "fedavg", *SMALL, "--out", "/proc/comity"), 1, 2
+    )
 
 
 def test_a_folder_with_other_things_keeps_them(here: Path) -> None:
@@ -575,13 +727,27 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-FULL = ("fedavg+dbe", "--parties", "3", "--rounds", "6", "--model", "mlp2(width=64)", "--partition", "iid", "--engine", "loop")
+FULL = (
+    "fedavg+dbe",
+    "--parties",
+    "3",
+    "--rounds",
+    "6",
+    "--model",
+    "mlp2(width=64)",
+    "--partition",
+    "iid",
+    "--engine",
+    "loop",
+)
 EVERY_ROUND = {"COMITY_CHECKPOINT_SECONDS": "0"}
 
 
 @pytest.mark.parametrize("limit", [400, 3000, 20_000])
 def test_a_full_disk(limit: int, whole: Path, nursery: Nursery, tmp_path: Path) -> None:
-    """100 and 3000: nothing begins, since the split finds no room; 20000: no room for the server's state."""
+    """100 and 3000: nothing begins, since the split finds no room; 20000: no room for the server's
+    state.
+    """
     out = tmp_path / "out"
     one_sentence(nursery.run("run", *FULL, "--out", out, limit=limit, env=EVERY_ROUND), 1)
     began = (out / "config.toml").exists()
@@ -599,7 +765,9 @@ def test_a_disk_that_fills_up_after_some_checkpoints(nursery: Nursery, tmp_path:
     assert (calm / "split.json").stat().st_size < limit < size
     ended = nursery.run("run", "scaffold", *args, "--out", out, limit=limit, env=EVERY_ROUND)
     complaint(ended, 1)
-    assert json.loads((out / "checkpoints" / "manifest.json").read_text(encoding="utf-8"))["round"] > 3
+    assert (
+        json.loads((out / "checkpoints" / "manifest.json").read_text(encoding="utf-8"))["round"] > 3
+    )
     complaint(nursery.run("resume", out, limit=limit), 1)  # still full
     assert contents(out, "metrics.csv")["metrics.csv"] == contents(calm)["metrics.csv"][:limit]
     again = nursery.run("resume", out)
@@ -612,7 +780,9 @@ def test_a_full_disk_is_named(nursery: Nursery, tmp_path: Path) -> None:
     assert str(tmp_path / "out") in one_sentence(ended, 1)
 
 
-@pytest.mark.parametrize("name", ["metrics.csv", "ledger.csv", "timing.csv", "summary.json.new", "outcomes.csv.new"])
+@pytest.mark.parametrize(
+    "name", ["metrics.csv", "ledger.csv", "timing.csv", "summary.json.new", "outcomes.csv.new"]
+)
 def test_no_space_left_on_the_device(name: str, here: Path) -> None:
     works("run", "fedavg", *SMALL, "--out", "calm")
     unfinished(here / "out", rounds=2, stop=1)
@@ -641,9 +811,13 @@ class Stop(Quiet):
             raise KeyboardInterrupt
 
 
-def unfinished(folder: Path, rounds: int = 4, stop: int = 2, algorithm: str = "fedavg", **more: Any) -> None:
+def unfinished(
+    folder: Path, rounds: int = 4, stop: int = 2, algorithm: str = "fedavg", **more: Any
+) -> None:
     """A run that was stopped after some rounds, with a checkpoint of each."""
-    given = {name.removeprefix("--"): value for name, value in zip(SMALL[::2], SMALL[1::2], strict=True)}
+    given = {
+        name.removeprefix("--"): value for name, value in zip(SMALL[::2], SMALL[1::2], strict=True)
+    }
     given |= {"rounds": str(rounds), "algorithm": algorithm} | more
     chosen = experiment(given)
     before, checkpoint.EVERY_SECONDS = checkpoint.EVERY_SECONDS, 0.0
@@ -729,22 +903,34 @@ def resumes_with_a_sentence(run: Path, *, may_work: Path | None = None) -> str:
 
 
 def test_a_resume_that_fails_changes_nothing(run: Path) -> None:
-    """Rows behind the checkpoint are all that is left of these rounds if the checkpoint turns out to be damaged."""
+    """Rows behind the checkpoint are all that is left of these rounds if the checkpoint turns out
+    to be damaged.
+    """
     cut(next((run / "checkpoints").glob("server-*")))
     for name in ("metrics.csv", "ledger.csv", "timing.csv"):
         with (run / name).open("ab") as table:
             table.write(b"3,rows,of,a,later,1\n")
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"}
     one_sentence(comity("resume", run), 1)
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"} == before
+    assert {
+        p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.name != ".lock"
+    } == before
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda d: d.__name__)
 @pytest.mark.parametrize("file", ["manifest", "server", "party"])
-def test_damaged_checkpoint(damage: Callable[[Path], None], file: str, run: Path, stopped: Path) -> None:
-    (path,) = list((run / "checkpoints").glob(f"{file}.json" if file == "manifest" else f"{file}-*2.safetensors"))[:1]
+def test_damaged_checkpoint(
+    damage: Callable[[Path], None], file: str, run: Path, stopped: Path
+) -> None:
+    (path,) = list(
+        (run / "checkpoints").glob(
+            f"{file}.json" if file == "manifest" else f"{file}-*2.safetensors"
+        )
+    )[:1]
     damage(path)
-    gone = file == "manifest" and damage is remove  # then there is no checkpoint, and the run begins anew
+    gone = (
+        file == "manifest" and damage is remove
+    )  # then there is no checkpoint, and the run begins anew
     resumes_with_a_sentence(run, may_work=stopped / "calm" if gone else None)
 
 
@@ -807,7 +993,9 @@ def test_settings_changed_under_a_checkpoint(old: str, new: str, run: Path, stop
 )  # fmt: skip
 def test_a_manifest_with_wrong_values(change: dict[str, Any], run: Path, stopped: Path) -> None:
     path = run / "checkpoints" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text(encoding="utf-8")) | change), encoding="utf-8"
+    )
     resumes_with_a_sentence(run)
 
 
@@ -819,7 +1007,9 @@ def test_a_damaged_summary_is_a_sentence(run: Path) -> None:
         if ended.code:
             assert "summary.json" in one_sentence(ended, 1, 2)
         else:
-            assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["rounds"] == 4, "neither noticed nor repaired"
+            assert json.loads((run / "summary.json").read_text(encoding="utf-8"))["rounds"] == 4, (
+                "neither noticed nor repaired"
+            )
 
 
 # --- Two at once ------------------------------------------------------------------------------------------------------
@@ -833,7 +1023,10 @@ def held(folder: Path) -> Iterator[None]:
         "print('held', flush=True)\nsys.stdin.read()"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(folder / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
@@ -855,7 +1048,9 @@ def test_run_in_a_folder_where_another_is_just_starting(here: Path) -> None:
     (here / "out").mkdir()
     with held(here / "out"):
         one_sentence(comity("run", "fedavg", *SMALL, "--out", "out"), 1, 2)
-    assert {p.name for p in (here / "out").iterdir()} <= {".lock"}, "the files of the other run were overwritten"
+    assert {p.name for p in (here / "out").iterdir()} <= {".lock"}, (
+        "the files of the other run were overwritten"
+    )
 
 
 def test_two_runs_into_one_folder(nursery: Nursery, tmp_path: Path) -> None:
@@ -864,7 +1059,9 @@ def test_two_runs_into_one_folder(nursery: Nursery, tmp_path: Path) -> None:
         works("run", "fedavg", *SMALL, "--seed", seed, "--out", tmp_path / f"calm-{seed}")
     for turn in range(3):
         shutil.rmtree(out, ignore_errors=True)
-        both = [nursery.start("run", "fedavg", *SMALL, "--seed", seed, "--out", out) for seed in (0, 1)]
+        both = [
+            nursery.start("run", "fedavg", *SMALL, "--seed", seed, "--out", out) for seed in (0, 1)
+        ]
         ended = [child.wait() for child in both]
         assert sorted(e.code > 0 for e in ended) == [False, True], f"turn {turn}: {ended}"
         (winner,) = [seed for seed in (0, 1) if ended[seed].code == 0]
@@ -989,6 +1186,13 @@ def test_the_real_thing(tmp_path: Path) -> None:
 
 def test_a_reader_that_goes_away_is_no_disaster(tmp_path: Path) -> None:
     command = f"{sys.executable} -m comity.cli list models --json | true"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, cwd=tmp_path, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=60,
+    )
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr

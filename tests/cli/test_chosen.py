@@ -64,7 +64,9 @@ algorithm = "solo"
 """
 
 
-def finished(folder: Path, seed: int, rounds: int, validation: dict[int, list[float]], test: float = 0.0) -> Outcome:
+def finished(
+    folder: Path, seed: int, rounds: int, validation: dict[int, list[float]], test: float = 0.0
+) -> Outcome:
     """A run with these validation accuracies by round, a party each."""
     folder.mkdir(parents=True)
     lines = ["round,party,split,metric,value"]
@@ -77,8 +79,12 @@ def finished(folder: Path, seed: int, rounds: int, validation: dict[int, list[fl
 
 def test_the_last_tenth_and_all_parties_alike_decide_not_test_samples(tmp_path: Path) -> None:
     early = {t: [0.9, 0.9] for t in range(1, 19)}
-    one = finished(tmp_path / "one" / "seed-0", 0, 20, {**early, 19: [0.5, 0.7], 20: [0.4, 0.8]}, test=1.0)
-    two = finished(tmp_path / "two" / "seed-0", 0, 20, {1: [0.1, 0.1], 19: [0.6, 0.7], 20: [0.5, 0.7]})
+    one = finished(
+        tmp_path / "one" / "seed-0", 0, 20, {**early, 19: [0.5, 0.7], 20: [0.4, 0.8]}, test=1.0
+    )
+    two = finished(
+        tmp_path / "two" / "seed-0", 0, 20, {1: [0.1, 0.1], 19: [0.6, 0.7], 20: [0.5, 0.7]}
+    )
     assert goodness(one.folder, 20) == pytest.approx(0.6)
     assert goodness(two.folder, 20) == pytest.approx(0.625)
     assert best([one, two]) is two
@@ -90,10 +96,16 @@ def test_the_last_tenth_and_all_parties_alike_decide_not_test_samples(tmp_path: 
 def test_each_seed_has_its_own_choice_and_only_seeds_that_all_have_count(tmp_path: Path) -> None:
     row = MethodRow(name="m", title="M", algorithm="solo", best_of=("a", "b"))
     runs = {
-        name: [finished(tmp_path / name / f"seed-{s}", s, 1, {1: [figure]}) for s, figure in enumerate(figures)]
+        name: [
+            finished(tmp_path / name / f"seed-{s}", s, 1, {1: [figure]})
+            for s, figure in enumerate(figures)
+        ]
         for name, figures in {"a": (0.2, 0.9, 0.5), "b": (0.4, 0.3)}.items()
     }
-    made = choices([row, MethodRow(name="a", title="A", algorithm="solo")], {("run", name): mine for name, mine in runs.items()})
+    made = choices(
+        [row, MethodRow(name="a", title="A", algorithm="solo")],
+        {("run", name): mine for name, mine in runs.items()},
+    )
     assert made == {("run", "m"): [runs["b"][0], runs["a"][1]]}
     assert told(row, made["run", "m"]) == "chosen on validation samples: b (seed 0), a (seed 1)"
     assert told(row, []) == "not all of a, b were run"
@@ -101,25 +113,45 @@ def test_each_seed_has_its_own_choice_and_only_seeds_that_all_have_count(tmp_pat
 
 def test_without_validation_samples_nothing_is_chosen(tmp_path: Path) -> None:
     run = finished(tmp_path / "a" / "seed-0", 0, 1, {})
-    with pytest.raises(UsageError, match="has no validation samples to choose by: validation must be more than 0"):
+    with pytest.raises(
+        UsageError, match="has no validation samples to choose by: validation must be more than 0"
+    ):
         best([run, run])
 
 
 def test_a_chosen_row_from_end_to_end(tmp_path: Path) -> None:
     path, out = tmp_path / "own.toml", tmp_path / "out"
     path.write_text(TABLE, encoding="utf-8")
-    works("reproduce", path, "--scale", "full", "--rows", "fedprox", "--seeds", "0,1", "--out", out)  # candidates come with it
-    cells = {(r["column"], r["row"]): r for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))}
+    works(
+        "reproduce", path, "--scale", "full", "--rows", "fedprox", "--seeds", "0,1", "--out", out
+    )  # candidates come with it
+    cells = {
+        (r["column"], r["row"]): r
+        for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))
+    }
     assert {row for _, row in cells} == {"fedprox", "weak", "strong"}
     assert cells["mean", "fedprox"]["seeds"] == cells["mean", "weak"]["seeds"]
     assert cells["mean", "strong"]["seeds"] != cells["mean", "weak"]["seeds"]
-    assert cells["mean", "fedprox"]["note"] == "chosen on validation samples: weak (seed 0), weak (seed 1)"
-    assert cells["both", "weak"]["seeds"] == cells["mean", "weak"]["seeds"]  # two parties are all of them
+    assert (
+        cells["mean", "fedprox"]["note"]
+        == "chosen on validation samples: weak (seed 0), weak (seed 1)"
+    )
+    assert (
+        cells["both", "weak"]["seeds"] == cells["mean", "weak"]["seeds"]
+    )  # two parties are all of them
     assert cells["nobody", "weak"]["note"].startswith("There is no party called 'p7'")
     assert not (out / "digits" / "fedprox").exists()
     path.write_text(TABLE.replace("validation = 0.3", "validation = 0"), encoding="utf-8")
-    got = one_sentence(comity("reproduce", path, "--scale", "full", "--rows", "fedprox", "--out", tmp_path / "none"), 1, 2)
-    assert "The row fedprox is chosen on validation samples, so validation must be more than 0." in got
+    got = one_sentence(
+        comity(
+            "reproduce", path, "--scale", "full", "--rows", "fedprox", "--out", tmp_path / "none"
+        ),
+        1,
+        2,
+    )
+    assert (
+        "The row fedprox is chosen on validation samples, so validation must be more than 0." in got
+    )
     assert not (tmp_path / "none").exists()
 
 
@@ -127,5 +159,8 @@ def test_a_chosen_row_from_end_to_end(tmp_path: Path) -> None:
 def test_candidates_are_two_or_more_other_rows(named: str, tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(TABLE.replace('["weak", "strong"]', named), encoding="utf-8")
-    with pytest.raises(ComityError, match="best_of of fedprox must name two or more other rows that are runs themselves"):
+    with pytest.raises(
+        ComityError,
+        match="best_of of fedprox must name two or more other rows that are runs themselves",
+    ):
         papers.table(str(path))

@@ -1,4 +1,6 @@
-"""`comity compare --all`: every method that can be run as asked; the others are said, with the reason."""
+"""`comity compare --all`: every method that can be run as asked; the others are said, with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def test_every_name_is_run_or_left_out_with_a_reason() -> None:
     able, left_out = every_method(asked, fed)
     assert {"fedavg", "adcol", "fedavg+prbm"} <= {*able}
     assert "fedper" not in able  # all of a linear model is its head, which stays at the party
-    assert [said for said in left_out if said.startswith("fedper is left out: Nothing of linear would be shared")]
+    assert [
+        said
+        for said in left_out
+        if said.startswith("fedper is left out: Nothing of linear would be shared")
+    ]
     assert len(able) + len(left_out) == len(algorithms.names())
 
 
@@ -34,7 +40,11 @@ def test_all_of_three_and_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("words", "said"), [((), "say --all"), (("--all", "--federation", "there"), "leave --all, --leave-one-out and --jobs away")]
+    ("words", "said"),
+    [
+        ((), "say --all"),
+        (("--all", "--federation", "there"), "leave --all, --leave-one-out and --jobs away"),
+    ],
 )
 def test_refused(words: tuple[str, ...], said: str) -> None:
     answer = comity("compare", *words)

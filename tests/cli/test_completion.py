@@ -1,4 +1,6 @@
-"""`comity --show-completion bash`: a Tab completes commands, options and names, and starts no Python for it."""
+"""`comity --show-completion bash`: a Tab completes commands, options and names, and starts no
+Python for it.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def completed(script: Path, words: str) -> set[str]:
     if bash is None:
         pytest.skip("there is no bash here")
     command = [bash, "--norc", "-c", ASK.format(script=script, words=words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, cwd=script.parent)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=20, check=True, cwd=script.parent
+    )
     assert not done.stderr
     return set(done.stdout.split())
 
@@ -67,7 +71,9 @@ def test_fish_and_zsh_have_the_same_words(script: Path) -> None:
     assert "__fish_seen_subcommand_from run' -l data -x -a 'digits" in fish
     for shell, text in (("zsh", zsh), ("fish", fish)):
         if found := shutil.which(shell):
-            subprocess.run([found, "-n", "/dev/stdin"], input=text, text=True, check=True, timeout=20)
+            subprocess.run(
+                [found, "-n", "/dev/stdin"], input=text, text=True, check=True, timeout=20
+            )
 
 
 def test_an_unknown_shell() -> None:

@@ -1,4 +1,6 @@
-"""The contracts of the design's section 4: commands, a run's folder, its tables and summary, TOML files, the Python API."""
+"""The contracts of the design's section 4: commands, a run's folder, its tables and summary, TOML
+files, the Python API.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ HEADS = {
     "ledger.csv": "round,work,src,dst,kind,bytes",
     "timing.csv": "round,train,evaluate,checkpoint,memory",
     "outcomes.csv": "party,sample,correct,truth,answer",
-    "privacy.csv": "round,work,party,release,unit,mechanism,sensitivity,noise,rate,steps,epsilon,delta,neighbours,against,"
-    "drawn,drawn_of",
+    "privacy.csv": (
+        "round,work,party,release,unit,mechanism,sensitivity,noise,rate,steps,epsilon,delta,neighbours,against,"
+        "drawn,drawn_of"
+    ),
 }
 RUNS: dict[str, tuple[str, ...]] = {
     "fedavg": ("fedavg", "--parties", "4", "--rounds", "5", "--model", "linear"),
@@ -56,7 +60,9 @@ def folder(request: pytest.FixtureRequest, made: dict[str, Path]) -> Path:
 
 
 def shares(folder: Path) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads((folder / "split.json").read_text(encoding="utf-8"))["parties"]
+    found: dict[str, dict[str, Any]] = json.loads(
+        (folder / "split.json").read_text(encoding="utf-8")
+    )["parties"]
     return found
 
 
@@ -138,8 +144,12 @@ def test_outcomes_are_the_last_accuracies(folder: Path) -> None:
     for row in rows(folder / "outcomes.csv"):
         assert int(row["sample"]) == len(right[row["party"]])
         right[row["party"]].append(int(row["correct"]))
-    assert {p: len(r) for p, r in right.items()} == {p: len(s["test"]) for p, s in shares(folder).items()}
-    assert {p: statistics.fmean(r) for p, r in right.items()} == pytest.approx(summary(folder)["accuracy"]["per_party"])
+    assert {p: len(r) for p, r in right.items()} == {
+        p: len(s["test"]) for p, s in shares(folder).items()
+    }
+    assert {p: statistics.fmean(r) for p, r in right.items()} == pytest.approx(
+        summary(folder)["accuracy"]["per_party"]
+    )
 
 
 def test_split_json_gives_no_sample_twice(folder: Path) -> None:
@@ -165,8 +175,14 @@ def test_summary_has_every_key_with_its_type(folder: Path) -> None:
     assert type(block["best_party"]) is type(block["worst_party"]) is str
     for name in ("best_round", "best_on_test"):
         best = block[name]
-        assert best is None or {k: type(v) for k, v in best.items()} == {"round": int, "mean": float, "weighted": float}
-    assert {k: type(v) for k, v in got["bytes"].items()} == dict.fromkeys(("up", "down", "peer", "setup", "eval", "total"), int)
+        assert best is None or {k: type(v) for k, v in best.items()} == {
+            "round": int,
+            "mean": float,
+            "weighted": float,
+        }
+    assert {k: type(v) for k, v in got["bytes"].items()} == dict.fromkeys(
+        ("up", "down", "peer", "setup", "eval", "total"), int
+    )
     assert {"setup", "train", "evaluate", "total"} <= set(got["seconds"])
     assert all(isinstance(v, float) and v >= 0 for v in got["seconds"].values())
 
@@ -190,7 +206,10 @@ def test_summary_accuracies_follow_from_the_tables(folder: Path) -> None:
     assert got["std"] == pytest.approx(statistics.pstdev(last.values()))
     assert last[got["best_party"]] == max(last.values())
     assert last[got["worst_party"]] == min(last.values())
-    for name, chooser, by in (("best_round", validation, "validation"), ("best_on_test", test, "test")):
+    for name, chooser, by in (
+        ("best_round", validation, "validation"),
+        ("best_on_test", test, "test"),
+    ):
         if not chooser:
             assert got[name] is None
             continue
@@ -203,7 +222,9 @@ def test_summary_accuracies_follow_from_the_tables(folder: Path) -> None:
 
 def test_global_accuracy_only_where_there_is_one_model(made: dict[str, Path]) -> None:
     got = summary(made["fedavg"])["accuracy"]
-    assert got["global"] == pytest.approx(got["weighted"])  # each sample is tested once, by whoever owns it
+    assert got["global"] == pytest.approx(
+        got["weighted"]
+    )  # each sample is tested once, by whoever owns it
     pooled = [r for r in rows(made["fedavg"] / "metrics.csv") if r["split"] == "pooled"]
     assert {r["party"] for r in pooled} == {"server"}
     assert float(pooled[-1]["value"]) == got["global"]
@@ -216,16 +237,22 @@ def test_summary_bytes_are_the_ledgers(folder: Path) -> None:
     for row in rows(folder / "ledger.csv"):
         total[row["kind"]] += int(row["bytes"])
     got = summary(folder)["bytes"]
-    assert {k: v for k, v in got.items() if k != "total"} == {k: total[k] for k in ("up", "down", "peer", "setup", "eval")}
+    assert {k: v for k, v in got.items() if k != "total"} == {
+        k: total[k] for k in ("up", "down", "peer", "setup", "eval")
+    }
     assert got["total"] == total.total() - total["eval"]
 
 
 def test_summary_steps(made: dict[str, Path]) -> None:
     sizes = [len(s["train"]) for s in shares(made["fedavg"]).values()]
     assert summary(made["fedavg"])["steps"] == 5 * sum(math.ceil(n / 10) for n in sizes)
-    assert summary(made["sampled"])["steps"] == 5 * 2 * 7  # two of five parties a round, seven steps each
+    assert (
+        summary(made["sampled"])["steps"] == 5 * 2 * 7
+    )  # two of five parties a round, seven steps each
     sizes = [len(s["train"]) for s in shares(made["dbe"]).values()]
-    assert summary(made["dbe"])["steps"] == (3 + 1) * sum(math.ceil(n / 10) for n in sizes)  # one epoch before round 1
+    assert summary(made["dbe"])["steps"] == (3 + 1) * sum(
+        math.ceil(n / 10) for n in sizes
+    )  # one epoch before round 1
 
 
 def test_summary_seconds_add_up(folder: Path) -> None:
@@ -264,33 +291,89 @@ def test_engines_give_the_same_bytes(made: dict[str, Path], tmp_path: Path) -> N
     works("run", made["processes"] / "config.toml", "--engine", "loop", "--out", tmp_path / "loop")
     assert contents(tmp_path / "loop") == contents(made["processes"])
     for engine, workers in (("loop", ()), ("process", ("--workers", "3"))):
-        works("run", made["dbe"] / "config.toml", "--engine", engine, *workers, "--out", tmp_path / f"dbe-{engine}")
+        works(
+            "run",
+            made["dbe"] / "config.toml",
+            "--engine",
+            engine,
+            *workers,
+            "--out",
+            tmp_path / f"dbe-{engine}",
+        )
     assert contents(tmp_path / "dbe-process") == contents(tmp_path / "dbe-loop")
 
 
 def test_typed_options_go_over_a_file(made: dict[str, Path], tmp_path: Path) -> None:
-    works("run", made["adcol"] / "config.toml", "--rounds", "1", "--set", "mu=0.25", "--out", tmp_path / "other")
+    works(
+        "run",
+        made["adcol"] / "config.toml",
+        "--rounds",
+        "1",
+        "--set",
+        "mu=0.25",
+        "--out",
+        tmp_path / "other",
+    )
     config = tomllib.loads((tmp_path / "other" / "config.toml").read_text(encoding="utf-8"))
     assert (config["rounds"], config["set"]) == (1, {"hidden": 16, "mu": 0.25})
 
 
 def test_parties_do_things_their_own_way(tmp_path: Path) -> None:
     """Typed, or in the saved file with one more typed over it: the same tables."""
-    args = ("run", "relay", "--model", "lenet5", "--parties", "3", "--rounds", "1", "--partition", "iid")
-    ways = ("--party", "p1.model=mlp2(width=84)", "--party", "p1.lr=0.01", "--party", "p0.peers=p1,p2")
+    args = (
+        "run",
+        "relay",
+        "--model",
+        "lenet5",
+        "--parties",
+        "3",
+        "--rounds",
+        "1",
+        "--partition",
+        "iid",
+    )
+    ways = (
+        "--party",
+        "p1.model=mlp2(width=84)",
+        "--party",
+        "p1.lr=0.01",
+        "--party",
+        "p0.peers=p1,p2",
+    )
     works(*args, *ways, "--out", tmp_path / "typed")
     config = tomllib.loads((tmp_path / "typed" / "config.toml").read_text(encoding="utf-8"))
-    assert config["party"] == {"p1": {"model": "mlp2(width=84)", "lr": 0.01}, "p0": {"peers": ["p1", "p2"]}}
+    assert config["party"] == {
+        "p1": {"model": "mlp2(width=84)", "lr": 0.01},
+        "p0": {"peers": ["p1", "p2"]},
+    }
     works("run", tmp_path / "typed" / "config.toml", "--out", tmp_path / "again")
     assert contents(tmp_path / "again") == contents(tmp_path / "typed")
-    works("run", tmp_path / "typed" / "config.toml", "--party", "p1.lr=0.1", "--party", "p2.batch=5", "--out", tmp_path / "over")
+    works(
+        "run",
+        tmp_path / "typed" / "config.toml",
+        "--party",
+        "p1.lr=0.1",
+        "--party",
+        "p2.batch=5",
+        "--out",
+        tmp_path / "over",
+    )
     config = tomllib.loads((tmp_path / "over" / "config.toml").read_text(encoding="utf-8"))
     assert config["party"]["p1"] == {"model": "mlp2(width=84)", "lr": 0.1}
     assert config["party"]["p2"] == {"batch": 5}
 
 
 def test_newcomers_and_cautions_are_on_the_screen(tmp_path: Path) -> None:
-    args = ("--partition", "pathological(classes=2)", "--parties", "4", "--rounds", "1", "--newcomers", "1")
+    args = (
+        "--partition",
+        "pathological(classes=2)",
+        "--parties",
+        "4",
+        "--rounds",
+        "1",
+        "--newcomers",
+        "1",
+    )
     ended = works("run", "adcol", *args, "--set", "hidden=8", "--out", tmp_path / "run")
     assert "Caution: adcol is meant for parties whose inputs differ" in ended.out
     assert "newcomer p3: offered" in " ".join(ended.out.split())
@@ -304,7 +387,16 @@ def test_a_card_names_the_words_that_an_option_may_be() -> None:
 
 
 def test_a_saved_split_is_followed(made: dict[str, Path], tmp_path: Path) -> None:
-    args = ("--parties", 4, "--rounds", 5, "--model", "linear", "--partition", made["fedavg"] / "split.json")
+    args = (
+        "--parties",
+        4,
+        "--rounds",
+        5,
+        "--model",
+        "linear",
+        "--partition",
+        made["fedavg"] / "split.json",
+    )
     works("run", "fedavg", *args, "--out", tmp_path / "again")
     assert contents(tmp_path / "again") == contents(made["fedavg"])
 
@@ -319,9 +411,14 @@ def test_the_python_api_gives_the_same_bytes(made: dict[str, Path], tmp_path: Pa
     result = library.run("fedavg+dbe", federation, rounds=3, seed=0, kappa=50, out=tmp_path / "api")
     assert contents(tmp_path / "api") == contents(made["dbe"])
     expected = summary(made["dbe"])
-    assert {k: v for k, v in result.summary.items() if k != "seconds"} == {k: expected[k] for k in expected if k != "seconds"}
+    assert {k: v for k, v in result.summary.items() if k != "seconds"} == {
+        k: expected[k] for k in expected if k != "seconds"
+    }
     assert len(result.metrics) == len(rows(made["dbe"] / "metrics.csv"))
-    assert sum(charge.bytes for charge in result.ledger if charge.kind != "eval") == expected["bytes"]["total"]
+    assert (
+        sum(charge.bytes for charge in result.ledger if charge.kind != "eval")
+        == expected["bytes"]["total"]
+    )
     for name, data in federation.parties.items():
         right = (result.model(name).predict(data.test) == data.test.y).float().mean().item()
         assert right == pytest.approx(expected["accuracy"]["per_party"][name])
@@ -349,10 +446,14 @@ def test_without_out_runs_get_folders_of_their_own(here: Path) -> None:
 
 
 def test_a_run_is_never_overwritten(made: dict[str, Path]) -> None:
-    before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in made["fedavg"].rglob("*") if p.is_file()}
+    before = {
+        p: (p.read_bytes(), p.stat().st_mtime_ns) for p in made["fedavg"].rglob("*") if p.is_file()
+    }
     said = one_sentence(comity("run", "fedavg", *SMALL, "--out", made["fedavg"]), 2)
     assert f"comity resume {made['fedavg']}" in said
-    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in made["fedavg"].rglob("*") if p.is_file()} == before
+    assert {
+        p: (p.read_bytes(), p.stat().st_mtime_ns) for p in made["fedavg"].rglob("*") if p.is_file()
+    } == before
 
 
 def test_an_empty_folder_may_be_used(here: Path) -> None:
@@ -365,7 +466,9 @@ def test_resume_of_a_finished_run_does_nothing(folder: Path) -> None:
     before = {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
     ended = works("resume", folder)
     assert f"{summary(folder)['accuracy']['mean']:.1%}" in ended.out
-    assert {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()} == before
+    assert {
+        p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()
+    } == before
 
 
 # --- compare ----------------------------------------------------------------------------------------------------------
@@ -374,18 +477,24 @@ def test_resume_of_a_finished_run_does_nothing(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("compare")
-    ended = works("compare", "fedavg", "fedprox(mu=0.1)+dbe", *SMALL, "--seeds", "0,1", "--out", folder)
+    ended = works(
+        "compare", "fedavg", "fedprox(mu=0.1)+dbe", *SMALL, "--seeds", "0,1", "--out", folder
+    )
     return folder, ended.out
 
 
 def stamps(folder: Path) -> dict[Path, int]:
-    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.parent != folder}
+    return {
+        p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.parent != folder
+    }
 
 
 def test_compare_layout(compared: tuple[Path, str]) -> None:
     folder, _ = compared
     found = {str(p.parent.relative_to(folder)) for p in folder.rglob("summary.json")}
-    assert found == {f"{m}/seed-{s}" for m in ("solo", "fedavg", "fedprox(mu=0.1)+dbe") for s in (0, 1)}
+    assert found == {
+        f"{m}/seed-{s}" for m in ("solo", "fedavg", "fedprox(mu=0.1)+dbe") for s in (0, 1)
+    }
     for run in folder.glob("*/seed-*"):
         nothing_left = {"privacy.csv"} if run.parent.name == "solo" else set()
         assert {p.name for p in run.iterdir() if not p.name.startswith(".")} == FILES - nothing_left
@@ -403,7 +512,9 @@ def test_compare_prints_a_row_for_each_method(compared: tuple[Path, str]) -> Non
     folder, out = compared
     for method in ("solo", "fedavg", "fedprox(mu=0.1)+dbe"):
         (line,) = [text for text in out.splitlines() if text.split()[:1] == [method]]
-        mean = statistics.fmean(summary(p.parent)["accuracy"]["mean"] for p in folder.glob(f"{method}/*/summary.json"))
+        mean = statistics.fmean(
+            summary(p.parent)["accuracy"]["mean"] for p in folder.glob(f"{method}/*/summary.json")
+        )
         assert f"{mean:.1%}" in line
     assert str(folder) in out
 
@@ -416,7 +527,9 @@ def test_a_run_of_compare_is_the_run_alone(compared: tuple[Path, str], tmp_path:
 def test_compare_again_computes_nothing(compared: tuple[Path, str]) -> None:
     folder, out = compared
     before = stamps(folder)
-    again = works("compare", "fedavg", "fedprox(mu=0.1)+dbe", *SMALL, "--seeds", "0,1", "--out", folder)
+    again = works(
+        "compare", "fedavg", "fedprox(mu=0.1)+dbe", *SMALL, "--seeds", "0,1", "--out", folder
+    )
     assert stamps(folder) == before
     assert again.out == out
 
@@ -437,12 +550,23 @@ def test_compare_with_another_method_adds_it(compared: tuple[Path, str]) -> None
 
 
 @pytest.mark.parametrize(
-    "change", [("--rounds", "3"), ("--lr", "0.1"), ("--partition", "shard"), ("--parties", "4"), ("--model", "mlp2")]
+    "change",
+    [
+        ("--rounds", "3"),
+        ("--lr", "0.1"),
+        ("--partition", "shard"),
+        ("--parties", "4"),
+        ("--model", "mlp2"),
+    ],
 )
-def test_compare_with_other_settings_refuses(compared: tuple[Path, str], change: tuple[str, ...]) -> None:
+def test_compare_with_other_settings_refuses(
+    compared: tuple[Path, str], change: tuple[str, ...]
+) -> None:
     folder, _ = compared
     before = stamps(folder)
-    said = one_sentence(comity("compare", "fedavg", *SMALL, *change, "--seeds", "0,1", "--out", folder), 2)
+    said = one_sentence(
+        comity("compare", "fedavg", *SMALL, *change, "--seeds", "0,1", "--out", folder), 2
+    )
     assert "--out" in said
     assert stamps(folder) == before
 
@@ -455,14 +579,30 @@ def test_compare_goes_on_where_it_was_stopped(here: Path) -> None:
     for path in (here / "cut" / "fedavg" / "seed-0" / "checkpoints").iterdir():
         path.unlink()  # killed before its first checkpoint
     works("compare", "fedavg", *SMALL, "--out", "cut")
-    assert contents(here / "cut" / "fedavg" / "seed-0") == contents(here / "whole" / "fedavg" / "seed-0")
+    assert contents(here / "cut" / "fedavg" / "seed-0") == contents(
+        here / "whole" / "fedavg" / "seed-0"
+    )
 
 
 def test_compare_gives_a_setting_to_whoever_has_it(here: Path) -> None:
-    works("compare", "fedavg", "fedprox", "fedavg+dbe", *SMALL, "--set", "fedprox.mu=0.5", "--set", "kappa=1", "--out", "c")
+    works(
+        "compare",
+        "fedavg",
+        "fedprox",
+        "fedavg+dbe",
+        *SMALL,
+        "--set",
+        "fedprox.mu=0.5",
+        "--set",
+        "kappa=1",
+        "--out",
+        "c",
+    )
     sets = {}
     for path in here.glob("c/*/seed-0/config.toml"):
-        sets[path.parent.parent.name] = tomllib.loads(path.read_text(encoding="utf-8")).get("set", {})
+        sets[path.parent.parent.name] = tomllib.loads(path.read_text(encoding="utf-8")).get(
+            "set", {}
+        )
     assert sets.pop("fedprox") in ({"fedprox": {"mu": 0.5}}, {"fedprox.mu": 0.5})
     assert sets == {"solo": {}, "fedavg": {}, "fedavg+dbe": {"kappa": 1}}
 
@@ -471,14 +611,28 @@ def test_compare_gives_a_setting_to_whoever_has_it(here: Path) -> None:
 
 
 def test_tune_chooses_on_validation_data(here: Path) -> None:
-    ended = works("tune", "fedprox", "--grid", "mu=0,30", "--grid", "lr=0.001,0.1", *SMALL, "--seeds", "0,1", "--out", "t")
+    ended = works(
+        "tune",
+        "fedprox",
+        "--grid",
+        "mu=0,30",
+        "--grid",
+        "lr=0.001,0.1",
+        *SMALL,
+        "--seeds",
+        "0,1",
+        "--out",
+        "t",
+    )
     found = sorted(here.glob("t/*/seed-*/summary.json"))
     assert len(found) == 8
     assert len({summary(p.parent)["steps"] for p in found if p.parent.name == "seed-0"}) == 1
     best: dict[str, list[float]] = defaultdict(list)
     for path in found:
         at = summary(path.parent)["accuracy"]["best_round"]["round"]
-        best[path.parent.parent.name].append(statistics.fmean(accuracies(path.parent, "validation")[at].values()))
+        best[path.parent.parent.name].append(
+            statistics.fmean(accuracies(path.parent, "validation")[at].values())
+        )
     winner = max(best, key=lambda name: statistics.fmean(best[name]))
     assert "Chosen on validation data" in ended.out
     chosen = re.search(r"data: (.*?)\. The next is", ended.out.replace("\n", " "))
@@ -503,7 +657,19 @@ def test_plan_of_a_file(made: dict[str, Path], here: Path) -> None:
 
 
 NAMES = {
-    "algorithms": {"adcol", "centralized", "dbe", "fedavg", "fedbn", "fedper", "fedprox", "mr", "prbm", "scaffold", "solo"},
+    "algorithms": {
+        "adcol",
+        "centralized",
+        "dbe",
+        "fedavg",
+        "fedbn",
+        "fedper",
+        "fedprox",
+        "mr",
+        "prbm",
+        "scaffold",
+        "solo",
+    },
     "datasets": {"digits"},
     "models": {"linear", "mlp2", "lenet5", "cnn4", "fedbn-cnn"},
     "partitions": {"iid", "dirichlet", "mixture", "pathological", "shard", "quantity", "lognormal"},
@@ -545,13 +711,29 @@ def test_data_inspect(here: Path, made: dict[str, Path]) -> None:
 
 
 def test_data_inspect_shows_shifts(here: Path) -> None:
-    out = works("data", "inspect", "--parties", 2, "--partition", "iid|shift(kinds=none,invert)").out
-    assert [line.split()[1] for line in out.splitlines() if re.match(r"p\d", line)] == ["none", "invert"]
+    out = works(
+        "data", "inspect", "--parties", 2, "--partition", "iid|shift(kinds=none,invert)"
+    ).out
+    assert [line.split()[1] for line in out.splitlines() if re.match(r"p\d", line)] == [
+        "none",
+        "invert",
+    ]
 
 
 @pytest.mark.parametrize(
     "args",
-    [(), ("run",), ("compare",), ("tune",), ("plan",), ("resume",), ("list",), ("show",), ("data",), ("data", "inspect")],
+    [
+        (),
+        ("run",),
+        ("compare",),
+        ("tune",),
+        ("plan",),
+        ("resume",),
+        ("list",),
+        ("show",),
+        ("data",),
+        ("data", "inspect"),
+    ],
 )
 def test_help(args: tuple[str, ...]) -> None:
     ended = works(*args, "--help")
@@ -570,16 +752,36 @@ def test_without_arguments_the_help_is_shown() -> None:
 
 def test_a_file_with_set(here: Path) -> None:
     Path("x.toml").write_text(
-        'algorithm = "fedprox+dbe"\nparties = 3\nrounds = 1\nmodel = "mlp2(width=16)"\npartition = "iid"\n'
-        "[set]\ndbe.kappa = 7\nfedprox.mu = 0.5\n",
+        'algorithm = "fedprox+dbe"\nparties = 3\nrounds = 1\nmodel = "mlp2(width=16)"\npartition ='
+        ' "iid"\n[set]\ndbe.kappa = 7\nfedprox.mu = 0.5\n',
         encoding="utf-8",
     )
     works("run", "x.toml", "--out", "file")
-    line = ("fedprox(mu=0.5)+dbe(kappa=7)", "--parties", 3, "--rounds", 1, "--model", "mlp2(width=16)", "--partition", "iid")
+    line = (
+        "fedprox(mu=0.5)+dbe(kappa=7)",
+        "--parties",
+        3,
+        "--rounds",
+        1,
+        "--model",
+        "mlp2(width=16)",
+        "--partition",
+        "iid",
+    )
     works("run", *line, "--out", "line")
     options = ("--set", "dbe.kappa=7", "--set", "fedprox.mu=0.5")
     works("run", "fedprox+dbe", *line[1:], *options, "--out", "options")
-    works("run", "fedprox+dbe", *line[1:], "--set", "dbe.kappa=8", "--set", "fedprox.mu=0.5", "--out", "another")
+    works(
+        "run",
+        "fedprox+dbe",
+        *line[1:],
+        "--set",
+        "dbe.kappa=8",
+        "--set",
+        "fedprox.mu=0.5",
+        "--out",
+        "another",
+    )
     assert contents(here / "file") == contents(here / "line") == contents(here / "options")
     assert contents(here / "file") != contents(here / "another")
     works("run", "file/config.toml", "--out", "again")
@@ -596,13 +798,20 @@ def test_a_file_with_parties_of_their_own(here: Path) -> None:
     works("run", "a/config.toml", "--out", "b")
     assert contents(here / "a") == contents(here / "b")
     config = tomllib.loads(Path("a/config.toml").read_text(encoding="utf-8"))
-    assert config["party"] == {"p3": {"model": "lenet5(width=24)", "lr": 0.01}, "p1": {"steps": 3, "batch": 2}}
+    assert config["party"] == {
+        "p3": {"model": "lenet5(width=24)", "lr": 0.01},
+        "p1": {"steps": 3, "batch": 2},
+    }
     sizes = {p: len(s["train"]) for p, s in shares(here / "a").items()}
-    assert summary(here / "a")["steps"] == 2 * (sum(math.ceil(sizes[p] / 10) for p in ("p0", "p2", "p3")) + 3)
+    assert summary(here / "a")["steps"] == 2 * (
+        sum(math.ceil(sizes[p] / 10) for p in ("p0", "p2", "p3")) + 3
+    )
 
 
 def test_averaging_different_architectures_is_refused_in_words(here: Path) -> None:
-    Path("x.toml").write_text('algorithm = "fedavg+dbe"\nparties = 4\n[party.p3]\nmodel = "lenet5"\n', encoding="utf-8")
+    Path("x.toml").write_text(
+        'algorithm = "fedavg+dbe"\nparties = 4\n[party.p3]\nmodel = "lenet5"\n', encoding="utf-8"
+    )
     said = one_sentence(comity("run", "x.toml", "--out", "out"), 2)
     assert "p3" in said
     assert "lenet5" in said
@@ -617,26 +826,39 @@ def test_a_file_of_a_users_own(here: Path) -> None:
         encoding="utf-8",
     )
     Path("net_contract.py").write_text(
-        "from torch import nn\n\ndef build(shape, classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, classes)\n",
+        "from torch import nn\n\ndef build(shape, classes):\n    return nn.Sequential(nn.Flatten(),"
+        " nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, classes)\n",
         encoding="utf-8",
     )
     Path("data_contract.py").write_text(
-        "import torch\nfrom comity.data import Dataset\n\ndef load():\n    g = torch.Generator().manual_seed(0)\n"
-        "    y = torch.arange(300) % 3\n    x = (torch.rand(300, 1, 8, 8, generator=g) + y.view(-1, 1, 1, 1)) / 3\n"
-        "    return Dataset('toy', x, y, 3)\n",
+        "import torch\nfrom comity.data import Dataset\n\ndef load():\n    g ="
+        " torch.Generator().manual_seed(0)\n    y = torch.arange(300) % 3\n    x = (torch.rand(300,"
+        " 1, 8, 8, generator=g) + y.view(-1, 1, 1, 1)) / 3\n    return Dataset('toy', x, y, 3)\n",
         encoding="utf-8",
     )
-    args = ("./mine_contract.py", "--model", "./net_contract.py", "--data", "./data_contract.py", *SMALL[:4], "--set", "speed=2")
+    args = (
+        "./mine_contract.py",
+        "--model",
+        "./net_contract.py",
+        "--data",
+        "./data_contract.py",
+        *SMALL[:4],
+        "--set",
+        "speed=2",
+    )
     works("run", *args, "--out", "a")
     works("run", "a/config.toml", "--out", "b")
     assert contents(here / "a") == contents(here / "b")
     assert works("show", "./mine_contract.py").out.startswith("Mine.")
     works("compare", "./mine_contract.py", *SMALL, "--out", "c")
-    assert summary(here / "c" / "mine_contract" / "seed-0")["algorithm"].endswith("mine_contract.py")
+    assert summary(here / "c" / "mine_contract" / "seed-0")["algorithm"].endswith(
+        "mine_contract.py"
+    )
 
 
-def test_a_run_of_a_users_file_is_resumed_from_anywhere(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_a_users_file_is_resumed_from_anywhere(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("mine_anywhere.py").write_text(
         "from comity.algorithms.fedavg import FedAvg\nfrom comity.core import algorithm\n\n"
         "@algorithm\nclass Mine(FedAvg):\n    pass\n",

@@ -1,4 +1,6 @@
-"""Curves of characters: where a value is drawn is where the axis says it is, on any terminal; programs are spared them."""
+"""Curves of characters: where a value is drawn is where the axis says it is, on any terminal;
+programs are spared them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def text(lines: dict[str, dict[int, float]], **how: object) -> list[str]:
 
 def console(encoding: str = "utf-8", colours: bool = True) -> Console:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    return Console(file=file, width=80, force_terminal=colours, color_system="standard" if colours else None)
+    return Console(
+        file=file, width=80, force_terminal=colours, color_system="standard" if colours else None
+    )
 
 
 def test_a_drawing_by_hand() -> None:
@@ -41,7 +45,9 @@ def test_a_drawing_by_hand() -> None:
 
 
 def test_braille_by_hand() -> None:
-    """Two signs of two by four dots each: a level line at the top, and one that falls from top to bottom."""
+    """Two signs of two by four dots each: a level line at the top, and one that falls from top to
+    bottom.
+    """
     low, high, _ = scale(0, 100)
     assert (low, high) == (0, 100)
     canvas = text_plot.Canvas(2, 1, plain=False)
@@ -54,10 +60,16 @@ def test_braille_by_hand() -> None:
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40), st.booleans())
 @example([0.0] * 5 + [0.890625] + [0.0] * 23, False)
 def test_every_value_is_where_the_axis_says(values: list[float], plain: bool) -> None:
-    """Read the drawing back: at each point's column there is a sign, no further from its value than a row is high."""
+    """Read the drawing back: at each point's column there is a sign, no further from its value than
+    a row is high.
+    """
     drawn = text({"a": dict(enumerate(values))}, width=60, plain=plain)
-    field = [row for row in drawn[1:] if re.match(r" *(\d+%)? [|+│┤]", row) and not row.endswith("--")]
-    marks = {k: int(found[1]) for k, row in enumerate(field) if (found := re.match(r" *(\d+)% ", row))}
+    field = [
+        row for row in drawn[1:] if re.match(r" *(\d+%)? [|+│┤]", row) and not row.endswith("--")
+    ]
+    marks = {
+        k: int(found[1]) for k, row in enumerate(field) if (found := re.match(r" *(\d+)% ", row))
+    }
     top, bottom = marks[0], marks[len(field) - 1]
     assert top - bottom >= 5
     assert bottom <= 100 * min(values)
@@ -67,7 +79,11 @@ def test_every_value_is_where_the_axis_says(values: list[float], plain: bool) ->
     for t, value in enumerate(values):
         dots = 1 if plain else 2  # of a sign, across
         column = 7 + round(t / (len(values) - 1) * (60 * dots - 1)) // dots
-        near = [k for k, row in enumerate(field) if row[column] != " " and abs(top - k * high - 100 * value) <= high]
+        near = [
+            k
+            for k, row in enumerate(field)
+            if row[column] != " " and abs(top - k * high - 100 * value) <= high
+        ]
         assert near, f"{value} is not drawn at round {t}"
 
 
@@ -76,7 +92,9 @@ def test_every_value_is_where_the_axis_says(values: list[float], plain: bool) ->
     [(0, 100, (0, 100, 25)), (12, 92, (0, 100, 20)), (95, 95.3, (94, 100, 2)), (100, 100, (94, 100, 2)), (0, 0, (0, 6, 2)),
      (50, 60, (50, 60, 5)), (88.1, 91.9, (88, 94, 2))],
 )  # fmt: skip
-def test_the_axis_ends_on_round_figures(low: float, high: float, axis: tuple[int, int, int]) -> None:
+def test_the_axis_ends_on_round_figures(
+    low: float, high: float, axis: tuple[int, int, int]
+) -> None:
     assert scale(low, high) == axis
 
 
@@ -89,7 +107,9 @@ def test_one_evaluation_is_no_curve() -> None:
 def test_only_evaluated_rounds_are_points() -> None:
     """A line that was judged in rounds 0 and 8 is straight between them."""
     sparse, dense = ({t: t / 8 for t in range(0, 9, step)} for step in (8, 1))
-    assert text({"a": sparse}, width=9, height=9, plain=True) == text({"a": dense}, width=9, height=9, plain=True)
+    assert text({"a": sparse}, width=9, height=9, plain=True) == text(
+        {"a": dense}, width=9, height=9, plain=True
+    )
 
 
 def test_several_have_colours_and_a_legend() -> None:
@@ -157,9 +177,16 @@ def test_a_person_sees_it_and_a_program_does_not(nursery: Nursery, tmp_path: Pat
     seen = frames(shown)
     assert "mean accuracy" in seen
     assert any(0x2800 < ord(sign) < 0x2900 for sign in shown)
-    assert next(line for line in seen if line.endswith(" round")).split() == ["0", "1", "2", "round"]
+    assert next(line for line in seen if line.endswith(" round")).split() == [
+        "0",
+        "1",
+        "2",
+        "round",
+    ]
     last = ESCAPE.sub("", shown).splitlines()[-15:]
-    assert all(len(line) <= 80 for line in last if not line.startswith("The run is in"))  # however long the folder's name
+    assert all(
+        len(line) <= 80 for line in last if not line.startswith("The run is in")
+    )  # however long the folder's name
     code, again = on_terminal(nursery, "resume", tmp_path / "run")
     assert (code, "mean accuracy" in frames(again)) == (0, True)
     ended = nursery.run("resume", tmp_path / "run")
@@ -169,10 +196,15 @@ def test_a_person_sees_it_and_a_program_does_not(nursery: Nursery, tmp_path: Pat
 
 def test_compare_draws_a_curve_for_each_method(nursery: Nursery, tmp_path: Path) -> None:
     works("compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", tmp_path)
-    code, shown = on_terminal(nursery, "compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", tmp_path)
+    code, shown = on_terminal(
+        nursery, "compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", tmp_path
+    )
     assert code == 0
     legend = next(line for line in frames(shown) if "━━ solo" in line)
     for method in ("solo", "fedavg"):
         means = [summary(tmp_path / method / f"seed-{seed}")["accuracy"]["mean"] for seed in (0, 1)]
         assert f"{method} {sum(means) / 2:.1%}" in legend
-    assert "mean accuracy" not in comity("compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", tmp_path).out
+    assert (
+        "mean accuracy"
+        not in comity("compare", "fedavg", *SMALL, "--seeds", "0,1", "--out", tmp_path).out
+    )

@@ -1,4 +1,6 @@
-"""At the edges: a machine that has too little of something, signals from the first moment, values beyond all measure."""
+"""At the edges: a machine that has too little of something, signals from the first moment, values
+beyond all measure.
+"""
 
 from __future__ import annotations
 
@@ -46,30 +48,61 @@ sys.exit(main())
 
 @pytest.mark.parametrize(
     ("which", "module"),
-    [(signal.SIGINT, "click"), (signal.SIGINT, "numpy.matrixlib"), (signal.SIGTERM, "torch"), (signal.SIGINT, "signal")],
+    [
+        (signal.SIGINT, "click"),
+        (signal.SIGINT, "numpy.matrixlib"),
+        (signal.SIGTERM, "torch"),
+        (signal.SIGINT, "signal"),
+    ],
 )
-def test_a_signal_while_modules_are_imported(which: signal.Signals, module: str, tmp_path: Path) -> None:
+def test_a_signal_while_modules_are_imported(
+    which: signal.Signals, module: str, tmp_path: Path
+) -> None:
     """tests/soak/interrupts.py does it at random moments."""
-    command = [sys.executable, "-c", EARLY, str(int(which)), module, "run", "fedavg", "--out", "run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    command = [
+        sys.executable,
+        "-c",
+        EARLY,
+        str(int(which)),
+        module,
+        "run",
+        "fedavg",
+        "--out",
+        "run",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
     one_sentence(Ended(done.returncode, done.stdout, done.stderr), 128 + which)
     assert not (tmp_path / "run").exists()
 
 
-PROCESS = ("--engine", "process", "--workers", "2", "--parties", "3", "--rounds", "2", "--model", "linear")
+PROCESS = (
+    "--engine",
+    "process",
+    "--workers",
+    "2",
+    "--parties",
+    "3",
+    "--rounds",
+    "2",
+    "--model",
+    "linear",
+)
 
 
 def test_an_interrupt_while_workers_start(nursery: Nursery, tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to a worker, too, before it has come to its first line."""
     (tmp_path / "mine.py").write_text(
-        "import os, signal\nfrom multiprocessing.process import BaseProcess\nfrom comity.data import load as known\n"
-        "run = BaseProcess.run\n"
-        "def interrupted(self):\n    os.kill(os.getpid(), signal.SIGINT)\n    run(self)\n"
-        "BaseProcess.run = interrupted\n"
-        "def load():\n    return known('digits')\n",
+        "import os, signal\nfrom multiprocessing.process import BaseProcess\nfrom comity.data"
+        " import load as known\nrun = BaseProcess.run\ndef interrupted(self):\n   "
+        " os.kill(os.getpid(), signal.SIGINT)\n    run(self)\nBaseProcess.run = interrupted\ndef"
+        " load():\n    return known('digits')\n",
         encoding="utf-8",
     )
-    ended = nursery.run("run", "fedavg", "--data", "./mine.py", *PROCESS, "--out", "run", cwd=str(tmp_path))
+    ended = nursery.run(
+        "run", "fedavg", "--data", "./mine.py", *PROCESS, "--out", "run", cwd=str(tmp_path)
+    )
     assert ended.code == 0, ended.err
     assert "Traceback" not in ended.err
 
@@ -79,7 +112,16 @@ def test_an_interrupt_while_workers_start(nursery: Nursery, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("count", [10, 24])
 def test_too_few_descriptors(count: int, nursery: Nursery, tmp_path: Path) -> None:
-    ended = nursery.run("run", "fedavg", *PROCESS[:3], "3", *PROCESS[4:], "--out", tmp_path / "run", descriptors=count)
+    ended = nursery.run(
+        "run",
+        "fedavg",
+        *PROCESS[:3],
+        "3",
+        *PROCESS[4:],
+        "--out",
+        tmp_path / "run",
+        descriptors=count,
+    )
     if ended.code:
         said = complaint(ended, 1)
         assert f"too few file descriptors for this (ulimit -n says {count})" in said
@@ -88,7 +130,9 @@ def test_too_few_descriptors(count: int, nursery: Nursery, tmp_path: Path) -> No
 
 
 def test_a_message_whose_descriptor_was_dropped_is_not_read() -> None:
-    """The system drops a descriptor that there is no room for without a word: then the tensors are not there."""
+    """The system drops a descriptor that there is no room for without a word: then the tensors are
+    not there.
+    """
     here, there = Channel.pair()
     here.send({"w": torch.ones(4)})
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -114,7 +158,9 @@ def test_too_little_memory(engine: str, nursery: Nursery, tmp_path: Path) -> Non
 def test_a_full_disk_under_what_is_printed() -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "comity.cli", "--version"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
     assert "No space left" in one_sentence(Ended(done.returncode, "", done.stderr), 1)
 
 
@@ -142,7 +188,12 @@ def typed(value: Any) -> str:
     return "9" * 5000 if value == 10**5000 else str(value)
 
 
-SHAPES: dict[str, tuple[int, ...]] = {"fasttext": (20,), "transformer": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}
+SHAPES: dict[str, tuple[int, ...]] = {
+    "fasttext": (20,),
+    "transformer": (20,),
+    "har-cnn": (9, 40),
+    "bilstm": (8, 3),
+}
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -150,7 +201,11 @@ def test_every_option_of_a_model(name: str) -> None:
     shape = SHAPES.get(name, (1, 16, 16))
     options = list(inspect.signature(ZOO[name]).parameters)[2:]
     for option in options:
-        accepted = [v for v in VALUES if answered(lambda o=option, v=v: models.build(f"{name}({o}={typed(v)})", shape, 3))]  # type: ignore[misc]
+        accepted = [
+            v
+            for v in VALUES
+            if answered(lambda o=option, v=v: models.build(f"{name}({o}={typed(v)})", shape, 3))  # type: ignore[misc]
+        ]
         assert 1e30 not in accepted or option == "drop"
 
 
@@ -173,7 +228,9 @@ def test_every_option_of_a_method(name: str) -> None:
     cls = algorithms.find(name)
     text = f"fedavg+{name}" if issubclass(cls, Wrapper) else name
     for option in algorithms.options(cls):
-        for value in [v for k, v in enumerate(VALUES) if k % 3 == 0]:  # each by itself takes a while
+        for value in [
+            v for k, v in enumerate(VALUES) if k % 3 == 0
+        ]:  # each by itself takes a while
             answered(lambda o=option, v=value: algorithms.compose(text, {o: v}))  # type: ignore[misc]
 
 
@@ -221,14 +278,28 @@ def test_a_folder_that_cannot_be(folder: str, here: Path) -> None:
 
 def test_bytes_that_are_no_text_on_the_command_line(here: Path) -> None:
     """Python makes characters of them that cannot be written."""
-    for args in (("fed\udcff",), ("fedavg", "--data", "\udcff"), ("fedavg", "--set", "\udcff=1"), ("\udcff.toml",)):
+    for args in (
+        ("fed\udcff",),
+        ("fedavg", "--data", "\udcff"),
+        ("fedavg", "--set", "\udcff=1"),
+        ("\udcff.toml",),
+    ):
         said = one_sentence(comity("run", *args), 2)
         assert "Error in " not in said
 
 
 def test_a_later_seed_that_cannot_be_dealt_is_refused_before_anything_runs(tmp_path: Path) -> None:
     """Seed 2 leaves a party with 23 samples to learn from, seeds 0 and 1 do not."""
-    settings = ("--partition", "dirichlet(alpha=1)|keep(samples=25)", "--parties", "20", "--rounds", "1", "--model", "linear")
+    settings = (
+        "--partition",
+        "dirichlet(alpha=1)|keep(samples=25)",
+        "--parties",
+        "20",
+        "--rounds",
+        "1",
+        "--model",
+        "linear",
+    )
     ended = comity("compare", "fedavg", *settings, "--seeds", "0,1,2", "--out", tmp_path / "out")
     assert "has 23 samples to learn from, not 25" in one_sentence(ended, 2)
     assert not (tmp_path / "out").exists()

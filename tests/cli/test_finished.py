@@ -76,8 +76,12 @@ def raw(data: Path) -> Dataset:
 
 
 @pytest.mark.usefixtures("without_onnx")
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedavg+dbe", "fedrod", "apfl", "fed-sps", "relay", "ditto+mr"])
-def test_an_exported_model_says_what_the_run_would(algorithm: str, gaps: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "fedavg+dbe", "fedrod", "apfl", "fed-sps", "relay", "ditto+mr"]
+)
+def test_an_exported_model_says_what_the_run_would(
+    algorithm: str, gaps: Path, tmp_path: Path
+) -> None:
     """From values as the party has them, gaps included, to the very answers of the run's own model."""
     result = made_in(tmp_path / "run", algorithm, gaps)
     export(result, "south", tmp_path / "out")
@@ -88,26 +92,41 @@ def test_an_exported_model_says_what_the_run_would(algorithm: str, gaps: Path, t
     assert taken.class_names == ("low", "middle", "high")
     assert torch.equal(taken.predict(dataset.x[rows]), logits.argmax(1))
     assert torch.equal(taken.predict_proba(dataset.x[rows].numpy()), logits.softmax(1))
-    assert torch.equal(result.model("south").predict_proba(dataset.x[rows].tolist()), logits.softmax(1))
+    assert torch.equal(
+        result.model("south").predict_proba(dataset.x[rows].tolist()), logits.softmax(1)
+    )
     np.save(tmp_path / "new.npy", dataset.x[rows].numpy())
     _, likely, warnings = alone(tmp_path / "out").predict(tmp_path / "new.npy")
-    assert np.array_equal(likely, logits.softmax(1).numpy()), "torch alone says the same, to the last bit"
+    assert np.array_equal(likely, logits.softmax(1).numpy()), (
+        "torch alone says the same, to the last bit"
+    )
     assert warnings == ()
 
 
 @pytest.mark.usefixtures("without_onnx")
 def test_images_as_bytes(tmp_path: Path) -> None:
     x = (torch.rand(40, 1, 8, 8, generator=Key(1).generator()) * 255).byte()
-    data = Dataset("bytes", x, torch.arange(40) % 2, 2, groups={"who": Groups(("a", "b"), np.arange(40) // 20)}, home="natural")
+    data = Dataset(
+        "bytes",
+        x,
+        torch.arange(40) % 2,
+        2,
+        groups={"who": Groups(("a", "b"), np.arange(40) // 20)},
+        home="natural",
+    )
     federation = data.partition("auto")
     result = run("fedavg", federation, rounds=1, model="lenet5", out=tmp_path / "run")
     export(result, "a", tmp_path / "out")
     rows = list(federation.split.parties["a"].test)
     logits = result.model("a").logits(federation.parties["a"].test.x)
     assert torch.equal(load(tmp_path / "out").predict_proba(x[rows].numpy()), logits.softmax(1))
-    assert torch.equal(result.model("a").predict_proba(x[rows][:, 0].tolist()), logits.softmax(1))  # height and width are enough
+    assert torch.equal(
+        result.model("a").predict_proba(x[rows][:, 0].tolist()), logits.softmax(1)
+    )  # height and width are enough
     np.savez(tmp_path / "new.npz", x=x[rows].numpy())
-    assert np.array_equal(alone(tmp_path / "out").predict(tmp_path / "new.npz")[1], logits.softmax(1).numpy())
+    assert np.array_equal(
+        alone(tmp_path / "out").predict(tmp_path / "new.npz")[1], logits.softmax(1).numpy()
+    )
 
 
 def test_the_commands(gaps: Path, tmp_path: Path) -> None:
@@ -134,22 +153,39 @@ def test_refusals(gaps: Path, tmp_path: Path) -> None:
     export(result, "north", tmp_path / "out")
     with pytest.raises(UsageError, match="is there already"):
         export(result, "north", tmp_path / "out")
-    assert "There is no party called 'nort'" in one_sentence(comity("export", tmp_path / "run", "--party", "nort"), 2)
-    assert "holds no run" in one_sentence(comity("export", tmp_path / "nothing", "--party", "north"), 2)
+    assert "There is no party called 'nort'" in one_sentence(
+        comity("export", tmp_path / "run", "--party", "nort"), 2
+    )
+    assert "holds no run" in one_sentence(
+        comity("export", tmp_path / "nothing", "--party", "north"), 2
+    )
     (tmp_path / "run" / "summary.json").unlink()
-    assert "is not finished" in one_sentence(comity("export", tmp_path / "run", "--party", "north"), 1)
+    assert "is not finished" in one_sentence(
+        comity("export", tmp_path / "run", "--party", "north"), 1
+    )
     (tmp_path / "out" / "model.json").write_text("{", encoding="utf-8")
     with pytest.raises(ComityError, match="holds no exported model"):
         load(tmp_path / "out")
 
 
 def test_measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mdl, "CHEAP", replace(mdl.CHEAP, points=3, seeds=2, steps=20))  # a description length takes a minute else
-    run("fedavg+dbe", out=tmp_path / "run", partition="iid|keep(samples=40)", parties=3, rounds=1, model="mlp2(width=16)")
+    monkeypatch.setattr(
+        mdl, "CHEAP", replace(mdl.CHEAP, points=3, seeds=2, steps=20)
+    )  # a description length takes a minute else
+    run(
+        "fedavg+dbe",
+        out=tmp_path / "run",
+        partition="iid|keep(samples=40)",
+        parties=3,
+        rounds=1,
+        model="mlp2(width=16)",
+    )
     shown = works("measure", tmp_path / "run", "--layers", "fc2", "--samples", "100").out
     assert "fc2" in shown
     assert "weighted_best" in shown
     kept = json.loads((tmp_path / "run" / "measures.json").read_text(encoding="utf-8"))
     assert kept["layers"]["fc2"]["after"]["mdl"]["bits"] > 0
-    assert "There is no" in one_sentence(comity("measure", tmp_path / "run", "--layers", "fc9"), 1, 2)
+    assert "There is no" in one_sentence(
+        comity("measure", tmp_path / "run", "--layers", "fc9"), 1, 2
+    )
     assert "holds no run" in one_sentence(comity("measure", tmp_path / "nothing"), 2)

@@ -1,4 +1,6 @@
-"""Whatever names hold, a terminal shows it and obeys none of it: no markup, no escape codes, no lines that are not ours."""
+"""Whatever names hold, a terminal shows it and obeys none of it: no markup, no escape codes, no
+lines that are not ours.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,18 @@ from comity.experiments.environment import digest
 from comity.studies.export import load
 from comity.text import escape_terminal
 
-SMALL = ("--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid|keep(samples=40)", "--engine", "loop")
+SMALL = (
+    "--parties",
+    "3",
+    "--rounds",
+    "2",
+    "--model",
+    "linear",
+    "--partition",
+    "iid|keep(samples=40)",
+    "--engine",
+    "loop",
+)
 NASTY = "[/red][bold]\x1b]0;title\x07\x1b[2J\x9b31m\x00\x7f\u202e:smile:"
 SEEN = r"[/red][bold]\x1b]0;title\x07\x1b[2J\x9b31m\x00\x7f\u202e:smile:"
 PATH = NASTY.replace("\x00", "")
@@ -132,7 +145,9 @@ def load():
 
 
 def test_a_dataset(here: Path) -> None:
-    Path("nasty_data.py").write_text(f"NASTY, LINES = {NASTY!r}, {LINES!r}\n{DATA}", encoding="utf-8")
+    Path("nasty_data.py").write_text(
+        f"NASTY, LINES = {NASTY!r}, {LINES!r}\n{DATA}", encoding="utf-8"
+    )
     how = ("--data", "./nasty_data.py", "--model", "linear", "--rounds", "2", "--engine", "loop")
     assert SEEN in shown(works("data", "inspect", *how[:2]))
     assert SEEN in shown(works("data", "prepare", "./nasty_data.py"))
@@ -141,9 +156,15 @@ def test_a_dataset(here: Path) -> None:
     shown(works("compare", "fedavg", *how, "--leave-one-out", "--out", "c"))
     shown(works("report", "c", "--table", "markdown"))
     works("export", "out", "--party", "south", "--out", "model")
-    assert set(load(Path("model")).class_names) == {NASTY, LINES, "c"}, "for programs they are what they are"
+    assert set(load(Path("model")).class_names) == {
+        NASTY,
+        LINES,
+        "c",
+    }, "for programs they are what they are"
     np.save("new.npy", np.zeros((1, 4)))
-    done = subprocess.run([sys.executable, "model/predict.py", "new.npy"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "model/predict.py", "new.npy"], capture_output=True, text=True, check=True
+    )
     assert SEEN in done.stdout
     assert done.stdout.replace("\n", "").isprintable()
 
@@ -167,7 +188,9 @@ class Mine(FedAvg):
 
 def test_a_method(here: Path) -> None:
     """Its card, its cautions, and what it says when it fails."""
-    Path("nasty_method.py").write_text(MINE.replace("TITLE", "Mine.\n\n\\x1b[2J").replace("WORDS", repr(LINES)), encoding="utf-8")
+    Path("nasty_method.py").write_text(
+        MINE.replace("TITLE", "Mine.\n\n\\x1b[2J").replace("WORDS", repr(LINES)), encoding="utf-8"
+    )
     card = shown(works("show", "./nasty_method.py"))
     assert card.startswith("Mine.\n \\x1b[2J\n")
     assert "Caution: " in shown(works("run", "./nasty_method.py", *SMALL, "--out", "out"))
@@ -191,14 +214,28 @@ def gift(tmp_path: Path) -> Path:
         (folder / name).write_text(text.replace('"fedavg"', json.dumps(LINES)), encoding="utf-8")
     text = (folder / "config.toml").read_text(encoding="utf-8")
     for setting in ("partition", "optimizer"):
-        text = re.sub(f"^{setting} = .*", lambda m, s=setting: f"{s} = {json.dumps(LINES)}", text, flags=re.MULTILINE)  # type: ignore[misc]
+        text = re.sub(
+            f"^{setting} = .*",
+            lambda m, s=setting: f"{s} = {json.dumps(LINES)}",  # type: ignore[misc]
+            text,
+            flags=re.MULTILINE,
+        )
     (folder / "config.toml").write_text(text, encoding="utf-8")
     told = json.loads((folder / "env.json").read_text(encoding="utf-8"))
-    (folder / "env.json").write_text(json.dumps(told | {"config": digest(text), "comity": LINES}), encoding="utf-8")
+    (folder / "env.json").write_text(
+        json.dumps(told | {"config": digest(text), "comity": LINES}), encoding="utf-8"
+    )
     return folder
 
 
-LOOKS = (("watch", "--once"), ("report",), ("report", "--table", "latex"), ("measure",), ("export", "--party", "p0"), ("resume",))
+LOOKS = (
+    ("watch", "--once"),
+    ("report",),
+    ("report", "--table", "latex"),
+    ("measure",),
+    ("export", "--party", "p0"),
+    ("resume",),
+)
 
 
 @pytest.mark.usefixtures("without_onnx")
@@ -225,7 +262,9 @@ OBEYED = ("\x1b]0;", "\x1b[2J", "\x9b", "\x07", "\u202e", "\x00")
 
 def test_on_a_terminal(nursery: Nursery, gift: Path, tmp_path: Path) -> None:
     """Bars, curves and colours are there; what names hold is text."""
-    (tmp_path / f"{NAME}.py").write_text(MINE.replace("TITLE", "Mine.").replace("WORDS", repr(LINES)), encoding="utf-8")
+    (tmp_path / f"{NAME}.py").write_text(
+        MINE.replace("TITLE", "Mine.").replace("WORDS", repr(LINES)), encoding="utf-8"
+    )
     for args in (
         ("run", tmp_path / f"{NAME}.py", *SMALL, "--out", tmp_path / NAME),
         ("watch", gift),
@@ -252,7 +291,8 @@ def test_every_console_is_the_screens() -> None:
         for line in text.splitlines():
             if re.match(r"\s+print\(", line):
                 ours = (
-                    r"harmless\(|json\.dumps|version_line\(\)|script\(shell\)|format_message\(\)|Stopped before anything was run"
+                    r"harmless\(|json\.dumps|version_line\(\)|script\(shell\)|format_message\(\)|Stopped"
+                    r" before anything was run"
                 )
                 assert re.search(ours, line), f"{path.name}: {line}"
 

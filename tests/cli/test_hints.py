@@ -78,7 +78,20 @@ def test_lists_by_other_names(here: Path) -> None:
 
 
 def test_options_that_take_several_may_be_given_twice(here: Path) -> None:
-    works("run", "fedavg+dbe", "--set", "kappa=1", "--set", "dbe.mu=0.5", "--rounds", 1, "--parties", 2, "--model", "linear")
+    works(
+        "run",
+        "fedavg+dbe",
+        "--set",
+        "kappa=1",
+        "--set",
+        "dbe.mu=0.5",
+        "--rounds",
+        1,
+        "--parties",
+        2,
+        "--model",
+        "linear",
+    )
 
 
 def test_every_hint_names_something_that_there_is() -> None:
@@ -90,7 +103,10 @@ def test_every_hint_names_something_that_there_is() -> None:
         "metric": set(ELIGIBLE),
         "optimizer": {"sgd", "adam"},
         "setting called": set(Experiment.model_fields),
-        "option of fed-sps called": {option.name for option in fields(algorithms.compose("fed-sps", {}))},  # type: ignore[arg-type]
+        "option of fed-sps called": {
+            option.name
+            for option in fields(algorithms.compose("fed-sps", {}))  # type: ignore[arg-type]
+        },
     }
     for kind, table in hints.NAMES.items():
         assert set(table.values()) <= known[kind], kind
@@ -100,7 +116,10 @@ def test_every_hint_names_something_that_there_is() -> None:
 # --- help
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "tune", "plan", "data inspect", "data import", "report", "reproduce"])
+@pytest.mark.parametrize(
+    "command",
+    ["run", "compare", "tune", "plan", "data inspect", "data import", "report", "reproduce"],
+)
 def test_help_can_be_read(command: str, here: Path) -> None:
     said = works(*command.split(), "--help").out
     assert "\\" not in said

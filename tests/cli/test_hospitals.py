@@ -24,7 +24,17 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.result import Result
 from comity.experiments.run import reopen
 
-ABOUT = ("--label", "outcome", "--merge-case", "--rename", "Alter=age", "--unit", "age=years", "--positive", "dead")
+ABOUT = (
+    "--label",
+    "outcome",
+    "--merge-case",
+    "--rename",
+    "Alter=age",
+    "--unit",
+    "age=years",
+    "--positive",
+    "dead",
+)
 RUN = ("--rounds", "3", "--model", "mlp2(width=8)", "--engine", "loop")
 ALONE = """
 import runpy, sys
@@ -47,7 +57,9 @@ def patients(count: int, draw: random.Random) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four files in four ways: other columns and names, orders, separators, words, and missing cells."""
+    """Four files in four ways: other columns and names, orders, separators, words, and missing
+    cells.
+    """
     folder = tmp_path_factory.mktemp("mine") / "hospitals"
     folder.mkdir()
     draw = random.Random(0)
@@ -56,7 +68,9 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out.writerow(["id", "age", "sex", "pressure", "ward", "admitted", "outcome"])
         for p in patients(60, draw):
             age = p["age"] if draw.random() > 0.1 else draw.choice(["NA", "?", "-"])
-            out.writerow([p["id"], age, p["sex"], p["pressure"], p["ward"], p["admitted"], p["outcome"]])
+            out.writerow(
+                [p["id"], age, p["sex"], p["pressure"], p["ward"], p["admitted"], p["outcome"]]
+            )
     lines = ["Outcome;sex;Alter;pressure"]
     for p in patients(50, draw):
         lines.append(f"{p['outcome']};{p['sex']};{p['age']};{str(p['pressure']).replace('.', ',')}")
@@ -64,12 +78,22 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = ["pressure\tage\tsex\toutcome\tward"]
     for p in patients(40, draw):
         outcome = p["outcome"].title() if draw.random() < 0.3 else p["outcome"]
-        lines.append(f"{p['pressure']}\t{p['age']}\t{p['sex']}\t{outcome}\t{draw.choice(['A', 'B', 'null'])}")
+        lines.append(
+            f"{p['pressure']}\t{p['age']}\t{p['sex']}\t{outcome}\t{draw.choice(['A', 'B', 'null'])}"
+        )
     (folder / "east.csv").write_text("\n".join(lines), encoding="utf-8")
     book = pytest.importorskip("openpyxl").Workbook()
     book.active.append(["sex", "age", "pressure", "ward", "outcome"])
     for p in patients(50, draw):
-        book.active.append([p["sex"], p["age"], p["pressure"], p["ward"] if draw.random() > 0.2 else None, p["outcome"]])
+        book.active.append(
+            [
+                p["sex"],
+                p["age"],
+                p["pressure"],
+                p["ward"] if draw.random() > 0.2 else None,
+                p["outcome"],
+            ]
+        )
     book.save(folder / "west.xlsx")
     return folder
 
@@ -83,7 +107,18 @@ def imported(hospitals: Path) -> Path:
 
 def test_import_asks_for_what_it_cannot_know(hospitals: Path, tmp_path: Path) -> None:
     said = one_sentence(
-        comity("data", "import", hospitals, "--label", "outcome", "--rename", "Alter=age", "--out", tmp_path / "x"), 2
+        comity(
+            "data",
+            "import",
+            hospitals,
+            "--label",
+            "outcome",
+            "--rename",
+            "Alter=age",
+            "--out",
+            tmp_path / "x",
+        ),
+        2,
     )
     assert "'Alive' and 'alive', which differ in case or blanks only: say --merge-case" in said
     said = works("data", "import", hospitals, *ABOUT, "--out", tmp_path / "y").out
@@ -98,7 +133,9 @@ def test_import_asks_for_what_it_cannot_know(hospitals: Path, tmp_path: Path) ->
 
 
 def test_everyone_alone_by_schema(hospitals: Path, imported: Path, tmp_path: Path) -> None:
-    """Nobody sees another's file: descriptions go round, and what is imported is the same, byte for byte."""
+    """Nobody sees another's file: descriptions go round, and what is imported is the same, byte for
+    byte.
+    """
     files = sorted(hospitals.iterdir())
     for file in files:
         works("data", "schema", file, *ABOUT[:-2], "--out", tmp_path / f"{file.stem}.json")
@@ -107,14 +144,28 @@ def test_everyone_alone_by_schema(hospitals: Path, imported: Path, tmp_path: Pat
     assert (tmp_path / "schema.json").read_bytes() == (imported / "schema.json").read_bytes()
     x = []
     for file in files:
-        works("data", "import", file, "--schema", tmp_path / "schema.json", "--out", tmp_path / file.stem)
+        works(
+            "data",
+            "import",
+            file,
+            "--schema",
+            tmp_path / "schema.json",
+            "--out",
+            tmp_path / file.stem,
+        )
         x.append(np.load(tmp_path / file.stem / "x.npy"))
     assert np.concatenate(x).tobytes() == np.load(imported / "x.npy").tobytes()
 
 
 def test_inspect(imported: Path) -> None:
     said = works("data", "inspect", "--data", imported).out
-    for part in ("alive", "dead", "missing", "5th, middle, 95th", "Look at this: south never has ward."):
+    for part in (
+        "alive",
+        "dead",
+        "missing",
+        "5th, middle, 95th",
+        "Look at this: south never has ward.",
+    ):
         assert part in said
 
 
@@ -122,8 +173,25 @@ def test_inspect(imported: Path) -> None:
 def model(imported: Path) -> Path:
     """What south takes home."""
     root = imported.parent
-    works("compare", "fedavg", "fedavg+dbe", "--data", imported, *RUN, "--out", root / "compared", "--no-report")
-    works("export", root / "compared" / "fedavg+dbe" / "seed-0", "--party", "south", "--out", root / "model")
+    works(
+        "compare",
+        "fedavg",
+        "fedavg+dbe",
+        "--data",
+        imported,
+        *RUN,
+        "--out",
+        root / "compared",
+        "--no-report",
+    )
+    works(
+        "export",
+        root / "compared" / "fedavg+dbe" / "seed-0",
+        "--party",
+        "south",
+        "--out",
+        root / "model",
+    )
     return root / "model"
 
 
@@ -141,7 +209,9 @@ def alone(model: Path, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 def without_comity(model: Path, *args: object) -> list[str]:
-    """The lines that `predict.py ARGS` prints, in this process: all of Comity is hidden from it meanwhile."""
+    """The lines that `predict.py ARGS` prints, in this process: all of Comity is hidden from it
+    meanwhile.
+    """
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
         for name in [*sys.modules]:
@@ -156,7 +226,9 @@ def without_comity(model: Path, *args: object) -> list[str]:
 
 
 def test_a_new_patient(hospitals: Path, model: Path, tmp_path: Path) -> None:
-    """The hospital's own rows, with its own names, order, decimal commas and no label: what the run's own model says."""
+    """The hospital's own rows, with its own names, order, decimal commas and no label: what the
+    run's own model says.
+    """
     head, *lines = (hospitals / "south.csv").read_text(encoding="utf-8").splitlines()
     new = [head.partition(";")[2], *(line.partition(";")[2] for line in lines)]
     new[3] = "m;;120,5"  # an age that is missing, which it never was at south, but was at others
@@ -169,17 +241,25 @@ def test_a_new_patient(hospitals: Path, model: Path, tmp_path: Path) -> None:
     deployed = run_of(model).model("south")
     cells = [line.replace(",", ".").split(";") for line in new[1:]]
     expected = deployed.predict_proba(
-        {"sex": [c[0] for c in cells], "age": [c[1] for c in cells], "pressure": [c[2] for c in cells]}
+        {
+            "sex": [c[0] for c in cells],
+            "age": [c[1] for c in cells],
+            "pressure": [c[2] for c in cells],
+        }
     )
     assert [row["prediction"] for row in said] == [("alive", "dead")[k] for k in expected.argmax(1)]
-    assert [float(row["p(dead)"]) for row in said] == pytest.approx(expected[:, 1].tolist(), abs=1e-6)
+    assert [float(row["p(dead)"]) for row in said] == pytest.approx(
+        expected[:, 1].tolist(), abs=1e-6
+    )
     data = load(str(model.parent / "imported"))
     fed = data.partition("auto")
     inside = deployed.logits(fed.parties["south"].test.x).softmax(1)
     first = int(np.flatnonzero(data.groups["party"].of == 2)[0])
     at = [row - first for row in fed.split.parties["south"].test]
     others = expected[[k for k in at if k != 2]], inside[[n for n, k in enumerate(at) if k != 2]]
-    torch.testing.assert_close(*others, rtol=0, atol=1e-6)  # in batches of other sizes some processors round otherwise
+    torch.testing.assert_close(
+        *others, rtol=0, atol=1e-6
+    )  # in batches of other sizes some processors round otherwise
 
 
 def test_a_new_patient_in_excel(model: Path, tmp_path: Path) -> None:
@@ -188,8 +268,12 @@ def test_a_new_patient_in_excel(model: Path, tmp_path: Path) -> None:
         book.active.append(row)
     book.save(tmp_path / "new.xlsx")
     said = without_comity(model, tmp_path / "new.xlsx")
-    expected = run_of(model).model("south").predict_proba([[120.5, 63, "m", None], [None, 50, "f", None]])
-    assert [float(line.split(",")[-1]) for line in said[1:]] == pytest.approx(expected[:, 1].tolist(), abs=1e-6)
+    expected = (
+        run_of(model).model("south").predict_proba([[120.5, 63, "m", None], [None, 50, "f", None]])
+    )
+    assert [float(line.split(",")[-1]) for line in said[1:]] == pytest.approx(
+        expected[:, 1].tolist(), abs=1e-6
+    )
 
 
 def test_onnx_says_the_same(model: Path) -> None:
@@ -205,14 +289,22 @@ def test_onnx_says_the_same(model: Path) -> None:
     ("text", "message"),
     [
         ("age,sex,pressure\n50,x,120\n", "has 'x' in row 1, which is not one of its words (f, m)"),
-        ("age,pressure\n50,120\n", "has no column 'sex', which was never missing before; it has age, pressure."),
-        ("age,sex,pressure\nfifty,m,120\n", "The column 'age' of new.csv has 'fifty' in row 1, which is not a number"),
+        (
+            "age,pressure\n50,120\n",
+            "has no column 'sex', which was never missing before; it has age, pressure.",
+        ),
+        (
+            "age,sex,pressure\nfifty,m,120\n",
+            "The column 'age' of new.csv has 'fifty' in row 1, which is not a number",
+        ),
         ("age,sex,pressure\n50,m\n", "has 2 cells in row 1, but 3 columns"),
         ("age,sex,pressure\n", "has no rows"),
         ("", "has no rows"),
     ],
 )
-def test_rows_that_cannot_be_used(text: str, message: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_cannot_be_used(
+    text: str, message: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "new.csv").write_text(text, encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["predict.py", "new.csv"])
@@ -228,7 +320,10 @@ def test_rows_that_cannot_be_used(text: str, message: str, model: Path, tmp_path
 def test_the_card_is_true(model: Path) -> None:
     card = (model / "card.md").read_text(encoding="utf-8")
     summary = run_of(model).summary
-    assert f"On its own 12 test samples: accuracy {summary['accuracy']['per_party']['south']:.1%}, balanced accuracy" in card
+    assert (
+        f"On its own 12 test samples: accuracy {summary['accuracy']['per_party']['south']:.1%},"
+        " balanced accuracy" in card
+    )
     assert "It predicts outcome: one of alive, dead." in card
     assert "Numbers are scaled by south's own training samples" in card
     assert "| age | number | years | yes |" in card
@@ -248,18 +343,27 @@ def test_pictures(tmp_path: Path) -> None:
             for n in range(6):
                 path = tmp_path / "in" / party / kind / f"{n}.png"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                image.fromarray(draw.integers(100 * (1 - k), 256 - 100 * k, (8, 8, 3), dtype=np.uint8)).save(path)
+                image.fromarray(
+                    draw.integers(100 * (1 - k), 256 - 100 * k, (8, 8, 3), dtype=np.uint8)
+                ).save(path)
     works("data", "import", tmp_path / "in", "--out", tmp_path / "out")
     small = ("--rounds", "1", "--model", "lenet5", "--engine", "loop", "--validation", "0")
     works("run", "fedavg", "--data", tmp_path / "out", *small, "--out", tmp_path / "run")
     works("export", tmp_path / "run", "--party", "east", "--out", tmp_path / "model")
-    said = [float(line.split(",")[-1]) for line in without_comity(tmp_path / "model", tmp_path / "in" / "east")[1:]]
+    said = [
+        float(line.split(",")[-1])
+        for line in without_comity(tmp_path / "model", tmp_path / "in" / "east")[1:]
+    ]
     deployed = Result(tmp_path / "run", reopen(tmp_path / "run"), {}).model("east")
-    assert said == pytest.approx(deployed.predict_proba(load(str(tmp_path / "out")).x[:12])[:, 1].tolist(), abs=1e-6)
+    assert said == pytest.approx(
+        deployed.predict_proba(load(str(tmp_path / "out")).x[:12])[:, 1].tolist(), abs=1e-6
+    )
 
 
 def test_dealt_and_imported_again(tmp_path: Path) -> None:
-    """Each hospital's own file, as if nobody had ever pooled them: imported by the schema, they are the federation again."""
+    """Each hospital's own file, as if nobody had ever pooled them: imported by the schema, they are
+    the federation again.
+    """
     works("data", "deal", "--data", "heart", "--out", tmp_path / "dealt")
     assert sorted(p.name for p in (tmp_path / "dealt").iterdir()) == [
         "cleveland.csv", "hungarian.csv", "switzerland.csv", "va_long_beach.csv",
@@ -267,7 +371,15 @@ def test_dealt_and_imported_again(tmp_path: Path) -> None:
     heart = load("heart")
     assert heart.schema is not None
     heart.schema.write(tmp_path / "schema.json")
-    works("data", "import", tmp_path / "dealt", "--schema", tmp_path / "schema.json", "--out", tmp_path / "again")
+    works(
+        "data",
+        "import",
+        tmp_path / "dealt",
+        "--schema",
+        tmp_path / "schema.json",
+        "--out",
+        tmp_path / "again",
+    )
     again = load(str(tmp_path / "again"))
     assert again.x.numpy().tobytes() == heart.x.numpy().tobytes()
     assert torch.equal(again.y, heart.y)

@@ -1,4 +1,6 @@
-"""Runs side by side: what they leave is what they leave one by one, whatever ends them, and one display shows all."""
+"""Runs side by side: what they leave is what they leave one by one, whatever ends them, and one
+display shows all.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +68,16 @@ def assert_same(folder: Path, reference: Path) -> None:
     for run in runs_in(folder):
         assert contents(folder / run) == contents(reference / run), run
         assert states(folder / run) == states(reference / run), run
-        assert {p.name for p in (folder / run).iterdir()} == {p.name for p in (reference / run).iterdir()}
+        assert {p.name for p in (folder / run).iterdir()} == {
+            p.name for p in (reference / run).iterdir()
+        }
 
 
 def untimed(ended: Ended, folder: Path) -> list[str]:
     """What a command said, without where, and without how long it took."""
-    return re.sub(r" +\d[\d.]* (s|ms|min)\b", "", ended.out.replace(str(folder), "FOLDER")).splitlines()
+    return re.sub(
+        r" +\d[\d.]* (s|ms|min)\b", "", ended.out.replace(str(folder), "FOLDER")
+    ).splitlines()
 
 
 # --- The same as one after the other ----------------------------------------------------------------------------------
@@ -80,7 +86,9 @@ def untimed(ended: Ended, folder: Path) -> list[str]:
 @pytest.mark.parametrize("engine", ["stacked", "loop", "process", "auto"])
 def test_a_comparison_is_the_same(engine: str, tmp_path: Path) -> None:
     args = ("compare", *METHODS, *FEW, "--engine", engine, "--seeds", "0,1", "--out")
-    one = works(*args, tmp_path / "one", *(() if engine in ("loop", "process") else ("--workers", "1")))
+    one = works(
+        *args, tmp_path / "one", *(() if engine in ("loop", "process") else ("--workers", "1"))
+    )
     two = works(*args, tmp_path / "two", "--jobs", "2")
     assert_same(tmp_path / "two", tmp_path / "one")
     assert untimed(two, tmp_path / "two") == untimed(one, tmp_path / "one")
@@ -89,29 +97,65 @@ def test_a_comparison_is_the_same(engine: str, tmp_path: Path) -> None:
 
 
 def test_a_tuning_is_the_same(tmp_path: Path) -> None:
-    args = ("tune", "fedprox", "--grid", "mu=0,1", "--grid", "partition=iid,dirichlet(alpha=1)", *SMALL[:6], "--engine", "loop")
+    args = (
+        "tune",
+        "fedprox",
+        "--grid",
+        "mu=0,1",
+        "--grid",
+        "partition=iid,dirichlet(alpha=1)",
+        *SMALL[:6],
+        "--engine",
+        "loop",
+    )
     one = works(*args, "--out", tmp_path / "one")
     two = works(*args, "--out", tmp_path / "two", "--jobs", "3")
     assert_same(tmp_path / "two", tmp_path / "one")
     assert untimed(two, tmp_path / "two") == untimed(one, tmp_path / "one")
-    assert (tmp_path / "two" / "tune.json").read_bytes() == (tmp_path / "one" / "tune.json").read_bytes()
+    assert (tmp_path / "two" / "tune.json").read_bytes() == (
+        tmp_path / "one" / "tune.json"
+    ).read_bytes()
 
 
 def test_a_papers_table_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMITY_DATA", raising=False)
-    args = ("reproduce", "relay/table1", "--scale", "smoke", "--rows", "fl,ours", "--seeds", "0,1", "--no-report", "--out")
+    args = (
+        "reproduce",
+        "relay/table1",
+        "--scale",
+        "smoke",
+        "--rows",
+        "fl,ours",
+        "--seeds",
+        "0,1",
+        "--no-report",
+        "--out",
+    )
     works(*args, tmp_path / "one")
     works(*args, tmp_path / "two", "--jobs", "auto")
     assert_same(tmp_path / "two", tmp_path / "one")
-    assert (tmp_path / "two" / "table.csv").read_bytes() == (tmp_path / "one" / "table.csv").read_bytes()
+    assert (tmp_path / "two" / "table.csv").read_bytes() == (
+        tmp_path / "one" / "table.csv"
+    ).read_bytes()
 
 
 def test_leaving_parties_out_is_the_same(tmp_path: Path) -> None:
-    args = ("compare", "fedavg", *SMALL, "--leave-one-out", "--leave-out", "p1,p2", "--no-report", "--out")
+    args = (
+        "compare",
+        "fedavg",
+        *SMALL,
+        "--leave-one-out",
+        "--leave-out",
+        "p1,p2",
+        "--no-report",
+        "--out",
+    )
     works(*args, tmp_path / "one")
     said = works(*args, tmp_path / "two", "--jobs", "2").err
     assert_same(tmp_path / "two", tmp_path / "one")
-    assert (tmp_path / "two" / "leave-one-out.csv").read_bytes() == (tmp_path / "one" / "leave-one-out.csv").read_bytes()
+    assert (tmp_path / "two" / "leave-one-out.csv").read_bytes() == (
+        tmp_path / "one" / "leave-one-out.csv"
+    ).read_bytes()
     assert said.splitlines()[-1] == "4/4 done"
 
 
@@ -127,10 +171,21 @@ def test_from_python_with_a_network_of_ones_own(tmp_path: Path) -> None:
 
     settings: dict[str, Any] = {
         "rounds": 2,
-        "model": lambda shape, classes: (nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 10)),
+        "model": lambda shape, classes: (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 8)),
+            nn.Linear(8, 10),
+        ),
     }
     made = [
-        library.compare(["fedavg"], fed, out=tmp_path / str(jobs), jobs=jobs, progress=watched, workers=1, **settings)
+        library.compare(
+            ["fedavg"],
+            fed,
+            out=tmp_path / str(jobs),
+            jobs=jobs,
+            progress=watched,
+            workers=1,
+            **settings,
+        )
         for jobs in (1, 2)
     ]
     assert_same(tmp_path / "2", tmp_path / "1")
@@ -157,9 +212,16 @@ class Watch(Quiet):
 
 
 def made(costs: dict[str, Cost], out: Path, jobs: int = 2) -> tuple[list[str], list[str], int]:
-    """Tiny runs of these costs: the order in which they were begun and in which they came, and how many were under way."""
-    base = experiment({"parties": 2, "rounds": 1, "model": "linear", "partition": "iid", "steps": 2, "workers": 1})
-    plans = [Planned(method, base.but(algorithm=method), out / method, cost) for method, cost in costs.items()]
+    """Tiny runs of these costs: the order in which they were begun and in which they came, and how
+    many were under way.
+    """
+    base = experiment(
+        {"parties": 2, "rounds": 1, "model": "linear", "partition": "iid", "steps": 2, "workers": 1}
+    )
+    plans = [
+        Planned(method, base.but(algorithm=method), out / method, cost)
+        for method, cost in costs.items()
+    ]
     titles: list[str] = []
     Watch.now = Watch.most = 0
 
@@ -182,7 +244,11 @@ def test_the_longest_first_and_the_order_kept(tmp_path: Path) -> None:
 
 
 def test_no_more_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    costs = {"solo": Cost(1, memory=2 << 30), "fedavg": Cost(2, memory=3 << 30), "scaffold": Cost(3, memory=50 << 30)}
+    costs = {
+        "solo": Cost(1, memory=2 << 30),
+        "fedavg": Cost(2, memory=3 << 30),
+        "scaffold": Cost(3, memory=50 << 30),
+    }
     monkeypatch.setattr(parallel, "available", lambda: 4 << 30)
     titles, found, most = made(costs, tmp_path / "little", jobs=3)
     assert (titles, found, most) == (["fedavg", "solo", "scaffold"], list(costs), 1)
@@ -192,10 +258,15 @@ def test_no_more_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert made(costs, tmp_path / "unknown", jobs=3)[2] == 3
 
 
-def test_data_that_are_not_there_yet_take_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_are_not_there_yet_take_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that a run under way has are there."""
     monkeypatch.setattr(parallel, "available", lambda: 5 << 30)
-    costs = {"solo": Cost(1, memory=1 << 30, data=3 << 30), "fedavg": Cost(2, memory=1 << 30, data=3 << 30)}
+    costs = {
+        "solo": Cost(1, memory=1 << 30, data=3 << 30),
+        "fedavg": Cost(2, memory=1 << 30, data=3 << 30),
+    }
     assert made(costs, tmp_path)[2] == 2
 
 
@@ -216,7 +287,10 @@ def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "x", "1.5", "", "٣"])
-@pytest.mark.parametrize("command", [("compare", "fedavg"), ("tune", "fedprox", "--grid", "mu=0,1"), ("reproduce", "dbe/table5")])
+@pytest.mark.parametrize(
+    "command",
+    [("compare", "fedavg"), ("tune", "fedprox", "--grid", "mu=0,1"), ("reproduce", "dbe/table5")],
+)
 def test_what_is_no_number_of_jobs(command: tuple[str, ...], wrong: str, here: Path) -> None:
     assert "a number from 1 or auto" in one_sentence(comity(*command, "--jobs", wrong), 2)
     assert not list(here.iterdir())
@@ -244,7 +318,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def under_way(nursery: Nursery, out: Path) -> Any:
     """A comparison in which two runs have come some rounds far."""
     child = nursery.start("compare", *LONG, "--jobs", "2", "--no-report", "--out", out, env=OFTEN)
-    wait_for(lambda: sum(rounds(out / method / "seed-0") >= 2 for method in ("solo", *METHODS)) == 2)
+    wait_for(
+        lambda: sum(rounds(out / method / "seed-0") >= 2 for method in ("solo", *METHODS)) == 2
+    )
     return child
 
 
@@ -277,8 +353,13 @@ def test_kill_a_run(nursery: Nursery, calm: Path, tmp_path: Path) -> None:
     finish(nursery, tmp_path, calm)
 
 
-@pytest.mark.parametrize(("which", "group", "code"), [("SIGINT", True, 130), ("SIGINT", False, 130), ("SIGTERM", True, 143)])
-def test_interrupt(which: str, group: bool, code: int, nursery: Nursery, calm: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("which", "group", "code"),
+    [("SIGINT", True, 130), ("SIGINT", False, 130), ("SIGTERM", True, 143)],
+)
+def test_interrupt(
+    which: str, group: bool, code: int, nursery: Nursery, calm: Path, tmp_path: Path
+) -> None:
     """Ctrl-C reaches all processes of a terminal, and so does a batch system's SIGTERM."""
     child = under_way(nursery, tmp_path)
     begin = time.monotonic()
@@ -296,12 +377,24 @@ FAILING = "async def local(self, mine, m, party, key):\n        return 1 // (par
 def test_an_error_in_a_users_file(tmp_path: Path) -> None:
     """It has the name of the run and of the file, and the others can go on."""
     (tmp_path / "mine.py").write_text(OWN.format(FAILING), encoding="utf-8")
-    args = ("compare", tmp_path / "mine.py", *LONG[:-2], "--jobs", "2", "--engine", "loop", "--out", tmp_path / "out")
+    args = (
+        "compare",
+        tmp_path / "mine.py",
+        *LONG[:-2],
+        "--jobs",
+        "2",
+        "--engine",
+        "loop",
+        "--out",
+        tmp_path / "out",
+    )
     said = complaint(comity(*args), 1)
     assert "mine: ZeroDivisionError in local (mine.py:" in said
     assert f"--out {tmp_path / 'out'}" in said
     with pytest.raises(ComityError, match=r"mine: ZeroDivisionError") as why:
-        library.compare([str(tmp_path / "mine.py")], parties=3, rounds=1, model="linear", engine="loop", jobs=2)
+        library.compare(
+            [str(tmp_path / "mine.py")], parties=3, rounds=1, model="linear", engine="loop", jobs=2
+        )
     assert "1 // (party.id - 1)" in str(why.value.__cause__), "where it was is not told"
 
 
@@ -325,7 +418,9 @@ def test_lines_without_a_terminal(tmp_path: Path) -> None:
 
 
 def test_one_display_on_a_terminal(nursery: Nursery, tmp_path: Path) -> None:
-    code, shown = on_terminal(nursery, "compare", *LONG, "--jobs", "2", "--no-report", "--out", tmp_path, columns=100)
+    code, shown = on_terminal(
+        nursery, "compare", *LONG, "--jobs", "2", "--no-report", "--out", tmp_path, columns=100
+    )
     assert code == 0
     seen = frames(shown)
     bars = [line for line in seen if re.search(r"round \d+/30  accuracy|\d/3 done", line)]
@@ -333,19 +428,32 @@ def test_one_display_on_a_terminal(nursery: Nursery, tmp_path: Path) -> None:
     assert any(re.search(r"^all runs .* [12]/3 done, [\d.]+ s left", line) for line in bars)
     moved = 0
     for method in ("solo", *METHODS):
-        numbers = [int(found[1]) for line in bars if (found := re.search(rf"^{method} .*round (\d+)/30  accuracy \d", line))]
+        numbers = [
+            int(found[1])
+            for line in bars
+            if (found := re.search(rf"^{method} .*round (\d+)/30  accuracy \d", line))
+        ]
         assert numbers
         assert numbers == sorted(numbers)
-        moved += len(set(numbers)) > 1  # how many rounds are seen depends on how fast the machine is
+        moved += (
+            len(set(numbers)) > 1
+        )  # how many rounds are seen depends on how fast the machine is
     assert moved
     places = [(bars[k].split()[0], bars[k + 1].split()[0]) for k in range(len(bars) - 1)]
-    assert any({*pair} <= {"solo", *METHODS} and len({*pair}) == 2 for pair in places), "never two at a time"
+    assert any({*pair} <= {"solo", *METHODS} and len({*pair}) == 2 for pair in places), (
+        "never two at a time"
+    )
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor stays hidden"
 
 
 def test_what_a_run_prints_is_printed_beside_the_display(nursery: Nursery, tmp_path: Path) -> None:
-    talk = "def message_for(self, theta, i):\n        import warnings\n        print('so far')\n        warnings.warn('take care')\n"
-    (tmp_path / "mine.py").write_text(OWN.format(talk + "        return super().message_for(theta, i)"), encoding="utf-8")
+    talk = (
+        "def message_for(self, theta, i):\n        import warnings\n        print('so far')\n      "
+        "  warnings.warn('take care')\n"
+    )
+    (tmp_path / "mine.py").write_text(
+        OWN.format(talk + "        return super().message_for(theta, i)"), encoding="utf-8"
+    )
     args = ("compare", tmp_path / "mine.py", *SMALL, "--jobs", "2", "--no-report", "--out")
     ended = nursery.run(*args, tmp_path / "one")
     assert ended.code == 0, ended.err
@@ -381,7 +489,9 @@ def test_trackers_by_name_follow_each_run_in_its_process(tmp_path: Path) -> None
     (tmp_path / "tracker.py").write_text(TRACKER, encoding="utf-8")
     args = ("compare", "fedavg", *SMALL, "--track", tmp_path / "tracker.py", "--jobs", "2", "--out")
     said = works(*args, tmp_path / "out").out
-    assert (tmp_path / "out" / "fedavg" / "seed-0" / "told.txt").read_text(encoding="utf-8") == "True 2"
+    assert (tmp_path / "out" / "fedavg" / "seed-0" / "told.txt").read_text(
+        encoding="utf-8"
+    ) == "True 2"
     assert not (tmp_path / "out" / "solo" / "seed-0" / "told.txt").exists()
     assert said.count("Caution: Told failed and is left out") == 1
 
@@ -393,5 +503,7 @@ def test_a_tracker_that_is_an_object_is_refused(tmp_path: Path) -> None:
         def end(self, summary: Any) -> None: ...
 
     with pytest.raises(UsageError, match="A Mine that is an object"):
-        library.compare(["fedavg"], parties=2, rounds=1, model="linear", track=[Mine()], jobs=2, out=tmp_path)
+        library.compare(
+            ["fedavg"], parties=2, rounds=1, model="linear", track=[Mine()], jobs=2, out=tmp_path
+        )
     assert not list(tmp_path.iterdir())

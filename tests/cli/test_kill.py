@@ -1,7 +1,7 @@
 """Kill a run at any instant, resume it, and the result is bit for bit what it would have been.
 
-Processes are really killed: the main one or a worker, at moments drawn from a seeded generator, and at each single touch of the
-run's folder. Checkpoints come much more often than usual.
+Processes are really killed: the main one or a worker, at moments drawn from a seeded generator, and
+at each single touch of the run's folder. Checkpoints come much more often than usual.
 """
 
 from __future__ import annotations
@@ -18,7 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import OFTEN, OWN, SMALL, Child, Nursery, complaint, contents, one_sentence, rounds, states, wait_for, works
+from harness import (
+    OFTEN,
+    OWN,
+    SMALL,
+    Child,
+    Nursery,
+    complaint,
+    contents,
+    one_sentence,
+    rounds,
+    states,
+    wait_for,
+    works,
+)
 
 METHODS = ("fedavg+dbe", "scaffold", "adcol")
 ENGINES = {"loop": ("--engine", "loop"), "process": ("--engine", "process", "--workers", "2")}
@@ -62,7 +75,9 @@ def assert_same(folder: Path, reference: Path) -> None:
     assert not [p for p in folder.rglob("*") if p.name.endswith(".new")]
 
 
-def go_on(nursery: Nursery, out: Path, args: tuple[str, ...], env: dict[str, str] = OFTEN, **how: Any) -> Child:
+def go_on(
+    nursery: Nursery, out: Path, args: tuple[str, ...], env: dict[str, str] = OFTEN, **how: Any
+) -> Child:
     """Start the run, or resume what there is of it."""
     if (out / "config.toml").exists():
         return nursery.start("resume", out, env=env, **how)
@@ -87,7 +102,9 @@ def wait_for_round(least: int, out: Path, child: Child) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
-def test_kill_the_main_process(method: str, engine: str, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+def test_kill_the_main_process(
+    method: str, engine: str, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path
+) -> None:
     draw = random.Random(f"{method} {engine}")
     args, out = (*settings(method), *ENGINES[engine]), tmp_path / "run"
     killed = 0
@@ -109,7 +126,9 @@ def test_kill_the_main_process(method: str, engine: str, nursery: Nursery, calm:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_kill_a_worker(method: str, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+def test_kill_a_worker(
+    method: str, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path
+) -> None:
     draw = random.Random(method)
     args, out = (*settings(method), *ENGINES["process"]), tmp_path / "run"
     for least in (1, 4):
@@ -141,7 +160,9 @@ def test_all_workers_at_once(nursery: Nursery, calm: Callable[[str], Path], tmp_
     assert_same(out, calm("scaffold"))
 
 
-def test_resume_at_once_while_workers_are_still_ending(nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+def test_resume_at_once_while_workers_are_still_ending(
+    nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Orphaned workers may hold on for a moment: then resume says so, and a little later it works."""
     args, out = (*settings("scaffold"), *ENGINES["process"]), tmp_path / "run"
     for least in (1, 3, 5):
@@ -158,7 +179,9 @@ def test_resume_at_once_while_workers_are_still_ending(nursery: Nursery, calm: C
 
 @pytest.mark.parametrize("group", [False, True], ids=["main", "all"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_interrupt(engine: str, group: bool, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path) -> None:
+def test_interrupt(
+    engine: str, group: bool, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path
+) -> None:
     """Ctrl-C: a terminal sends it to workers too."""
     draw = random.Random(f"{engine} {group}")
     args, out = (*settings("fedavg+dbe"), *ENGINES[engine]), tmp_path / "run"
@@ -178,7 +201,9 @@ def test_interrupt(engine: str, group: bool, nursery: Nursery, calm: Callable[[s
 
 
 @pytest.mark.parametrize(("which", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_an_interrupt_in_a_destructor_is_heard(which: str, code: int, nursery: Nursery, tmp_path: Path) -> None:
+def test_an_interrupt_in_a_destructor_is_heard(
+    which: str, code: int, nursery: Nursery, tmp_path: Path
+) -> None:
     """Python throws away what a destructor raises, Ctrl-C too; the run must stop all the same."""
     (tmp_path / "sly.py").write_text(
         f"""
@@ -196,13 +221,19 @@ def load():
         encoding="utf-8",
     )
     begun = time.monotonic()
-    ended = nursery.run("run", "fedavg", "--data", "./sly.py", "--out", tmp_path / "out", cwd=str(tmp_path))
+    ended = nursery.run(
+        "run", "fedavg", "--data", "./sly.py", "--out", tmp_path / "out", cwd=str(tmp_path)
+    )
     one_sentence(ended, code)
     assert time.monotonic() - begun < 40, "it was heard only when what went on had come to its end"
 
 
-def test_an_interrupt_before_a_work_begins_is_one_sentence(nursery: Nursery, tmp_path: Path) -> None:
-    """A work that was made and never begun is nothing to be warned of where the run is stopped anyway."""
+def test_an_interrupt_before_a_work_begins_is_one_sentence(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """A work that was made and never begun is nothing to be warned of where the run is stopped
+    anyway.
+    """
     stopped = """@work
     def local(self, mine, m, party, key):
         made = super().local(mine, m, party, key)
@@ -216,7 +247,10 @@ def test_an_interrupt_before_a_work_begins_is_one_sentence(nursery: Nursery, tmp
 
 
 def test_an_interrupt_after_the_end_says_nothing() -> None:
-    late = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); from comity import cli; cli.main()"
+    late = (
+        "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); from"
+        " comity import cli; cli.main()"
+    )
     command = [sys.executable, "-c", late, "list", "algorithms"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -225,9 +259,13 @@ def test_an_interrupt_after_the_end_says_nothing() -> None:
 
 def test_interrupted_before_the_first_round(nursery: Nursery, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
-        "import os, signal, time\n\ndef load():\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(5)\n", encoding="utf-8"
+        "import os, signal, time\n\ndef load():\n    os.kill(os.getpid(), signal.SIGINT)\n   "
+        " time.sleep(5)\n",
+        encoding="utf-8",
     )
-    ended = nursery.run("run", "fedavg", "--data", "./slow.py", "--out", tmp_path / "out", cwd=str(tmp_path))
+    ended = nursery.run(
+        "run", "fedavg", "--data", "./slow.py", "--out", tmp_path / "out", cwd=str(tmp_path)
+    )
     one_sentence(ended, 130)
     assert not (tmp_path / "out").exists()
 
@@ -264,7 +302,19 @@ def test_terminated(nursery: Nursery, calm: Callable[[str], Path], tmp_path: Pat
 
 # --- At each touch of the run's folder --------------------------------------------------------------------------------
 
-TINY = ("scaffold", "--parties", "2", "--rounds", "1", "--model", "linear", "--partition", "iid", "--steps", "3")
+TINY = (
+    "scaffold",
+    "--parties",
+    "2",
+    "--rounds",
+    "1",
+    "--model",
+    "linear",
+    "--partition",
+    "iid",
+    "--steps",
+    "3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -276,7 +326,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
 def test_killed_at_each_touch(again: bool, nursery: Nursery, tiny: Path, tmp_path: Path) -> None:
-    """The n-th time it opens, renames, cuts or removes a file; then the resumed run too, at its n-th."""
+    """The n-th time it opens, renames, cuts or removes a file; then the resumed run too, at its
+    n-th.
+    """
     args = (*TINY, "--engine", "loop")
     for touch in range(1 + again, 1000, 2 + 2 * again):
         out = tmp_path / str(touch)
@@ -294,10 +346,14 @@ def test_killed_at_each_touch(again: bool, nursery: Nursery, tiny: Path, tmp_pat
 
 
 @pytest.mark.parametrize("touch", [1, 2])
-def test_a_worker_killed_when_it_saves(touch: int, nursery: Nursery, tiny: Path, tmp_path: Path) -> None:
+def test_a_worker_killed_when_it_saves(
+    touch: int, nursery: Nursery, tiny: Path, tmp_path: Path
+) -> None:
     """Its first file, or with both parties in one worker its second."""
     args, out = (*TINY, "--engine", "process", "--workers", str(3 - touch)), tmp_path / "out"
-    ended = go_on(nursery, out, args, EVERY_ROUND, die_at=touch, die_in=str(out), die_as="worker").wait()
+    ended = go_on(
+        nursery, out, args, EVERY_ROUND, die_at=touch, die_in=str(out), die_as="worker"
+    ).wait()
     assert "resume" in complaint(ended, 1)
     finish(nursery, out, args)
     assert_same(out, tiny)

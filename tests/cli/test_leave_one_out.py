@@ -21,7 +21,17 @@ from comity.studies import parallel
 from comity.studies.leave_one_out import Effect, parts, party_folder
 from comity.studies.parallel import run_once
 
-COLUMNS = ["method", "seed", "left_out", "party", "accuracy_with", "accuracy_without", "effect", "low", "high"]
+COLUMNS = [
+    "method",
+    "seed",
+    "left_out",
+    "party",
+    "accuracy_with",
+    "accuracy_without",
+    "effect",
+    "low",
+    "high",
+]
 METHODS = ("fedavg", "fedprox(mu=0.1)+dbe")
 COMMAND = ("compare", *METHODS, "solo", *SMALL, "--seeds", "0,1")
 
@@ -41,15 +51,23 @@ def outcomes(folder: Path) -> dict[str, list[int]]:
 
 
 def stamps(folder: Path) -> dict[Path, int]:
-    return {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.parent != folder}
+    return {
+        p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file() and p.parent != folder
+    }
 
 
 def test_where_the_runs_are(left: tuple[Path, str, str]) -> None:
-    """Ordinary runs where they always are, the others where no pattern of ordinary runs finds them; all say what they are."""
+    """Ordinary runs where they always are, the others where no pattern of ordinary runs finds them;
+    all say what they are.
+    """
     folder = left[0]
     whole = {f"{m}/seed-{s}" for m in ("solo", *METHODS) for s in (0, 1)}
-    smaller = {f"leave-one-out/{m}/p{j}/seed-{s}" for m in METHODS for j in range(3) for s in (0, 1)}
-    assert {str(p.parent.relative_to(folder)) for p in folder.rglob("summary.json")} == whole | smaller
+    smaller = {
+        f"leave-one-out/{m}/p{j}/seed-{s}" for m in METHODS for j in range(3) for s in (0, 1)
+    }
+    assert {
+        str(p.parent.relative_to(folder)) for p in folder.rglob("summary.json")
+    } == whole | smaller
     assert {str(p.relative_to(folder)) for p in folder.glob("*/seed-*")} == whole
     for run in whole | smaller:
         config = tomllib.loads((folder / run / "config.toml").read_text(encoding="utf-8"))
@@ -61,7 +79,9 @@ def test_where_the_runs_are(left: tuple[Path, str, str]) -> None:
         assert len({p.read_bytes() for p in folder.rglob(f"seed-{seed}/split.json")}) == 1
 
 
-def test_ordinary_runs_and_their_table_are_what_they_are_without_it(left: tuple[Path, str, str], tmp_path: Path) -> None:
+def test_ordinary_runs_and_their_table_are_what_they_are_without_it(
+    left: tuple[Path, str, str], tmp_path: Path
+) -> None:
     plain = works(*COMMAND, "--out", tmp_path).out.splitlines()
     for run in ("fedavg/seed-0", "fedprox(mu=0.1)+dbe/seed-1"):
         assert contents(left[0] / run) == contents(tmp_path / run)
@@ -75,13 +95,17 @@ def test_ordinary_runs_and_their_table_are_what_they_are_without_it(left: tuple[
 
 
 def test_every_effect_by_hand(left: tuple[Path, str, str]) -> None:
-    """acc_i(all) - acc_i(without j), paired over i's test samples (the interval of Agresti and Min, written out)."""
+    """acc_i(all) - acc_i(without j), paired over i's test samples (the interval of Agresti and Min,
+    written out).
+    """
     folder = left[0]
     table = rows(folder / "leave-one-out.csv")
     assert list(table[0]) == COLUMNS
     which = {(r["method"], r["seed"], r["left_out"], r["party"]) for r in table}
     names = ("p0", "p1", "p2")
-    assert which == {(m, s, j, i) for m in METHODS for s in ("0", "1") for j in names for i in names if i != j}
+    assert which == {
+        (m, s, j, i) for m in METHODS for s in ("0", "1") for j in names for i in names if i != j
+    }
     assert len(table) == len(which)
     for row in table:
         run = f"{row['method']}/seed-{row['seed']}"
@@ -90,13 +114,19 @@ def test_every_effect_by_hand(left: tuple[Path, str, str]) -> None:
         without = outcomes(smaller)[row["party"]]
         assert float(row["accuracy_with"]) == pytest.approx(statistics.fmean(with_it))
         assert float(row["accuracy_without"]) == pytest.approx(statistics.fmean(without))
-        assert float(row["effect"]) == pytest.approx(statistics.fmean(with_it) - statistics.fmean(without))
-        assert float(row["accuracy_with"]) == pytest.approx(summary(folder / run)["accuracy"]["per_party"][row["party"]])
+        assert float(row["effect"]) == pytest.approx(
+            statistics.fmean(with_it) - statistics.fmean(without)
+        )
+        assert float(row["accuracy_with"]) == pytest.approx(
+            summary(folder / run)["accuracy"]["per_party"][row["party"]]
+        )
         b = 0.5 + sum(x > y for x, y in zip(with_it, without, strict=True))
         c = 0.5 + sum(x < y for x, y in zip(with_it, without, strict=True))
         n = len(with_it) + 2
         half = 1.959963984540054 * math.sqrt(b + c - (b - c) ** 2 / n) / n
-        assert (float(row["low"]), float(row["high"])) == pytest.approx(((b - c) / n - half, (b - c) / n + half))
+        assert (float(row["low"]), float(row["high"])) == pytest.approx(
+            ((b - c) / n - half, (b - c) / n + half)
+        )
     made = json.loads((folder / "leave-one-out.json").read_text(encoding="utf-8"))
     assert made["seeds"] == [0, 1]
     assert [{k: str(v) for k, v in r.items()} for r in made["rows"]] == table
@@ -104,12 +134,18 @@ def test_every_effect_by_hand(left: tuple[Path, str, str]) -> None:
 
 def test_what_is_said(left: tuple[Path, str, str]) -> None:
     folder, out, err = left
-    assert err.splitlines()[0] == (
-        "Leaving one party out takes 12 more runs: one for each of 3 parties and 2 methods, with 2 seeds."
+    assert (
+        err.splitlines()[0]
+        == "Leaving one party out takes 12 more runs: one for each of 3 parties and 2 methods, with"
+        " 2 seeds."
     )
-    numbered = re.findall(r"^ ?(\d+)/18 (\S+)((?: without p\d)? seed \d)  round 2/2", err, re.MULTILINE)
+    numbered = re.findall(
+        r"^ ?(\d+)/18 (\S+)((?: without p\d)? seed \d)  round 2/2", err, re.MULTILINE
+    )
     assert ("8", "fedavg", " without p1 seed 0") in numbered
-    assert sorted({int(turn) for turn, *_ in numbered}) == list(range(1, 19)), "6 whole runs and 12 without a party"
+    assert sorted({int(turn) for turn, *_ in numbered}) == list(range(1, 19)), (
+        "6 whole runs and 12 without a party"
+    )
     table = rows(folder / "leave-one-out.csv")
     for method in METHODS:
         lines = out[out.index(f"{method}: who helps whom") :].splitlines()[2:5]
@@ -120,7 +156,9 @@ def test_what_is_said(left: tuple[Path, str, str]) -> None:
             assert helped == f"{sum(float(r['low']) > 0 for r in mine)}/4"
             assert hurt == f"{sum(float(r['high']) < 0 for r in mine)}/4"
         assert {line.split()[0] for line in lines} == {"p0", "p1", "p2"}
-        assert [float(line.split()[1]) for line in lines] == sorted((float(line.split()[1]) for line in lines), reverse=True)
+        assert [float(line.split()[1]) for line in lines] == sorted(
+            (float(line.split()[1]) for line in lines), reverse=True
+        )
     assert "solo: who" not in out
 
 
@@ -140,10 +178,17 @@ def test_a_smaller_run_is_the_run_alone(left: tuple[Path, str, str], tmp_path: P
 def test_it_goes_on_where_it_was_stopped(left: tuple[Path, str, str], here: Path) -> None:
     command = ("compare", "fedavg", *SMALL, "--leave-one-out", "--out", "cut")
     works(*command)
-    table, stopped = (here / "cut" / "leave-one-out.csv").read_bytes(), here / "cut/leave-one-out/fedavg/p1/seed-0"
+    table, stopped = (
+        (here / "cut" / "leave-one-out.csv").read_bytes(),
+        here / "cut/leave-one-out/fedavg/p1/seed-0",
+    )
     assert table.splitlines()[1:7] == (left[0] / "leave-one-out.csv").read_bytes().splitlines()[1:7]
     done = (stopped.parents[1] / "p0/seed-0/metrics.csv").stat().st_mtime_ns
-    for path in [stopped / "summary.json", stopped / "outcomes.csv", *(stopped / "checkpoints").iterdir()]:
+    for path in [
+        stopped / "summary.json",
+        stopped / "outcomes.csv",
+        *(stopped / "checkpoints").iterdir(),
+    ]:
         path.unlink()  # killed before its first checkpoint
     (here / "cut" / "leave-one-out.csv").unlink()
     works("resume", stopped)
@@ -156,18 +201,34 @@ def test_it_goes_on_where_it_was_stopped(left: tuple[Path, str, str], here: Path
 
 
 def test_only_some_are_left_out(here: Path) -> None:
-    ended = works("compare", "fedavg", *SMALL, "--leave-one-out", "--leave-out", "p2, p0", "--without", "p1", "--out", "o")
+    ended = works(
+        "compare",
+        "fedavg",
+        *SMALL,
+        "--leave-one-out",
+        "--leave-out",
+        "p2, p0",
+        "--without",
+        "p1",
+        "--out",
+        "o",
+    )
     assert "takes 2 more runs: one for each of 2 parties and 1 method." in ended.err
     found = {(r["left_out"], r["party"]) for r in rows(here / "o" / "leave-one-out.csv")}
     assert found == {("p2", "p0"), ("p0", "p2")}
-    config = tomllib.loads((here / "o/leave-one-out/fedavg/p2/seed-0/config.toml").read_text(encoding="utf-8"))
+    config = tomllib.loads(
+        (here / "o/leave-one-out/fedavg/p2/seed-0/config.toml").read_text(encoding="utf-8")
+    )
     assert config["without"] == ["p1", "p2"]
     assert "fedavg without p2  round" in ended.err
 
 
 def test_newcomers_are_neither_left_out_nor_judged(here: Path) -> None:
     works("compare", "fedavg", *SMALL, "--newcomers", "1", "--leave-one-out", "--out", "o")
-    assert {(r["left_out"], r["party"]) for r in rows(here / "o" / "leave-one-out.csv")} == {("p0", "p1"), ("p1", "p0")}
+    assert {(r["left_out"], r["party"]) for r in rows(here / "o" / "leave-one-out.csv")} == {
+        ("p0", "p1"),
+        ("p1", "p0"),
+    }
     assert set(summary(here / "o/leave-one-out/fedavg/p0/seed-0")["newcomers"]) == {"p2"}
 
 
@@ -183,7 +244,10 @@ FLAG = "--leave-one-out"
         (("solo", FLAG), "nothing is exchanged"),
         (("fedavg", FLAG, "--parties", "1"), "at least two"),
         (("fedavg", FLAG, "--newcomers", "2"), "at least two"),
-        (("fedavg", FLAG, "--newcomers", "1", "--leave-out", "p2"), "p2 joins when the others have finished"),
+        (
+            ("fedavg", FLAG, "--newcomers", "1", "--leave-out", "p2"),
+            "p2 joins when the others have finished",
+        ),
         (("fedavg", "--without", "p11"), "Did you mean 'p1'?"),
         (("fedavg", "--without", "p0,p1,p2"), "nobody is there from the start"),
         (("fedavg", FLAG, "--set", "kappa=1"), "None of the methods"),
@@ -196,7 +260,9 @@ def test_refused(args: tuple[str, ...], said: str, here: Path) -> None:
         (here / f"{name}.py").write_text(CHOOSY, encoding="utf-8")
     before = sorted(here.rglob("*"))
     assert said in one_sentence(comity("compare", *SMALL, *args, "--out", "out"), 2)
-    assert [p for p in sorted(here.rglob("*")) if p not in before and "__pycache__" not in p.parts] == []
+    assert [
+        p for p in sorted(here.rglob("*")) if p not in before and "__pycache__" not in p.parts
+    ] == []
 
 
 CHOOSY = '''"""Choosy."""
@@ -248,7 +314,9 @@ def clusters(count: int, seed: int, swap: bool = False) -> tuple[np.ndarray, np.
 
 @pytest.fixture(scope="module")
 def federation() -> library.Federation:
-    """Tiny has six samples and a large test part; Good Twin has many of the same kind, and odd as many with other names."""
+    """Tiny has six samples and a large test part; Good Twin has many of the same kind, and odd as
+    many with other names.
+    """
     return library.Federation.from_arrays(
         {
             "tiny": (clusters(6, 0), clusters(150, 1)),
@@ -263,8 +331,12 @@ SETTINGS: dict[str, Any] = {"model": "linear", "rounds": 2, "lr": 0.1, "engine":
 
 
 @pytest.mark.parametrize("method", ["fedavg", "centralized"])
-def test_good_data_help_and_permuted_labels_hurt(method: str, federation: library.Federation) -> None:
-    effects = {(e.left_out, e.party): e for e in library.leave_one_out(method, federation, **SETTINGS)}
+def test_good_data_help_and_permuted_labels_hurt(
+    method: str, federation: library.Federation
+) -> None:
+    effects = {
+        (e.left_out, e.party): e for e in library.leave_one_out(method, federation, **SETTINGS)
+    }
     assert len(effects) == 6
     good, bad = effects["Good Twin", "tiny"], effects["odd", "tiny"]
     assert good.low > 0.1
@@ -278,14 +350,18 @@ def test_good_data_help_and_permuted_labels_hurt(method: str, federation: librar
 
 
 def test_one_party_has_nothing_from_who_sends_nothing(federation: library.Federation) -> None:
-    """Fed-SPS without its pull is SOLO: every effect is zero, since the others' runs are the same bit for bit."""
+    """Fed-SPS without its pull is SOLO: every effect is zero, since the others' runs are the same
+    bit for bit.
+    """
     effects = library.leave_one_out("fed-sps(beta=0)", federation, seeds=[0, 3], **SETTINGS)
     assert len(effects) == 12
     assert {e.effect for e in effects} == {0.0}
     assert all(e.low < 0 < e.high for e in effects)
 
 
-def test_the_same_call_goes_on(federation: library.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_call_goes_on(
+    federation: library.Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call: dict[str, Any] = {"out": tmp_path, "leave_out": ["odd", "Good Twin"], **SETTINGS}
     first = library.leave_one_out(["fedavg", "solo"], federation, **call)
     assert {e.left_out for e in first} == {"odd", "Good Twin"}
@@ -293,7 +369,9 @@ def test_the_same_call_goes_on(federation: library.Federation, tmp_path: Path, m
     (folder,) = (tmp_path / "leave-one-out" / "fedavg").glob("good-twin-*")
     (folder / "seed-0" / "summary.json").unlink()
     begun = []
-    monkeypatch.setattr(parallel, "run_once", lambda e, *more: begun.append(e.without) or run_once(e, *more))
+    monkeypatch.setattr(
+        parallel, "run_once", lambda e, *more: begun.append(e.without) or run_once(e, *more)
+    )
     assert library.leave_one_out(["fedavg", "solo"], federation, **call) == first
     assert begun == [None, ("odd",), ("Good Twin",)]
     assert (folder / "seed-0" / "summary.json").exists()
@@ -316,7 +394,8 @@ def test_who_helps_whom_most_is_told_over_seeds() -> None:
         row(0, "b", 0.2, 0.1, 0.3), row(1, "b", 0.2, 0.1, 0.3),  # sure twice
         row(0, "c", 0.9, -0.1, 1.0), row(1, "c", 0.9, -0.1, 1.0),  # never sure
         row(0, "d", -0.3, -0.4, -0.2), row(1, "d", 0.1, 0.0, 0.2),
-        row(0, "e", 0.2, 0.1, 0.3), row(1, "e", -0.6, -0.7, -0.5),  # sure of both: what it is on average counts
+        # sure of both: what it is on average counts
+        row(0, "e", 0.2, 0.1, 0.3), row(1, "e", -0.6, -0.7, -0.5),
     ]  # fmt: skip
     ((part,),) = parts(rows).values()
     assert part.helps == ("b", pytest.approx(0.2))

@@ -37,12 +37,24 @@ def test_python_names_the_command(finished: Path) -> None:
     import comity as api
 
     with pytest.raises(api.UsageError, match=r"comity resume .* --rounds 5"):
-        api.run("fedavg", parties=3, rounds=5, model="linear", partition="iid", engine="loop", out=finished, resume=True)
+        api.run(
+            "fedavg",
+            parties=3,
+            rounds=5,
+            model="linear",
+            partition="iid",
+            engine="loop",
+            out=finished,
+            resume=True,
+        )
 
 
 def test_a_run_of_a_comparison_says_so(here: Path) -> None:
     works("compare", "fedavg", *SMALL, "--out", here / "both")
-    assert "part of a comparison" in works("resume", here / "both" / "fedavg" / "seed-0", "--rounds", 3).out
+    assert (
+        "part of a comparison"
+        in works("resume", here / "both" / "fedavg" / "seed-0", "--rounds", 3).out
+    )
 
 
 def test_the_users_own_method_needs_no_trust(here: Path, nursery: Nursery) -> None:

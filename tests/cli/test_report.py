@@ -1,4 +1,6 @@
-"""`comity report`, and the page at the end of `compare` and `reproduce`: it is named, can be left out, and costs no result."""
+"""`comity report`, and the page at the end of `compare` and `reproduce`: it is named, can be left
+out, and costs no result.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,10 @@ def test_reproduce_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     table = tmp_path / "own.toml"
     table.write_text(OWN, encoding="utf-8")
     out = tmp_path / "out"
-    assert "report" not in works("reproduce", table, "--scale", "smoke", "--out", out, "--no-report").out
+    assert (
+        "report"
+        not in works("reproduce", table, "--scale", "smoke", "--out", out, "--no-report").out
+    )
     said = works("reproduce", table, "--scale", "smoke", "--out", out, "--report").out
     assert said.splitlines()[-1] == f"The report is in {out / 'report.html'}"
     page = (out / "report.html").read_text(encoding="utf-8")
@@ -157,4 +162,6 @@ def test_wrong_folders(folder: Path, tmp_path: Path) -> None:
     assert "is no folder" in one_sentence(comity("report", folder / "comparison.json"), 2)
     (tmp_path / "empty").mkdir()
     assert "holds no runs" in one_sentence(comity("report", tmp_path / "empty"), 2)
-    one_sentence(comity("report", folder, "--quick", "--out", tmp_path / "no" / "such" / "page.html"), 1)
+    one_sentence(
+        comity("report", folder, "--quick", "--out", tmp_path / "no" / "such" / "page.html"), 1
+    )

@@ -24,10 +24,20 @@ from comity.studies.reproduction import Reproduction, read
 COLUMN = Column(name="c", title="C", measure="mean")
 
 
-def cell(measured: tuple[float, ...], paper: float | tuple[float, float] | None = None, row: str = "a", why: str = "") -> Cell:
+def cell(
+    measured: tuple[float, ...],
+    paper: float | tuple[float, float] | None = None,
+    row: str = "a",
+    why: str = "",
+) -> Cell:
     printed = {} if paper is None else {"c": paper}
     figures = {seed: Figure(value, 20, 0, 0.0) for seed, value in enumerate(measured)}
-    return Cell(COLUMN, MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=printed), figures, why)
+    return Cell(
+        COLUMN,
+        MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=printed),
+        figures,
+        why,
+    )
 
 
 OWN = """
@@ -103,8 +113,12 @@ def test_difference_and_two_standard_deviations() -> None:
 
 
 def test_lines_say_why_nothing_was_measured() -> None:
-    assert lines([cell((), 50.0, why="not yet implemented")]) == [["C", "A", "50.00", "not yet implemented", "", "", "", ""]]
-    assert lines([cell((1.0, 3.0), (5.0, 0.25))]) == [["C", "A", "5.00 ± 0.25", "2.00 ± 1.00", "-3.00", "no", "", ""]]
+    assert lines([cell((), 50.0, why="not yet implemented")]) == [
+        ["C", "A", "50.00", "not yet implemented", "", "", "", ""]
+    ]
+    assert lines([cell((1.0, 3.0), (5.0, 0.25))]) == [
+        ["C", "A", "5.00 ± 0.25", "2.00 ± 1.00", "-3.00", "no", "", ""]
+    ]
 
 
 def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
@@ -113,7 +127,9 @@ def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
     assert one.end == [38.0, 40.0]
     assert replace(one, tuned=True).end == [40.0]  # what came before is not what a party ends with
     row = MethodRow(name="a", title="A", algorithm="fedavg")
-    last, best = (Cell(Column(name="c", title="C", measure=m), row, {0: one}) for m in ("mean", "best_mean"))
+    last, best = (
+        Cell(Column(name="c", title="C", measure=m), row, {0: one}) for m in ("mean", "best_mean")
+    )
     assert last.judged == {0: 39.0}
     assert best.judged == {0: 40.0}  # which is a figure of the whole run already
     assert last.measured == best.measured == [40.0]
@@ -122,34 +138,57 @@ def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
 
 
 def judged(
-    better: tuple[float, ...], worse: tuple[float, ...], printed: tuple[Any, Any] = (None, None), own: bool = True
+    better: tuple[float, ...],
+    worse: tuple[float, ...],
+    printed: tuple[Any, Any] = (None, None),
+    own: bool = True,
 ) -> Verdict:
     (found,) = verdicts(CLAIMS, [cell(better, printed[0]), cell(worse, printed[1], row="b")], own)
     return found
 
 
-CLAIMS = papers.Table(title="", source="", claims=("a > b",), columns=(COLUMN,), rows=(cell(()).row, cell((), row="b").row))
+CLAIMS = papers.Table(
+    title="",
+    source="",
+    claims=("a > b",),
+    columns=(COLUMN,),
+    rows=(cell(()).row, cell((), row="b").row),
+)
 
 
 def test_verdicts_by_hand() -> None:
     clear = judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0))
     assert clear.differences == (2.0, 3.0, 4.0)
-    assert clear.interval == pytest.approx((3 - 4.3027 / 3**0.5, 3 + 4.3027 / 3**0.5), abs=1e-4)  # t of two degrees of freedom
+    assert clear.interval == pytest.approx(
+        (3 - 4.3027 / 3**0.5, 3 + 4.3027 / 3**0.5), abs=1e-4
+    )  # t of two degrees of freedom
     assert clear.word == "direction reproduced"  # nothing printed that it could equal
     assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5)).word == "reproduced"
-    assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5), own=False).word == "direction reproduced"  # in another setting
-    assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 50.0)).word == "direction reproduced"  # by far less than printed
-    assert judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), ((60.0, 2.0), (50.0, 1.0))).word == "reproduced"  # within printed deviations
+    assert (
+        judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 57.5), own=False).word
+        == "direction reproduced"
+    )  # in another setting
+    assert (
+        judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), (60.0, 50.0)).word == "direction reproduced"
+    )  # by far less than printed
+    assert (
+        judged((3.0, 4.0, 5.0), (1.0, 1.0, 1.0), ((60.0, 2.0), (50.0, 1.0))).word == "reproduced"
+    )  # within printed deviations
     assert judged((1.0, 1.0, 1.0), (3.0, 4.0, 5.0)).word == "contradicted"
     assert judged((3.0, 1.0, 2.0), (1.0, 2.0, 2.0)).word == "undecided"
     assert judged((9.0, 9.0), (1.0, 1.1)).word == "undecided"  # two seeds
-    assert str(judged((9.0,), (1.0,), (3, 2))) == "a > b in c: undecided, +8.00 (1 seed), printed +1.00"
+    assert (
+        str(judged((9.0,), (1.0,), (3, 2)))
+        == "a > b in c: undecided, +8.00 (1 seed), printed +1.00"
+    )
     assert str(clear) == "a > b in c: direction reproduced, +3.00 (+0.52 to +5.48)"
 
 
 def test_seeds_are_paired_and_less_may_be_better() -> None:
     one, two = cell((3.0, 4.0, 5.0)), cell((1.0, 1.0, 1.0), row="b")
-    fewer = replace(two, figures={seed: figure for seed, figure in two.figures.items() if seed != 1})
+    fewer = replace(
+        two, figures={seed: figure for seed, figure in two.figures.items() if seed != 1}
+    )
     (found,) = verdicts(CLAIMS, [one, fewer], True)
     assert found.differences == (2.0, 4.0)
     column = Column(name="c", title="C", measure="mbytes")
@@ -188,7 +227,10 @@ def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
     shown = works("reproduce", own, "--scale", "reduced", "--out", out).out
     assert "not yet implemented" in shown
     assert "no data: tiny-imagenet" in shown
-    rows = {(r["column"], r["row"]): r for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))}
+    rows = {
+        (r["column"], r["row"]): r
+        for r in csv.DictReader((out / "table.csv").open(encoding="utf-8"))
+    }
     assert len(rows) == 9
     assert float(rows["mean", "solo"]["measured"]) > 10
     assert rows["first", "solo"]["paper_std"] == "0.5"
@@ -205,7 +247,9 @@ def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
     assert not made.as_printed
     assert (out / "digits" / "fedavg" / "seed-0" / "summary.json").exists()
     before = (out / "digits" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns
-    (out / "digits" / "solo" / "seed-0" / "summary.json").unlink()  # as if it had been stopped at the very end
+    (
+        out / "digits" / "solo" / "seed-0" / "summary.json"
+    ).unlink()  # as if it had been stopped at the very end
     again = works("reproduce", own, "--scale", "reduced", "--out", out).out
     assert (out / "digits" / "fedavg" / "seed-0" / "summary.json").stat().st_mtime_ns == before
     assert again.splitlines()[3:8] == shown.splitlines()[3:8]
@@ -213,7 +257,18 @@ def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
 
 def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -> None:
     runs, pages = tmp_path / "runs", tmp_path / "pages"
-    works("reproduce", own, "--scale", "smoke", "--columns", "mean", "--seeds", "0,1,2", "--out", runs / "mine")
+    works(
+        "reproduce",
+        own,
+        "--scale",
+        "smoke",
+        "--columns",
+        "mean",
+        "--seeds",
+        "0,1,2",
+        "--out",
+        runs / "mine",
+    )
     (pages / "data").mkdir(parents=True)
     (pages / "data" / "intro.txt").write_text("# What came out\n", encoding="utf-8")
     (pages / "data" / "prices.txt").write_text("## What was not afforded\n", encoding="utf-8")
@@ -233,9 +288,13 @@ def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -
     mine.write_text("stale", encoding="utf-8")
     rewrite(pages, None)
     assert {path: path.read_text(encoding="utf-8") for path in before} == before
-    own.write_text(OWN.replace("rounds = 1", "rounds = 2"), encoding="utf-8")  # the table's file goes on without its runs
+    own.write_text(
+        OWN.replace("rounds = 1", "rounds = 2"), encoding="utf-8"
+    )  # the table's file goes on without its runs
     assert read(kept).stale() == ["digits, solo", "digits, fedavg"]
-    kept.write_text(kept.read_text(encoding="utf-8").replace('"rounds":1', '"rounds":3'), encoding="utf-8")
+    kept.write_text(
+        kept.read_text(encoding="utf-8").replace('"rounds":1', '"rounds":3'), encoding="utf-8"
+    )
     assert "is damaged" in one_sentence(comity("reproduce", "--table", "--out", pages), 1, 2)
 
 
@@ -252,8 +311,14 @@ def kept(own: Path, tmp_path: Path) -> Path:
 
 
 def test_parts_are_joined_to_the_whole(own: Path, kept: Path, tmp_path: Path) -> None:
-    """Other seeds, another row and another column: every figure and verdict is that of all in one go."""
-    whole, parts, both = tmp_path / "whole", tmp_path / "parts", ("--rows", "solo,fedavg", "--seeds", "0,1,2")
+    """Other seeds, another row and another column: every figure and verdict is that of all in one
+    go.
+    """
+    whole, parts, both = (
+        tmp_path / "whole",
+        tmp_path / "parts",
+        ("--rows", "solo,fedavg", "--seeds", "0,1,2"),
+    )
     works("reproduce", own, "--scale", "smoke", "--columns", "mean,first", *both, "--out", whole)
     works("reproduce", own, *PART, "--rows", "solo", "--seeds", "2", "--out", parts / "a")
     works("reproduce", own, *PART, "--rows", "fedavg", "--seeds", "0,1,2", "--out", parts / "b")
@@ -265,12 +330,16 @@ def test_parts_are_joined_to_the_whole(own: Path, kept: Path, tmp_path: Path) ->
     assert together.seeds == [0, 1, 2]
     assert together.settings == once.settings
     assert lines(together.cells) == lines(once.cells)
-    assert verdicts(together.table, together.cells, False) == verdicts(once.table, once.cells, False)
+    assert verdicts(together.table, together.cells, False) == verdicts(
+        once.table, once.cells, False
+    )
     assert together.seconds > once.seconds / 2
     assert not together.stale()
 
 
-def test_without_join_the_new_takes_the_place_of_the_old(own: Path, kept: Path, tmp_path: Path) -> None:
+def test_without_join_the_new_takes_the_place_of_the_old(
+    own: Path, kept: Path, tmp_path: Path
+) -> None:
     works("reproduce", own, *PART, "--rows", "solo", "--seeds", "2", "--out", tmp_path / "second")
     works("reproduce", tmp_path / "second", "--table", "--out", kept)
     (path,) = (kept / "data").glob("*.json")
@@ -287,11 +356,15 @@ def test_parts_that_disagree_are_not_joined(
     before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
     (tmp_path / "other").mkdir()
     change(read(tmp_path / "first" / "result.json")).write(tmp_path / "other" / "result.json")
-    assert said in one_sentence(comity("reproduce", tmp_path / "other", "--table", "--join", "--out", kept), 1, 2)
+    assert said in one_sentence(
+        comity("reproduce", tmp_path / "other", "--table", "--join", "--out", kept), 1, 2
+    )
     assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before
 
 
-def test_what_two_parts_have_both_counts_as_it_was_first_and_how_far_apart_they_are_is_said(kept: Path, tmp_path: Path) -> None:
+def test_what_two_parts_have_both_counts_as_it_was_first_and_how_far_apart_they_are_is_said(
+    kept: Path, tmp_path: Path
+) -> None:
     (path,) = (kept / "data").glob("*.json")
     (before,) = read(path).cells
     assert read(path).warning == ""
@@ -300,32 +373,57 @@ def test_what_two_parts_have_both_counts_as_it_was_first_and_how_far_apart_they_
     first.write(tmp_path / "other" / "result.json")
     unchanged = path.read_bytes()
     works("reproduce", tmp_path / "other", "--table", "--join", "--out", kept)
-    assert path.read_bytes() == unchanged, "what is there already is added, and its time counted, twice"
+    assert path.read_bytes() == unchanged, (
+        "what is there already is added, and its time counted, twice"
+    )
     replace(first, command="the same elsewhere").write(tmp_path / "other" / "result.json")
     works("reproduce", tmp_path / "other", "--table", "--join", "--out", kept)
     assert read(path).warning == "Of 2 figures that two parts have both, 2 came out the same."
-    moved = {0: before.figures[0], 1: replace(before.figures[1], value=before.figures[1].value + 1.25), 5: before.figures[0]}
+    moved = {
+        0: before.figures[0],
+        1: replace(before.figures[1], value=before.figures[1].value + 1.25),
+        5: before.figures[0],
+    }
     replace(first, cells=[replace(before, figures=moved)]).write(tmp_path / "other" / "result.json")
     works("reproduce", tmp_path / "first", "--table", "--out", kept)
     works("reproduce", tmp_path / "other", "--table", "--join", "--out", kept)
     made = read(path)
     assert made.cells[0].figures == {**before.figures, 5: before.figures[0]}
-    assert "Of 2 figures that two parts have both, 1 came out the same, the others at most 1.25 apart" in made.warning
+    assert (
+        "Of 2 figures that two parts have both, 1 came out the same, the others at most 1.25 apart"
+        in made.warning
+    )
     assert made.warning in (kept / "own.md").read_text(encoding="utf-8")
 
 
-def test_what_is_measured_against_all_rows_is_not_joined_row_by_row(own: Path, tmp_path: Path) -> None:
-    own.write_text(OWN.replace('measure = "mean"', 'measure = "rounds_to_lowest"', 1), encoding="utf-8")
+def test_what_is_measured_against_all_rows_is_not_joined_row_by_row(
+    own: Path, tmp_path: Path
+) -> None:
+    own.write_text(
+        OWN.replace('measure = "mean"', 'measure = "rounds_to_lowest"', 1), encoding="utf-8"
+    )
     for row in ("solo", "fedavg"):
         works("reproduce", own, *PART, "--rows", row, "--out", tmp_path / "parts" / row)
     (tmp_path / "pages" / "data").mkdir(parents=True)
-    said = one_sentence(comity("reproduce", tmp_path / "parts", "--table", "--join", "--out", tmp_path / "pages"), 1, 2)
+    said = one_sentence(
+        comity("reproduce", tmp_path / "parts", "--table", "--join", "--out", tmp_path / "pages"),
+        1,
+        2,
+    )
     assert "Mean is measured against all rows at once" in said
 
 
 def test_a_headline_is_one_of_the_claims(own: Path) -> None:
-    own.write_text(OWN.replace('"ParallelDisplay is better"', '"ParallelDisplay is better", "solo > fedavg" = "Alone is"'), encoding="utf-8")
-    assert "the headline solo > fedavg is none of the claims" in one_sentence(comity("reproduce", str(own)), 1, 2)
+    own.write_text(
+        OWN.replace(
+            '"ParallelDisplay is better"',
+            '"ParallelDisplay is better", "solo > fedavg" = "Alone is"',
+        ),
+        encoding="utf-8",
+    )
+    assert "the headline solo > fedavg is none of the claims" in one_sentence(
+        comity("reproduce", str(own)), 1, 2
+    )
 
 
 def test_only_some_rows_and_columns(own: Path, tmp_path: Path) -> None:
@@ -336,7 +434,9 @@ def test_only_some_rows_and_columns(own: Path, tmp_path: Path) -> None:
 
 
 def test_the_cost_beforehand(own: Path, tmp_path: Path) -> None:
-    shown = works("reproduce", own, "--scale", "full", "--plan", "--columns", "mean", "--out", tmp_path / "o").out
+    shown = works(
+        "reproduce", own, "--scale", "full", "--plan", "--columns", "mean", "--out", tmp_path / "o"
+    ).out
     assert "together about" in shown
     assert not (tmp_path / "o").exists()
 
@@ -353,7 +453,9 @@ def test_the_cost_beforehand(own: Path, tmp_path: Path) -> None:
     (["OWN", "--columns", "far"], "Nothing of OWN can be run here: no data: tiny-imagenet."),
 ])  # fmt: skip
 def test_refusals(own: Path, arguments: list[str], said: str) -> None:
-    got = one_sentence(comity("reproduce", *[str(own) if a == "OWN" else a for a in arguments]), 1, 2)
+    got = one_sentence(
+        comity("reproduce", *[str(own) if a == "OWN" else a for a in arguments]), 1, 2
+    )
     assert said.replace("OWN", str(own)) in got
 
 
@@ -365,11 +467,15 @@ def test_a_broken_table_is_refused(own: Path) -> None:
 
 def test_an_unknown_measure_is_said(own: Path, tmp_path: Path) -> None:
     own.write_text(OWN.replace('measure = "party:p0"', 'measure = "beauty"'), encoding="utf-8")
-    shown = works("reproduce", own, "--scale", "smoke", "--rows", "solo", "--out", tmp_path / "o").out
+    shown = works(
+        "reproduce", own, "--scale", "smoke", "--rows", "solo", "--out", tmp_path / "o"
+    ).out
     assert "beauty cannot be measured yet." in shown
 
 
-@pytest.mark.parametrize("name", ["relay/table1", "adcol/table2", "dbe/table5", "fed-sps/table1", "fedufo/table2"])
+@pytest.mark.parametrize(
+    "name", ["relay/table1", "adcol/table2", "dbe/table5", "fed-sps/table1", "fedufo/table2"]
+)
 def test_smoke(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One table of each paper, in its smallest form, on the embedded data."""
     monkeypatch.delenv("COMITY_DATA", raising=False)

@@ -1,4 +1,6 @@
-"""Methods that are the same here say so; users' own are shown by name; parties that are left out are named."""
+"""Methods that are the same here say so; users' own are shown by name; parties that are left out
+are named.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """FedAvg under three names, one of them a user's."""
     home = tmp_path_factory.mktemp("same")
     (home / "mine.py").write_text(OWN.format("pass"))
-    methods = ("fedavg", "fedbn", home / "mine.py", "fedprox(mu=0)", "fedprox(mu=1)", "relay(lambda_kd=0,lambda_disc=0)")
+    methods = (
+        "fedavg",
+        "fedbn",
+        home / "mine.py",
+        "fedprox(mu=0)",
+        "fedprox(mu=1)",
+        "relay(lambda_kd=0,lambda_disc=0)",
+    )
     ended = comity("compare", *methods, *SMALL, "--seeds", "0,1", "--out", home / "runs")
     assert ended.code == 0, ended.err
     return home, " ".join(ended.out.split()), ended.err
@@ -26,10 +35,14 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 def test_methods_that_are_the_same_here_say_so(compared: tuple[Path, str, str]) -> None:
     home, said, _ = compared
     expected = [
-        "solo and relay(lambda_kd=0,lambda_disc=0) are the same here: all parties have equal figures in every round, under each "
-        "of 2 seeds.",
-        "fedavg, fedbn, mine and fedprox(mu=0) are the same here: all parties have equal figures in every round, under each of 2 "
-        "seeds.",
+        (
+            "solo and relay(lambda_kd=0,lambda_disc=0) are the same here: all parties have equal"
+            " figures in every round, under each of 2 seeds."
+        ),
+        (
+            "fedavg, fedbn, mine and fedprox(mu=0) are the same here: all parties have equal"
+            " figures in every round, under each of 2 seeds."
+        ),
     ]
     assert json.loads((home / "runs" / "comparison.json").read_text())["notes"] == expected
     for text in expected:
@@ -78,7 +91,10 @@ def test_a_gpu_is_refused_or_said_to_be_untested(here: Path) -> None:
     from comity.experiments.build import federation_of, prepare
     from comity.experiments.config import experiment
 
-    for device, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
+    for device, there in (
+        ("cuda", torch.cuda.is_available()),
+        ("mps", torch.backends.mps.is_available()),
+    ):
         if not there:
             ended = comity("run", "fedavg", *SMALL, "--device", device)
             assert ended.code == 2
@@ -87,7 +103,9 @@ def test_a_gpu_is_refused_or_said_to_be_untested(here: Path) -> None:
     job = prepare(asked.but(device="cpu"), federation_of(asked))
     assert not job.warnings()
     on_cuda = replace(job, experiment=job.experiment.but(device="cuda"))
-    assert on_cuda.warnings() == ["Nothing was ever tested on cuda: compare a few rounds with --device cpu first."]
+    assert on_cuda.warnings() == [
+        "Nothing was ever tested on cuda: compare a few rounds with --device cpu first."
+    ]
     assert "none was ever tested" in " ".join(works("run", "--help").out.split())
 
 

@@ -14,22 +14,48 @@ import termios
 from pathlib import Path
 
 import pytest
-from harness import ENV, ESCAPE, Nursery, contents, frames, on_terminal, once, process, summary, works
+from harness import (
+    ENV,
+    ESCAPE,
+    Nursery,
+    contents,
+    frames,
+    on_terminal,
+    once,
+    process,
+    summary,
+    works,
+)
 
 DEMO = ("solo", "fedavg", "fedavg+dbe", "fedper", "scaffold")
-SETTINGS = ("--parties", "10", "--rounds", "2", "--partition", "dirichlet(alpha=0.1)", "--engine", "loop")
+SETTINGS = (
+    "--parties",
+    "10",
+    "--rounds",
+    "2",
+    "--partition",
+    "dirichlet(alpha=0.1)",
+    "--engine",
+    "loop",
+)
 
 
 # --- Without a terminal -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("color", [{}, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}], ids=["plain", "colourful"])
-def test_plain_lines_without_a_terminal(color: dict[str, str], nursery: Nursery, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "color", [{}, {"TERM": "xterm-256color", "COLORTERM": "truecolor"}], ids=["plain", "colourful"]
+)
+def test_plain_lines_without_a_terminal(
+    color: dict[str, str], nursery: Nursery, tmp_path: Path
+) -> None:
     ended = nursery.run("run", "fedavg+dbe", *SETTINGS, "--out", tmp_path / "out", env=color)
     assert ended.code == 0
     assert "\x1b" not in ended.out + ended.err
     assert "\r" not in ended.out + ended.err
-    lines = ended.err.splitlines()  # one, unless the machine is so busy that two rounds take seconds
+    lines = (
+        ended.err.splitlines()
+    )  # one, unless the machine is so busy that two rounds take seconds
     told = r"fedavg\+dbe  round \d/2  accuracy \d+\.\d%  \d[\d.]* [kMG]?B  [\d.]+ (s|min|h) left"
     assert [line for line in lines if not re.fullmatch(told, line)] == []
     assert "round 2/2" in lines[-1]
@@ -65,7 +91,10 @@ def test_a_refusal_is_never_broken_over_lines(nursery: Nursery) -> None:
 
 @pytest.mark.parametrize("what", ["algorithms", "datasets", "models", "partitions"])
 def test_json_is_one_document_at_any_width(what: str, nursery: Nursery) -> None:
-    narrow, wide = (nursery.run("list", what, "--json", env={"COLUMNS": columns}).out for columns in ("20", "200"))
+    narrow, wide = (
+        nursery.run("list", what, "--json", env={"COLUMNS": columns}).out
+        for columns in ("20", "200")
+    )
     assert narrow == wide
     assert narrow.count("\n") == 1
 
@@ -73,9 +102,24 @@ def test_json_is_one_document_at_any_width(what: str, nursery: Nursery) -> None:
 # --- On a terminal ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", [("loop",), ("process", "--workers", "2")], ids=["loop", "process"])
-def test_a_live_bar_on_a_terminal(engine: tuple[str, ...], nursery: Nursery, tmp_path: Path) -> None:
-    args = ("run", "fedavg+dbe", *SETTINGS[:-1], *engine, "--rounds", "12", "--epochs", "2", "--out", tmp_path / "out")
+@pytest.mark.parametrize(
+    "engine", [("loop",), ("process", "--workers", "2")], ids=["loop", "process"]
+)
+def test_a_live_bar_on_a_terminal(
+    engine: tuple[str, ...], nursery: Nursery, tmp_path: Path
+) -> None:
+    args = (
+        "run",
+        "fedavg+dbe",
+        *SETTINGS[:-1],
+        *engine,
+        "--rounds",
+        "12",
+        "--epochs",
+        "2",
+        "--out",
+        tmp_path / "out",
+    )
     code, shown = on_terminal(nursery, *args, columns=120)
     assert code == 0
     seen = frames(shown)
@@ -94,7 +138,9 @@ def test_a_live_bar_on_a_terminal(engine: tuple[str, ...], nursery: Nursery, tmp
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_bar_fits_its_line(columns: int, nursery: Nursery, tmp_path: Path) -> None:
-    """A line that is too long would leave its beginnings behind; what it shows must not be cut off either."""
+    """A line that is too long would leave its beginnings behind; what it shows must not be cut off
+    either.
+    """
     args = ("run", "fedavg+dbe", *SETTINGS, "--rounds", "12", "--out", tmp_path / "out")
     code, shown = on_terminal(nursery, *args, columns=columns)
     assert code == 0
@@ -121,7 +167,9 @@ def test_a_refusal_on_a_terminal(nursery: Nursery) -> None:
 
 
 def test_progress_of_compare_on_a_terminal(nursery: Nursery, tmp_path: Path) -> None:
-    code, shown = on_terminal(nursery, "compare", "fedavg", *SETTINGS, "--out", tmp_path / "out", columns=120)
+    code, shown = on_terminal(
+        nursery, "compare", "fedavg", *SETTINGS, "--out", tmp_path / "out", columns=120
+    )
     assert code == 0
     seen = frames(shown)
     assert any(line.startswith("1/2 solo") and "round" in line for line in seen)
@@ -134,7 +182,9 @@ def test_a_real_process_on_a_real_terminal(tmp_path: Path) -> None:
     words = once(("run", "fedavg", *SETTINGS, "--rounds", "8", "--out", tmp_path / "out"))
     command = [sys.executable, "-m", "comity.cli", *words]
     env = {k: v for k, v in ENV.items() if k != "COLUMNS"} | {"TERM": "xterm-256color"}
-    with subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=env, cwd=tmp_path) as running:
+    with subprocess.Popen(
+        command, stdin=side, stdout=side, stderr=side, env=env, cwd=tmp_path
+    ) as running:
         os.close(side)
         shown = b""
         with contextlib.suppress(OSError):  # the other end is closed
@@ -145,7 +195,9 @@ def test_a_real_process_on_a_real_terminal(tmp_path: Path) -> None:
     text = shown.decode()
     assert "\x1b[" in text
     bars = [line for line in frames(text) if re.search(r"round \d+/8", line)]
-    assert any(re.search(r"parties \d+/10.*accuracy \d+\.\d%.*\d (kB|MB)", line) for line in bars), bars
+    assert any(
+        re.search(r"parties \d+/10.*accuracy \d+\.\d%.*\d (kB|MB)", line) for line in bars
+    ), bars
 
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
@@ -168,7 +220,9 @@ def test_the_demo_table_fits(where: str, columns: int, compared: Path, nursery: 
         code, lines = ended.code, ended.out.splitlines()
     else:
         code, shown = on_terminal(nursery, *args, columns=columns)
-        lines = [line for line in ESCAPE.sub("", shown).replace("\r", "").splitlines() if line.strip()]
+        lines = [
+            line for line in ESCAPE.sub("", shown).replace("\r", "").splitlines() if line.strip()
+        ]
     assert code == 0
     check_table(lines, columns, compared)
 
@@ -195,12 +249,26 @@ def check_table(lines: list[str], columns: int, folder: Path) -> None:
 
 
 def test_the_demo_table_with_several_seeds_fits(nursery: Nursery, tmp_path: Path) -> None:
-    args = ("compare", *DEMO[1:], *SETTINGS, "--rounds", "1", "--model", "mlp2(width=8)", "--seeds", "0,1,2", "--out", tmp_path)
+    args = (
+        "compare",
+        *DEMO[1:],
+        *SETTINGS,
+        "--rounds",
+        "1",
+        "--model",
+        "mlp2(width=8)",
+        "--seeds",
+        "0,1,2",
+        "--out",
+        tmp_path,
+    )
     ended = nursery.run(*args, env={"COLUMNS": "80"})
     assert ended.code == 0
     lines = ended.out.splitlines()
     head = next(k for k, line in enumerate(lines) if line.startswith("method"))
-    assert [line.split()[0] for line in lines[head + 1 : head + 6]] == list(DEMO), "a cell is wrapped"
+    assert [line.split()[0] for line in lines[head + 1 : head + 6]] == list(DEMO), (
+        "a cell is wrapped"
+    )
     assert all(re.search(r"\d+\.\d% ± \d+\.\d ", line) for line in lines[head + 1 : head + 6])
 
 
@@ -214,16 +282,22 @@ def test_the_table_goes_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "args", [("data", "inspect", "--parties", "20"), ("plan", "fedavg+dbe"), ("list", "algorithms")], ids=" ".join
+    "args",
+    [("data", "inspect", "--parties", "20"), ("plan", "fedavg+dbe"), ("list", "algorithms")],
+    ids=" ".join,
 )
 @pytest.mark.parametrize("columns", [80, 120])
-def test_other_tables_keep_their_figures(args: tuple[str, ...], columns: int, nursery: Nursery) -> None:
+def test_other_tables_keep_their_figures(
+    args: tuple[str, ...], columns: int, nursery: Nursery
+) -> None:
     ended = nursery.run(*args, env={"COLUMNS": str(columns)})
     wide = nursery.run(*args, env={"COLUMNS": "400"})
     assert ended.code == wide.code == 0
     assert "…" not in ended.out
     assert all(len(line.rstrip()) <= columns for line in ended.out.splitlines())
     if args[0] == "data":
-        assert [line.split() for line in ended.out.splitlines()] == [line.split() for line in wide.out.splitlines()]
+        assert [line.split() for line in ended.out.splitlines()] == [
+            line.split() for line in wide.out.splitlines()
+        ]
     if args[0] == "plan":
         assert re.search(r"^whole run +\S+ MB +\S+ MB +0 B", ended.out, re.MULTILINE)

@@ -1,4 +1,6 @@
-"""A stranger's folder runs no code: what it names runs only where this user's Comity made the folder, or after `--trust`."""
+"""A stranger's folder runs no code: what it names runs only where this user's Comity made the
+folder, or after `--trust`.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,25 @@ from comity.measure.study import description_length, study
 from comity.plugins import is_code
 from comity.studies.export import load
 
-SMALL = ("--parties", "3", "--rounds", "1", "--model", "linear", "--partition", "iid|keep(samples=40)", "--engine", "loop")
-HOW: dict[str, Any] = {"parties": 3, "rounds": 1, "model": "linear", "partition": "iid|keep(samples=40)", "engine": "loop"}
+SMALL = (
+    "--parties",
+    "3",
+    "--rounds",
+    "1",
+    "--model",
+    "linear",
+    "--partition",
+    "iid|keep(samples=40)",
+    "--engine",
+    "loop",
+)
+HOW: dict[str, Any] = {
+    "parties": 3,
+    "rounds": 1,
+    "model": "linear",
+    "partition": "iid|keep(samples=40)",
+    "engine": "loop",
+}
 EVIL = """
 from pathlib import Path
 Path({marker!r}).write_text("ran")
@@ -92,7 +111,9 @@ def gift(honest: Path, tmp_path: Path) -> Path:
 
 
 def poisoned(gift: Path, setting: Setting = SETTINGS[4]) -> Path:
-    """A file that a gift's settings name, which leaves `ran` where it was run. A stranger can write all that takes no secret."""
+    """A file that a gift's settings name, which leaves `ran` where it was run. A stranger can write
+    all that takes no secret.
+    """
     evil = gift / f"evil_{len(list(gift.parent.glob('*')))}_{gift.parent.name.replace('-', '_')}.py"
     evil.write_text(EVIL.format(marker=str(gift.parent / "ran")), encoding="utf-8")
     begin, line = setting
@@ -102,8 +123,12 @@ def poisoned(gift: Path, setting: Setting = SETTINGS[4]) -> Path:
     text = "\n".join(kept + ([] if begin else ["", named])) + "\n"
     (gift / "config.toml").write_text(text, encoding="utf-8")
     told = json.loads((gift / "env.json").read_text(encoding="utf-8"))
-    (gift / "env.json").write_text(json.dumps(with_crc(without_crc(told) | {"config": digest(text)})), encoding="utf-8")
-    (gift / MARK).write_text(json.dumps({"files": {str(evil): "0" * 64}, "code": "0" * 64}), encoding="utf-8")
+    (gift / "env.json").write_text(
+        json.dumps(with_crc(without_crc(told) | {"config": digest(text)})), encoding="utf-8"
+    )
+    (gift / MARK).write_text(
+        json.dumps({"files": {str(evil): "0" * 64}, "code": "0" * 64}), encoding="utf-8"
+    )
     return evil
 
 
@@ -125,7 +150,9 @@ pytestmark = pytest.mark.usefixtures("without_onnx")
 QUICK = mdl.Settings(points=2, seeds=1, steps=2)
 CALLS: dict[str, Callable[[Path, bool], object]] = {
     "study": lambda gift, trust: study(gift, samples=24, mdl=None, trust=trust),
-    "description_length": lambda gift, trust: description_length(gift, "fc", 24, settings=QUICK, trust=trust),
+    "description_length": lambda gift, trust: description_length(
+        gift, "fc", 24, settings=QUICK, trust=trust
+    ),
     "representations": lambda gift, trust: representations(gift, samples=24, trust=trust),
 }
 
@@ -139,7 +166,9 @@ def test_every_setting_that_can_name_code(setting: Setting, gift: Path) -> None:
     assert not has_run(gift)
 
 
-@pytest.mark.parametrize("command", [("measure", "--samples", "24"), ("export", "--party", "p1"), ("resume",)])
+@pytest.mark.parametrize(
+    "command", [("measure", "--samples", "24"), ("export", "--party", "p1"), ("resume",)]
+)
 def test_commands(command: tuple[str, ...], gift: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mdl, "CHEAP", QUICK)
     evil = poisoned(gift)
@@ -152,15 +181,23 @@ def test_commands(command: tuple[str, ...], gift: Path, monkeypatch: pytest.Monk
     assert has_run(gift)
 
 
-@pytest.mark.parametrize("command", [("run", "--out", "new"), ("tune", "--grid", "lr=0.1", "--out", "new"), ("plan",)])
-def test_the_settings_of_a_strangers_run(command: tuple[str, ...], gift: Path, here: Path, mine: Path) -> None:
-    """They are what a page tells to type for the same outcome; one's own file of settings names what it likes."""
+@pytest.mark.parametrize(
+    "command", [("run", "--out", "new"), ("tune", "--grid", "lr=0.1", "--out", "new"), ("plan",)]
+)
+def test_the_settings_of_a_strangers_run(
+    command: tuple[str, ...], gift: Path, here: Path, mine: Path
+) -> None:
+    """They are what a page tells to type for the same outcome; one's own file of settings names
+    what it likes.
+    """
     evil = poisoned(gift)
     assert str(evil) in one_sentence(comity(command[0], gift / "config.toml", *command[1:]), 2)
     assert not has_run(gift)
     works(command[0], gift / "config.toml", *command[1:], "--trust")
     assert has_run(gift)
-    Path("mine.toml").write_text(f'model = "{mine}"\nrounds = 1\npartition = "iid|keep(samples=40)"', encoding="utf-8")
+    Path("mine.toml").write_text(
+        f'model = "{mine}"\nrounds = 1\npartition = "iid|keep(samples=40)"', encoding="utf-8"
+    )
     works("run", "mine.toml", "--out", "first")
     works("run", "first/config.toml", "--out", "second")
 
@@ -239,7 +276,11 @@ def test_ones_own_run_needs_no_flag(mine: Path, tmp_path: Path) -> None:
 def test_the_runs_of_studies_are_ones_own(mine: Path, tmp_path: Path) -> None:
     works("compare", mine, *SMALL, "--leave-one-out", "--leave-out", "p0", "--out", tmp_path / "c")
     works("tune", mine, "--grid", "lr=0.1,0.2", *SMALL, "--out", tmp_path / "t")
-    found = [path.parent for path in tmp_path.rglob("config.toml") if str(mine) in path.read_text(encoding="utf-8")]
+    found = [
+        path.parent
+        for path in tmp_path.rglob("config.toml")
+        if str(mine) in path.read_text(encoding="utf-8")
+    ]
     assert len(found) >= 4
     assert all((folder / MARK).is_file() for folder in found)
     assert opened(found[0]).code == 0
@@ -298,7 +339,9 @@ def test_code_that_has_changed(mine: Path, tmp_path: Path) -> None:
     assert any("has changed since" in warning for warning in summary(out)["remarks"])
 
 
-def test_going_on_from_python_with_what_one_names(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_from_python_with_what_one_names(
+    mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever names the file in the call has said that it may run, in whosever folder."""
     api.run(str(mine), out=tmp_path / "out", **HOW)
     become_somebody_else(monkeypatch, tmp_path)
@@ -336,7 +379,9 @@ def test_exported_models(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(UsageError, match="trust=True") as refused:
         load(tmp_path / "gift")
     assert str(mine) in str(refused.value)
-    assert predicted(script, samples) == ours, "the script needs nobody's code: the network lies beside it"
+    assert predicted(script, samples) == ours, (
+        "the script needs nobody's code: the network lies beside it"
+    )
     assert not (tmp_path / "ran").exists()
     assert len(load(tmp_path / "gift", trust=True).predict(np.zeros((1, 1, 8, 8)))) == 1
     assert (tmp_path / "ran").exists()
@@ -351,7 +396,9 @@ def test_the_secret_is_the_users(mine: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["a file in its place", "damaged", "no home"])
-def test_where_no_secret_can_be_kept(how: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_secret_can_be_kept(
+    how: str, mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Runs are made all the same; opening them takes the flag, and the sentence says why."""
     if how == "a file in its place":
         (tmp_path / "user").write_text("", encoding="utf-8")
@@ -390,7 +437,11 @@ def test_a_compiled_file_is_not_what_runs(gift: Path) -> None:
 def test_who_may_run_users_files() -> None:
     """Whatever imports a user's file finds it by a name that `trust.code_of` knows."""
     source = Path(api.__file__).parent
-    users = {str(p.relative_to(source)) for p in source.rglob("*.py") if "comity.plugins import" in p.read_text(encoding="utf-8")}
+    users = {
+        str(p.relative_to(source))
+        for p in source.rglob("*.py")
+        if "comity.plugins import" in p.read_text(encoding="utf-8")
+    }
     assert users == {
         "algorithms/__init__.py",
         "core/own_metrics.py",
@@ -414,11 +465,15 @@ def test_who_may_run_users_files() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_file_that_changes_while_a_process_uses_it(mine: Path, tmp_path: Path) -> None:
-    """It is imported once, so that all runs of a comparison are of one code; and whoever edits it hears that."""
+    """It is imported once, so that all runs of a comparison are of one code; and whoever edits it
+    hears that.
+    """
     api.run(str(mine), **HOW)
     mine.write_text(mine.read_text(encoding="utf-8") + "\n# better\n", encoding="utf-8")
     with pytest.warns(UserWarning, match="is used as it was then"):
         api.run(str(mine), out=tmp_path / "out", **HOW)
     assert opened(tmp_path / "out").code == 0
     forget(mine)
-    assert "has changed since" in one_sentence(opened(tmp_path / "out"), 2), "the mark is of what ran"
+    assert "has changed since" in one_sentence(opened(tmp_path / "out"), 2), (
+        "the mark is of what ran"
+    )

@@ -21,7 +21,8 @@ def figures(folder: Path, split: str, t: int) -> list[float]:
     return [
         float(row["value"])
         for row in rows(folder / "metrics.csv")
-        if (row["round"], row["split"], row["metric"]) == (str(t), split, "accuracy") and row["party"] != "server"
+        if (row["round"], row["split"], row["metric"]) == (str(t), split, "accuracy")
+        and row["party"] != "server"
     ]
 
 
@@ -35,7 +36,8 @@ def test_both_figures_are_means_over_parties_at_the_round_chosen(tuned: tuple[Pa
     folder, said = tuned
     told = json.loads((folder / "tune.json").read_text())
     assert [trial["name"] for trial in told["trials"]] == sorted(
-        ("mu=0", "mu=30"), key=lambda name: -next(t["validation"] for t in told["trials"] if t["name"] == name)
+        ("mu=0", "mu=30"),
+        key=lambda name: -next(t["validation"] for t in told["trials"] if t["name"] == name),
     )
     for trial in told["trials"]:
         runs = [folder / trial["name"] / f"seed-{seed}" for seed in (0, 1)]
@@ -45,7 +47,9 @@ def test_both_figures_are_means_over_parties_at_the_round_chosen(tuned: tuple[Pa
             means = [fmean(figures(run, split, t)) for run, t in zip(runs, chosen, strict=True)]
             assert trial[key] == pytest.approx(means)
             shown = f"{fmean(means):.1%} ± {100 * abs(means[0] - means[1]) / 2:.1f}"
-            (line,) = [line for line in said.splitlines() if line.startswith(f"{trial['settings']['mu']} ")]
+            (line,) = [
+                line for line in said.splitlines() if line.startswith(f"{trial['settings']['mu']} ")
+            ]
             assert shown in line
     assert "mean over parties" in " ".join(said.split())
 

@@ -10,7 +10,9 @@ from harness import process, works
 
 def test_it_says_the_version_and_in_a_checkout_the_commit() -> None:
     said = works("--version").out
-    assert re.fullmatch(rf"comity {re.escape(version('comity'))}( \(commit [0-9a-f]{{7,}}(-dirty)?\))?\n", said)
+    assert re.fullmatch(
+        rf"comity {re.escape(version('comity'))}( \(commit [0-9a-f]{{7,}}(-dirty)?\))?\n", said
+    )
 
 
 def test_as_a_process_of_its_own() -> None:

@@ -1,4 +1,6 @@
-"""comity watch: what it shows is what the files say, whatever state they are in; runs do not notice that they are watched."""
+"""comity watch: what it shows is what the files say, whatever state they are in; runs do not notice
+that they are watched.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,19 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import SMALL, Child, Nursery, comity, contents, frames, on_terminal, one_sentence, rows, summary, works
+from harness import (
+    SMALL,
+    Child,
+    Nursery,
+    comity,
+    contents,
+    frames,
+    on_terminal,
+    one_sentence,
+    rows,
+    summary,
+    works,
+)
 from rich.console import Console
 
 from comity.cli import watch
@@ -23,7 +37,18 @@ from comity.experiments import tables
 from comity.experiments.folder import RunFolder
 from comity.units import size
 
-LONG = ("--parties", "4", "--rounds", "2000", "--model", "linear", "--partition", "iid", "--engine", "loop")
+LONG = (
+    "--parties",
+    "4",
+    "--rounds",
+    "2000",
+    "--model",
+    "linear",
+    "--partition",
+    "iid",
+    "--engine",
+    "loop",
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +82,15 @@ def test_a_finished_run(run: Path) -> None:
     accuracy, timing = got["accuracy"], rows(run / "timing.csv")
     assert shown.startswith("fedavg on digits, iid, 3 parties, seed 0\nfinished: 4 rounds in ")
     assert f"accuracy {accuracy['mean']:.1%} after round 4" in shown
-    assert f"the highest was {accuracy['best_on_test']['mean']:.1%} after round {accuracy['best_on_test']['round']}" in shown
+    assert (
+        f"the highest was {accuracy['best_on_test']['mean']:.1%} after round"
+        f" {accuracy['best_on_test']['round']}" in shown
+    )
     low, high = accuracy["worst_party"], accuracy["best_party"]
-    assert f"worst party {low} {accuracy['per_party'][low]:.1%}, best party {high} {accuracy['per_party'][high]:.1%}" in shown
+    assert (
+        f"worst party {low} {accuracy['per_party'][low]:.1%}, best party {high}"
+        f" {accuracy['per_party'][high]:.1%}" in shown
+    )
     assert f"up {size(got['bytes']['up'])}, down {size(got['bytes']['down'])}, peer 0 B" in shown
     assert f"peak memory {size(max(int(row['memory']) for row in timing))}" in shown
     assert "mean accuracy" in shown
@@ -69,16 +100,26 @@ def test_a_finished_run(run: Path) -> None:
 
 def test_all_figures_of_a_run(run: Path) -> None:
     found, got = followed(run), summary(run)
-    test = [row for row in rows(run / "metrics.csv") if (row["split"], row["metric"]) == ("test", "accuracy")]
+    test = [
+        row
+        for row in rows(run / "metrics.csv")
+        if (row["split"], row["metric"]) == ("test", "accuracy")
+    ]
     assert found.line == pytest.approx(
-        {t: sum(float(row["value"]) for row in test if row["round"] == str(t)) / 3 for t in (0, 2, 4)}
+        {
+            t: sum(float(row["value"]) for row in test if row["round"] == str(t)) / 3
+            for t in (0, 2, 4)
+        }
     )
     assert found.party_figures == got["accuracy"]["per_party"]
     assert {kind: found.bytes[kind] for kind in ("up", "down", "peer", "setup", "eval")} == {
         kind: n for kind, n in got["bytes"].items() if kind != "total"
     }
     assert (found.state, found.done, found.rounds, found.left) == ("finished", 4, 4, None)
-    timing = [sum(float(row[c]) for c in ("train", "evaluate", "checkpoint")) for row in rows(run / "timing.csv")[1:]]
+    timing = [
+        sum(float(row[c]) for c in ("train", "evaluate", "checkpoint"))
+        for row in rows(run / "timing.csv")[1:]
+    ]
     assert found.seconds_a_round == pytest.approx(sum(timing) / 4)
 
 
@@ -88,15 +129,24 @@ def test_a_folder_of_runs(tmp_path: Path) -> None:
     shown = works("watch", tmp_path).out.splitlines()
     heads = shown[0].split()
     assert heads == ["run", "state", "round", "accuracy", "worst", "sent", "a", "round"]
-    names = [f"deep/compared/{method}/seed-{seed}" for method in ("fedavg", "solo") for seed in (2, 10)]
+    names = [
+        f"deep/compared/{method}/seed-{seed}" for method in ("fedavg", "solo") for seed in (2, 10)
+    ]
     assert [line.split()[0] for line in shown[1:5]] == names
     for name, line in zip(names, shown[1:5], strict=True):
         got = summary(tmp_path / name)
         worst = got["accuracy"]["per_party"][got["accuracy"]["worst_party"]]
-        assert line.split()[1:5] == ["finished", "2/2", f"{got['accuracy']['mean']:.1%}", f"{worst:.1%}"]
+        assert line.split()[1:5] == [
+            "finished",
+            "2/2",
+            f"{got['accuracy']['mean']:.1%}",
+            f"{worst:.1%}",
+        ]
         assert f" {size(got['bytes']['total'])} " in line
     assert "mean accuracy" in shown
-    assert all(f"{mark} {name}" in "\n".join(shown) for mark, name in zip("*o+x", names, strict=True))
+    assert all(
+        f"{mark} {name}" in "\n".join(shown) for mark, name in zip("*o+x", names, strict=True)
+    )
 
 
 def test_nothing_to_watch(tmp_path: Path) -> None:
@@ -113,7 +163,12 @@ class Table:
     def __init__(self, path: Path) -> None:
         self.path, self.times = path, 0
         self.rows: list[list[str]] = []
-        self.tail = tables.Growing(tables.Table(path.name, ("number", "word"), list), path.parent, self.rows.append, self.forget)
+        self.tail = tables.Growing(
+            tables.Table(path.name, ("number", "word"), list),
+            path.parent,
+            self.rows.append,
+            self.forget,
+        )
 
     def forget(self) -> None:
         self.rows.clear()
@@ -187,18 +242,29 @@ def test_a_file_that_is_cut_back_is_read_again(table: Table) -> None:
 def test_damaged_rows_are_passed_over(run: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "env.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    (tmp_path / "metrics.csv").write_bytes(b"round,party\n0,a,test,accuracy,0.5\n0,b,test,acc\n\xff\xfe\n0,c,test,accuracy,x\n")
+    (tmp_path / "metrics.csv").write_bytes(
+        b"round,party\n0,a,test,accuracy,0.5\n0,b,test,acc\n\xff\xfe\n0,c,test,accuracy,x\n"
+    )
     (tmp_path / "ledger.csv").write_bytes(b"0,work,a,server,up,12\n0,work,a,server,up\n")
     (tmp_path / "timing.csv").write_bytes(b"round,train\n0,1,1,1,5\n")
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")
     found = followed(tmp_path)
-    assert (found.state, found.line, found.bytes["up"], found.memory) == ("finished", {0: 0.5}, 12, 5)
-    assert "damaged: " in works("watch", tmp_path).out, "and no advice to go on with what cannot be read"
+    assert (found.state, found.line, found.bytes["up"], found.memory) == (
+        "finished",
+        {0: 0.5},
+        12,
+        5,
+    )
+    assert "damaged: " in works("watch", tmp_path).out, (
+        "and no advice to go on with what cannot be read"
+    )
 
 
 def test_a_round_counts_when_it_is_whole(tmp_path: Path) -> None:
     """Rows of metrics.csv may be there in part: the mean of some parties is nobody's accuracy."""
-    (tmp_path / "metrics.csv").write_text("0,a,test,accuracy,0.2\n0,b,test,accuracy,0.4\n1,a,test,accuracy,1\n", encoding="utf-8")
+    (tmp_path / "metrics.csv").write_text(
+        "0,a,test,accuracy,0.2\n0,b,test,accuracy,0.4\n1,a,test,accuracy,1\n", encoding="utf-8"
+    )
     (tmp_path / "timing.csv").write_text("0,1,1,1,5\n", encoding="utf-8")
     found = followed(tmp_path)
     assert found.line == pytest.approx({0: 0.3})
@@ -212,7 +278,9 @@ def test_a_round_counts_when_it_is_whole(tmp_path: Path) -> None:
     assert found.party_figures == {"a": 1.0, "b": 0.5}
 
 
-@pytest.mark.parametrize("missing", ["metrics.csv", "ledger.csv", "timing.csv", "summary.json", ".lock", "split.json"])
+@pytest.mark.parametrize(
+    "missing", ["metrics.csv", "ledger.csv", "timing.csv", "summary.json", ".lock", "split.json"]
+)
 def test_any_file_may_be_missing(missing: str, run: Path, tmp_path: Path) -> None:
     for path in run.iterdir():
         if path.is_file() and path.name != missing:
@@ -257,9 +325,13 @@ def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
 
 
 def test_running_killed_resumed(nursery: Nursery, tmp_path: Path) -> None:
-    """One pair of eyes sees it all: running, stopped with the command to go on, cut back, and running again."""
+    """One pair of eyes sees it all: running, stopped with the command to go on, cut back, and
+    running again.
+    """
     folder = tmp_path / "a run"
-    child = nursery.start("run", "fedavg", *LONG, "--out", folder, env={"COMITY_CHECKPOINT_SECONDS": "0.1"})
+    child = nursery.start(
+        "run", "fedavg", *LONG, "--out", folder, env={"COMITY_CHECKPOINT_SECONDS": "0.1"}
+    )
     known = Runs(tmp_path)
     until(lambda: (folder / "timing.csv").is_file() and len(rows(folder / "timing.csv")) > 30)
     (found,) = known.look()
@@ -272,7 +344,12 @@ def test_running_killed_resumed(nursery: Nursery, tmp_path: Path) -> None:
     child.wait()
     found.look()
     assert found.state == "stopped"
-    assert "".join(text.plain for text in watch.about(found)).count(f"go on with: comity resume '{folder}'") == 1
+    assert (
+        "".join(text.plain for text in watch.about(found)).count(
+            f"go on with: comity resume '{folder}'"
+        )
+        == 1
+    )
     killed_at = found.done
     again = nursery.start("resume", folder, env={"COMITY_CHECKPOINT_SECONDS": "0.1"})
     until(lambda: (found.look(), found.state == "running" and found.done > killed_at + 10)[1])
@@ -280,7 +357,11 @@ def test_running_killed_resumed(nursery: Nursery, tmp_path: Path) -> None:
     again.wait()
     found.look()
     new = followed(folder)
-    assert (found.line, found.bytes, found.party_figures) == (new.line, new.bytes, new.party_figures)
+    assert (found.line, found.bytes, found.party_figures) == (
+        new.line,
+        new.bytes,
+        new.party_figures,
+    )
     assert found.done == new.done
     assert known.look() == [found]
 
@@ -296,12 +377,16 @@ def test_watching_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:
 
 
 def test_live_from_before_the_beginning_to_ctrl_c(nursery: Nursery, tmp_path: Path) -> None:
-    """Nothing is there at first; then a run appears, goes on, and is shown until Ctrl-C ends the watching alone."""
+    """Nothing is there at first; then a run appears, goes on, and is shown until Ctrl-C ends the
+    watching alone.
+    """
     running: list[Child] = []
 
     def act(watcher: Child, shown: str) -> None:
         if not running and "Waiting for a run" in shown:
-            running.append(nursery.start("run", "fedavg", *LONG, "--out", tmp_path / "runs" / "one"))
+            running.append(
+                nursery.start("run", "fedavg", *LONG, "--out", tmp_path / "runs" / "one")
+            )
         numbers = {int(found) for found in re.findall(r"running.*?: round (\d+) of 2000", shown)}
         if len(numbers) > 2:
             watcher.signal(signal.SIGINT)  # more than once, as impatient people do
@@ -313,7 +398,10 @@ def test_live_from_before_the_beginning_to_ctrl_c(nursery: Nursery, tmp_path: Pa
     running[0].wait()
     seen = frames(shown)
     assert any(re.match(r"one +[\d.]+ (s|min) left +\d+/2000", line) for line in seen)
-    assert any(re.match(r"running: round \d+ of 2000, \S+ s a round, [\d.]+ (s|min) left", line) for line in seen)
+    assert any(
+        re.match(r"running: round \d+ of 2000, \S+ s a round, [\d.]+ (s|min) left", line)
+        for line in seen
+    )
     assert any(0x2800 < ord(sign) < 0x2900 for sign in shown)
     assert "Traceback" not in shown
     assert "comity: " not in shown

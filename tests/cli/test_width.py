@@ -1,4 +1,6 @@
-"""On a screen of 80 columns words are whole: sentences break between them, and a table's columns follow below each other."""
+"""On a screen of 80 columns words are whole: sentences break between them, and a table's columns
+follow below each other.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def test_columns_that_do_not_fit_follow_below(inspected: list[str]) -> None:
 
 def test_to_a_program_a_sentence_is_one_line(nursery: Nursery) -> None:
     ended = nursery.run("data", "inspect", "--data", "heart")
-    assert any(line.endswith("or auc (--metric).") and line.startswith("Look at this:") for line in ended.out.splitlines())
+    assert any(
+        line.endswith("or auc (--metric).") and line.startswith("Look at this:")
+        for line in ended.out.splitlines()
+    )
 
 
 def test_every_column_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:

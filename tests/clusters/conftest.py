@@ -1,6 +1,8 @@
-"""A Ray cluster of two machines, both this one. Without COMITY_RAY=1 (`make test-ray` sets it) all but the short test is skipped.
+"""A Ray cluster of two machines, both this one. Without COMITY_RAY=1 (`make test-ray` sets it) all
+but the short test is skipped.
 
-The folder is not called `ray`: as a folder on the path it would pass for the package where that is not installed.
+The folder is not called `ray`: as a folder on the path it would pass for the package where that is
+not installed.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def two_nodes() -> Iterator[Any]:
-    """A cluster of two nodes with one CPU each, at RAY_ADDRESS; it stays on this machine, as one that Comity starts does."""
+    """A cluster of two nodes with one CPU each, at RAY_ADDRESS; it stays on this machine, as one
+    that Comity starts does.
+    """
     from comity.engines.ray_cluster import ADDRESS, LOCAL
 
     os.environ.update(LOCAL)
@@ -33,7 +37,9 @@ def two_nodes() -> Iterator[Any]:
 
     with TemporaryDirectory(prefix="t-", ignore_cleanup_errors=True) as folder:
         os.environ["RAY_TMPDIR"] = folder
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+        )
         cluster.add_node(num_cpus=1)
         os.environ[ADDRESS] = cluster.address
         yield cluster

@@ -25,7 +25,11 @@ ON_RAY = ("--engine", "ray", "--workers", "2")
 def begun(tmp_path: Path, *args: str) -> subprocess.Popen[str]:
     """A command in a home and a folder for temporary files of its own."""
     (tmp_path / "home").mkdir(exist_ok=True)
-    own = {"HOME": str(tmp_path / "home"), "TMPDIR": TEMPORARY.name, "COMITY_CHECKPOINT_SECONDS": "0"}
+    own = {
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": TEMPORARY.name,
+        "COMITY_CHECKPOINT_SECONDS": "0",
+    }
     return subprocess.Popen(
         [sys.executable, "-m", "comity.cli", *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | own, start_new_session=True,
@@ -111,12 +115,18 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     again = begun(tmp_path, "resume", str(out))
     said = again.communicate()[0]
     assert again.returncode == 0, said
-    assert "ray" not in said.lower().replace(str(out).lower(), ""), "Ray's own messages are not printed"
-    alone = begun(tmp_path, *RUN, "--rounds", "40", "--engine", "loop", "--out", str(tmp_path / "loop"))
+    assert "ray" not in said.lower().replace(str(out).lower(), ""), (
+        "Ray's own messages are not printed"
+    )
+    alone = begun(
+        tmp_path, *RUN, "--rounds", "40", "--engine", "loop", "--out", str(tmp_path / "loop")
+    )
     assert alone.wait() == 0
     for name in ("metrics.csv", "ledger.csv", "outcomes.csv"):
         assert (out / name).read_bytes() == (tmp_path / "loop" / name).read_bytes()
     timed = [row.round for row in RunFolder(out).read_timing()]
     missing = set(range(41)) - set(timed)
-    assert len(missing) <= 1, "a round's row comes after its checkpoint: a run that goes on there loses it"
+    assert len(missing) <= 1, (
+        "a round's row comes after its checkpoint: a run that goes on there loses it"
+    )
     assert timed == sorted({*range(41)} - missing)

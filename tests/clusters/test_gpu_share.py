@@ -1,4 +1,6 @@
-"""Workers that take GPUs: what can be shown without one. Ray counts GPUs that it is only told of as it counts real ones."""
+"""Workers that take GPUs: what can be shown without one. Ray counts GPUs that it is only told of as
+it counts real ones.
+"""
 
 from __future__ import annotations
 
@@ -52,13 +54,15 @@ def test_each_worker_asks_ray_for_its_share(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     *_, shares, too_much, whole, run = done.stdout.splitlines()
     assert shares == "left [0.0, 0.5]"
-    assert too_much == (
-        "The Ray cluster has 1 GPUs, which is room for 1 workers with 0.6 each, not for 2: give fewer --workers or less --gpus, "
-        "or go without a GPU."
+    assert (
+        too_much
+        == "The Ray cluster has 1 GPUs, which is room for 1 workers with 0.6 each, not for 2: give"
+        " fewer --workers or less --gpus, or go without a GPU."
     )
     assert "room for 1 workers with 1 each" in whole
-    assert run == (
-        "A worker on the Ray cluster cannot take part: Ray has given it a GPU, or a share of one, but torch finds none there."
+    assert (
+        run == "A worker on the Ray cluster cannot take part: Ray has given it a GPU, or a share of"
+        " one, but torch finds none there."
     )
 
 
@@ -72,9 +76,10 @@ def test_a_cluster_without_gpus_says_so_at_once(tmp_path: Path) -> None:
         env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode
-    assert done.stderr.splitlines()[-1] == (
-        "comity: The Ray cluster has 0 GPUs, which is room for 0 workers with 0.5 each, not for 2: give fewer --workers or less "
-        "--gpus, or go without a GPU."
+    assert (
+        done.stderr.splitlines()[-1]
+        == "comity: The Ray cluster has 0 GPUs, which is room for 0 workers with 0.5 each, not for"
+        " 2: give fewer --workers or less --gpus, or go without a GPU."
     )
 
 
@@ -83,5 +88,18 @@ def test_a_cluster_of_others_without_gpus_says_so_too(tmp_path: Path) -> None:
     import comity
     from comity.errors import UsageError
 
-    with pytest.raises(UsageError, match="The Ray cluster has 0 GPUs, which is room for 0 workers with 1 each, not for 2"):
-        comity.run("fedavg", data="digits", parties=2, rounds=1, model="linear", engine="ray", workers=2, gpus=1, out=tmp_path)
+    with pytest.raises(
+        UsageError,
+        match="The Ray cluster has 0 GPUs, which is room for 0 workers with 1 each, not for 2",
+    ):
+        comity.run(
+            "fedavg",
+            data="digits",
+            parties=2,
+            rounds=1,
+            model="linear",
+            engine="ray",
+            workers=2,
+            gpus=1,
+            out=tmp_path,
+        )

@@ -1,4 +1,6 @@
-"""One run on Ray beside the same in a loop: the short test that `make test` keeps, where Ray is installed."""
+"""One run on Ray beside the same in a loop: the short test that `make test` keeps, where Ray is
+installed.
+"""
 
 from __future__ import annotations
 

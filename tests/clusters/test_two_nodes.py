@@ -43,7 +43,9 @@ def _kept(two_nodes: Any) -> Iterator[None]:
 @cache
 def on_loop(text: str, settings: tuple[tuple[str, Any], ...] = ()) -> dict[str, bytes]:
     with TemporaryDirectory() as folder:
-        return tables(comity.run(text, out=Path(folder) / "run", engine="loop", **(SMALL | dict(settings))))
+        return tables(
+            comity.run(text, out=Path(folder) / "run", engine="loop", **(SMALL | dict(settings)))
+        )
 
 
 def tables(result: comity.Result) -> dict[str, bytes]:
@@ -66,11 +68,19 @@ def test_ray_equals_loop_when_half_take_part(text: str, tmp_path: Path) -> None:
 
 
 def test_ray_equals_loop_with_newcomers_absences_and_a_share_of_evaluations(tmp_path: Path) -> None:
-    more = {"newcomers": 1, "absent": "random(offline=0.2,lost=0.2)", "eval_share": 0.5, "rounds": 4, "join_epochs": 1}
+    more = {
+        "newcomers": 1,
+        "absent": "random(offline=0.2,lost=0.2)",
+        "eval_share": 0.5,
+        "rounds": 4,
+        "join_epochs": 1,
+    }
     assert tables(on_ray("scaffold", tmp_path, **more)) == on_loop("scaffold", tuple(more.items()))
 
 
-def test_workers_are_on_both_nodes_and_stay_for_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_on_both_nodes_and_stay_for_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[list[tuple[str, int]]] = []
     close = RayEngine.close
 
@@ -86,7 +96,9 @@ def test_workers_are_on_both_nodes_and_stay_for_the_next_run(tmp_path: Path, mon
     assert len({node for node, _ in seen[0]}) == 2
 
 
-def test_parcels_are_locked_where_the_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parcels_are_locked_where_the_server_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = []
     function = RayEngine.run
 
@@ -148,18 +160,24 @@ def test_a_dead_worker_that_held_nothing_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("noted")
-def test_all_go_back_to_the_checkpoint_when_states_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_go_back_to_the_checkpoint_when_states_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     killing = Killing(after=2)
     with pytest.warns(UserWarning, match="went on from its last checkpoint"):
         result = on_ray("scaffold", tmp_path, progress=killing, rounds=4)
     assert tables(result) == on_loop("scaffold", (("rounds", 4),))
     assert killing.begun == [0, 2]
-    assert any("went on from its last checkpoint" in warning for warning in result.summary["remarks"])
+    assert any(
+        "went on from its last checkpoint" in warning for warning in result.summary["remarks"]
+    )
 
 
 @pytest.mark.usefixtures("noted")
-def test_all_begin_again_when_there_is_no_checkpoint_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_begin_again_when_there_is_no_checkpoint_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "3600")
     killing = Killing(after=1)
     with pytest.warns(UserWarning, match="went on from its last checkpoint"):
@@ -172,7 +190,9 @@ SUMS = {"partial_sums": True, "rounds": 4}
 
 def with_sums(text: str, out: Path, **settings: Any) -> dict[str, bytes]:
     """The same in two processes: parties are dealt to workers alike, and so are the sums."""
-    return tables(comity.run(text, out=out, engine="process", workers=2, **(SMALL | SUMS | settings)))
+    return tables(
+        comity.run(text, out=out, engine="process", workers=2, **(SMALL | SUMS | settings))
+    )
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold", "fedavg+dbe"])
@@ -182,7 +202,9 @@ def test_partial_sums_are_those_of_processes(text: str, tmp_path: Path) -> None:
     found = on_ray(text, tmp_path / "ray", **SUMS | more)
     assert SUMMED in found.summary["remarks"]
     assert tables(found) == with_sums(text, tmp_path / "process", **more)
-    assert tables(found)["ledger.csv"] == on_loop(text, (("rounds", 4), *more.items()))["ledger.csv"]
+    assert (
+        tables(found)["ledger.csv"] == on_loop(text, (("rounds", 4), *more.items()))["ledger.csv"]
+    )
 
 
 @pytest.mark.usefixtures("noted")
@@ -195,7 +217,9 @@ def test_a_dead_worker_that_held_nothing_is_asked_again_for_its_sum(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("noted")
-def test_sums_after_states_died_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_after_states_died_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     killing = Killing(after=2)
     with pytest.warns(UserWarning, match="went on from its last checkpoint"):
@@ -207,7 +231,9 @@ def test_sums_after_states_died_are_the_same(tmp_path: Path, monkeypatch: pytest
 def test_what_goes_wrong_at_a_worker_is_said_in_one_sentence(tmp_path: Path) -> None:
     method = tmp_path / "failing.py"
     method.write_text(FAILING)
-    with pytest.raises(ComityError, match=r"^ValueError in local \(failing\.py:8\): nothing works at "):
+    with pytest.raises(
+        ComityError, match=r"^ValueError in local \(failing\.py:8\): nothing works at "
+    ):
         on_ray(str(method), tmp_path / "run")
 
 
@@ -218,5 +244,7 @@ def test_more_workers_than_processors_are_refused(tmp_path: Path) -> None:
 
 def test_a_worker_with_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_cluster, "installed", lambda: ["0.0.1", "2.13.0"])
-    with pytest.raises(ComityError, match=r"but here are 0\.0\.1 and 2\.13\.0: install the same everywhere"):
+    with pytest.raises(
+        ComityError, match=r"but here are 0\.0\.1 and 2\.13\.0: install the same everywhere"
+    ):
         Cluster(1)

@@ -2,8 +2,9 @@
 
     python tests/core/fuzz.py --count 100000 [--seed 0]
 
-Whatever a mutant is, `decode` (and `Lock.open`, for parcels) returns a tree that can be weighed, listed and written again, or
-raises a ComityError; it does so in little time and memory. Prints how many were read and why the others were refused.
+Whatever a mutant is, `decode` (and `Lock.open`, for parcels) returns a tree that can be weighed,
+listed and written again, or raises a ComityError; it does so in little time and memory. Prints how
+many were read and why the others were refused.
 """
 
 from __future__ import annotations
@@ -57,15 +58,33 @@ def theta(count: int, size: int = 3) -> dict[str, torch.Tensor]:
 def legitimate() -> list[Any]:
     """Trees as they occur in checkpoints and messages."""
     shared = theta(3)
-    upload = Upload(torch.ones(2, 3), torch.ones(2, dtype=torch.int32), torch.ones(1, 2, 3), torch.tensor([[True, False]]), {})
+    upload = Upload(
+        torch.ones(2, 3),
+        torch.ones(2, dtype=torch.int32),
+        torch.ones(1, 2, 3),
+        torch.tensor([[True, False]]),
+        {},
+    )
     return [
         Model(theta(2)),
         PartyState(Model(shared), {"0.local.0": Moments(shared, theta(2), 7)}),
         PartyState(Wrapped(Empty(), {"extra": torch.zeros(0, 4)}), {}),
-        Bank(10, 84, {0: upload, 3: upload}, {0: 1, 3: 2}, 5, 2**63 + 5, [[1, 2], None, []], shared),
-        Evaluation(Score(1, 2, 0.5, {}), Score(3, 4, float("nan"), {"auc": 0.5}), Answers(torch.ones(3), torch.zeros(3), None)),
+        Bank(
+            10, 84, {0: upload, 3: upload}, {0: 1, 3: 2}, 5, 2**63 + 5, [[1, 2], None, []], shared
+        ),
+        Evaluation(
+            Score(1, 2, 0.5, {}),
+            Score(3, 4, float("nan"), {"auc": 0.5}),
+            Answers(torch.ones(3), torch.zeros(3), None),
+        ),
         {i: Model(shared) for i in range(20)},
-        Odd([1, -2, 2**60], {"é": "ñ\n", "none": None, "😀": '"'}, (1, 0.5), True, [(1, [2, {"deep": [[[]]]}]), "x", None]),
+        Odd(
+            [1, -2, 2**60],
+            {"é": "ñ\n", "none": None, "😀": '"'},
+            (1, 0.5),
+            True,
+            [(1, [2, {"deep": [[[]]]}]), "x", None],
+        ),
         Help(theta(1), None, torch.zeros(2, dtype=torch.bfloat16), 0.5, 3, 0.25),
         [torch.tensor(1.5), torch.zeros(2, 3, dtype=torch.int64), [], {}, ()],
     ]
@@ -93,7 +112,24 @@ ATOMS: tuple[Any, ...] = (
     {"t": 0}, {"t": 1}, {"t": -1}, {"t": True}, {"s": 0}, {"s": 1}, {"s": -1}, {"u": []}, {"d": []}, {"d": [[1, 2], [1, 3]]},
     {"d": [[None, 2]]}, {"r": "comity.core.record:Empty", "v": []}, {"x": 5, "n": 3}, {"r": [], "v": 1}, {"d": [1]}, {"d": 1},
 )  # fmt: skip
-KEYS = ("t", "s", "u", "d", "r", "v", "x", "n", "tree", "__metadata__", "0", "1", "dtype", "shape", "data_offsets", "y")
+KEYS = (
+    "t",
+    "s",
+    "u",
+    "d",
+    "r",
+    "v",
+    "x",
+    "n",
+    "tree",
+    "__metadata__",
+    "0",
+    "1",
+    "dtype",
+    "shape",
+    "data_offsets",
+    "y",
+)
 
 
 def flipped(draw: random.Random, blob: bytes, other: bytes) -> bytes:
@@ -134,7 +170,13 @@ def swapped(draw: random.Random, blob: bytes, other: bytes) -> bytes:
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
     """All (container, key) in a JSON tree."""
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    items = (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    )
     for key, item in list(items):
         yield tree, key
         yield from places(item)
@@ -213,7 +255,9 @@ class Outcome(NamedTuple):
 
 
 def occurrence(tree: Any) -> None:
-    """All that is done with what was read; a tree that was read can be written, and is then the same."""
+    """All that is done with what was read; a tree that was read can be written, and is then the
+    same.
+    """
     payload(tree)
     leaves(tree)
     read_only(tree)
@@ -232,12 +276,16 @@ def open_parcel(contents: list[bytes]) -> Callable[[int, bytes], None]:
         inboxes = decode(blob, sealed_messages=True)
         payload(inboxes)
         for inbox in new_lock().open(inboxes, CALL).values():
-            assert all(encode(unseal(sealed)) in contents for sealed in inbox.values()), "a parcel opened that nobody sent"
+            assert all(encode(unseal(sealed)) in contents for sealed in inbox.values()), (
+                "a parcel opened that nobody sent"
+            )
 
     return opened
 
 
-def tried(seeds: list[bytes], receive: Callable[[int, bytes], None], count: int, seed: int) -> Outcome:
+def tried(
+    seeds: list[bytes], receive: Callable[[int, bytes], None], count: int, seed: int
+) -> Outcome:
     """Make mutants and receive them; an AssertionError or any foreign exception is a fault of ours."""
     draw = random.Random(seed)
     read, slowest = 0, 0.0
@@ -262,7 +310,12 @@ def fuzz(count: int, seed: int) -> tuple[Outcome, Outcome]:
     trees = legitimate()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     blobs = tried([encode(tree) for tree in trees], read_blob, count - count // 10, seed)
-    sealed_messages = tried([parcel_blob(tree) for tree in trees], open_parcel([encode(tree) for tree in trees]), count // 10, seed + 1)
+    sealed_messages = tried(
+        [parcel_blob(tree) for tree in trees],
+        open_parcel([encode(tree) for tree in trees]),
+        count // 10,
+        seed + 1,
+    )
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
     assert grown < MEGABYTES, f"they took {grown} MB"
     return blobs, sealed_messages
@@ -277,12 +330,16 @@ def main() -> None:
     for name, outcome in zip(("blobs", "parcels"), fuzz(asked.count, asked.seed), strict=True):
         refused = outcome.refused.total()
         print(
-            f"{name}: {outcome.read + refused} mutants, {outcome.read} read, {refused} refused; slowest {outcome.slowest:.2f} s"
+            f"{name}: {outcome.read + refused} mutants, {outcome.read} read, {refused} refused;"
+            f" slowest {outcome.slowest:.2f} s"
         )
         for reason, times in outcome.refused.most_common(12):
             print(f"  {times:7d}  {reason}")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
-    print(f"{time.perf_counter() - begin:.0f} s, {grown} MB more than at the start; nothing but a tree or a ComityError came out")
+    print(
+        f"{time.perf_counter() - begin:.0f} s, {grown} MB more than at the start; nothing but a"
+        " tree or a ComityError came out"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Models that are averaged have the same names, shapes and kinds: torch alone would broadcast, or leave out."""
+"""Models that are averaged have the same names, shapes and kinds: torch alone would broadcast, or
+leave out.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ FIRST: Params = {"w": torch.ones(10), "n": torch.tensor(3)}
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"w": torch.ones(1), "n": torch.tensor(3)}, r"w is float32\[1\] in it, and float32\[10\] in them"),
+        (
+            {"w": torch.ones(1), "n": torch.tensor(3)},
+            r"w is float32\[1\] in it, and float32\[10\] in them",
+        ),
         ({"w": torch.tensor(1.0), "n": torch.tensor(3)}, r"w is float32\[\] in it"),
         ({"w": torch.ones(1, 10), "n": torch.tensor(3)}, r"w is float32\[1, 10\] in it"),
         ({"w": torch.ones(10).double(), "n": torch.tensor(3)}, r"w is float64\[10\] in it"),
@@ -35,18 +40,26 @@ def test_a_model_unlike_the_first_is_refused(other, why):
 
 
 def test_a_reply_that_would_be_broadcast_ends_the_run(monkeypatch):
-    """A party sends one number where ten are expected: the mean of ten and one would look like a model."""
+    """A party sends one number where ten are expected: the mean of ten and one would look like a
+    model.
+    """
     averaged = FedAvg.averaged
 
-    async def short(self: FedAvg, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+    async def short(
+        self: FedAvg, mine: Params, m: Model, party: Party, key: Key
+    ) -> tuple[Params, Model]:
         mine, reply = await averaged(self, mine, m, party, key)
         bias = reply.theta["fc.bias"]
         return mine, Model(reply.theta | {"fc.bias": bias[: 1 if party.id == 2 else None]})
 
     monkeypatch.setattr(FedAvg, "averaged", short)
     data = (torch.randn(20, 4), torch.arange(20) % 10)
-    federation = comity.Federation.from_arrays({f"p{i}": (data, data) for i in range(3)}, validation=0.0, classes=10)
-    with pytest.raises(ComityError, match=r"fc.bias is float32\[1\] in it, and float32\[10\] in them"):
+    federation = comity.Federation.from_arrays(
+        {f"p{i}": (data, data) for i in range(3)}, validation=0.0, classes=10
+    )
+    with pytest.raises(
+        ComityError, match=r"fc.bias is float32\[1\] in it, and float32\[10\] in them"
+    ):
         comity.run("fedavg", federation, model="linear", rounds=1, engine="loop")
 
 

@@ -1,4 +1,6 @@
-"""The area under the ROC curve that a party works out at the end: scikit-learn's, and only where there is one."""
+"""The area under the ROC curve that a party works out at the end: scikit-learn's, and only where
+there is one.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_two_classes_are_scikit_learns(drawn: tuple[list[int], list[list[float]]
 
 @pytest.mark.parametrize("seed", range(20))
 def test_two_classes_by_the_softmax(seed: int) -> None:
-    """The difference of the logits orders samples, ties too, as the second class's probability does."""
+    """The difference of the logits orders samples, ties too, as the second class's probability
+    does.
+    """
     draw = np.random.default_rng(seed)
     logits = torch.from_numpy(draw.integers(-3, 4, (30, 2))).double()
     labels = torch.from_numpy(np.append(draw.integers(0, 2, 28), [0, 1]))
@@ -76,7 +80,9 @@ def test_two_classes_by_the_softmax(seed: int) -> None:
 
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.integers(3, 6).flatmap(lambda c: st.tuples(st.just(c), draws(c))))
-def test_more_classes_are_scikit_learns_micro_average(drawn: tuple[int, tuple[list[int], list[list[float]]]]) -> None:
+def test_more_classes_are_scikit_learns_micro_average(
+    drawn: tuple[int, tuple[list[int], list[list[float]]]],
+) -> None:
     classes, (labels, logits) = drawn
     assume(len(set(labels)) > 1)
     told = np.eye(classes)[labels]
@@ -85,9 +91,13 @@ def test_more_classes_are_scikit_learns_micro_average(drawn: tuple[int, tuple[li
 
 
 def test_by_hand() -> None:
-    logits = torch.tensor([[0.0, 1.0], [0.0, 4.0], [2.0, 6.0], [9.0, 17.0]])  # differences 1, 4, 4 and 8
+    logits = torch.tensor(
+        [[0.0, 1.0], [0.0, 4.0], [2.0, 6.0], [9.0, 17.0]]
+    )  # differences 1, 4, 4 and 8
     assert area(logits, torch.tensor([0, 0, 1, 1])) == 3.5 / 4
-    assert area(logits, torch.tensor([1, 1, 0, 0])) == 0.5 / 4  # the second class is the one that is looked for
+    assert (
+        area(logits, torch.tensor([1, 1, 0, 0])) == 0.5 / 4
+    )  # the second class is the one that is looked for
     assert area(torch.zeros(4, 2), torch.tensor([0, 1, 1, 0])) == 0.5
     three = torch.tensor([[3.0, 1.0, 0.0], [2.0, 1.0, 0.0]])
     # the pairs that are right score 3 and 1, the wrong ones 1, 0, 2 and 0: (4 + 2.5) of 8
@@ -103,7 +113,11 @@ def test_one_class_has_none(classes: int, label: int) -> None:
 
 def test_what_diverged_has_no_order() -> None:
     labels = torch.tensor([0, 1, 0, 1])
-    for logits in (torch.full((4, 2), math.nan), torch.full((4, 3), math.nan), torch.full((4, 2), math.inf)):
+    for logits in (
+        torch.full((4, 2), math.nan),
+        torch.full((4, 3), math.nan),
+        torch.full((4, 2), math.inf),
+    ):
         value = area(logits, labels)
         assert value is not None
         assert math.isnan(value)
@@ -154,7 +168,9 @@ def test_a_run_tells_it_at_its_end(classes: int, metric: str, text: str, tmp_pat
     result = run(classes, tmp_path, text)
     rows = [row for row in result.metrics if row.metric.startswith("auc")]
     expected = {name: by_hand(result, name) for name in ("ann", "bob")}
-    assert [(r.round, r.party, r.split, r.metric) for r in rows] == [(3, name, "test", metric) for name in expected]
+    assert [(r.round, r.party, r.split, r.metric) for r in rows] == [
+        (3, name, "test", metric) for name in expected
+    ]
     assert {r.party: r.value for r in rows} == pytest.approx(expected, abs=1e-12)
     told = json.loads((tmp_path / "summary.json").read_text())["auc"]
     assert told == result.summary["auc"]
@@ -164,14 +180,20 @@ def test_a_run_tells_it_at_its_end(classes: int, metric: str, text: str, tmp_pat
 
 
 def test_it_is_worked_out_at_home_and_weighs_a_number(tmp_path: Path) -> None:
-    """Two scores of three numbers go to the server each round; at the end also the answers (truth, answer and score of each test
-    sample) and a number for each metric that there is: cyd, who has samples of one class only, has no area and no specificity."""
+    """Two scores of three numbers go to the server each round; at the end also the answers (truth,
+    answer and score of each test sample) and a number for each metric that there is: cyd, who has
+    samples of one class only, has no area and no specificity.
+    """
     result = run(2, tmp_path)
-    sent = {(r.round, r.src): r.bytes for r in result.ledger if r.kind == "eval" and r.src != "server"}
+    sent = {
+        (r.round, r.src): r.bytes for r in result.ledger if r.kind == "eval" and r.src != "server"
+    }
     tests = {name: len(party.test) for name, party in sites(2).parties.items()}
     metrics = {"ann": 5, "bob": 5, "cyd": 3}
     final = {name: 24 + 12 * tests[name] + 4 * many for name, many in metrics.items()}
-    assert sent == {(t, name): 24 for t in range(3) for name in final} | {(3, name): size for name, size in final.items()}
+    assert sent == {(t, name): 24 for t in range(3) for name in final} | {
+        (3, name): size for name, size in final.items()
+    }
 
 
 def test_engines_tell_the_same(tmp_path: Path) -> None:
@@ -184,7 +206,9 @@ def test_it_is_that_of_the_model_after_its_last_tuning(tmp_path: Path) -> None:
     """A method that tunes at the end is evaluated twice there; the area is the later one's."""
     result = run(2, tmp_path, "fedbabu", rounds=2)
     assert result.summary["accuracy"]["unfinished"] is not None
-    assert result.summary["auc"]["per_party"] == pytest.approx({n: by_hand(result, n) for n in ("ann", "bob")}, abs=1e-12)
+    assert result.summary["auc"]["per_party"] == pytest.approx(
+        {n: by_hand(result, n) for n in ("ann", "bob")}, abs=1e-12
+    )
     assert len([row for row in result.metrics if row.metric == "auc"]) == 2
 
 

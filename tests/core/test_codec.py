@@ -22,12 +22,28 @@ class Bag:
     other: object
 
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 shapes = st.lists(st.integers(0, 4), max_size=3)
 tensors = st.builds(
-    lambda shape, kind: torch.arange(float(torch.Size(shape).numel())).reshape(shape).to(kind), shapes, st.sampled_from(DTYPES)
+    lambda shape, kind: torch.arange(float(torch.Size(shape).numel())).reshape(shape).to(kind),
+    shapes,
+    st.sampled_from(DTYPES),
 )
-plain = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(max_size=8)
+plain = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**60), 2**60)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=8)
+)
 trees = st.recursive(
     plain | tensors | st.builds(Empty),
     lambda inner: (
@@ -42,7 +58,12 @@ trees = st.recursive(
 
 def same(a: object, b: object) -> bool:
     if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        return (
+            isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and torch.equal(a, b)
+        )
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, dict):
@@ -74,11 +95,15 @@ def test_an_object_in_many_letters_is_written_once_and_charged_to_each():
 
 
 def test_payload_by_hand():
-    message = Bag({"w": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int32)}, [1, 0.5, True, "abc", None])
+    message = Bag(
+        {"w": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int32)}, [1, 0.5, True, "abc", None]
+    )
     assert payload(message) == 12 + 8 + 4 + 4 + 1 + 3
 
 
-@pytest.mark.parametrize("harm", [lambda b: b[:40], lambda b: b"x" * 50, lambda b: b"", lambda b: b[:-3]])
+@pytest.mark.parametrize(
+    "harm", [lambda b: b[:40], lambda b: b"x" * 50, lambda b: b"", lambda b: b[:-3]]
+)
 def test_a_damaged_blob_is_one_sentence(harm):
     with pytest.raises(ComityError, match="damaged or foreign"):
         decode(harm(encode(Model({"w": torch.ones(5)}))))

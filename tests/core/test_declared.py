@@ -43,7 +43,11 @@ class Holder(Generic[W, B]):
     ("hint", "good", "bad"),
     [
         (Tensor, [T, nn.Parameter(T)], [1.5, [T], None]),
-        (Params, [{}, {"w": T}, OrderedDict(w=T), defaultdict(lambda: T, w=T)], [T, {"w": 1.0}, {1: T}, [("w", T)], "hello"]),
+        (
+            Params,
+            [{}, {"w": T}, OrderedDict(w=T), defaultdict(lambda: T, w=T)],
+            [T, {"w": 1.0}, {1: T}, [("w", T)], "hello"],
+        ),
         (int, [1, -(2**62), True], [1.0, "1", None, T]),
         (float, [1.5, 1, float("nan")], ["1", None, T]),
         (bool, [True], [1, 7, None]),
@@ -80,7 +84,9 @@ def test_what_fits_a_declaration(hint, good, bad):
 
 def test_a_declaration_that_cannot_be_told_is_not_checked():
     assert mismatch(Holder(1, "x", Model({}), T)) == ""
-    assert mismatch(Holder(1, "x", Empty(), T)) == ("Holder.bound should be B | None, but the Empty in it is not")
+    assert mismatch(Holder(1, "x", Empty(), T)) == (
+        "Holder.bound should be B | None, but the Empty in it is not"
+    )
 
 
 def test_fields_are_checked_when_a_record_is_read_and_when_it_is_written():

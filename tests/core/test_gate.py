@@ -1,4 +1,6 @@
-"""The gate: what works declare, and that nothing else passes (`tests/engines/test_gated.py`: all that methods send does)."""
+"""The gate: what works declare, and that nothing else passes (`tests/engines/test_gated.py`: all
+that methods send does).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,16 @@ from comity.core.codec import decode, encode
 from comity.core.declared import declared
 from comity.core.evaluation import Evaluation, Score
 from comity.core.record import Cipher, is_record_type
-from comity.core.signature import _parts, party_functions, records_in, records_of, sealed_types, signature, view_type, wire_types
+from comity.core.signature import (
+    _parts,
+    party_functions,
+    records_in,
+    records_of,
+    sealed_types,
+    signature,
+    view_type,
+    wire_types,
+)
 from comity.core.task import batchnorm_private
 from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
@@ -80,7 +91,11 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "centralized": {"hand_over": ("Empty", "Data"), "warm_up": ("Model", "None")},
     "fedavg+dbe": WRAPPER,
     "ditto": MODEL,
-    "drfa": {"judge": ("Snapshot", "float"), "local": ("Until", "Snapped"), "warm_up": ("Until", "None")},
+    "drfa": {
+        "judge": ("Snapshot", "float"),
+        "local": ("Until", "Snapped"),
+        "warm_up": ("Until", "None"),
+    },
     "fedavg+dp": {"warm_up": ("Model", "None")},
     "fedavg+krum": {"warm_up": ("Model", "None")},
     "fedavg+median": {"warm_up": ("Model", "None")},
@@ -114,7 +129,11 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fedrep": MODEL,
     "fedreptile": MODEL,
     "fedrod": MODEL,
-    "feduad": {"align": ("Both", "Both"), "prior": ("Both", "Sealed[Prior]"), "warm_up": ("Both", "None")},
+    "feduad": {
+        "align": ("Both", "Both"),
+        "prior": ("Both", "Sealed[Prior]"),
+        "warm_up": ("Both", "None"),
+    },
     "fedufo": {
         "align": ("Both", "Both"),
         "local": ("Both", "Both"),
@@ -129,8 +148,16 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fedavg+prbm": WRAPPER,
     "per-fedavg": MODEL,
     "q-ffl": {"local": ("Model", "Trained"), "warm_up": ("Model", "None")},
-    "relay": {"local": ("Teacher", "Upload"), "show": ("Empty", "Upload"), "warm_up": ("Teacher", "None")},
-    "relay-p2p": {"local": ("Empty", "None"), "tell": ("Group", "dict[int, Sealed[Told]]"), "warm_up": ("Empty", "None")},
+    "relay": {
+        "local": ("Teacher", "Upload"),
+        "show": ("Empty", "Upload"),
+        "warm_up": ("Teacher", "None"),
+    },
+    "relay-p2p": {
+        "local": ("Empty", "None"),
+        "tell": ("Group", "dict[int, Sealed[Told]]"),
+        "warm_up": ("Empty", "None"),
+    },
     "scaffold": {"local": ("Control", "Change"), "warm_up": ("Control", "None")},
     "fedavg+serveropt": {"warm_up": ("Model", "None")},
     "solo": {"local": ("Empty", "Empty"), "warm_up": ("Empty", "None")},
@@ -141,11 +168,21 @@ DECLARED: dict[str, dict[str, tuple[str, str]]] = {
     "fml": MODEL,
     "gpfl": MODEL,
     "pfedme": MODEL,
-    "fedfomo": {"local": ("Empty", "Model"), "weigh": ("Offered", "dict[int, float]"), "warm_up": ("Empty", "None")},
+    "fedfomo": {
+        "local": ("Empty", "Model"),
+        "weigh": ("Offered", "dict[int, float]"),
+        "warm_up": ("Empty", "None"),
+    },
     "fedproto": {"local": ("Guide", "Prototypes"), "warm_up": ("Guide", "None")},
     "fedtgp": {"local": ("Guide", "Prototypes"), "warm_up": ("Guide", "None")},
 }
-NAMED_VIEWS = {"drfa": "Until", "feduad": "Both", "fedufo": "Both", "fedgen": "Taught", "scaffold": "Control"}
+NAMED_VIEWS = {
+    "drfa": "Until",
+    "feduad": "Both",
+    "fedufo": "Both",
+    "fedgen": "Taught",
+    "scaffold": "Control",
+}
 NAMED_VIEWS |= {"fedproto": "Guide", "fedtgp": "Guide"}
 """What parties are sent to evaluate their models, where it is neither a Model nor nothing."""
 
@@ -158,9 +195,13 @@ def test_every_method_is_listed() -> None:
 def test_what_works_declare(text: str) -> None:
     """Nothing is of any type: a party knows of each letter and each reply what it is to be."""
     made = comity.algorithms.compose(text)
-    found = {name: signature(made, depth, name) for depth, name in party_functions(made) if depth == 0}
+    found = {
+        name: signature(made, depth, name) for depth, name in party_functions(made) if depth == 0
+    }
     assert {name: tuple(map(words, hints)) for name, hints in found.items()} == DECLARED[text]
-    assert words(view_type(made)) == ("Empty" if made.self_contained else NAMED_VIEWS.get(text, "Model"))
+    assert words(view_type(made)) == (
+        "Empty" if made.self_contained else NAMED_VIEWS.get(text, "Model")
+    )
 
 
 def test_a_hosts_letters_are_the_hosts() -> None:
@@ -172,11 +213,25 @@ def test_a_hosts_letters_are_the_hosts() -> None:
 
 @pytest.mark.parametrize("text", DECLARED)
 def test_the_shape_of_every_tensor_on_the_wire_is_told(text: str) -> None:
-    """Weights are the model's, unless it is said whose; everything else has a shape, or it is said that nobody knows it."""
+    """Weights are the model's, unless it is said whose; everything else has a shape, or it is said
+    that nobody knows it.
+    """
     made = comity.algorithms.compose(text)
-    kinds = [kind for kind in _parts([*wire_types(made), *sealed_types(made)]) if is_record_type(kind)]
-    tensors = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if Tensor in _parts([declared(kind, f)])}
-    weights = {f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if declared(kind, f) in MODELS}
+    kinds = [
+        kind for kind in _parts([*wire_types(made), *sealed_types(made)]) if is_record_type(kind)
+    ]
+    tensors = {
+        f"{kind.__name__}.{f.name}"
+        for kind in kinds
+        for f in fields(kind)
+        if Tensor in _parts([declared(kind, f)])
+    }
+    weights = {
+        f"{kind.__name__}.{f.name}"
+        for kind in kinds
+        for f in fields(kind)
+        if declared(kind, f) in MODELS
+    }
     told: dict[str, Any] = {}
     for owner in chain(made):
         told |= owner.wire_shapes(TASK, 4)
@@ -186,7 +241,13 @@ def test_the_shape_of_every_tensor_on_the_wire_is_told(text: str) -> None:
 
 def test_the_records_of_a_run() -> None:
     assert records_of(comity.algorithms.compose("fedavg")) == {Model, Cipher}
-    assert records_of(comity.algorithms.compose("fedavg+dbe")) == {Model, Mean, Tried, Score, Cipher}
+    assert records_of(comity.algorithms.compose("fedavg+dbe")) == {
+        Model,
+        Mean,
+        Tried,
+        Score,
+        Cipher,
+    }
     assert Help in records_of(comity.algorithms.compose("fed-sps"))  # in a parcel
     assert Score in records_in(Evaluation)  # in a field
 
@@ -208,7 +269,9 @@ class Between(AveragedModel[C], Generic[C]):
 
 @algorithm
 class Undeclared(Between[Params]):
-    """Its overriding `local` says nothing, so it is as the one that it overrides; its `other` says nothing at all."""
+    """Its overriding `local` says nothing, so it is as the one that it overrides; its `other` says
+    nothing at all.
+    """
 
     def init_party(self, key: Key, party: Party) -> Params:
         return {}
@@ -232,14 +295,20 @@ class Undeclared(Between[Params]):
 
 
 def test_what_is_not_annotated_is_as_what_it_overrides() -> None:
-    assert signature(Undeclared(), 0, "local") == (Model, Any)  # AveragesWeights leaves replies open
+    assert signature(Undeclared(), 0, "local") == (
+        Model,
+        Any,
+    )  # AveragesWeights leaves replies open
     assert signature(Undeclared(), 0, "warm_up") == (Model, None)
     assert records_of(Undeclared()) == {Model, Own, Cipher}
 
 
 def test_what_nobody_declares_does_not_pass() -> None:
     validator = MessageValidator(Undeclared(), TASK, 4)
-    with pytest.raises(UsageError, match=r"The letter for other may be anything, as its work does not say .*: annotate"):
+    with pytest.raises(
+        UsageError,
+        match=r"The letter for other may be anything, as its work does not say .*: annotate",
+    ):
         validator.check_letter(CallId("other", 0, 1, 0), Model(THETA))
     with pytest.raises(UsageError, match="The reply of local may be anything"):
         validator.check_reply(CallId("local", 0, 1, 0), Model(THETA))
@@ -247,7 +316,9 @@ def test_what_nobody_declares_does_not_pass() -> None:
         validator.check_parcel(Own({}, []))
     validator.check_letter(CallId("sealing", 0, 1, 0), Own(THETA, [Model(THETA)]))
     with pytest.raises(UsageError, match=r"has 'nothing\.weight' in Model\.theta"):
-        validator.check_letter(CallId("sealing", 0, 1, 0), Own({}, [Model({"nothing.weight": torch.zeros(1)})]))
+        validator.check_letter(
+            CallId("sealing", 0, 1, 0), Own({}, [Model({"nothing.weight": torch.zeros(1)})])
+        )
 
 
 # --- mutants
@@ -298,7 +369,11 @@ def other(**changes: Any) -> Callable[[Any], Any]:
 WIDE = torch.zeros(3, TASK.width)
 SHORT = {**THETA, NAME: THETA[NAME][:1]}
 BAD: list[tuple[str, Callable[[Any], Any], str]] = [
-    ("fedavg", lambda _: THETA, "The letter for local should be Model, but the dict that came is not."),
+    (
+        "fedavg",
+        lambda _: THETA,
+        "The letter for local should be Model, but the dict that came is not.",
+    ),
     ("fedavg", lambda _: Control(THETA, {}), "should be Model, but the Control that came is not"),
     ("fedavg", lambda _: None, "should be Model, but the NoneType"),
     ("fedavg", lambda right: [right], "should be Model, but the list"),
@@ -310,27 +385,69 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
         "has 'more.weight' in Model.theta, which is not of the model",
     ),
     ("fedavg", other(theta=THETA | {OFFSET: torch.zeros(1)}), f"has '{OFFSET}' in Model.theta"),
-    ("fedavg", other(theta=TASK.init(Key(0))), "which is not of the model, or stays with its party"),
-    ("fedavg", other(theta=SHORT), rf"has float32\[1, .*\] as {NAME} in Model.theta, where float32\[.*\] belongs"),
-    ("fedavg", other(theta={**THETA, NAME: THETA[NAME].double()}), f"has float64.* as {NAME} in Model.theta, where float32"),
-    ("fedavg", other(theta={**THETA, NAME: THETA[NAME] * torch.nan}), f"has values that are not finite: theta.{NAME}"),
-    ("fedavg", other(theta={**THETA, NAME: THETA[NAME] / 0}), f"has values that are not finite: theta.{NAME}"),
+    (
+        "fedavg",
+        other(theta=TASK.init(Key(0))),
+        "which is not of the model, or stays with its party",
+    ),
+    (
+        "fedavg",
+        other(theta=SHORT),
+        rf"has float32\[1, .*\] as {NAME} in Model.theta, where float32\[.*\] belongs",
+    ),
+    (
+        "fedavg",
+        other(theta={**THETA, NAME: THETA[NAME].double()}),
+        f"has float64.* as {NAME} in Model.theta, where float32",
+    ),
+    (
+        "fedavg",
+        other(theta={**THETA, NAME: THETA[NAME] * torch.nan}),
+        f"has values that are not finite: theta.{NAME}",
+    ),
+    (
+        "fedavg",
+        other(theta={**THETA, NAME: THETA[NAME] / 0}),
+        f"has values that are not finite: theta.{NAME}",
+    ),
     ("scaffold", other(c=SHORT), f"as {NAME} in Control.c, where"),
-    ("fedavg+dbe", other(z=torch.zeros(1)), r"has \[1\] as the shape of Mean.z, where \[.*\] belongs"),
-    ("fedavg+dbe", other(kappa=Tried(1.0, True, Empty())), "has something in before, and nobody says what that is"),
+    (
+        "fedavg+dbe",
+        other(z=torch.zeros(1)),
+        r"has \[1\] as the shape of Mean.z, where \[.*\] belongs",
+    ),
+    (
+        "fedavg+dbe",
+        other(kappa=Tried(1.0, True, Empty())),
+        "has something in before, and nobody says what that is",
+    ),
     ("fedavg+dbe", other(kappa=Tried(float("inf"))), "not finite: kappa.value"),
     ("fedavg+dbe", other(kappa=1.0), "Mean.kappa should be Tried | None"),
     ("adcol(hidden=8)", other(D={k: v[:1] for k, v in D.init(Key(0)).items()}), "in Game.D, where"),
     ("adcol(hidden=8)", other(D=THETA), "in Game.D, which is not of the model"),
     ("adcol(hidden=8)", other(shared=D.init(Key(0))), "in Game.shared, where"),
-    ("relay", other(means=torch.zeros(10, 1)), r"has \[10, 1\] as the shape of Teacher.means, where \[10, "),
+    (
+        "relay",
+        other(means=torch.zeros(10, 1)),
+        r"has \[10, 1\] as the shape of Teacher.means, where \[10, ",
+    ),
     ("relay", other(obs=MEANS), r"as the shape of Teacher.obs, where \[-1, 10, "),
-    ("relay", other(known=torch.ones(11)), r"has \[11\] as the shape of Teacher.known, where \[10\]"),
+    (
+        "relay",
+        other(known=torch.ones(11)),
+        r"has \[11\] as the shape of Teacher.known, where \[10\]",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("text", "harm", "sentence"), BAD, ids=lambda value: value[:60] if isinstance(value, str) else "")
-def test_what_is_wrong_is_refused_in_a_sentence(text: str, harm: Callable[[Any], Any], sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "harm", "sentence"),
+    BAD,
+    ids=lambda value: value[:60] if isinstance(value, str) else "",
+)
+def test_what_is_wrong_is_refused_in_a_sentence(
+    text: str, harm: Callable[[Any], Any], sentence: str
+) -> None:
     call, right = LETTERS[text]
     with pytest.raises(UsageError, match=sentence.replace("| None", r"\| None")):
         gate_of(text).check_letter(call, harm(right))
@@ -343,7 +460,11 @@ def test_what_is_wrong_is_refused_in_a_sentence(text: str, harm: Callable[[Any],
         ("fedavg", Model(TASK.init(Key(0))), "or stays with its party"),
         ("fedavg", THETA, "should be Model, but the dict"),
         ("adcol(hidden=8)", Reps(torch.zeros(7, 1), {}), r"as the shape of Reps.z, where \[-1, "),
-        ("adcol(hidden=8)", Reps(torch.zeros(7 * TASK.width), {}), r"as the shape of Reps.z, where \[-1, "),
+        (
+            "adcol(hidden=8)",
+            Reps(torch.zeros(7 * TASK.width), {}),
+            r"as the shape of Reps.z, where \[-1, ",
+        ),
         ("fedufo", "0.5", "should be float, but the str"),
     ],
 )
@@ -359,7 +480,12 @@ def test_that_a_party_diverged_is_for_the_server_to_say() -> None:
 def test_too_large() -> None:
     size = sum(value.nbytes for value in THETA.values())
     gate_of("fedavg", size).check_letter(call_of("local"), Model(THETA))
-    with pytest.raises(UsageError, match=rf"The letter for local weighs {size:,} bytes, and no more than {size - 1:,} may pass"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            rf"The letter for local weighs {size:,} bytes, and no more than {size - 1:,} may pass"
+        ),
+    ):
         gate_of("fedavg", size - 1).check_letter(call_of("local"), Model(THETA))
     with pytest.raises(UsageError, match="The reply of local weighs"):
         gate_of("fedavg", size - 1).check_reply(call_of("local"), Model(THETA))
@@ -369,7 +495,21 @@ def test_too_large() -> None:
         gate_of("fed-sps", 3).check_parcel(Model(THETA))
 
 
-@pytest.mark.parametrize("name", ["init_party", "__init__", "round", "message_for", "deployed_model", "trained", "evaluate", "wire_shapes", "", None])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "init_party",
+        "__init__",
+        "round",
+        "message_for",
+        "deployed_model",
+        "trained",
+        "evaluate",
+        "wire_shapes",
+        "",
+        None,
+    ],
+)
 def test_no_works(name: Any) -> None:
     for check in (gate_of("fedavg").check_letter, gate_of("fedavg").check_reply):
         with pytest.raises(UsageError, match="FedAvg has no work"):
@@ -400,7 +540,13 @@ def test_parcels() -> None:
     helped = Help({NAME: THETA[NAME]}, None, None, 0.5, 3, 0.5)
     for right in (Model(THETA), helped):
         gate_of("fed-sps").check_parcel(right)
-    wrong = (Empty(), THETA, Model(SHORT), replace(helped, grads=SHORT), replace(helped, y=torch.zeros(2, 2)))
+    wrong = (
+        Empty(),
+        THETA,
+        Model(SHORT),
+        replace(helped, grads=SHORT),
+        replace(helped, y=torch.zeros(2, 2)),
+    )
     for content in wrong:
         with pytest.raises(UsageError, match="What is in a parcel"):
             gate_of("fed-sps").check_parcel(content)
@@ -435,4 +581,7 @@ def test_other_records_are_not_even_made() -> None:
 
 def test_a_method_is_no_record() -> None:
     """Frozen as they are, algorithms are nothing that a message can make."""
-    assert not any(is_record_type(cls) for cls in (FedAvg, LearningTask, MessageValidator, CallId, dict, Sealed, Key))
+    assert not any(
+        is_record_type(cls)
+        for cls in (FedAvg, LearningTask, MessageValidator, CallId, dict, Sealed, Key)
+    )

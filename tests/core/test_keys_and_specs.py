@@ -47,7 +47,10 @@ def test_choose_draws_without_replacement(n, seed):
         ("iid", Spec("iid")),
         ("own(0.25)", Spec("own", (0.25,))),
         ("dirichlet(alpha=0.1,min=10)", Spec("dirichlet", (), {"alpha": 0.1, "min": 10})),
-        ("shift(kinds=rotate,invert, noise)", Spec("shift", (), {"kinds": ("rotate", "invert", "noise")})),
+        (
+            "shift(kinds=rotate,invert, noise)",
+            Spec("shift", (), {"kinds": ("rotate", "invert", "noise")}),
+        ),
         ("x(a=true,b=1e-5)", Spec("x", (), {"a": True, "b": 1e-5})),
     ],
 )
@@ -72,7 +75,12 @@ def test_call_checks_names_kinds_and_missing_values():
 
     assert call(parse("f(1)"), f) == (1.0, 3, False)
     assert call(parse("f(alpha=2,flag=true)"), f) == (2.0, 3, True)
-    wrong = {"f": "needs alpha", "f(1,beta=2)": "beta", "f(x)": "a number", "f(1,2.5)": "whole number"}
+    wrong = {
+        "f": "needs alpha",
+        "f(1,beta=2)": "beta",
+        "f(x)": "a number",
+        "f(1,2.5)": "whole number",
+    }
     for text, word in (wrong | {"f(1,flag=3)": "true or false"}).items():
         with pytest.raises(UsageError, match=word):
             call(parse(text), f)
@@ -88,10 +96,20 @@ def test_compositions_say_whose_option_is_meant():
 
 
 def test_a_batchs_key_is_the_batchs_own() -> None:
-    """Whatever is made of it differs from batch to batch: a draw that forgets the number is still drawn anew."""
+    """Whatever is made of it differs from batch to batch: a draw that forgets the number is still
+    drawn anew.
+    """
     first, second, again = BatchKey(5, 0), BatchKey(5, 1), BatchKey(5, 0)
     assert first.fold("noise") == Key(5).fold("noise", 0) == again.fold("noise")
     assert first.fold("noise") != second.fold("noise")
-    assert first.generator().initial_seed() == again.generator().initial_seed() != second.generator().initial_seed()
-    assert first.numpy().integers(2**60) == again.numpy().integers(2**60) != second.numpy().integers(2**60)
+    assert (
+        first.generator().initial_seed()
+        == again.generator().initial_seed()
+        != second.generator().initial_seed()
+    )
+    assert (
+        first.numpy().integers(2**60)
+        == again.numpy().integers(2**60)
+        != second.numpy().integers(2**60)
+    )
     assert first.choose(5, 50) == again.choose(5, 50) != second.choose(5, 50)

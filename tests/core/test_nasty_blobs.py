@@ -1,6 +1,8 @@
-"""Bytes made to hurt whoever reads them: each is refused, or costs in proportion to its size, and quickly.
+"""Bytes made to hurt whoever reads them: each is refused, or costs in proportion to its size, and
+quickly.
 
-Before the codec was a gate the first hung for ever, some took seconds or hundreds of megabytes, and some went through.
+Before the codec was a gate the first hung for ever, some took seconds or hundreds of megabytes, and
+some went through.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from comity.core.codec import FREE_NODES, MOST_LEVELS, decode, encode
 from comity.core.record import Cipher, leaves, read_only, tree_map
 from comity.errors import ComityError, CorruptedFile
 
-QUICKLY = 6.0  # seconds of the processor; most take milliseconds, but the garbage collector looks through all of a test session
+# seconds of the processor; most take milliseconds, but the garbage collector looks through all of a
+# test session
+QUICKLY = 6.0
 
 
 @contextmanager
@@ -49,13 +53,17 @@ def raw(header: Any, data: bytes = b"") -> bytes:
 
 def blob(tree: Any, *tensors: torch.Tensor) -> bytes:
     text = tree if isinstance(tree, str) else json.dumps(tree)
-    made: bytes = safetensors.torch.save({str(i): t for i, t in enumerate(tensors)}, metadata={"tree": text})
+    made: bytes = safetensors.torch.save(
+        {str(i): t for i, t in enumerate(tensors)}, metadata={"tree": text}
+    )
     return made
 
 
 def told(tree: str, *entries: tuple[str, list[Any], list[Any]]) -> dict[str, Any]:
     """A header of one's own."""
-    named = {str(i): {"dtype": d, "shape": s, "data_offsets": o} for i, (d, s, o) in enumerate(entries)}
+    named = {
+        str(i): {"dtype": d, "shape": s, "data_offsets": o} for i, (d, s, o) in enumerate(entries)
+    }
     return {"__metadata__": {"tree": tree}, **named}
 
 
@@ -82,7 +90,9 @@ REFUSED = {
     "a number of 4000 digits": lambda: blob("9" * 4000),
     "a number of a million digits": lambda: blob("9" * 1_000_000),
     "a name of 4000 digits": lambda: blob('{"d": [[' + "9" * 4000 + ", 1]]}"),
-    "names that all fall into one place": lambda: blob({"d": [[(2**61 - 1) * k, 1] for k in range(20_000)]}),
+    "names that all fall into one place": lambda: blob(
+        {"d": [[(2**61 - 1) * k, 1] for k in range(20_000)]}
+    ),
     "names that are no numbers": lambda: blob('{"d": [[NaN, 1], [NaN, 2], [Infinity, 3]]}'),
     "names that are true and nothing": lambda: blob({"d": [[True, 1], [None, 3]]}),
     "a name twice": lambda: blob({"d": [["a", 1], ["a", 2]]}),
@@ -90,19 +100,35 @@ REFUSED = {
     "half a letter": lambda: blob('"\\ud800"'),
     "half a letter in a name": lambda: blob('{"d": [["\\udfff", 1]]}'),
     "half a letter, hidden twice": lambda: raw(b'{"__metadata__":{"tree":"\\"\\ud800\\""}}'),
-    "30000 tensors that nothing refers to": lambda: raw(told("1", *[("F32", [0], [0, 0])] * 30_000)),
-    "an empty tensor with an endless side": lambda: raw(told('{"t":0}', ("F32", [0, 2**62], [0, 0]))),
-    "an empty tensor with many sides": lambda: raw(told('{"t":0}', ("F32", [0] + [1] * 1000, [0, 0]))),
+    "30000 tensors that nothing refers to": lambda: raw(
+        told("1", *[("F32", [0], [0, 0])] * 30_000)
+    ),
+    "an empty tensor with an endless side": lambda: raw(
+        told('{"t":0}', ("F32", [0, 2**62], [0, 0]))
+    ),
+    "an empty tensor with many sides": lambda: raw(
+        told('{"t":0}', ("F32", [0] + [1] * 1000, [0, 0]))
+    ),
     "a tensor of a negative side": lambda: raw(told('{"t":0}', ("F32", [-2], [0, 8])), bytes(8)),
     "a tensor of no kind": lambda: raw(told('{"t":0}', ("F33", [2], [0, 8])), bytes(8)),
-    "tensors over each other": lambda: raw(told('[{"t":0},{"t":1}]', ("F32", [2], [0, 8]), ("F32", [2], [0, 8])), bytes(8)),
+    "tensors over each other": lambda: raw(
+        told('[{"t":0},{"t":1}]', ("F32", [2], [0, 8]), ("F32", [2], [0, 8])), bytes(8)
+    ),
     "a thousand tensors over a megabyte": lambda: raw(
-        told("[" + ",".join(f'{{"t":{i}}}' for i in range(1000)) + "]", *[("U8", [1 << 20], [0, 1 << 20])] * 1000), bytes(1 << 20)
+        told(
+            "[" + ",".join(f'{{"t":{i}}}' for i in range(1000)) + "]",
+            *[("U8", [1 << 20], [0, 1 << 20])] * 1000,
+        ),
+        bytes(1 << 20),
     ),
     "a hole between tensors": lambda: raw(told('[{"t":0}]', ("F32", [2], [8, 16])), bytes(16)),
     "bytes after the tensors": lambda: raw(told('[{"t":0}]', ("F32", [2], [0, 8])), bytes(16)),
-    "tensors beyond the end": lambda: raw(told('[{"t":0}]', ("F32", [2**40], [0, 2**42])), bytes(16)),
-    "a tensor larger than its place": lambda: raw(told('[{"t":0}]', ("F32", [200], [0, 8])), bytes(8)),
+    "tensors beyond the end": lambda: raw(
+        told('[{"t":0}]', ("F32", [2**40], [0, 2**42])), bytes(16)
+    ),
+    "a tensor larger than its place": lambda: raw(
+        told('[{"t":0}]', ("F32", [200], [0, 8])), bytes(8)
+    ),
     "a truth value that is 7": lambda: raw(told('[{"t":0}]', ("BOOL", [2], [0, 2])), b"\7\xff"),
     "a tensor out of turn": lambda: blob([{"t": 1}, {"t": 0}], torch.ones(1), torch.ones(1)),
     "a tensor counted from the end": lambda: blob([{"t": -1}], torch.ones(1)),
@@ -113,15 +139,21 @@ REFUSED = {
     "nothing": lambda: b"",
     "a length and nothing else": lambda: struct.pack("<Q", 72),
     "a length beyond all measure": lambda: b"\xff" * 8 + b"{}",
-    "a header in letters of four bytes": lambda: raw('{"__metadata__":{"tree":"1"}}'.encode("utf-32")),
+    "a header in letters of four bytes": lambda: raw(
+        '{"__metadata__":{"tree":"1"}}'.encode("utf-32")
+    ),
     "a model of words": lambda: blob({"r": MODEL, "v": ["hello"]}),
     "a model of numbers": lambda: blob({"r": MODEL, "v": [{"d": [["w", 1.5]]}]}),
-    "a model with numbers for names": lambda: blob({"r": MODEL, "v": [{"d": [[1, {"t": 0}]]}]}, torch.ones(1)),
+    "a model with numbers for names": lambda: blob(
+        {"r": MODEL, "v": [{"d": [[1, {"t": 0}]]}]}, torch.ones(1)
+    ),
     "a model of nothing": lambda: blob({"r": MODEL, "v": []}),
     "a record that nobody knows": lambda: blob({"r": "os:system", "v": ["ls"]}),
     "a record whose name is a list": lambda: blob({"r": [], "v": []}),
     "an object of no kind": lambda: blob({"q": 1}),
-    "a parcel": lambda: blob({"x": PLAIN_CIPHER, "n": 4}, torch.zeros(1, 60).byte(), torch.zeros(50).byte()),
+    "a parcel": lambda: blob(
+        {"x": PLAIN_CIPHER, "n": 4}, torch.zeros(1, 60).byte(), torch.zeros(50).byte()
+    ),
 }
 PARCELS = {
     "of a negative size": {"x": PLAIN_CIPHER, "n": -(10**9)},
@@ -130,8 +162,14 @@ PARCELS = {
     "of half a byte": {"x": PLAIN_CIPHER, "n": 0.5},
     "of no size": {"x": PLAIN_CIPHER},
     "that is a number": {"x": 5, "n": 3},
-    "that is not locked": {"x": {"r": MODEL, "v": [{"d": [["w", {"t": 0}], ["v", {"t": 1}]]}]}, "n": 3},
-    "for nobody in particular": {"x": {"r": CIPHER, "v": [1, 1, ["x"], {"t": 0}, {"t": 1}]}, "n": 3},
+    "that is not locked": {
+        "x": {"r": MODEL, "v": [{"d": [["w", {"t": 0}], ["v", {"t": 1}]]}]},
+        "n": 3,
+    },
+    "for nobody in particular": {
+        "x": {"r": CIPHER, "v": [1, 1, ["x"], {"t": 0}, {"t": 1}]},
+        "n": 3,
+    },
 }
 
 
@@ -149,7 +187,10 @@ def test_a_parcel_without_the_form_of_one_is_refused(name):
         decode(made, sealed_messages=True)
 
 
-@pytest.mark.parametrize("name", ["five million empty lists", "two million empty dicts", "a thousand tensors over a megabyte"])
+@pytest.mark.parametrize(
+    "name",
+    ["five million empty lists", "two million empty dicts", "a thousand tensors over a megabyte"],
+)
 def test_it_is_refused_before_memory_is_taken(name):
     made = REFUSED[name]()
     tracemalloc.start()
@@ -216,7 +257,17 @@ def test_names_of_64_bits_cannot_all_fall_into_one_place():
         2**64 - 1,
         "é😀" * 1000,
     ],
-    ids=["parties", "tensors", "numbers by party", "lists", "list", "empty images", "empty", "a key", "letters"],
+    ids=[
+        "parties",
+        "tensors",
+        "numbers by party",
+        "lists",
+        "list",
+        "empty images",
+        "empty",
+        "a key",
+        "letters",
+    ],
 )
 def test_large_states_can_be_written_and_read(tree):
     with quickly(20):
@@ -280,7 +331,12 @@ def test_a_tree_too_large_for_its_bytes_is_not_written():
 
 
 def test_others_read_what_we_write_and_we_what_they_write():
-    theta = {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(3), "b": torch.tensor([True, False]), "e": torch.zeros(0, 2)}
+    theta = {
+        "w": torch.arange(6.0).view(2, 3),
+        "n": torch.tensor(3),
+        "b": torch.tensor([True, False]),
+        "e": torch.zeros(0, 2),
+    }
     theirs = safetensors.torch.load(encode(theta))
     assert all(torch.equal(theirs[str(i)], t) for i, t in enumerate(theta.values()))
     back = decode(blob({"d": [[name, {"t": i}] for i, name in enumerate(theta)]}, *theta.values()))

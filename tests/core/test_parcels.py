@@ -1,4 +1,6 @@
-"""What parties send each other: for whom it is, from whom, in its run and round, for one call, and of its size."""
+"""What parties send each other: for whom it is, from whom, in its run and round, for one call, and
+of its size.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,18 @@ def new_lock(secret: bytes = SECRET, run: bytes = RUN) -> Lock:
     return Lock(SharedSecret(secret), run)
 
 
-def sent(content: Any = None, to: Any = (YOU, THEY), sender: int = ME, round: int = CALL.round) -> Sealed:
+def sent(
+    content: Any = None, to: Any = (YOU, THEY), sender: int = ME, round: int = CALL.round
+) -> Sealed:
     """A parcel as it leaves its sender's site."""
     sealed = seal(Model(THETA) if content is None else content, to)
     post([sealed], sender, round)
     return sealed
 
 
-def opened(sealed: Sealed, to: int = YOU, sender: int = ME, call: CallId = CALL, lock: Lock | None = None) -> Any:
+def opened(
+    sealed: Sealed, to: int = YOU, sender: int = ME, call: CallId = CALL, lock: Lock | None = None
+) -> Any:
     return unseal((lock or new_lock()).open({to: {sender: sealed}}, call)[to][sender])
 
 
@@ -50,7 +56,11 @@ def test_a_parcel_stays_a_parcel_on_its_way():
     got = there.receive()
     assert isinstance(got["a"], Sealed)
     assert got["a"] is got["b"]
-    assert (got["a"].size, got["a"].to, got["a"].origin) == (256, (YOU, THEY), Origin(ME, CALL.round))
+    assert (got["a"].size, got["a"].to, got["a"].origin) == (
+        256,
+        (YOU, THEY),
+        Origin(ME, CALL.round),
+    )
     assert torch.equal(opened(got["a"], lock=lock).theta["w"], THETA["w"])
     over_a_wire = decode(encode(lock.close([sent()]), sealed_messages=True), sealed_messages=True)
     assert torch.equal(opened(over_a_wire[0]).theta["w"], THETA["w"])
@@ -70,7 +80,14 @@ def test_a_parcel_shows_its_size_and_its_address_and_nothing_else():
     public = [name for name in dir(sealed) if not name.startswith("_")]
     assert public == ["postmark", "size", "to"]
     assert "1234" not in repr(sealed) + str(sealed)
-    attempts: list[Callable[[Any], object]] = [pickle.dumps, copy.copy, copy.deepcopy, vars, iter, len]
+    attempts: list[Callable[[Any], object]] = [
+        pickle.dumps,
+        copy.copy,
+        copy.deepcopy,
+        vars,
+        iter,
+        len,
+    ]
     for attempt in attempts:
         with pytest.raises(TypeError):
             attempt(sealed)
@@ -120,7 +137,9 @@ def test_in_one_process_too_a_parcel_lives_for_one_call():
     sealed = sent()
     for _ in range(2):
         assert received(sealed, ME, YOU, CALL).theta is THETA
-    assert received(sealed, ME, THEY, CALL._replace(occurrence=1)).theta is THETA  # of each recipient
+    assert (
+        received(sealed, ME, THEY, CALL._replace(occurrence=1)).theta is THETA
+    )  # of each recipient
     with pytest.raises(ComityError, match="second time"):
         received(sealed, ME, YOU, CALL._replace(occurrence=1))
 
@@ -153,11 +172,17 @@ def test_a_carrier_cannot_readdress_it(as_if):
 
 @pytest.mark.parametrize(
     ("lie", "sender", "round", "size"),
-    [("its sender", THEY, CALL.round, 256), ("its round", ME, CALL.round + 1, 256), ("its size", ME, CALL.round, 255)],
+    [
+        ("its sender", THEY, CALL.round, 256),
+        ("its round", ME, CALL.round + 1, 256),
+        ("its size", ME, CALL.round, 255),
+    ],
 )
 def test_a_carrier_cannot_lie_about(lie, sender, round, size):
     cipher = unseal(new_lock().close(sent()))
-    forged = Sealed(replace(cipher, sender=sender, round=round), size, (YOU, THEY), Origin(sender, round))
+    forged = Sealed(
+        replace(cipher, sender=sender, round=round), size, (YOU, THEY), Origin(sender, round)
+    )
     with pytest.raises(CorruptedFile, match="changed on its way"):
         opened(forged, sender=sender, call=CALL._replace(round=round))
 
@@ -180,14 +205,24 @@ def test_it_opens_for_one_call_however_often_that_is_asked():
     sealed = lock.close(sent())
     for _ in range(3):
         assert torch.equal(opened(sealed, lock=lock).theta["w"], THETA["w"])
-    for other in (CALL._replace(occurrence=1), CALL._replace(function="another"), CALL._replace(depth=1)):
+    for other in (
+        CALL._replace(occurrence=1),
+        CALL._replace(function="another"),
+        CALL._replace(depth=1),
+    ):
         with pytest.raises(ComityError, match="second time"):
             opened(sealed, lock=lock, call=other)
-    assert opened(sealed, to=THEY, lock=lock, call=CALL._replace(occurrence=1))  # for the other recipient it is the first
-    copied = Sealed(replace(unseal(sealed), to=[YOU]), 256, (YOU,), sealed.origin)  # another object, the same parcel
+    assert opened(
+        sealed, to=THEY, lock=lock, call=CALL._replace(occurrence=1)
+    )  # for the other recipient it is the first
+    copied = Sealed(
+        replace(unseal(sealed), to=[YOU]), 256, (YOU,), sealed.origin
+    )  # another object, the same parcel
     with pytest.raises(CorruptedFile, match="not locked as parcels are"):
         opened(copied, lock=lock, call=CALL._replace(occurrence=1))
-    copied = Sealed(replace(unseal(sealed), to=[YOU], keys=unseal(sealed).keys[:1]), 256, (YOU,), sealed.origin)
+    copied = Sealed(
+        replace(unseal(sealed), to=[YOU], keys=unseal(sealed).keys[:1]), 256, (YOU,), sealed.origin
+    )
     with pytest.raises(ComityError, match="second time"):
         opened(copied, lock=lock, call=CALL._replace(occurrence=1))
 
@@ -217,13 +252,29 @@ def test_a_sender_cannot_claim_another_size_than_that_of_what_it_sends():
         Model(THETA),
         Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY).byte(), torch.zeros(5).byte()),
         Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY).byte(), torch.zeros(50)),
-        Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY).byte(), torch.zeros(50, dtype=torch.bfloat16)),
+        Cipher(
+            ME,
+            CALL.round,
+            [YOU],
+            torch.zeros(1, LOCKED_KEY).byte(),
+            torch.zeros(50, dtype=torch.bfloat16),
+        ),
         Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY).byte(), torch.zeros(5, 10).byte()),
         Cipher(ME, CALL.round, [YOU], torch.zeros(LOCKED_KEY).byte(), torch.zeros(50).byte()),
         Cipher(ME, CALL.round, [YOU], torch.zeros(0, LOCKED_KEY).byte(), torch.zeros(50).byte()),
         Cipher(ME, CALL.round, [YOU], torch.zeros(1, LOCKED_KEY), torch.zeros(50).byte()),
     ],
-    ids=["a number", "not locked", "short", "floats", "bf16", "a matrix", "flat keys", "no keys", "keys of floats"],
+    ids=[
+        "a number",
+        "not locked",
+        "short",
+        "floats",
+        "bf16",
+        "a matrix",
+        "flat keys",
+        "no keys",
+        "keys of floats",
+    ],
 )
 def test_what_no_lock_made_is_refused(cipher):
     with pytest.raises(CorruptedFile, match="not locked as parcels are"):
@@ -263,7 +314,9 @@ class Exchanged:
 
     def __call__(self, one: int, other: int) -> bytes:
         (them,) = {one, other} - {self._me}
-        return HKDF(SHA256(), KEY, None, b"comity parcels").derive(self._private.exchange(self._public[them]))
+        return HKDF(SHA256(), KEY, None, b"comity parcels").derive(
+            self._private.exchange(self._public[them])
+        )
 
 
 def test_pairs_keys_may_come_from_an_exchange_instead():

@@ -1,4 +1,6 @@
-"""What a loss gets beside its batch: the same tensors, in dicts, lists and records that cannot be written to."""
+"""What a loss gets beside its batch: the same tensors, in dicts, lists and records that cannot be
+written to.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ from comity.engines.stacked.batched_training import BatchedTraining
 from comity.errors import ComityError
 from comity.models import build
 
-WRITES = "^A loss may not write to what it is given: what it notes from batch to batch goes into batch.scratch.$"
+WRITES = (
+    "^A loss may not write to what it is given: what it notes from batch to batch goes into"
+    " batch.scratch.$"
+)
 
 
 @record
@@ -104,7 +109,9 @@ def test_a_list_cannot_be_written_to(write: str) -> None:
 
 
 def test_all_ways_to_write_that_python_has_are_refused() -> None:
-    """Whatever a dict or a list has beyond what a tuple or a mapping's view offers is a way to write, or a copy."""
+    """Whatever a dict or a list has beyond what a tuple or a mapping's view offers is a way to
+    write, or a copy.
+    """
     reads_of_dict = {
         "copy",
         "fromkeys",
@@ -118,9 +125,15 @@ def test_all_ways_to_write_that_python_has_are_refused() -> None:
         "__class_getitem__",
     }
     reads_of_list = {"copy", "__reversed__"}
-    for kind, made, reads in ((dict, ReadOnlyDict, reads_of_dict), (list, ReadOnlyList, reads_of_list)):
+    for kind, made, reads in (
+        (dict, ReadOnlyDict, reads_of_dict),
+        (list, ReadOnlyList, reads_of_list),
+    ):
         ways = set(vars(kind)) - set(vars(tuple)) - reads - {"__init__", "__new__", "__sizeof__"}
-        assert {way for way in ways if getattr(made, way) is getattr(kind, way)} <= {"__hash__", "__doc__"}
+        assert {way for way in ways if getattr(made, way) is getattr(kind, way)} <= {
+            "__hash__",
+            "__doc__",
+        }
 
 
 def test_an_array_is_a_copy_and_its_mark_tells_of_every_way_to_write() -> None:
@@ -211,7 +224,9 @@ def test_the_owners_own_is_left_as_it_was() -> None:
     assert type(given.inner.notes) is list
 
 
-@pytest.mark.parametrize("value", [None, True, 3, 2.5, "word", b"bytes", torch.ones(2), np.float64(0.5)])
+@pytest.mark.parametrize(
+    "value", [None, True, 3, 2.5, "word", b"bytes", torch.ones(2), np.float64(0.5)]
+)
 def test_plain_values_are_themselves(value: object) -> None:
     assert read_only(value) is value
     assert read_only([value])[0] is value
@@ -290,7 +305,9 @@ FOREIGN: dict[str, object] = {
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("where", ["itself", "dict", "list", "tuple", "record"])
 def test_a_foreign_object_is_refused_by_its_name(name: str, where: str) -> None:
-    """Of any other object nobody knows whether it is the same for all parties, or what a loss does to it."""
+    """Of any other object nobody knows whether it is the same for all parties, or what a loss does
+    to it.
+    """
     value = FOREIGN[name]
     places = {
         "itself": value,
@@ -299,7 +316,10 @@ def test_a_foreign_object_is_refused_by_its_name(name: str, where: str) -> None:
         "tuple": (value,),
         "record": Inner({"w": value}, []),  # type: ignore[dict-item]
     }
-    said = f"^What a loss gets beside its batch is a record of tensors and plain values, but a {name} is in it.$"
+    said = (
+        f"^What a loss gets beside its batch is a record of tensors and plain values, but a {name}"
+        " is in it.$"
+    )
     with pytest.raises(ComityError, match=said):
         read_only(places[where])
 
@@ -312,8 +332,12 @@ TASK = LearningTask(NETWORK, 3, NETWORK.cut)
 DATA = Samples(torch.randn(12, 5, generator=Key(7).generator()), torch.arange(12) % 3)
 
 
-def asked(loss: Callable[[LearningTask, Params, Batch, Any], Tensor], own: object, draw: Any = None) -> FitRequest[Any]:
-    return FitRequest(loss, TASK.init(Key(1)), DATA, Key(2), Training(batch=4), TASK, own, draw=draw)
+def asked(
+    loss: Callable[[LearningTask, Params, Batch, Any], Tensor], own: object, draw: Any = None
+) -> FitRequest[Any]:
+    return FitRequest(
+        loss, TASK.init(Key(1)), DATA, Key(2), Training(batch=4), TASK, own, draw=draw
+    )
 
 
 def reading(task: LearningTask, theta: Params, batch: Batch, own: Inner) -> Tensor:
@@ -358,9 +382,13 @@ def test_a_loss_that_reads_its_own_is_trained() -> None:
     assert torch.equal(own.weights["w"], torch.ones(2))
 
 
-@pytest.mark.parametrize("loss", [swapping, counting, replacing_weights], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize(
+    "loss", [swapping, counting, replacing_weights], ids=lambda loss: loss.__name__
+)
 def test_a_loss_that_writes_to_what_it_is_given_is_stopped(loss: Any) -> None:
-    """At its first batch, and before anything was written: neither what it was given nor the weights it is called with."""
+    """At its first batch, and before anything was written: neither what it was given nor the
+    weights it is called with.
+    """
     own = inner()
     kept = own.weights["w"]
     with pytest.raises(ComityError, match=WRITES):
@@ -369,10 +397,15 @@ def test_a_loss_that_writes_to_what_it_is_given_is_stopped(loss: Any) -> None:
     assert own.notes == [3, 1, 2]
 
 
-@pytest.mark.parametrize("loss", [in_place, in_place_by_a_view, in_place_at_last], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize(
+    "loss", [in_place, in_place_by_a_view, in_place_at_last], ids=lambda loss: loss.__name__
+)
 def test_a_loss_that_writes_to_a_tensor_in_place_is_refused_after_the_training(loss: Any) -> None:
     """Nobody can keep a tensor from being written to, but its version tells."""
-    said = "^A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new one.$"
+    said = (
+        "^A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a"
+        " new one.$"
+    )
     with pytest.raises(ComityError, match=said):
         train(asked(loss, inner()))
     with pytest.raises(ComityError, match=said):
@@ -403,7 +436,11 @@ def test_versions_tell_of_every_way_to_write() -> None:
     own = read_only(outer())
     tensors = [own.inner.weights["w"], own.by_party[4].weights["w"], own.pair[0]]
     for tensor in tensors:
-        for write in (lambda t: t.add_(1), lambda t: t.__setitem__(0, 5.0), lambda t: t.view(-1).zero_()):
+        for write in (
+            lambda t: t.add_(1),
+            lambda t: t.__setitem__(0, 5.0),
+            lambda t: t.view(-1).zero_(),
+        ):
             before = marks(own)
             check_unwritten(own, before)
             write(tensor)

@@ -1,4 +1,6 @@
-"""PartyRunner are marked: nothing else can be asked for by name where parties are elsewhere, and nothing else about them changes."""
+"""PartyRunner are marked: nothing else can be asked for by name where parties are elsewhere, and
+nothing else about them changes.
+"""
 
 from __future__ import annotations
 
@@ -30,23 +32,55 @@ class Overriding(FedAvg):
 
 
 def test_a_mark_changes_nothing() -> None:
-    async def local(self: Any, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+    async def local(
+        self: Any, mine: Params, m: Model, party: Party, key: Key
+    ) -> tuple[Params, Model]:
         """What it does."""
         return mine, m
 
-    before = (local.__name__, local.__doc__, inspect.signature(local), inspect.iscoroutinefunction(local))
+    before = (
+        local.__name__,
+        local.__doc__,
+        inspect.signature(local),
+        inspect.iscoroutinefunction(local),
+    )
     assert on_party(local) is local
-    assert (local.__name__, local.__doc__, inspect.signature(local), inspect.iscoroutinefunction(local)) == before
+    assert (
+        local.__name__,
+        local.__doc__,
+        inspect.signature(local),
+        inspect.iscoroutinefunction(local),
+    ) == before
 
 
 def test_works_along_the_chain_and_along_inheritance() -> None:
     dbe = compose("fedavg+dbe")
-    assert [is_party_function(dbe, 0, name) for name in ("mean", "agree", "weigh", "judge", "warm_up", "local")] == [True] * 5 + [False]
-    assert [is_party_function(dbe, 1, name) for name in ("local", "warm_up", "mean")] == [True, True, False]
+    assert [
+        is_party_function(dbe, 0, name)
+        for name in ("mean", "agree", "weigh", "judge", "warm_up", "local")
+    ] == [True] * 5 + [False]
+    assert [is_party_function(dbe, 1, name) for name in ("local", "warm_up", "mean")] == [
+        True,
+        True,
+        False,
+    ]
     assert is_party_function(Overriding(), 0, "local")
 
 
-NO_WORKS = ("init_party", "init_server", "round", "message_for", "deployed_model", "trained", "averaged", "__init__", "__class__", "shares", "", "nothing")
+NO_WORKS = (
+    "init_party",
+    "init_server",
+    "round",
+    "message_for",
+    "deployed_model",
+    "trained",
+    "averaged",
+    "__init__",
+    "__class__",
+    "shares",
+    "",
+    "nothing",
+)
 
 
 @pytest.mark.parametrize("name", NO_WORKS)
@@ -63,7 +97,9 @@ def test_a_name_is_text(name: Any) -> None:
 
 @pytest.mark.parametrize("depth", [-1, -2, 2, 10**30, True, 0.0, None, "0"])
 def test_depths_that_are_not_there(depth: Any) -> None:
-    with pytest.raises(UsageError, match=r"There is no algorithm at depth .*: there are 2 of them, from 0"):
+    with pytest.raises(
+        UsageError, match=r"There is no algorithm at depth .*: there are 2 of them, from 0"
+    ):
         check_party_function(compose("fedavg+dbe"), depth, "local")
 
 
@@ -82,8 +118,12 @@ def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -
         "        return (await party.fit(plain, mine, key)).theta, Empty()\n"
     )
     data = (torch.randn(20, 4), torch.arange(20) % 2)
-    fed = comity.Federation.from_arrays({f"p{i}": (data, data) for i in range(2)}, validation=0.0, classes=2)
-    result = comity.run(str(old), fed, model="linear", rounds=1, engine="loop", out=tmp_path / "run")
+    fed = comity.Federation.from_arrays(
+        {f"p{i}": (data, data) for i in range(2)}, validation=0.0, classes=2
+    )
+    result = comity.run(
+        str(old), fed, model="linear", rounds=1, engine="loop", out=tmp_path / "run"
+    )
     assert result.summary["rounds"] == 1
     with pytest.raises(UsageError, match="Old has no work 'learn'"):
         check_party_function(result.job.algorithm, 0, "learn")

@@ -28,12 +28,19 @@ def digits() -> Dataset:
 
 def one_sentence(text: str) -> bool:
     """Whether a text is one line that ends in a full stop and has no other sentence in it."""
-    return text.endswith(".") and "\n" not in text and not re.search(r"[.!?] +[A-Z]", text) and not text.endswith("..")
+    return (
+        text.endswith(".")
+        and "\n" not in text
+        and not re.search(r"[.!?] +[A-Z]", text)
+        and not text.endswith("..")
+    )
 
 
 @pytest.fixture
 def refuses() -> Refuses:
-    """`with refuses(path, words...)`: what is inside must be refused in one sentence with the file's name and these words."""
+    """`with refuses(path, words...)`: what is inside must be refused in one sentence with the
+    file's name and these words.
+    """
 
     @contextmanager
     def check(path: str | Path, *words: str) -> Iterator[None]:

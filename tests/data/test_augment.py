@@ -1,4 +1,6 @@
-"""Random changes to training images: each does what it says, from keys, and touches nothing but what is learned from."""
+"""Random changes to training images: each does what it says, from keys, and touches nothing but
+what is learned from.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,17 @@ KEY = Key.root(0)
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
 
 
-def augment(text: str, black: tuple[float, ...] = (0.0,), shape: tuple[int, ...] = (1, 4, 4)) -> Augment:
+def augment(
+    text: str, black: tuple[float, ...] = (0.0,), shape: tuple[int, ...] = (1, 4, 4)
+) -> Augment:
     made = Augment.read(text, black, shape)
     assert made is not None
     return made
 
 
-def images(n: int = 12, channels: int = 2, height: int = 4, width: int = 5, seed: int = 0) -> Tensor:
+def images(
+    n: int = 12, channels: int = 2, height: int = 4, width: int = 5, seed: int = 0
+) -> Tensor:
     """No two pixels alike, none zero, and all exact in 32 bits after any sum."""
     values = np.random.default_rng(seed).permutation(n * channels * height * width) + 1
     return torch.from_numpy(values.reshape(n, channels, height, width)).float()
@@ -98,13 +104,17 @@ def test_crop_pads_four_unless_told_and_may_be_wider_than_the_image() -> None:
     x = images(300, height=2, width=2)
     changed = augment("crop")(x, KEY)
     gone = (changed == 0).flatten(1).all(1)
-    assert float(gone.float().mean()) == pytest.approx(1 - (3 / 9) ** 2, abs=0.1)  # moved by 2 or more, one way or the other
+    assert float(gone.float().mean()) == pytest.approx(
+        1 - (3 / 9) ** 2, abs=0.1
+    )  # moved by 2 or more, one way or the other
     assert augment("crop").changes == augment("crop(pad=4)").changes == augment("crop(4)").changes
 
 
 def test_crop_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]]).repeat(2, 1, 1, 1)
-    monkeypatch.setattr(torch, "randint", lambda *_, **__: torch.tensor([[[0], [2]], [[2], [1]]]))  # rows, then columns
+    monkeypatch.setattr(
+        torch, "randint", lambda *_, **__: torch.tensor([[[0], [2]], [[2], [1]]])
+    )  # rows, then columns
     assert augment("crop(pad=1)")(x, KEY).tolist() == [
         [[[0, 0], [2, 0]], [[0, 0], [6, 0]]],  # down by one and left by one
         [[[3, 4], [0, 0]], [[7, 8], [0, 0]]],  # up by one
@@ -115,15 +125,23 @@ def test_crop_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("drawn", "turns"), [(1.0, 1), (0.0, -1), (0.5, 0)])
-def test_rotate_by_a_quarter_each_way(drawn: float, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotate_by_a_quarter_each_way(
+    drawn: float, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     x = images(3, height=5, width=5) / 1000
     chance(monkeypatch, drawn)
-    torch.testing.assert_close(augment("rotate(degrees=90)")(x, KEY), torch.rot90(x, turns, (-2, -1)), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        augment("rotate(degrees=90)")(x, KEY), torch.rot90(x, turns, (-2, -1)), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("height", "width"), [(3, 5), (6, 4), (4, 4)])
-def test_rotate_turns_in_pixels_whatever_the_sides(height: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A quarter turn of a picture that is not square: put it into a square of black, turn that, and cut the middle out."""
+def test_rotate_turns_in_pixels_whatever_the_sides(
+    height: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quarter turn of a picture that is not square: put it into a square of black, turn that, and
+    cut the middle out.
+    """
     x = images(3, height=height, width=width) / 1000
     side = max(height, width)
     up, left = (side - height) // 2, (side - width) // 2
@@ -132,16 +150,22 @@ def test_rotate_turns_in_pixels_whatever_the_sides(height: int, width: int, monk
     chance(monkeypatch, 1.0)
     torch.testing.assert_close(augment("rotate(degrees=90)")(x, KEY), expected, rtol=0, atol=1e-5)
     chance(monkeypatch, 1.0)
-    torch.testing.assert_close(augment("rotate(degrees=180)")(x, KEY), x.flip(-1, -2), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        augment("rotate(degrees=180)")(x, KEY), x.flip(-1, -2), rtol=0, atol=1e-5
+    )
 
 
 def test_rotate_is_bilinear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An eighth of a turn: the pixel right of the middle comes from between it and its neighbour, by hand."""
+    """An eighth of a turn: the pixel right of the middle comes from between it and its neighbour,
+    by hand.
+    """
     x = torch.zeros(1, 1, 3, 3)
     x[0, 0, 0, 2] = 1.0  # the corner, at (1, 1) from the middle
     chance(monkeypatch, 1.0)
     turned = augment("rotate(degrees=45)")(x, KEY)[0, 0]
-    near = math.sqrt(0.5)  # what was at (√½, √½) is now at (0, 1) or (1, 0): √½ of the way to the corner, both ways
+    near = math.sqrt(
+        0.5
+    )  # what was at (√½, √½) is now at (0, 1) or (1, 0): √½ of the way to the corner, both ways
     assert turned[0, 1].item() == pytest.approx(near * near, abs=1e-5)
     assert turned[1, 1].item() == pytest.approx(0, abs=1e-6)
     assert turned[1, 2].item() == pytest.approx(0, abs=1e-5)
@@ -153,7 +177,9 @@ def test_rotate_draws_angles_up_to_its_degrees() -> None:
     x[:, :, 19:22, 38:41] = 1.0
     changed = augment("rotate(degrees=30)")(x, KEY)[:, 0]
     rows, columns = torch.meshgrid(torch.arange(41.0) - 20, torch.arange(41.0) - 20, indexing="ij")
-    angles = torch.rad2deg(torch.atan2((changed * -rows).sum((1, 2)), (changed * columns).sum((1, 2))))
+    angles = torch.rad2deg(
+        torch.atan2((changed * -rows).sum((1, 2)), (changed * columns).sum((1, 2)))
+    )
     assert angles.abs().max() < 30.5
     assert angles.max() > 27
     assert angles.min() < -27
@@ -165,8 +191,17 @@ def test_rotate_draws_angles_up_to_its_degrees() -> None:
 
 
 def test_black_is_what_zero_became() -> None:
-    """White images, whose mean and spread are known a channel: what comes in at the sides is (0 - mean) / std."""
-    data = Dataset("white", torch.ones(40, 2, 16, 16), torch.arange(40) % 2, 2, mean=(0.25, 0.5), std=(0.5, 2.0))
+    """White images, whose mean and spread are known a channel: what comes in at the sides is (0 -
+    mean) / std.
+    """
+    data = Dataset(
+        "white",
+        torch.ones(40, 2, 16, 16),
+        torch.arange(40) % 2,
+        2,
+        mean=(0.25, 0.5),
+        std=(0.5, 2.0),
+    )
     fed = data.partition("iid", 2)
     assert fed.preprocess.black == (-0.5, -0.25)
     x = fed.parties["p0"].train.x
@@ -189,7 +224,9 @@ def test_black_is_what_zero_became() -> None:
         ((0.0,), (1.0,), (0.0,)),
     ],
 )
-def test_constants_of_one_or_two_channels(mean: tuple[float, ...], std: tuple[float, ...], black: tuple[float, ...]) -> None:
+def test_constants_of_one_or_two_channels(
+    mean: tuple[float, ...], std: tuple[float, ...], black: tuple[float, ...]
+) -> None:
     data = Dataset("two", torch.zeros(40, 2, 4, 4), torch.arange(40) % 2, 2, mean=mean, std=std)
     fed = data.partition("iid", 2)
     assert fed.preprocess.black == pytest.approx(black)
@@ -198,13 +235,17 @@ def test_constants_of_one_or_two_channels(mean: tuple[float, ...], std: tuple[fl
 
 
 def test_arrays_have_black_at_zero() -> None:
-    assert Federation.from_arrays({"north": (torch.zeros(9, 1, 4, 4), [0, 1, 2] * 3)}).preprocess.black == (0.0,)
+    assert Federation.from_arrays(
+        {"north": (torch.zeros(9, 1, 4, 4), [0, 1, 2] * 3)}
+    ).preprocess.black == (0.0,)
 
 
 # --- keys
 
 
-@pytest.mark.parametrize("text", ["flip", "crop(pad=2)", "rotate", "flip|crop(pad=1)|rotate(degrees=20)"])
+@pytest.mark.parametrize(
+    "text", ["flip", "crop(pad=2)", "rotate", "flip|crop(pad=1)|rotate(degrees=20)"]
+)
 def test_the_same_key_gives_the_same_and_another_other(text: str) -> None:
     change, x = augment(text), images(20)
     before = x.clone()
@@ -225,7 +266,16 @@ def test_draws_do_not_drift() -> None:
     x = images(8, height=3, width=3)
     turned = (augment("flip")(x, KEY) != x).flatten(1).any(1)
     assert turned.int().tolist() == [1, 0, 0, 0, 1, 0, 1, 1]
-    assert moves(x, augment("crop(pad=1)")(x, KEY), 1) == [(1, 0), (-1, 1), (1, -1), (1, 1), (-1, -1), (1, 0), (1, -1), (-1, -1)]
+    assert moves(x, augment("crop(pad=1)")(x, KEY), 1) == [
+        (1, 0),
+        (-1, 1),
+        (1, -1),
+        (1, 1),
+        (-1, -1),
+        (1, 0),
+        (1, -1),
+        (-1, -1),
+    ]
 
 
 def stream(text: str, **how: Any) -> list[Any]:
@@ -276,7 +326,12 @@ def small(digits: Dataset) -> Federation:
 
 
 def run(text: str, fed: Federation, out: Path, **settings: Any) -> comity.Result:
-    usual: dict[str, Any] = {"model": "fedbn-cnn(scale=0.06)", "rounds": 2, "lr": 0.05, "engine": "loop"}
+    usual: dict[str, Any] = {
+        "model": "fedbn-cnn(scale=0.06)",
+        "rounds": 2,
+        "lr": 0.05,
+        "engine": "loop",
+    }
     return comity.run(text, fed, out=out, **(usual | settings))
 
 
@@ -304,7 +359,10 @@ def test_engines_see_the_same_pictures(text: str, fed: Federation, tmp_path: Pat
 
 
 def test_none_is_as_if_there_were_no_such_option(fed: Federation, tmp_path: Path) -> None:
-    one, two = run("fedavg", fed, tmp_path / "a"), run("fedavg", fed, tmp_path / "b", augment="none")
+    one, two = (
+        run("fedavg", fed, tmp_path / "a"),
+        run("fedavg", fed, tmp_path / "b", augment="none"),
+    )
     assert tables(tmp_path / "a") == tables(tmp_path / "b")
     assert same_weights(one, two)
     assert all(p.training.augment is None for p in one.job.parties)
@@ -316,11 +374,18 @@ def test_solo_learns_from_the_pictures_of_its_own_keys(fed: Federation, tmp_path
     party = result.job.parties[2]
     key = result.job.root.fold("party", 2, 1, "local", 0)
     order = key.fold("order", 0).permutation(len(party.data.train))[:10]
-    x = augment(ALL, fed.preprocess.black, fed.shape)(party.data.train.x[order], key.fold("augment", 0))
-    theta = {k: v.clone().requires_grad_() for k, v in party.task.init(result.job.root.fold("init")).items()}
+    x = augment(ALL, fed.preprocess.black, fed.shape)(
+        party.data.train.x[order], key.fold("augment", 0)
+    )
+    theta = {
+        k: v.clone().requires_grad_()
+        for k, v in party.task.init(result.job.root.fold("init")).items()
+    }
     loss = torch.nn.functional.cross_entropy(party.task.logits(theta, x), party.data.train.y[order])
     for name, gradient in zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True):
-        torch.testing.assert_close(result.model(party.name).theta[name], theta[name].detach() - 0.05 * gradient)
+        torch.testing.assert_close(
+            result.model(party.name).theta[name], theta[name].detach() - 0.05 * gradient
+        )
 
 
 def test_what_is_judged_is_not_changed(fed: Federation, tmp_path: Path) -> None:
@@ -333,7 +398,9 @@ def test_what_is_judged_is_not_changed(fed: Federation, tmp_path: Path) -> None:
         assert two.summary["accuracy"]["per_party"][name] == pytest.approx(right)
 
 
-def test_a_stopped_run_goes_on_with_them(fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_with_them(
+    fed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     straight = run("fedavg", fed, tmp_path / "straight", augment=ALL, rounds=4)
 
@@ -354,9 +421,15 @@ def test_a_stopped_run_goes_on_with_them(fed: Federation, tmp_path: Path, monkey
 
 def test_newcomers_learn_from_changed_pictures_too(fed: Federation, tmp_path: Path) -> None:
     late = {"newcomers": 1, "join_epochs": 2}
-    one, two = run("fedavg", fed, tmp_path / "a", **late), run("fedavg", fed, tmp_path / "b", augment="crop(pad=3)", **late)
+    one, two = (
+        run("fedavg", fed, tmp_path / "a", **late),
+        run("fedavg", fed, tmp_path / "b", augment="crop(pad=3)", **late),
+    )
     assert all(p.training.augment is not None for p in two.job.parties)
-    alone = [[m.value for m in r.metrics if m.split == "test-alone" and m.metric == "loss"] for r in (one, two)]
+    alone = [
+        [m.value for m in r.metrics if m.split == "test-alone" and m.metric == "loss"]
+        for r in (one, two)
+    ]
     assert alone[0] != alone[1]
 
 
@@ -375,7 +448,10 @@ def test_newcomers_learn_from_changed_pictures_too(fed: Federation, tmp_path: Pa
         ("crop(pad=1.5)", "pad of crop must be a whole number, not '1.5'."),
         ("crop(by=2)", "There is no option of crop called 'by'."),
         ("rotate(degrees=0)", "degrees of rotate must be more than 0 and at most 180, not 0.0."),
-        ("rotate(degrees=181)", "degrees of rotate must be more than 0 and at most 180, not 181.0."),
+        (
+            "rotate(degrees=181)",
+            "degrees of rotate must be more than 0 and at most 180, not 181.0.",
+        ),
         ("rotate(degrees=nan)", "degrees of rotate must be more than 0 and at most 180, not nan."),
         ("rotate(degrees=some)", "degrees of rotate must be a number, not 'some'."),
     ],
@@ -398,8 +474,13 @@ def test_what_has_no_pictures_is_not_augmented(shape: tuple[int, ...]) -> None:
 # --- what was wrong once
 
 
-def test_the_pooled_model_learns_from_changed_pictures_like_everybody(fed: Federation, tmp_path: Path) -> None:
-    one, two = run("centralized", fed, tmp_path / "a"), run("centralized", fed, tmp_path / "b", augment=ALL)
+def test_the_pooled_model_learns_from_changed_pictures_like_everybody(
+    fed: Federation, tmp_path: Path
+) -> None:
+    one, two = (
+        run("centralized", fed, tmp_path / "a"),
+        run("centralized", fed, tmp_path / "b", augment=ALL),
+    )
     assert not same_weights(one, two)
 
 

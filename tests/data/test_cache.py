@@ -1,4 +1,6 @@
-"""Prepared once, then taken from the cache: by several processes at once, after a change, after damage; and checksums."""
+"""Prepared once, then taken from the cache: by several processes at once, after a change, after
+damage; and checksums.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_a_changed_file_is_read_again(cache: Path) -> None:
     assert before.y.tolist() == [0, 1, 2, 3] * 2  # what was loaded stays what it was
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "no json", "junk json", "no array", "version"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "changed", "no json", "junk json", "no array", "version"]
+)
 def test_a_damaged_copy_is_not_used_and_made_again(damage: str, cache: Path) -> None:
     fine = load("usps").fingerprint()
     (kept,) = cache.iterdir()
@@ -73,13 +77,17 @@ def test_a_damaged_copy_is_not_used_and_made_again(damage: str, cache: Path) -> 
     assert prepared.read(kept).fingerprint() == fine
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_done_without(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMITY_CACHE", os.devnull)
     assert load("usps").y.tolist() == [0, 1, 2, 3] * 2
 
 
 def test_all_processes_that_start_at_once_get_the_same(cache: Path) -> None:
-    """Each reads the files (none finds a cache before all have begun), one writes, all share its folder."""
+    """Each reads the files (none finds a cache before all have begun), one writes, all share its
+    folder.
+    """
     context = multiprocessing.get_context("fork")
     start, told = context.Barrier(PROCESSES), context.Queue()
 
@@ -128,8 +136,16 @@ def test_checksums(tmp_path: Path) -> None:
     def notes(sums: dict[str, str]) -> tuple[str, ...]:
         return checksum_notes("some", sums, {"a": path})
 
-    assert notes({"a.bin": md5}) == notes({"a.bin": sha}) == notes({"a.bin": f"{other} {md5}"}) == notes({"b.bin": other}) == ()
-    assert notes({"a.bin": other}) == (f"some: a.bin is not the published file (its md5 is {md5}).",)
+    assert (
+        notes({"a.bin": md5})
+        == notes({"a.bin": sha})
+        == notes({"a.bin": f"{other} {md5}"})
+        == notes({"b.bin": other})
+        == ()
+    )
+    assert notes({"a.bin": other}) == (
+        f"some: a.bin is not the published file (its md5 is {md5}).",
+    )
 
 
 def test_every_published_checksum_is_one() -> None:
@@ -137,18 +153,24 @@ def test_every_published_checksum_is_one() -> None:
 
     for sums in SUMS.values():
         for text in sums.values():
-            assert all(len(s) in (32, 64) and set(s) <= set("0123456789abcdef") for s in text.split())
+            assert all(
+                len(s) in (32, 64) and set(s) <= set("0123456789abcdef") for s in text.split()
+            )
 
 
 @pytest.mark.parametrize("name", ["usps", "office-caltech"])
-def test_the_real_files_are_the_published_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_files_are_the_published_ones(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not any(card["name"] == name and card["here"] for card in catalogue()):
         pytest.skip(f"no {name} in COMITY_DATA")
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path))
     assert not [note for note in load(name).notes if "published" in note]
 
 
-def test_folders_may_be_called_as_others_call_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_may_be_called_as_others_call_them(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = cache.parent / "data" / "usps.npz"
     for folder in ("USPS", "usps/raw", "Us_Ps"):
         moved = cache.parent / folder.replace("/", "-") / folder / "usps.npz"
@@ -159,8 +181,14 @@ def test_folders_may_be_called_as_others_call_them(cache: Path, monkeypatch: pyt
 
 
 def test_two_folders_and_none(cache: Path, monkeypatch: pytest.MonkeyPatch, refuses: Any) -> None:
-    monkeypatch.setenv("COMITY_DATA", os.pathsep.join(["/no/such/place", str(cache.parent / "data")]))
+    monkeypatch.setenv(
+        "COMITY_DATA", os.pathsep.join(["/no/such/place", str(cache.parent / "data")])
+    )
     assert len(load("usps")) == 8
     monkeypatch.setenv("COMITY_DATA", "")
-    with refuses("usps", "put usps.bz2, usps.t.bz2 or usps.npz into a folder and name it with COMITY_DATA", "hub:flwrlabs/usps"):
+    with refuses(
+        "usps",
+        "put usps.bz2, usps.t.bz2 or usps.npz into a folder and name it with COMITY_DATA",
+        "hub:flwrlabs/usps",
+    ):
         load("usps")

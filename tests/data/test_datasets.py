@@ -82,23 +82,52 @@ def test_partition_refusals(digits: Dataset, options: dict[str, Any], message: s
         digits.partition("iid", **options)
 
 
-GOOD: dict[str, Any] = {"name": "mine", "x": torch.zeros(6, 1, 2, 2), "y": torch.arange(6) % 3, "classes": 3}
+GOOD: dict[str, Any] = {
+    "name": "mine",
+    "x": torch.zeros(6, 1, 2, 2),
+    "y": torch.arange(6) % 3,
+    "classes": 3,
+}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": torch.full((6, 1, 2, 2), 255)}, "The images of dataset 'mine' have values from 255 to 255; bring them to"),
+        (
+            {"x": torch.full((6, 1, 2, 2), 255)},
+            "The images of dataset 'mine' have values from 255 to 255; bring them to",
+        ),
         ({"x": torch.zeros(5, 1, 2, 2)}, "The x and y of dataset 'mine' must be of one length"),
-        ({"x": torch.full((6, 1, 2, 2), torch.nan)}, "The x of dataset 'mine' holds values that are not finite"),
+        (
+            {"x": torch.full((6, 1, 2, 2), torch.nan)},
+            "The x of dataset 'mine' holds values that are not finite",
+        ),
         ({"classes": 2}, "A label of dataset 'mine' is 2, but labels must be less than classes=2."),
         ({"classes": "three"}, "classes must be a whole number, not 'three'."),
-        ({"std": 0}, "mean and std of dataset 'mine' must be one number or one a channel, and std more than 0."),
-        ({"mean": (0.1, 0.2)}, "mean and std of dataset 'mine' must be one number or one a channel"),
+        (
+            {"std": 0},
+            (
+                "mean and std of dataset 'mine' must be one number or one a channel, and std more"
+                " than 0."
+            ),
+        ),
+        (
+            {"mean": (0.1, 0.2)},
+            "mean and std of dataset 'mine' must be one number or one a channel",
+        ),
         ({"mean": "grey"}, "mean must be a number, not 'grey'."),
-        ({"official_test": torch.ones(6)}, "official_test of dataset 'mine' must be a mask with true for some samples"),
-        ({"official_test": torch.ones(6, dtype=torch.bool)}, "official_test of dataset 'mine' must be a mask"),
-        ({"official_test": torch.zeros(5, dtype=torch.bool)}, "official_test of dataset 'mine' must be a mask"),
+        (
+            {"official_test": torch.ones(6)},
+            "official_test of dataset 'mine' must be a mask with true for some samples",
+        ),
+        (
+            {"official_test": torch.ones(6, dtype=torch.bool)},
+            "official_test of dataset 'mine' must be a mask",
+        ),
+        (
+            {"official_test": torch.zeros(5, dtype=torch.bool)},
+            "official_test of dataset 'mine' must be a mask",
+        ),
         ({"official_test": [5]}, "official_test of dataset 'mine' must be a mask"),
     ],
 )
@@ -147,7 +176,10 @@ def load():
             "could not be imported: ModuleNotFoundError: No module named 'no_such_module_anywhere'",
         ),
         ("def load(): return 1 / 0", "failed: ZeroDivisionError: division by zero"),
-        ("from comity.data import Dataset\ndef load(): return Dataset('d', [[2.0]], [-1], 1)", "run from -1 to -1"),
+        (
+            "from comity.data import Dataset\ndef load(): return Dataset('d', [[2.0]], [-1], 1)",
+            "run from -1 to -1",
+        ),
     ],
 )
 def test_a_users_file_that_will_not_do(tmp_path: Path, text: str, message: str) -> None:

@@ -1,4 +1,6 @@
-"""Tables that could be read in two ways, or in part, are refused by a sentence that names the file, the place and what to do."""
+"""Tables that could be read in two ways, or in part, are refused by a sentence that names the file,
+the place and what to do.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def refused(reading: Any, *words: str) -> None:
 def test_a_point_that_may_stand_between_thousands(rows: str, tmp_path: Path) -> None:
     file = tmp_path / "n.csv"
     file.write_text(f"x;label\n{rows}")
-    refused(lambda: read_csv(file, delimiter=None), str(file), "line 2", "line 3", "between thousands")
+    refused(
+        lambda: read_csv(file, delimiter=None), str(file), "line 2", "line 3", "between thousands"
+    )
 
 
 @pytest.mark.parametrize("rows", ["1.5;a\n3,5;b\n", "1.234;a\n2.500;b\n", "3,5;a\n1234;b\n"])
@@ -61,7 +65,9 @@ def test_a_second_sheet(tmp_path: Path) -> None:
 def test_a_formula_that_was_never_worked_out(tmp_path: Path) -> None:
     file = book(tmp_path / "n.xlsx", [["x", "label"], [1, "a"], ["=A2+1", "b"]])
     refused(lambda: read_xlsx(file), str(file), "cell A3", "save it again")
-    assert len(read_xlsx(book(tmp_path / "m.xlsx", [["x", "label"], [None, "a"], [1, "b"]]))) == 2, "a cell may be empty"
+    assert (
+        len(read_xlsx(book(tmp_path / "m.xlsx", [["x", "label"], [None, "a"], [1, "b"]]))) == 2
+    ), "a cell may be empty"
 
 
 def test_tables_in_folders_are_no_pictures(tmp_path: Path) -> None:
@@ -69,4 +75,8 @@ def test_tables_in_folders_are_no_pictures(tmp_path: Path) -> None:
         (tmp_path / "all" / party).mkdir(parents=True)
         (tmp_path / "all" / party / "1.csv").write_text("x,label\n1,a\n")
     file = tmp_path / "all" / "north" / "1.csv"
-    refused(lambda: import_federation(tmp_path / "all", tmp_path / "out"), str(file), str(tmp_path / "all" / "north.csv"))
+    refused(
+        lambda: import_federation(tmp_path / "all", tmp_path / "out"),
+        str(file),
+        str(tmp_path / "all" / "north.csv"),
+    )

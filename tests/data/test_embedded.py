@@ -20,8 +20,12 @@ def test_the_file_holds_what_scikit_learn_gives() -> None:
     assert np.array_equal(theirs, labels)
 
 
-@pytest.mark.parametrize("spec", [None, ModuleSpec("sklearn", None, origin="/nowhere/sklearn/__init__.py")])
-def test_without_the_file_scikit_learn_is_asked(spec: ModuleSpec | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "spec", [None, ModuleSpec("sklearn", None, origin="/nowhere/sklearn/__init__.py")]
+)
+def test_without_the_file_scikit_learn_is_asked(
+    spec: ModuleSpec | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = embedded._table()
     monkeypatch.setattr(embedded, "find_spec", lambda name: spec)
     for a, b in zip(before, embedded._table(), strict=True):

@@ -13,7 +13,9 @@ from comity.data import Dataset, Federation, Samples
 from comity.errors import UsageError
 
 
-def pair(n: int = 20, width: int = 3, classes: int = 2, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def pair(
+    n: int = 20, width: int = 3, classes: int = 2, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     return rng.normal(size=(n, width)), np.arange(n) % classes
 
@@ -82,7 +84,9 @@ def test_seed_changes_the_split() -> None:
 
 def test_counts() -> None:
     x, y = pair(40, classes=4)
-    fed = Federation.from_arrays({"north": (x, y), "south": (x[:10], y[:10] * 0)}, classes=6, validation=0)
+    fed = Federation.from_arrays(
+        {"north": (x, y), "south": (x[:10], y[:10] * 0)}, classes=6, validation=0
+    )
     north, south = fed.counts().tolist()
     assert north == np.bincount(y[list(fed.split.parties["north"].train)], minlength=6).tolist()
     assert sorted(north) == [0, 0, 7, 7, 8, 8]
@@ -109,12 +113,17 @@ def test_fingerprint_notices_values_labels_names_and_order(digits: Dataset) -> N
     assert len(marks) == 5
     assert mark(a=(x, y)) == mark(a=(x, y))
     assert digits.partition("iid", 3).fingerprint() == digits.partition("iid", 3).fingerprint()
-    assert digits.partition("iid", 3, test="common").fingerprint() != digits.partition("iid", 3).fingerprint()
+    assert (
+        digits.partition("iid", 3, test="common").fingerprint()
+        != digits.partition("iid", 3).fingerprint()
+    )
 
 
 def test_fingerprint_is_stable() -> None:
     fed = Federation.from_arrays({"a": ([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1])}, validation=0)
-    again = Federation.from_arrays({"a": ([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1])}, validation=0)
+    again = Federation.from_arrays(
+        {"a": ([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1])}, validation=0
+    )
     assert fed.fingerprint() == again.fingerprint()
     assert re.fullmatch("[0-9a-f]{32}", fed.fingerprint())
 
@@ -137,43 +146,105 @@ BAD_X[4, 1] = np.nan
     [
         ({}, "A federation needs a dict with at least one party"),
         ([(X, Y)], "A federation needs a dict with at least one party"),
-        ({"north": (BAD_X, Y)}, "The x of party 'north' holds values that are not finite (first in sample 4)"),
-        ({"north": (X * np.inf, Y)}, "The x of party 'north' holds values that are not finite (first in sample 0)"),
+        (
+            {"north": (BAD_X, Y)},
+            "The x of party 'north' holds values that are not finite (first in sample 4)",
+        ),
+        (
+            {"north": (X * np.inf, Y)},
+            "The x of party 'north' holds values that are not finite (first in sample 0)",
+        ),
         ({"north": (X * 1e300, Y)}, "The x of party 'north' holds values that are not finite"),
         ({"north": (X, Y[:-1])}, "must be of one length, but their shapes are (20, 3) and (19,)."),
-        ({"north": (X, Y - 1)}, "The labels of party 'north' run from -1 to 0; number the classes 0, 1, 2, ..."),
+        (
+            {"north": (X, Y - 1)},
+            "The labels of party 'north' run from -1 to 0; number the classes 0, 1, 2, ...",
+        ),
         ({"north": (X, Y + 0.5)}, "The labels of party 'north' must be whole numbers"),
         ({"north": (X, Y * np.nan)}, "The labels of party 'north' must be whole numbers"),
         ({"north": (X, Y + np.inf)}, "The labels of party 'north' must be whole numbers"),
         ({"north": (X, Y + 1e18)}, "number the classes 0, 1, 2, ..."),
         ({"north": (X, Y + 100)}, "The labels reach 101, but there are fewer samples than that"),
-        ({"north": (X, Y[:, None])}, "The y of party 'north' must hold one label a sample, but its shape is (20, 1)."),
-        ({"north": (X, ["a"] * 20)}, "The y of party 'north' must be an array of numbers, but it holds"),
-        ({"north": (X + 1j, Y)}, "x of party 'north' must be an array of numbers, but it holds values of type complex128."),
-        ({"north": ([[1.0], [1.0, 2.0]], [0, 1])}, "The x of party 'north' must be an array of numbers with rows of equal"),
-        ({"north": (X[:, 0], Y)}, "must hold a row of numbers for each sample, but its shape is (20,); reshape"),
-        ({"north": (X[:, :0], Y)}, "The x of party 'north' must hold a row of numbers for each sample"),
+        (
+            {"north": (X, Y[:, None])},
+            "The y of party 'north' must hold one label a sample, but its shape is (20, 1).",
+        ),
+        (
+            {"north": (X, ["a"] * 20)},
+            "The y of party 'north' must be an array of numbers, but it holds",
+        ),
+        (
+            {"north": (X + 1j, Y)},
+            (
+                "x of party 'north' must be an array of numbers, but it holds values of type"
+                " complex128."
+            ),
+        ),
+        (
+            {"north": ([[1.0], [1.0, 2.0]], [0, 1])},
+            "The x of party 'north' must be an array of numbers with rows of equal",
+        ),
+        (
+            {"north": (X[:, 0], Y)},
+            "must hold a row of numbers for each sample, but its shape is (20,); reshape",
+        ),
+        (
+            {"north": (X[:, :0], Y)},
+            "The x of party 'north' must hold a row of numbers for each sample",
+        ),
         ({"north": (3.0, Y)}, "The x and y of party 'north' must be of one length"),
-        ({"north": (X[:0], Y[:0])}, "There are no samples in party 'north'; leave it out or give it some."),
+        (
+            {"north": (X[:0], Y[:0])},
+            "There are no samples in party 'north'; leave it out or give it some.",
+        ),
         (
             {"north": (X, Y), "south": (X[:, :2], Y)},
             "A sample of party 'south' has shape (2,), but one of party 'north' has (3,)",
         ),
         (
             {"north": ((X, Y), (X[:, :2], Y))},
-            "A sample of its test part has shape (2,), but one of the training part of party 'north' has (3,)",
+            (
+                "A sample of its test part has shape (2,), but one of the training part of party"
+                " 'north' has (3,)"
+            ),
         ),
-        ({"north": ((X, Y), (X[:0], Y[:0]))}, "There are no samples in the test part of party 'north'"),
-        ({"north": ((X, Y), (BAD_X, Y))}, "The x of the test part of party 'north' holds values that are not finite"),
-        ({"north": (X[:1], Y[:1])}, "Party 'north' has 1 sample, but one to train on and one to test on are needed"),
+        (
+            {"north": ((X, Y), (X[:0], Y[:0]))},
+            "There are no samples in the test part of party 'north'",
+        ),
+        (
+            {"north": ((X, Y), (BAD_X, Y))},
+            "The x of the test part of party 'north' holds values that are not finite",
+        ),
+        (
+            {"north": (X[:1], Y[:1])},
+            "Party 'north' has 1 sample, but one to train on and one to test on are needed",
+        ),
         ({"north": X}, "Party 'north' must give (x, y), or ((x, y), (x_test, y_test))."),
         ({"north": (X, Y, Y)}, "Party 'north' must give (x, y)"),
         ({"": (X, Y)}, "A party cannot be called ''"),
-        ({"server": (X, Y)}, "A party cannot be called 'server', which stands for the server; choose another name."),
+        (
+            {"server": (X, Y)},
+            "A party cannot be called 'server', which stands for the server; choose another name.",
+        ),
         ({7: (X, Y)}, "A party cannot be called 7"),
         *[
             ({name: (X, Y)}, f"A party cannot be called {name!r}; use up to 64 letters")
-            for name in ("a,b", "a/b", "a\nb", "a\n", 'a"b', "a'b", "..", " a", "a ", "-a", "a\\b", "a\0b", "a" * 65)
+            for name in (
+                "a,b",
+                "a/b",
+                "a\nb",
+                "a\n",
+                'a"b',
+                "a'b",
+                "..",
+                " a",
+                "a ",
+                "-a",
+                "a\\b",
+                "a\0b",
+                "a" * 65,
+            )
         ],
     ],
 )
@@ -185,7 +256,13 @@ def test_from_arrays_refuses(parties: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"test": "common"}, "Parties that bring their own arrays have no common test set for 'common'; use own(...)"),
+        (
+            {"test": "common"},
+            (
+                "Parties that bring their own arrays have no common test set for 'common'; use"
+                " own(...)"
+            ),
+        ),
         ({"test": "matched(size=3)"}, "have no common test set for 'matched(size=3)'"),
         ({"test": "own(2)"}, "fraction of own must be more than 0"),
         ({"validation": 1.5}, "validation must be at least 0 and less than 1, not 1.5."),

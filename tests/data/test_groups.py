@@ -1,4 +1,6 @@
-"""Parties that the data have of their own: whose samples are whose, what they are called, and what `auto` makes of them."""
+"""Parties that the data have of their own: whose samples are whose, what they are called, and what
+`auto` makes of them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def dataset(of: Any, official: Any = None, names: tuple[str, ...] = NAMES, **mor
 def owned(fed: Federation) -> dict[str, list[int]]:
     """All positions of each party, by what its samples say themselves."""
     return {
-        name: sorted(int(v) for part in (p.train, p.validation, p.test) for v in part.x[:, 0]) for name, p in fed.parties.items()
+        name: sorted(int(v) for part in (p.train, p.validation, p.test) for v in part.x[:, 0])
+        for name, p in fed.parties.items()
     }
 
 
@@ -56,7 +59,9 @@ def groups_of(of: Any, least: int = 1) -> dict[str, list[int]]:
 
 
 @given(of=who, least=st.integers(2, 8), seed=seeds)
-def test_natural_parties_are_the_groups_that_are_large_enough(of: list[int], least: int, seed: int) -> None:
+def test_natural_parties_are_the_groups_that_are_large_enough(
+    of: list[int], least: int, seed: int
+) -> None:
     expected = groups_of(of, least)
     assume(expected)
     fed = dataset(of).partition(f"natural(min={least})", seed=seed)
@@ -73,15 +78,24 @@ def test_natural_leaves_out_those_with_fewer_than_four_unless_told() -> None:
 
 def test_natural_parties_are_the_first_so_many_that_are_large_enough() -> None:
     of = [3] * 5 + [2] * 9 + [1] * 3 + [0] * 4
-    assert owned(dataset(of).partition("natural", 2)) == {"ann": [17, 18, 19, 20], "cyd": [*range(5, 14)]}
+    assert owned(dataset(of).partition("natural", 2)) == {
+        "ann": [17, 18, 19, 20],
+        "cyd": [*range(5, 14)],
+    }
     assert dataset(of).partition("natural", 3).names == ["ann", "cyd", "dan"]
 
 
 def test_natural_cannot_make_more_parties_than_there_are_groups() -> None:
     of = [0] * 4 + [1] * 3 + [2] * 9 + [3] * 5
-    with pytest.raises(UsageError, match=r"^Only 3 of the data's 4 who groups have 4 samples or more; use --parties 3\.$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^Only 3 of the data's 4 who groups have 4 samples or more; use --parties 3\.$",
+    ):
         dataset(of).partition("natural", 4)
-    with pytest.raises(UsageError, match=r"^Only 0 of the data's 4 who groups have 10 samples or more; use a smaller min\.$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^Only 0 of the data's 4 who groups have 10 samples or more; use a smaller min\.$",
+    ):
         dataset(of).partition("natural(min=10)")
 
 
@@ -120,7 +134,9 @@ def test_domain_parts_are_disjoint_and_leave_nothing(of: list[int], parts: int, 
     assume(min(map(len, expected.values())) >= 2 * parts)
     fed = dataset(of).partition(f"domain(parts={parts})", seed=seed)
     mine = owned(fed)
-    assert list(mine) == [name if parts == 1 else f"{name}-{k}" for name in expected for k in range(parts)]
+    assert list(mine) == [
+        name if parts == 1 else f"{name}-{k}" for name in expected for k in range(parts)
+    ]
     for name, positions in expected.items():
         pieces = [at for party, at in mine.items() if party.split("-")[0] == name]
         assert sorted(chain(*pieces)) == positions
@@ -142,17 +158,27 @@ def test_domain_takes_so_many_of_each_part(of: list[int], parts: int, take: int,
 
 def test_domain_takes_at_random() -> None:
     data = dataset([0] * 400)
-    one, same, other = (owned(data.partition("domain(parts=2,take=100)", seed=s)) for s in (0, 0, 1))
+    one, same, other = (
+        owned(data.partition("domain(parts=2,take=100)", seed=s)) for s in (0, 0, 1)
+    )
     assert one == same != other
-    assert all(abs(np.mean(at) - 199.5) < 35 for at in one.values())  # the first hundred would have a mean of 49.5
+    assert all(
+        abs(np.mean(at) - 199.5) < 35 for at in one.values()
+    )  # the first hundred would have a mean of 49.5
 
 
 def test_domain_parties_are_the_first_so_many() -> None:
     data = dataset(np.arange(60) % 3)
     assert data.partition("domain(parts=2)", 3).names == ["ann-0", "ann-1", "bob-0"]
-    whole, some = data.partition("domain(parts=2)", seed=4), data.partition("domain(parts=2)", 3, seed=4)
+    whole, some = (
+        data.partition("domain(parts=2)", seed=4),
+        data.partition("domain(parts=2)", 3, seed=4),
+    )
     assert owned(some) == {name: at for name, at in owned(whole).items() if name in some.names}
-    with pytest.raises(UsageError, match=r"^The data's sources make 6 parties, not 7; use --parties 6 or more parts\.$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^The data's sources make 6 parties, not 7; use --parties 6 or more parts\.$",
+    ):
         data.partition("domain(parts=2)", 7)
 
 
@@ -164,15 +190,26 @@ def test_domain_leaves_out_names_without_samples() -> None:
 
 
 def two_ways() -> Dataset:
-    groups = {"who": Groups(NAMES, np.arange(48) % 4), "where": Groups(("south", "north"), np.arange(48) // 24)}
+    groups = {
+        "who": Groups(NAMES, np.arange(48) % 4),
+        "where": Groups(("south", "north"), np.arange(48) // 24),
+    }
     return dataset([0] * 48, groups=groups)
 
 
 def test_by_chooses_the_grouping_and_the_first_is_meant_without() -> None:
     data = two_ways()
     assert data.partition("natural").names == data.partition("natural(by=who)").names == list(NAMES)
-    assert owned(data.partition("natural(by=where)")) == {"south": [*range(24)], "north": [*range(24, 48)]}
-    assert data.partition("domain(by=where,parts=2)").names == ["south-0", "south-1", "north-0", "north-1"]
+    assert owned(data.partition("natural(by=where)")) == {
+        "south": [*range(24)],
+        "north": [*range(24, 48)],
+    }
+    assert data.partition("domain(by=where,parts=2)").names == [
+        "south-0",
+        "south-1",
+        "north-0",
+        "north-1",
+    ]
     assert data.partition("natural(where)").names == ["south", "north"]
 
 
@@ -189,7 +226,10 @@ def test_by_chooses_the_grouping_and_the_first_is_meant_without() -> None:
         ("domain(parts=-1)", "parts and take of domain must be at least 1."),
         ("domain(take=0)", "parts and take of domain must be at least 1."),
         ("domain(take=x)", "take of domain cannot be 'x'."),
-        ("domain(parts=2,take=7)", "ann has 12 samples, too few for 2 parties of 7; use take=6 or less."),
+        (
+            "domain(parts=2,take=7)",
+            "ann has 12 samples, too few for 2 parties of 7; use take=6 or less.",
+        ),
         ("naturl", "There is no partition 'naturl'. Did you mean 'natural'?"),
     ],
 )
@@ -200,7 +240,10 @@ def test_refusals(spec: str, message: str) -> None:
 
 @pytest.mark.parametrize("spec", ["natural", "domain"])
 def test_data_without_groups_have_no_natural_parties(digits: Dataset, spec: str) -> None:
-    with pytest.raises(UsageError, match=r"^These data have no natural parties; use dirichlet, iid or another partition\.$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^These data have no natural parties; use dirichlet, iid or another partition\.$",
+    ):
         digits.partition(spec, 3)
 
 
@@ -208,7 +251,9 @@ def test_data_without_groups_have_no_natural_parties(digits: Dataset, spec: str)
 
 
 @pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official", "own(0.5)"])
-@pytest.mark.parametrize("spec", ["natural", "domain(parts=2)", "domain(parts=2,take=7)|keep(fraction=0.6)|concept"])
+@pytest.mark.parametrize(
+    "spec", ["natural", "domain(parts=2)", "domain(parts=2,take=7)|keep(fraction=0.6)|concept"]
+)
 def test_nothing_of_another_group_in_any_part(spec: str, test: str) -> None:
     of = np.random.default_rng(0).permutation(np.arange(120) % 4)
     held = np.random.default_rng(1).random(120) < 0.3
@@ -222,11 +267,17 @@ def test_nothing_of_another_group_in_any_part(spec: str, test: str) -> None:
 
 
 def test_auto_is_the_home_of_the_data() -> None:
-    for home, parties in (("natural", None), ("domain(by=who,parts=2)|keep(samples=4)", 5), ("dirichlet(alpha=0.3,min=4)", 3)):
+    for home, parties in (
+        ("natural", None),
+        ("domain(by=who,parts=2)|keep(samples=4)", 5),
+        ("dirichlet(alpha=0.3,min=4)", 3),
+    ):
         data = dataset(np.arange(80) % 4, home=home)
         auto, told = data.partition("auto", parties, seed=2), data.partition(home, parties, seed=2)
         assert_same(auto, told)
-        assert auto.split.partition == home  # resolved: a saved split does not hang on what auto means
+        assert (
+            auto.split.partition == home
+        )  # resolved: a saved split does not hang on what auto means
 
 
 def test_steps_follow_auto_and_those_of_the_home() -> None:
@@ -246,7 +297,10 @@ def test_auto_of_data_without_a_home_is_dirichlet_with_ten_parties(digits: Datas
 # --- the same again
 
 
-@pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25,gap=2)", "official", "official(size=5)", "matched(size=3)", "common"])
+@pytest.mark.parametrize(
+    "test",
+    ["own(0.25)", "tail(0.25,gap=2)", "official", "official(size=5)", "matched(size=3)", "common"],
+)
 @pytest.mark.parametrize(
     "spec",
     [
@@ -257,7 +311,10 @@ def test_auto_of_data_without_a_home_is_dirichlet_with_ten_parties(digits: Datas
 )
 def test_a_saved_split_of_groups_builds_the_same(tmp_path: Path, spec: str, test: str) -> None:
     rng = np.random.default_rng(0)
-    x, of = torch.from_numpy(rng.integers(0, 256, (160, 2, 5, 5), dtype=np.uint8)), rng.permutation(np.arange(160) % 4)
+    x, of = (
+        torch.from_numpy(rng.integers(0, 256, (160, 2, 5, 5), dtype=np.uint8)),
+        rng.permutation(np.arange(160) % 4),
+    )
     groups = {"who": Groups(NAMES, of)}
     data = Dataset(
         "mine",
@@ -311,7 +368,9 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """`comity ...` in an empty folder: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
@@ -345,18 +404,25 @@ def parties(folder: Path) -> set[str]:
         return {row["party"] for row in csv.DictReader(rows)} - {"server"}
 
 
-def test_a_run_finds_the_parties_of_a_users_file(command: Command, file: Path, tmp_path: Path) -> None:
+def test_a_run_finds_the_parties_of_a_users_file(
+    command: Command, file: Path, tmp_path: Path
+) -> None:
     code, out, err = command("run", "fedavg", "--data", file, *QUICK, "--out", "auto")
     assert code == 0, err
     assert "mine: bonn is small." in out
     assert parties(tmp_path / "auto") == {"oslo", "rome", "bonn"}
     made = settings(tmp_path / "auto")
     assert (made["partition"], made["parties"]) == ("natural(by=site)", 3)  # resolved
-    again, told = ("run", tmp_path / "auto" / "config.toml"), ("run", "fedavg", "--data", file, *QUICK)
+    again, told = (
+        ("run", tmp_path / "auto" / "config.toml"),
+        ("run", "fedavg", "--data", file, *QUICK),
+    )
     assert command(*again, "--out", "again")[0] == 0
     assert command(*told, "--partition", "natural", "--out", "told")[0] == 0
     for table in ("metrics.csv", "ledger.csv", "outcomes.csv"):
-        first, second, third = ((tmp_path / folder / table).read_bytes() for folder in ("auto", "again", "told"))
+        first, second, third = (
+            (tmp_path / folder / table).read_bytes() for folder in ("auto", "again", "told")
+        )
         assert first == second == third
 
 
@@ -366,7 +432,9 @@ def test_a_run_with_fewer_parties(command: Command, file: Path, tmp_path: Path) 
     assert settings(tmp_path / "two")["parties"] == 2
 
 
-def test_a_stopped_run_goes_on_with_its_own_parties(command: Command, file: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_with_its_own_parties(
+    command: Command, file: Path, tmp_path: Path
+) -> None:
     assert command("run", "fedavg", "--data", file, *QUICK, "--out", "whole")[0] == 0
     before = (tmp_path / "whole" / "metrics.csv").read_bytes()
     (tmp_path / "whole" / "summary.json").unlink()
@@ -380,11 +448,16 @@ def test_compare_finds_them_too_and_goes_on(command: Command, file: Path, tmp_pa
     asked = ("compare", "fedavg", "--data", file, *QUICK, "--seeds", "0,1", "--out", "all")
     code, _, err = command(*asked)
     assert code == 0, err
-    folders = [tmp_path / "all" / method / f"seed-{s}" for method in ("solo", "fedavg") for s in (0, 1)]
+    folders = [
+        tmp_path / "all" / method / f"seed-{s}" for method in ("solo", "fedavg") for s in (0, 1)
+    ]
     assert all(parties(folder) == {"oslo", "rome", "bonn"} for folder in folders)
     assert all(settings(folder)["partition"] == "natural(by=site)" for folder in folders)
     for s in (0, 1):  # one split for all methods
-        solo, fedavg = (json.loads((tmp_path / "all" / m / f"seed-{s}" / "split.json").read_text()) for m in ("solo", "fedavg"))
+        solo, fedavg = (
+            json.loads((tmp_path / "all" / m / f"seed-{s}" / "split.json").read_text())
+            for m in ("solo", "fedavg")
+        )
         assert solo == fedavg
     marks = {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders}
     code, _, err = command(*asked)  # the same command again: finished runs are taken as they are
@@ -408,17 +481,23 @@ def test_compare_finds_them_too_and_goes_on(command: Command, file: Path, tmp_pa
     "augment=rotate(degrees=nan)", "augment=flip(3)", "augment=crop(4,4)", "augment=crop(size=3)", "patience=0",
     "patience=-1", "patience=x", "patience=1.5",
 ])  # fmt: skip
-def test_wrong_values_end_in_one_sentence(command: Command, file: Path, tmp_path: Path, option: str) -> None:
+def test_wrong_values_end_in_one_sentence(
+    command: Command, file: Path, tmp_path: Path, option: str
+) -> None:
     before = sorted(tmp_path.rglob("*"))
     for args in (("run", "fedavg"), ("compare", "fedavg")):
         code, _, err = command(*args, "--data", file, *QUICK, "--out", "out", f"--{option}")
         assert (code, len(err.splitlines())) == (2, 1), err
         assert re.match(r"comity: [A-Z'\w].{10,}[.?)]$", err.strip()), err
-    assert [p for p in sorted(tmp_path.rglob("*")) if p not in before and "__pycache__" not in p.parts] == []
+    assert [
+        p for p in sorted(tmp_path.rglob("*")) if p not in before and "__pycache__" not in p.parts
+    ] == []
 
 
 @pytest.mark.parametrize("name", ["partition", "parties", "augment", "patience", "test"])
-def test_wrong_types_in_python_and_toml(command: Command, file: Path, tmp_path: Path, name: str) -> None:
+def test_wrong_types_in_python_and_toml(
+    command: Command, file: Path, tmp_path: Path, name: str
+) -> None:
     wrongs: list[Any] = [True, [3], {"a": 1}]
     for wrong in wrongs:
         with pytest.raises(UsageError, match=name):
@@ -431,7 +510,10 @@ def test_wrong_types_in_python_and_toml(command: Command, file: Path, tmp_path: 
 def test_official_on_the_command_line(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "held.py"
     path.write_text(FILE.replace("HELD", "__import__('torch').arange(n) >= 90"))
-    assert command("run", "fedavg", "--data", path, *QUICK, "--test", "official", "--out", "out")[0] == 0
+    assert (
+        command("run", "fedavg", "--data", path, *QUICK, "--test", "official", "--out", "out")[0]
+        == 0
+    )
     split = json.loads((tmp_path / "out" / "split.json").read_text())
     assert {name: p["test"] for name, p in split["parties"].items()} == {
         name: [*range(90 + k, 120, 3)] for k, name in enumerate(("oslo", "rome", "bonn"))
@@ -472,9 +554,26 @@ def test_auto_takes_no_options() -> None:
         dataset(np.arange(40) % 4, home="natural").partition("auto(parties=3)")
 
 
-def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(file: Path, tmp_path: Path, command: Command) -> None:
-    Path("auto-split.json").write_text(comity.load(str(file)).partition("iid", 2, seed=5).split.to_json())
-    assert command("run", "fedavg", "--data", file, *QUICK, "--partition", "auto-split.json", "--out", "out")[0] == 0
+def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(
+    file: Path, tmp_path: Path, command: Command
+) -> None:
+    Path("auto-split.json").write_text(
+        comity.load(str(file)).partition("iid", 2, seed=5).split.to_json()
+    )
+    assert (
+        command(
+            "run",
+            "fedavg",
+            "--data",
+            file,
+            *QUICK,
+            "--partition",
+            "auto-split.json",
+            "--out",
+            "out",
+        )[0]
+        == 0
+    )
     assert settings(tmp_path / "out")["partition"] == "auto-split.json"
 
 
@@ -483,19 +582,27 @@ def test_compare_says_a_note_of_the_data_once(command: Command, file: Path) -> N
     assert out.count("mine: bonn is small.") == 1
 
 
-def test_the_split_of_a_run_whose_folder_has_its_methods_options(file: Path, tmp_path: Path, command: Command) -> None:
+def test_the_split_of_a_run_whose_folder_has_its_methods_options(
+    file: Path, tmp_path: Path, command: Command
+) -> None:
     """As `comity run` itself calls them: fedprox(mu=0.1)-mine-s0."""
     assert command("run", "fedprox(mu=0.1)", "--data", file, *QUICK)[0] == 0
     split = tmp_path / "runs" / "fedprox(mu=0.1)-mine-s0" / "split.json"
-    code, _, err = command("run", "fedavg", "--data", file, *QUICK, "--partition", split, "--out", "out")
+    code, _, err = command(
+        "run", "fedavg", "--data", file, *QUICK, "--partition", split, "--out", "out"
+    )
     assert code == 0, err
-    assert json.loads((tmp_path / "out" / "split.json").read_text()) == json.loads(split.read_text())
+    assert json.loads((tmp_path / "out" / "split.json").read_text()) == json.loads(
+        split.read_text()
+    )
 
 
 LISTED = Groups(NAMES, [0, 1, 2, 3] * 10)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("groups", [LISTED, np.arange(40) % 4, NAMES], ids=["list", "array", "names"])
+@pytest.mark.parametrize(
+    "groups", [LISTED, np.arange(40) % 4, NAMES], ids=["list", "array", "names"]
+)
 def test_groups_as_people_write_them_are_taken_or_refused(groups: Any) -> None:
     try:
         fed = dataset([0] * 40, groups={"who": groups}).partition("natural")

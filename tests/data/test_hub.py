@@ -1,4 +1,6 @@
-"""The Hugging Face hub, with a stand-in for the package `datasets`; and what is said where that or the network is missing."""
+"""The Hugging Face hub, with a stand-in for the package `datasets`; and what is said where that or
+the network is missing.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +70,19 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
 
 def photos(n: int, size: tuple[int, int] = (6, 5), grey: bool = False) -> list[Any]:
     image = pytest.importorskip("PIL.Image")
-    return [image.fromarray(RNG.integers(0, 256, size if grey else (*size, 3), np.uint8)) for _ in range(n)]
+    return [
+        image.fromarray(RNG.integers(0, 256, size if grey else (*size, 3), np.uint8))
+        for _ in range(n)
+    ]
 
 
 def test_pictures_with_writers(hub: dict[str, Any]) -> None:
-    features = {"image": Image(), "writer_id": Value("string"), "hsf_id": Value("int64"), "character": ClassLabel("a", "b", "c")}
+    features = {
+        "image": Image(),
+        "writer_id": Value("string"),
+        "hsf_id": Value("int64"),
+        "character": ClassLabel("a", "b", "c"),
+    }
 
     def rows(n: int) -> Rows:
         return Rows(
@@ -93,7 +103,10 @@ def test_pictures_with_writers(hub: dict[str, Any]) -> None:
     assert data.official_test.sum() == 6
     assert (data.home, data.groups["writer"].names) == ("natural(by=writer)", ("f0", "f1"))
     assert data.notes == (
-        "flwrlabs/femnist: the inputs are the pictures of image, the classes those of character; left out: hsf_id.",
+        (
+            "flwrlabs/femnist: the inputs are the pictures of image, the classes those of"
+            " character; left out: hsf_id."
+        ),
     )
     assert [len(p.test) for p in data.partition("auto", test="official").parties.values()] == [3, 3]
 
@@ -101,7 +114,9 @@ def test_pictures_with_writers(hub: dict[str, Any]) -> None:
 def test_grey_pictures_and_many_sizes(hub: dict[str, Any]) -> None:
     features = {"image": Image(), "label": ClassLabel("a", "b")}
     hub["grey"] = {"train": Rows(features, image=photos(4, grey=True), label=[0, 1, 0, 1])}
-    hub["many"] = {"train": Rows(features, image=[*photos(2), *photos(2, (9, 9))], label=[0, 1, 0, 1])}
+    hub["many"] = {
+        "train": Rows(features, image=[*photos(2), *photos(2, (9, 9))], label=[0, 1, 0, 1])
+    }
     assert load("hub:grey").shape == (1, 6, 5)
     assert load("hub:grey").official_test is None
     many = load("hub:many")
@@ -110,8 +125,14 @@ def test_grey_pictures_and_many_sizes(hub: dict[str, Any]) -> None:
 
 
 def test_the_finer_of_two_labels(hub: dict[str, Any]) -> None:
-    features = {"img": Image(), "coarse_label": ClassLabel("a", "b"), "fine_label": ClassLabel("w", "x", "y")}
-    hub["cifar100"] = {"train": Rows(features, img=photos(3), coarse_label=[0, 0, 1], fine_label=[0, 1, 2])}
+    features = {
+        "img": Image(),
+        "coarse_label": ClassLabel("a", "b"),
+        "fine_label": ClassLabel("w", "x", "y"),
+    }
+    hub["cifar100"] = {
+        "train": Rows(features, img=photos(3), coarse_label=[0, 0, 1], fine_label=[0, 1, 2])
+    }
     assert load("hub:cifar100").class_names == ("w", "x", "y")
 
 
@@ -128,15 +149,33 @@ def test_text_in_a_configuration(hub: dict[str, Any]) -> None:
 
 
 def test_numbers_and_words_as_classes(hub: dict[str, Any]) -> None:
-    features = {"age": Value("float64"), "sex": Value("bool"), "name": Value("string"), "target": Value("string")}
-    rows = Rows(features, age=[1.5, None, 3.0], sex=[True, False, True], name=["x"] * 3, target=["no", "yes", "no"])
+    features = {
+        "age": Value("float64"),
+        "sex": Value("bool"),
+        "name": Value("string"),
+        "target": Value("string"),
+    }
+    rows = Rows(
+        features,
+        age=[1.5, None, 3.0],
+        sex=[True, False, True],
+        name=["x"] * 3,
+        target=["no", "yes", "no"],
+    )
     hub["table"] = {"train": rows}
     data = load("hub:table")
     assert data.x[0].tolist() == [1.5, 1.0]
-    assert (data.missing, data.shape, data.class_names, data.y.tolist()) == ("impute", (3,), ("no", "yes"), [0, 1, 0])
+    assert (data.missing, data.shape, data.class_names, data.y.tolist()) == (
+        "impute",
+        (3,),
+        ("no", "yes"),
+        [0, 1, 0],
+    )
 
 
-def test_prepared_once_and_made_again_when_damaged(hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepared_once_and_made_again_when_damaged(
+    hub: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = Rows({"a": Value("float32"), "label": ClassLabel("x", "y")}, a=[1.0, 2.0], label=[0, 1])
     hub["o/n"] = {"train": rows}
     first = load("hub:o/n")
@@ -158,14 +197,32 @@ NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
 @pytest.mark.parametrize(
     ("held", "words"),
     [
-        (ConnectionError("Couldn't reach 'o/n' on the Hub (LocalEntryNotFoundError)"), ("cannot be reached for o/n", *WAYS)),
-        (FileNotFoundError("Dataset 'o/n' doesn't exist on the Hub.\nMore."), ("(FileNotFoundError): check the name", *WAYS)),
-        (ValueError("Config name is missing."), ("could not be loaded from the Hugging Face hub (ValueError)", *WAYS)),
+        (
+            ConnectionError("Couldn't reach 'o/n' on the Hub (LocalEntryNotFoundError)"),
+            ("cannot be reached for o/n", *WAYS),
+        ),
+        (
+            FileNotFoundError("Dataset 'o/n' doesn't exist on the Hub.\nMore."),
+            ("(FileNotFoundError): check the name", *WAYS),
+        ),
+        (
+            ValueError("Config name is missing."),
+            ("could not be loaded from the Hugging Face hub (ValueError)", *WAYS),
+        ),
         ([1], ("has no splits that Comity can use",)),
         ({}, ("holds no samples",)),
-        ({"train": Rows({"a": Value("float32")}, a=[1.0])}, ("no column of classes that Comity knows; it has a",)),
-        ({"train": Rows({"label": ClassLabel("x")}, label=[0])}, ("has no pictures, text or numbers",)),
-        ({"train": Rows(NUMBERS, a=[1.0], label=[None])}, ("The column 'label' of o/n has samples without a class",)),
+        (
+            {"train": Rows({"a": Value("float32")}, a=[1.0])},
+            ("no column of classes that Comity knows; it has a",),
+        ),
+        (
+            {"train": Rows({"label": ClassLabel("x")}, label=[0])},
+            ("has no pictures, text or numbers",),
+        ),
+        (
+            {"train": Rows(NUMBERS, a=[1.0], label=[None])},
+            ("The column 'label' of o/n has samples without a class",),
+        ),
         ({"train": Rows(NUMBERS, a=[1.0, 2.0], label=[0, -1])}, ("has the label -1 in row 2",)),
     ],
 )
@@ -189,7 +246,9 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError) as told:
         load("hub:ylecun/mnist")
-    assert str(told.value) == (
-        "ylecun/mnist is on the Hugging Face hub, which takes the package datasets: pip install 'comity[data]', or put its files "
-        "into a folder and name it with COMITY_DATA, or bring them with 'comity data import'."
+    assert (
+        str(told.value)
+        == "ylecun/mnist is on the Hugging Face hub, which takes the package datasets: pip install"
+        " 'comity[data]', or put its files into a folder and name it with COMITY_DATA, or bring"
+        " them with 'comity data import'."
     )

@@ -22,7 +22,9 @@ from comity.errors import UsageError
 RNG = np.random.default_rng(0)
 
 
-def arrays(path: Path, n: int = 8, shape: tuple[int, ...] = (3,), classes: int = 2, **more: Any) -> None:
+def arrays(
+    path: Path, n: int = 8, shape: tuple[int, ...] = (3,), classes: int = 2, **more: Any
+) -> None:
     given = {"x": RNG.normal(size=(n, *shape)), "y": np.arange(n) % classes} | more
     np.savez(path, **given)
 
@@ -55,16 +57,25 @@ def test_arrays(source: Path, out: Path) -> None:
     data = import_federation(source, out)
     assert (data.name, len(data), data.shape, data.classes) == ("mine", 20, (3,), 3)
     assert data.groups["party"].names == ("north", "south")
-    assert (data.home, data.official_test, data.mean, data.std) == ("natural(by=party)", None, (0.0,), (1.0,))
+    assert (data.home, data.official_test, data.mean, data.std) == (
+        "natural(by=party)",
+        None,
+        (0.0,),
+        (1.0,),
+    )
     with np.load(source / "north.npz") as held:
         assert np.allclose(data.x[:8].numpy(), held["x"])
     fed = load(str(out)).partition("auto")
-    assert {name: len(p.train) + len(p.validation) + len(p.test) for name, p in fed.parties.items()} == {"north": 8, "south": 12}
+    assert {
+        name: len(p.train) + len(p.validation) + len(p.test) for name, p in fed.parties.items()
+    } == {"north": 8, "south": 12}
 
 
 def test_a_test_part(source: Path, out: Path) -> None:
     for name, held in (("north", 2), ("south", 4)):
-        arrays(source / f"{name}.npz", 8, x_test=np.zeros((held, 3)), y_test=np.zeros(held, np.int64))
+        arrays(
+            source / f"{name}.npz", 8, x_test=np.zeros((held, 3)), y_test=np.zeros(held, np.int64)
+        )
     data = import_federation(source, out, name="hospitals")
     assert data.official_test is not None
     assert data.official_test.sum() == 6
@@ -85,25 +96,39 @@ def test_a_test_part(source: Path, out: Path) -> None:
         (RNG.integers(0, 256, (8, 7), np.uint8), (7,)),
     ],
 )
-def test_arrays_of_pictures_and_signals(x: Any, shape: tuple[int, ...], source: Path, out: Path) -> None:
+def test_arrays_of_pictures_and_signals(
+    x: Any, shape: tuple[int, ...], source: Path, out: Path
+) -> None:
     np.savez(source / "a.npz", x=x, y=np.arange(8) % 2)
     data = import_federation(source, out)
     assert data.shape == shape
-    assert data.x.dtype == (torch.uint8 if x.dtype == np.uint8 and len(shape) == 3 else torch.float32)
+    assert data.x.dtype == (
+        torch.uint8 if x.dtype == np.uint8 and len(shape) == 3 else torch.float32
+    )
     assert data.mean == ((0.5,) if len(shape) == 3 else (0.0,))
 
 
 def test_tables_of_all_kinds(source: Path, out: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table(source / "east.csv", ["31,red,no", "?,blue,yes", "40,red,no", "41,,no"])
-    table(source / "north.csv.gz", ["no,green,50", "yes,red,", "no,red,1.5", "yes,red,2"], header="label,colour,age")
+    table(
+        source / "north.csv.gz",
+        ["no,green,50", "yes,red,", "no,red,1.5", "yes,red,2"],
+        header="label,colour,age",
+    )
     held = {"age": [1, 2, 3, 4], "colour": ["blue"] * 4, "label": ["maybe", "no", "no", "no"]}
     parquet.write_table(arrow.table(held), source / "west.parquet")
     data = import_federation(source, out)
     assert data.class_names == ("maybe", "no", "yes")
     assert data.y.tolist() == [1, 2, 1, 1, 1, 2, 1, 2, 0, 1, 1, 1]
     assert data.groups["party"].names == ("east", "north", "west")
-    assert data.x[:, 1:].int().tolist()[:5] == [[0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 0, 0], [0, 1, 0]]  # blue, green, red
+    assert data.x[:, 1:].int().tolist()[:5] == [
+        [0, 0, 1],
+        [1, 0, 0],
+        [0, 0, 1],
+        [0, 0, 0],
+        [0, 1, 0],
+    ]  # blue, green, red
     assert data.x[:, 0].isnan().tolist() == [False, True, False, False, False, True] + [False] * 6
     assert (data.missing, data.shape) == ("impute", (5,))
     assert data.schema is not None
@@ -124,8 +149,16 @@ def test_labels_that_are_numbers_stay_what_they_are(source: Path, out: Path) -> 
 
 
 def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> None:
-    table(source / "a.csv", [f"{k},1,{k % 2},{k % 2}" for k in range(10)], header="age,same,flag,label")
-    table(source / "b.csv", [f"{100 * k if k else ''},2,{k % 2},{k % 2}" for k in range(10)], header="age,same,flag,label")
+    table(
+        source / "a.csv",
+        [f"{k},1,{k % 2},{k % 2}" for k in range(10)],
+        header="age,same,flag,label",
+    )
+    table(
+        source / "b.csv",
+        [f"{100 * k if k else ''},2,{k % 2},{k % 2}" for k in range(10)],
+        header="age,same,flag,label",
+    )
     data = import_federation(source, out, kinds={"age": "number"})
     assert data.x[:10, 0].tolist() == list(range(10)), "what is written is what the file says"
     fed = data.partition("auto", validation=0.0)
@@ -135,7 +168,9 @@ def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> 
         known = raw[:, 0][~raw[:, 0].isnan()].double()
         assert mine[:, 0].mean().abs() < 1e-6
         there = (raw[:, 0].double() - known.mean()) / known.std(correction=0)
-        assert torch.allclose(mine[:, 0][~raw[:, 0].isnan()], there[~raw[:, 0].isnan()].float(), atol=1e-5)
+        assert torch.allclose(
+            mine[:, 0][~raw[:, 0].isnan()], there[~raw[:, 0].isnan()].float(), atol=1e-5
+        )
         assert (mine[:, 1] == 0).all()  # all alike: nothing to scale by
         assert set(mine[:, 2].tolist()) == {0.0, 1.0}  # zeros and ones stay
     assert data.schema is not None
@@ -155,13 +190,28 @@ def test_shared_figures_are_everybodys_and_charged(source: Path, out: Path, tmp_
     assert [(row.src, row.dst, row.kind, row.bytes) for row in ledger if row.call == "scale"] == [
         ("a", "server", "setup", 24), ("server", "a", "setup", 16), ("b", "server", "setup", 24), ("server", "b", "setup", 16),
     ]  # fmt: skip
-    alone = comity.run("fedavg", import_federation(source, tmp_path / "own").partition("auto"), rounds=1, model="linear").ledger
+    alone = comity.run(
+        "fedavg",
+        import_federation(source, tmp_path / "own").partition("auto"),
+        rounds=1,
+        model="linear",
+    ).ledger
     assert not [row for row in alone if row.call == "scale"]
 
 
 def test_a_test_part_is_scaled_by_the_training_part(source: Path, out: Path) -> None:
-    arrays(source / "a.npz", x=np.array([[0.0], [2.0], [4.0], [6.0]]), y=[0, 1, 0, 1], x_test=[[30.0]], y_test=[0])
-    party = import_federation(source, out, scale="own").partition("auto", test="official", validation=0.0).parties["a"]
+    arrays(
+        source / "a.npz",
+        x=np.array([[0.0], [2.0], [4.0], [6.0]]),
+        y=[0, 1, 0, 1],
+        x_test=[[30.0]],
+        y_test=[0],
+    )
+    party = (
+        import_federation(source, out, scale="own")
+        .partition("auto", test="official", validation=0.0)
+        .parties["a"]
+    )
     assert party.train.x.mean().item() == pytest.approx(0, abs=1e-6)
     assert party.test.x.item() == pytest.approx((30 - 3) / np.sqrt(5))
 
@@ -191,7 +241,9 @@ def test_it_runs(source: Path, out: Path, tmp_path: Path, monkeypatch: pytest.Mo
     table(source / "b.csv", [f"{k % 7 or ''},blue,{k % 2}" for k in range(30)])
     import_federation(source, out)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["comity", "run", "fedavg", "--data", str(out), "--rounds", "1", "--out", "run"])
+    monkeypatch.setattr(
+        "sys.argv", ["comity", "run", "fedavg", "--data", str(out), "--rounds", "1", "--out", "run"]
+    )
     cli.main()
     assert (tmp_path / "run" / "summary.json").exists()
 
@@ -225,27 +277,82 @@ def two(first: Callable[[Path], Any], second: Callable[[Path], Any], ending: str
 BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "nothing": (lambda s: None, {}, "is empty: put one file or folder a party into it."),
     "no folder": (lambda s: s.rmdir(), {}, "There is no folder"),
-    "a stray file": (lambda s: (s / "README.md").write_text("x"), {}, "README.md is no party's file"),
+    "a stray file": (
+        lambda s: (s / "README.md").write_text("x"),
+        {},
+        "README.md is no party's file",
+    ),
     "imported already": (import_federation_into, {}, "is a dataset of Comity's already"),
     "a bad name": (lambda s: arrays(s / "north,1.npz"), {}, "A party cannot be called 'north,1'"),
     "the server": (lambda s: arrays(s / "Server.npz"), {}, "which stands for the server"),
-    "two files": (lambda s: (arrays(s / "a.npz"), table(s / "a.csv", ONE)), {}, "has two files, a.csv and a.npz"),
-    "two kinds": (lambda s: (arrays(s / "a.npz"), table(s / "b.csv", ONE)), {}, "Party 'b' brings a table but party 'a' arrays"),
+    "two files": (
+        lambda s: (arrays(s / "a.npz"), table(s / "a.csv", ONE)),
+        {},
+        "has two files, a.csv and a.npz",
+    ),
+    "two kinds": (
+        lambda s: (arrays(s / "a.npz"), table(s / "b.csv", ONE)),
+        {},
+        "Party 'b' brings a table but party 'a' arrays",
+    ),
     "size": (lambda s: arrays(s / "a.npz"), {"size": 8}, "size is for pictures"),
-    "columns": (lambda s: arrays(s / "a.npz"), {"drop": ("x",)}, "drop is for tables, but these parties bring arrays."),
-    "scale": (lambda s: arrays(s / "a.npz"), {"scale": "all"}, "scale must be own, shared or none, not 'all'."),
-    "no x": (lambda s: np.savez(s / "a.npz", z=[1], y=[1]), {}, "a.npz has no array called x; it has z, y."),
-    "half a test": (lambda s: arrays(s / "a.npz", x_test=np.zeros((2, 3))), {}, "has no array called y_test"),
-    "pickles": (lambda s: np.savez(s / "a.npz", x=np.array([{}], object), y=[1]), {}, "holds Python objects in x"),
-    "lengths": (lambda s: arrays(s / "a.npz", y=np.zeros(3)), {}, "a.npz has 8 samples but 3 labels"),
+    "columns": (
+        lambda s: arrays(s / "a.npz"),
+        {"drop": ("x",)},
+        "drop is for tables, but these parties bring arrays.",
+    ),
+    "scale": (
+        lambda s: arrays(s / "a.npz"),
+        {"scale": "all"},
+        "scale must be own, shared or none, not 'all'.",
+    ),
+    "no x": (
+        lambda s: np.savez(s / "a.npz", z=[1], y=[1]),
+        {},
+        "a.npz has no array called x; it has z, y.",
+    ),
+    "half a test": (
+        lambda s: arrays(s / "a.npz", x_test=np.zeros((2, 3))),
+        {},
+        "has no array called y_test",
+    ),
+    "pickles": (
+        lambda s: np.savez(s / "a.npz", x=np.array([{}], object), y=[1]),
+        {},
+        "holds Python objects in x",
+    ),
+    "lengths": (
+        lambda s: arrays(s / "a.npz", y=np.zeros(3)),
+        {},
+        "a.npz has 8 samples but 3 labels",
+    ),
     "flat": (lambda s: arrays(s / "a.npz", x=np.zeros(8)), {}, "has samples of shape (8,)"),
-    "words": (lambda s: arrays(s / "a.npz", x=np.full((8, 2), "a")), {}, "but a row of numbers a sample is needed"),
-    "two labels": (lambda s: arrays(s / "a.npz", y=np.zeros((8, 2))), {}, "has labels of shape (8, 2)"),
+    "words": (
+        lambda s: arrays(s / "a.npz", x=np.full((8, 2), "a")),
+        {},
+        "but a row of numbers a sample is needed",
+    ),
+    "two labels": (
+        lambda s: arrays(s / "a.npz", y=np.zeros((8, 2))),
+        {},
+        "has labels of shape (8, 2)",
+    ),
     "no samples": (lambda s: arrays(s / "a.npz", 0), {}, "a.npz holds no samples."),
-    "another test": (lambda s: arrays(s / "a.npz", x_test=np.zeros((2, 5)), y_test=[0, 1]), {}, "test samples of shape (5,)"),
-    "shapes": (two(arrays, lambda p: arrays(p, shape=(4,))), {}, "The samples of party 'south' have shape (4,) but"),
+    "another test": (
+        lambda s: arrays(s / "a.npz", x_test=np.zeros((2, 5)), y_test=[0, 1]),
+        {},
+        "test samples of shape (5,)",
+    ),
+    "shapes": (
+        two(arrays, lambda p: arrays(p, shape=(4,))),
+        {},
+        "The samples of party 'south' have shape (4,) but",
+    ),
     "types": (
-        two(lambda p: arrays(p, x=np.zeros((8, 1, 4, 4), np.uint8)), lambda p: arrays(p, x=np.zeros((8, 1, 4, 4)))),
+        two(
+            lambda p: arrays(p, x=np.zeros((8, 1, 4, 4), np.uint8)),
+            lambda p: arrays(p, x=np.zeros((8, 1, 4, 4))),
+        ),
         {},
         "The samples of party 'south' are of type float32 but those of party 'north' of type uint8",
     ),
@@ -254,44 +361,111 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
         {},
         "Party 'south' has a test part but party 'north' has none",
     ),
-    "infinite": (two(arrays, lambda p: arrays(p, x=np.full((8, 3), np.inf))), {}, "Party 'south' has infinite values"),
+    "infinite": (
+        two(arrays, lambda p: arrays(p, x=np.full((8, 3), np.inf))),
+        {},
+        "Party 'south' has infinite values",
+    ),
     "missing": (
         two(lambda p: arrays(p, shape=(3, 4)), lambda p: arrays(p, x=np.full((8, 3, 4), np.nan))),
         {},
         "Party 'south' has values that are missing",
     ),
-    "bright": (lambda s: arrays(s / "a.npz", x=np.full((8, 3, 4, 4), 200.0)), {}, "bring them to between 0 and 1"),
-    "half labels": (lambda s: arrays(s / "a.npz", y=np.full(8, 0.5)), {}, "has the label 0.5 in row 1"),
+    "bright": (
+        lambda s: arrays(s / "a.npz", x=np.full((8, 3, 4, 4), 200.0)),
+        {},
+        "bring them to between 0 and 1",
+    ),
+    "half labels": (
+        lambda s: arrays(s / "a.npz", y=np.full(8, 0.5)),
+        {},
+        "has the label 0.5 in row 1",
+    ),
     "negative": (lambda s: arrays(s / "a.npz", y=np.full(8, -1)), {}, "has the label -1 in row 1"),
-    "few classes": (lambda s: arrays(s / "a.npz", classes=4), {"classes": 3}, "has the label 3 in row 4"),
-    "years": (lambda s: arrays(s / "a.npz", y=np.arange(8) + 1990), {}, "The labels run up to 1997, but there are only 8"),
+    "few classes": (
+        lambda s: arrays(s / "a.npz", classes=4),
+        {"classes": 3},
+        "has the label 3 in row 4",
+    ),
+    "years": (
+        lambda s: arrays(s / "a.npz", y=np.arange(8) + 1990),
+        {},
+        "The labels run up to 1997, but there are only 8",
+    ),
     "one class": (lambda s: arrays(s / "a.npz", classes=1), {}, "All samples have the same label"),
     "mixed labels": (
         two(arrays, lambda p: arrays(p, y=np.array(["a", "b"] * 4))),
         {},
         "The labels of party 'north' are numbers but those of party 'south' words",
     ),
-    "no label": (lambda s: table(s / "a.csv", ["1,red,yes", "1,red,"]), {}, "a.csv has no label in row 2 of 'label': fill"),
-    "no number": (lambda s: table(s / "a.csv", ["1,red,1", "1,red,NA"]), {}, "a.csv has no label in row 2 of 'label': fill"),
-    "word classes": (lambda s: table(s / "a.csv", ["1,red,yes", "1,red,no"]), {"classes": 3}, "are 2 words, not 3"),
-    "label column": (lambda s: table(s / "a.csv", ONE), {"label": "class"}, "a.csv has no column called 'class', which is"),
-    "only labels": (lambda s: table(s / "a.csv", ["1", "0"], header="label"), {}, "no column but 'label'"),
+    "no label": (
+        lambda s: table(s / "a.csv", ["1,red,yes", "1,red,"]),
+        {},
+        "a.csv has no label in row 2 of 'label': fill",
+    ),
+    "no number": (
+        lambda s: table(s / "a.csv", ["1,red,1", "1,red,NA"]),
+        {},
+        "a.csv has no label in row 2 of 'label': fill",
+    ),
+    "word classes": (
+        lambda s: table(s / "a.csv", ["1,red,yes", "1,red,no"]),
+        {"classes": 3},
+        "are 2 words, not 3",
+    ),
+    "label column": (
+        lambda s: table(s / "a.csv", ONE),
+        {"label": "class"},
+        "a.csv has no column called 'class', which is",
+    ),
+    "only labels": (
+        lambda s: table(s / "a.csv", ["1", "0"], header="label"),
+        {},
+        "no column but 'label'",
+    ),
     "a typing error": (
         two(lambda p: table(p, ONE), lambda p: table(p, ["12o,red,0", "5,red,1"]), "csv"),
         {},
-        "The column 'age' of party 'south' has '12o', but that of party 'north' only numbers: correct",
+        (
+            "The column 'age' of party 'south' has '12o', but that of party 'north' only numbers:"
+            " correct"
+        ),
     ),
     "names": (
         lambda s: table(s / "a.csv", [f"1,name{k},{k % 2}" for k in range(300)]),
         {"kinds": {"colour": "words"}},
         "has 300 different words",
     ),
-    "a cut table": (lambda s: (s / "a.csv").write_text("age,label\n1,0\n2\n"), {}, "a.csv has 1 cells in line 3, but 2 columns"),
-    "damaged": (lambda s: (s / "a.npz").write_bytes(b"PK\3\4junk"), {}, "a.npz is damaged or cut short"),
-    "a loose picture": (lambda s: photo(s / "a" / "cat.png", 1), {}, "cat.png is not in a folder of its class."),
-    "an empty party": (lambda s: (s / "a").mkdir(), {}, "is empty: it must have one folder a class."),
-    "sizes": (lambda s: (photo(s / "a/x/1.png", 1), photo(s / "b/x/1.png", 1, (9, 9))), {}, "has 9 x 9 pixels but"),
-    "scaled pictures": (lambda s: photo(s / "a" / "x" / "1.png", 1), {"scale": "own"}, "scale is for tables and signals"),
+    "a cut table": (
+        lambda s: (s / "a.csv").write_text("age,label\n1,0\n2\n"),
+        {},
+        "a.csv has 1 cells in line 3, but 2 columns",
+    ),
+    "damaged": (
+        lambda s: (s / "a.npz").write_bytes(b"PK\3\4junk"),
+        {},
+        "a.npz is damaged or cut short",
+    ),
+    "a loose picture": (
+        lambda s: photo(s / "a" / "cat.png", 1),
+        {},
+        "cat.png is not in a folder of its class.",
+    ),
+    "an empty party": (
+        lambda s: (s / "a").mkdir(),
+        {},
+        "is empty: it must have one folder a class.",
+    ),
+    "sizes": (
+        lambda s: (photo(s / "a/x/1.png", 1), photo(s / "b/x/1.png", 1, (9, 9))),
+        {},
+        "has 9 x 9 pixels but",
+    ),
+    "scaled pictures": (
+        lambda s: photo(s / "a" / "x" / "1.png", 1),
+        {"scale": "own"},
+        "scale is for tables and signals",
+    ),
 }
 
 

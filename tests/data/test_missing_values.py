@@ -1,4 +1,6 @@
-"""Values that are missing: filled from what the party itself trains on, and marked; nobody learns of anybody else's."""
+"""Values that are missing: filled from what the party itself trains on, and marked; nobody learns
+of anybody else's.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def parts(fed: Federation, name: str) -> list[tuple[Tensor, tuple[int, ...]]]:
 
 def test_filled_and_marked_by_hand() -> None:
     """Ann trains on 1, 3 and a hole in the second column, and never measured the third."""
-    x = torch.tensor([[0, 1, NAN, 5], [0, 3, NAN, 5], [0, NAN, NAN, 5], [0, 9, 4, NAN], [7, NAN, 6, 5]])
+    x = torch.tensor(
+        [[0, 1, NAN, 5], [0, 3, NAN, 5], [0, NAN, NAN, 5], [0, 9, 4, NAN], [7, NAN, 6, 5]]
+    )
     data = dataset(x, groups={}, mean=(0.0, 1.0, 2.0, 3.0), std=(1.0, 2.0, 4.0, 1.0))
     split = data.partition("iid", 1, test="own(0.4)", validation=0).split
     share = replace(split.parties["p0"], train=(0, 1, 2), validation=(3,), test=(4,))
@@ -60,7 +64,8 @@ def test_filled_and_marked_by_hand() -> None:
     assert data.marked == (1, 2, 3)
     assert data.shape == fed.shape == (7,)
     party = fed.parties["p0"]
-    # normalised (v - mean) / std: the second column's mean of 0 and 1 is 0.5; 0 stands for a third one that was never seen
+    # normalised (v - mean) / std: the second column's mean of 0 and 1 is 0.5; 0 stands for a third
+    # one that was never seen
     assert party.train.x.tolist() == [
         [0, 0.0, 0, 2, 0, 1, 0],
         [0, 1.0, 0, 2, 0, 1, 0],
@@ -75,7 +80,9 @@ def test_filled_and_marked_by_hand() -> None:
 
 @given(seed=seeds, share=st.floats(0, 0.9), spec=st.sampled_from(["natural", "iid", "domain(parts=2)|keep(samples=8)|concept"]),
        test=st.sampled_from(["own(0.25)", "tail(0.3)", "official", "matched(size=2)", "common"]))  # fmt: skip
-def test_fill_and_marks_are_those_of_the_partys_training_rows(seed: int, share: float, spec: str, test: str) -> None:
+def test_fill_and_marks_are_those_of_the_partys_training_rows(
+    seed: int, share: float, spec: str, test: str
+) -> None:
     if test == "official" and spec == "iid":
         return
     x = holes(seed=seed, share=share)
@@ -89,13 +96,19 @@ def test_fill_and_marks_are_those_of_the_partys_training_rows(seed: int, share: 
     for name in fed.names:
         train = list(fed.split.parties[name].train)
         known = (~gone[train]).sum(0)
-        fill = np.where(gone[train], 0, normal[train]).sum(0, dtype=np.float64) / np.maximum(known, 1)
+        fill = np.where(gone[train], 0, normal[train]).sum(0, dtype=np.float64) / np.maximum(
+            known, 1
+        )
         for values, positions in parts(fed, name):
             at = list(positions)
-            np.testing.assert_allclose(values[:, :5], np.where(gone[at], fill, normal[at]), atol=1e-5)
+            np.testing.assert_allclose(
+                values[:, :5], np.where(gone[at], fill, normal[at]), atol=1e-5
+            )
             assert np.array_equal(values[:, 5:].numpy(), gone[at][:, marked])
             there = ~gone[at]
-            assert np.array_equal(values[:, :5].numpy()[there], normal[at][there])  # what is known stays, to the bit
+            assert np.array_equal(
+                values[:, :5].numpy()[there], normal[at][there]
+            )  # what is known stays, to the bit
 
 
 def test_a_column_that_a_party_never_measured_is_zero() -> None:
@@ -133,7 +146,11 @@ def test_nobody_elses_data_and_no_test_data_change_a_fill(whose: str, test: str)
     held = torch.arange(90) % 4 == 0
     one = dataset(x, official_test=held).partition("natural", seed=3, test=test, validation=0.2)
     share = one.split.parties["ann"]
-    rows = {"bob's": list(range(1, 90, 3)), "my test": list(share.test), "my validation": list(share.validation)}[whose]
+    rows = {
+        "bob's": list(range(1, 90, 3)),
+        "my test": list(share.test),
+        "my validation": list(share.validation),
+    }[whose]
     other = x.clone()
     other[rows] = torch.where(x[rows].isnan(), x[rows], x[rows] * 100 + 7)
     two = dataset(other, official_test=held).partition("natural", seed=3, test=test, validation=0.2)
@@ -144,13 +161,19 @@ def test_nobody_elses_data_and_no_test_data_change_a_fill(whose: str, test: str)
             assert torch.equal(before, after)
             continue
         gone = after[:, 5:].bool()  # marks of features 1 to 4
-        assert torch.equal(before[:, 1:5][gone], after[:, 1:5][gone])  # its holes are filled as before
+        assert torch.equal(
+            before[:, 1:5][gone], after[:, 1:5][gone]
+        )  # its holes are filled as before
         assert not torch.equal(before[:, :5], after[:, :5])
     assert torch.equal(one.parties["cyd"].train.x, two.parties["cyd"].train.x)
     mine = list(share.train)
     changed = x.clone()
-    changed[mine] = torch.where(x[mine].isnan(), x[mine], x[mine] + 50)  # and it can tell: my own training rows do
-    third = dataset(changed, official_test=held).partition("natural", seed=3, test=test, validation=0.2)
+    changed[mine] = torch.where(
+        x[mine].isnan(), x[mine], x[mine] + 50
+    )  # and it can tell: my own training rows do
+    third = dataset(changed, official_test=held).partition(
+        "natural", seed=3, test=test, validation=0.2
+    )
     gone = third.parties["ann"].test.x[:, 5:].bool()
     shift = third.parties["ann"].test.x[:, 1:5][gone] - one.parties["ann"].test.x[:, 1:5][gone]
     torch.testing.assert_close(shift, torch.full_like(shift, 50.0))
@@ -173,7 +196,9 @@ def test_a_common_test_set_is_filled_by_each_party_for_itself() -> None:
 
 @pytest.mark.parametrize("test", ["own(0.25)", "common"])
 def test_what_was_done_can_be_done_to_new_values(test: str) -> None:
-    """A party that gets the same rows again makes the same inputs of them, to the bit, and from what is its own alone."""
+    """A party that gets the same rows again makes the same inputs of them, to the bit, and from
+    what is its own alone.
+    """
     x = holes()
     fed = dataset(x, mean=(1.0, 2.0, 3.0, 4.0, 5.0), std=(0.3,)).partition("natural", test=test)
     for name in SITES:
@@ -205,10 +230,20 @@ def test_images_of_bytes_lack_nothing() -> None:
     x = torch.randint(0, 256, (60, 1, 4, 4), dtype=torch.uint8)
     one, two = (dataset(x, missing=m) for m in ("impute", "refuse"))
     assert one.shape == (1, 4, 4)
-    assert_equal_but_for_the_split(one.partition("natural|shift(kinds=noise)"), two.partition("natural|shift(kinds=noise)"))
+    assert_equal_but_for_the_split(
+        one.partition("natural|shift(kinds=noise)"), two.partition("natural|shift(kinds=noise)")
+    )
 
 
-@pytest.mark.parametrize("how", [np.asarray, lambda x: np.asarray(x, dtype=np.float64), lambda x: x.tolist(), lambda x: x.half()])
+@pytest.mark.parametrize(
+    "how",
+    [
+        np.asarray,
+        lambda x: np.asarray(x, dtype=np.float64),
+        lambda x: x.tolist(),
+        lambda x: x.half(),
+    ],
+)
 def test_numbers_as_people_have_them(how: Any) -> None:
     x = holes().half().float()
     one, two = dataset(x), dataset(how(x))
@@ -228,7 +263,9 @@ def test_the_dataset_itself_keeps_its_holes() -> None:
 # --- the same again
 
 
-@pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official", "matched(size=2)", "common"])
+@pytest.mark.parametrize(
+    "test", ["own(0.25)", "tail(0.25)", "official", "matched(size=2)", "common"]
+)
 @pytest.mark.parametrize("spec", ["natural", "domain(parts=2)|keep(samples=9)|concept"])
 def test_a_saved_split_builds_the_same(spec: str, test: str, tmp_path: Path) -> None:
     data = dataset(holes(), official_test=torch.arange(90) % 4 == 0)
@@ -248,7 +285,9 @@ def test_the_fingerprint_knows_what_is_missing_and_what_becomes_of_it() -> None:
     assert dataset(y).fingerprint() != data.fingerprint()
     full = holes(share=0)
     for groups in ({}, {"site": Groups(SITES, np.arange(90) % 3)}):
-        impute, refuse = (dataset(full, missing=m, groups=groups).fingerprint() for m in ("impute", "refuse"))
+        impute, refuse = (
+            dataset(full, missing=m, groups=groups).fingerprint() for m in ("impute", "refuse")
+        )
         assert impute != refuse
 
 
@@ -260,7 +299,9 @@ def test_a_run_learns_from_what_is_marked(engine: Any, tmp_path: Path) -> None:
     x[y == 1, 1] = torch.nan
     fed = replace(dataset(x), y=y).partition("natural")
     assert fed.shape == (3,)
-    result = comity.run("fedavg", fed, model="linear", rounds=5, lr=0.5, engine=engine, out=tmp_path / engine)
+    result = comity.run(
+        "fedavg", fed, model="linear", rounds=5, lr=0.5, engine=engine, out=tmp_path / engine
+    )
     assert result.summary["accuracy"]["mean"] == 1
 
 
@@ -270,8 +311,19 @@ def test_a_run_learns_from_what_is_marked(engine: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "missing", "message"),
     [
-        (holes(), "refuse", "The x of dataset 'mine' holds values that are not finite (first in sample 0); remove or fill them."),
-        (torch.full((90, 2), float("inf")), "impute", "holds values that are not finite (first in sample 0)"),
+        (
+            holes(),
+            "refuse",
+            (
+                "The x of dataset 'mine' holds values that are not finite (first in sample 0);"
+                " remove or fill them."
+            ),
+        ),
+        (
+            torch.full((90, 2), float("inf")),
+            "impute",
+            "holds values that are not finite (first in sample 0)",
+        ),
         (torch.full((90, 2), float("-inf")), "impute", "holds values that are not finite"),
         (np.full((90, 2), 1e300), "impute", "holds values that are not finite"),
     ],
@@ -307,7 +359,9 @@ def test_what_numpy_can_hold_is_taken(x: Any) -> None:
     assert len(dataset(x, missing="refuse")) == 90
 
 
-@pytest.mark.parametrize("x", [[[1.0], [1.0, 2.0]], [["a"], ["b"]], [[None], [1.0]], np.array([[None], [1.0]])], ids=str)
+@pytest.mark.parametrize(
+    "x", [[[1.0], [1.0, 2.0]], [["a"], ["b"]], [[None], [1.0]], np.array([[None], [1.0]])], ids=str
+)
 @pytest.mark.parametrize("missing", ["refuse", "impute"])
 def test_what_is_no_array_of_numbers_is_refused(x: Any, missing: str) -> None:
     with pytest.raises(UsageError):

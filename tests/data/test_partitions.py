@@ -79,8 +79,16 @@ def test_iid_sizes_differ_by_one_at_most(parties: int, seed: int) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(parties=st.integers(2, 12), alpha=st.floats(0.3, 100), least=st.integers(1, 10), seed=seeds, balanced=st.booleans())
-def test_dirichlet_gives_everything_and_at_least_min(parties: int, alpha: float, least: int, seed: int, balanced: bool) -> None:
+@given(
+    parties=st.integers(2, 12),
+    alpha=st.floats(0.3, 100),
+    least=st.integers(1, 10),
+    seed=seeds,
+    balanced=st.booleans(),
+)
+def test_dirichlet_gives_everything_and_at_least_min(
+    parties: int, alpha: float, least: int, seed: int, balanced: bool
+) -> None:
     y = labels(seed=seed)
     found = parts(f"dirichlet(alpha={alpha},min={least},balanced={balanced})", y, parties, seed)
     assert len(assert_disjoint(found, y, parties)) == len(y)
@@ -102,8 +110,15 @@ def test_dirichlet_smaller_alpha_is_more_skewed() -> None:
     assert largest[1000] < 0.16  # near 1 / 10: all parties alike
 
 
-@given(parties=st.integers(1, 30), alpha=st.sampled_from([1e-6, 0.05, 1.0, 1e6]), samples=st.integers(1, 20), seed=seeds)
-def test_mixture_gives_equally_many_whatever_alpha(parties: int, alpha: float, samples: int, seed: int) -> None:
+@given(
+    parties=st.integers(1, 30),
+    alpha=st.sampled_from([1e-6, 0.05, 1.0, 1e6]),
+    samples=st.integers(1, 20),
+    seed=seeds,
+)
+def test_mixture_gives_equally_many_whatever_alpha(
+    parties: int, alpha: float, samples: int, seed: int
+) -> None:
     y = labels(seed=seed)
     found = parts(f"mixture(alpha={alpha},samples={samples})", y, parties, seed)
     assert_disjoint(found, y, parties)
@@ -118,13 +133,17 @@ def test_mixture_by_hand() -> None:
     table = class_table(y, parts("mixture(alpha=0.5,samples=200)", y, 3, 3))
     assert np.abs(table - 200 * np.array(drawn)).max() <= 1
     alone = class_table(y, parts("mixture(alpha=0.000001,samples=1500)", y, 1, 0))
-    assert sorted(alone[0].tolist())[-1] == 1000  # one class, wholly, and of the others what was left
+    assert (
+        sorted(alone[0].tolist())[-1] == 1000
+    )  # one class, wholly, and of the others what was left
 
 
 def test_mixture_smaller_alpha_is_more_skewed() -> None:
     y = labels(2000)
     largest = {
-        a: (t.max(axis=1) / 20).mean() for a in (0.05, 1, 1000) for t in [class_table(y, parts(f"mixture({a},20)", y, 10))]
+        a: (t.max(axis=1) / 20).mean()
+        for a in (0.05, 1, 1000)
+        for t in [class_table(y, parts(f"mixture({a},20)", y, 10))]
     }
     assert largest[0.05] > 0.7
     assert largest[0.05] > largest[1] > largest[1000]
@@ -134,7 +153,8 @@ def test_dirichlet_balanced_is_more_balanced() -> None:
     y = labels(2000)
     for seed in range(5):
         plain, balanced = (
-            np.std([len(p) for p in parts(f"dirichlet(alpha=0.3,min=1,balanced={b})", y, 10, seed)]) for b in ("false", "true")
+            np.std([len(p) for p in parts(f"dirichlet(alpha=0.3,min=1,balanced={b})", y, 10, seed)])
+            for b in ("false", "true")
         )
         assert balanced < plain
 
@@ -171,7 +191,9 @@ def test_pathological_amounts_are_unequal_and_pairs_vary() -> None:
     y = labels(5000)
     found = parts("pathological(classes=2)", y, 50)
     assert np.std([len(p) for p in found]) > 5
-    assert len({tuple(np.unique(y[p])) for p in found}) > 5  # one deck dealt over and over would give 5
+    assert (
+        len({tuple(np.unique(y[p])) for p in found}) > 5
+    )  # one deck dealt over and over would give 5
 
 
 def test_pathological_counts_the_classes_that_are_there() -> None:
@@ -190,23 +212,38 @@ def test_shard_parties_hold_few_classes(parties: int, per_party: int, seed: int)
 
 
 @given(classes=st.integers(1, 8), each=st.integers(1, 6), per_party=st.integers(1, 4), seed=seeds)
-def test_shards_by_class_hold_one_class_each(classes: int, each: int, per_party: int, seed: int) -> None:
+def test_shards_by_class_hold_one_class_each(
+    classes: int, each: int, per_party: int, seed: int
+) -> None:
     shards = classes * each
     if shards % per_party:
         return
     draw = np.random.default_rng(seed)
     sizes = draw.integers(each, 40, classes)
-    y = draw.permutation(np.repeat(3 * np.arange(classes), sizes))  # labels 0, 3, 6, ...: others count for nothing
+    y = draw.permutation(
+        np.repeat(3 * np.arange(classes), sizes)
+    )  # labels 0, 3, 6, ...: others count for nothing
     if per_party > len(y) // (shards // per_party):
         return
     found = parts(f"shard(per_party={per_party},by_class=true)", y, shards // per_party, seed)
     assert len(assert_disjoint(found, y, shards // per_party)) == len(y)
     counts = np.array([[(y[p] == c).sum() for c in 3 * np.arange(classes)] for p in found])
     assert ((counts > 0).sum(axis=1) <= per_party).all()
-    low, high = sizes // each, -(-sizes // each)  # the shards of a class are equal but for one sample
+    low, high = (
+        sizes // each,
+        -(-sizes // each),
+    )  # the shards of a class are equal but for one sample
     if (low > per_party).all():  # then the number of shards can be told from the number of samples
         held = np.array(
-            [[k for c, n in enumerate(row) for k in range(per_party + 1) if k * low[c] <= n <= k * high[c]] for row in counts]
+            [
+                [
+                    k
+                    for c, n in enumerate(row)
+                    for k in range(per_party + 1)
+                    if k * low[c] <= n <= k * high[c]
+                ]
+                for row in counts
+            ]
         )
         assert (held.sum(axis=1) == per_party).all()
         assert (held.sum(axis=0) == each).all()
@@ -216,7 +253,12 @@ def test_shards_by_class_by_hand() -> None:
     """Two classes of 4 and 8 in four shards: two of 2 and two of 4."""
     y = np.array([1, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0, 1])
     found = parts("shard(per_party=1,by_class=true)", y, 4)
-    assert sorted((len(p), set(y[p].tolist()) == {0}) for p in found) == [(2, True), (2, True), (4, False), (4, False)]
+    assert sorted((len(p), set(y[p].tolist()) == {0}) for p in found) == [
+        (2, True),
+        (2, True),
+        (4, False),
+        (4, False),
+    ]
     plain = parts("shard(per_party=1)", y, 4)
     assert [len(p) for p in plain] == [3] * 4  # equal shards, one of which holds both classes
     assert any(len(set(y[p].tolist())) == 2 for p in plain)
@@ -243,7 +285,10 @@ def test_pathological_equal_shares_are_equal(parties: int, classes: int, seed: i
 
 def test_pathological_equal_changes_the_amounts_not_the_classes() -> None:
     y = labels(1000)
-    unequal, equal = (class_table(y, parts(f"pathological(classes=2,equal={e})", y, 10)) for e in ("false", "true"))
+    unequal, equal = (
+        class_table(y, parts(f"pathological(classes=2,equal={e})", y, 10))
+        for e in ("false", "true")
+    )
     assert ((unequal > 0) == (equal > 0)).all()
     assert np.std(unequal.sum(axis=1)) > 3 * np.std(equal.sum(axis=1))
 
@@ -257,10 +302,16 @@ def test_sizes_keep_to_min(spec: str, parties: int, seed: int, option: float) ->
 
 def test_sizes_follow_their_option() -> None:
     def spread(spec: str) -> float:
-        return float(np.mean([np.std([len(p) for p in parts(spec, labels(), 10, s)]) for s in range(10)]))
+        return float(
+            np.mean([np.std([len(p) for p in parts(spec, labels(), 10, s)]) for s in range(10)])
+        )
 
     assert spread("quantity(beta=0.2)") > spread("quantity(beta=1)") > spread("quantity(beta=100)")
-    assert spread("lognormal(sigma=2)") > spread("lognormal(sigma=0.5)") > spread("lognormal(sigma=0.01)")
+    assert (
+        spread("lognormal(sigma=2)")
+        > spread("lognormal(sigma=0.5)")
+        > spread("lognormal(sigma=0.01)")
+    )
     assert len(parts("lognormal(sigma=100)", labels(), 10)) == 10
 
 
@@ -269,21 +320,41 @@ def test_sizes_follow_their_option() -> None:
     [
         ("dirichelt(alpha=1)", 5, "There is no partition 'dirichelt'. Did you mean 'dirichlet'?"),
         ("dirichlet", 5, "dirichlet needs alpha, as in dirichlet(alpha=...)."),
-        ("dirichlet(alpha=0)", 5, "alpha of dirichlet must be more than 0 and at most 1e+06, not 0.0."),
+        (
+            "dirichlet(alpha=0)",
+            5,
+            "alpha of dirichlet must be more than 0 and at most 1e+06, not 0.0.",
+        ),
         ("dirichlet(alpha=-1)", 5, "alpha of dirichlet must be more than 0"),
         ("dirichlet(alpha=nan)", 5, "alpha of dirichlet must be more than 0"),
         ("dirichlet(alpha=inf)", 5, "alpha of dirichlet must be more than 0"),
         ("dirichlet(alpha=much)", 5, "alpha of dirichlet must be a number, not 'much'."),
         ("mixture(alpha=0)", 5, "alpha of mixture must be more than 0 and at most 1e+06, not 0.0."),
-        ("mixture(alpha=1,samples=121)", 5, "samples of mixture must be from 1 to 120 for 5 parties and 600 samples, not 121."),
+        (
+            "mixture(alpha=1,samples=121)",
+            5,
+            "samples of mixture must be from 1 to 120 for 5 parties and 600 samples, not 121.",
+        ),
         ("dirichlet(alpha=1,min=0)", 5, "min of dirichlet must be at least 1, not 0."),
         ("dirichlet(alpha=1,mim=3)", 5, "no option of dirichlet called 'mim'. Did you mean 'min'?"),
-        ("dirichlet(alpha=1,min=100)", 7, "needs 700 samples for 7 parties, but there are 600; use a smaller min or fewer"),
+        (
+            "dirichlet(alpha=1,min=100)",
+            7,
+            "needs 700 samples for 7 parties, but there are 600; use a smaller min or fewer",
+        ),
         ("dirichlet(alpha=0.01)", 50, "use a smaller min, a larger alpha or fewer parties."),
-        ("pathological(classes=11)", 5, "classes of pathological must be from 1 to 10, as the data have, not 11."),
+        (
+            "pathological(classes=11)",
+            5,
+            "classes of pathological must be from 1 to 10, as the data have, not 11.",
+        ),
         ("pathological(classes=0)", 5, "classes of pathological must be from 1 to 10"),
         ("pathological(classes=2)", 500, "parties would share the"),
-        ("shard(per_party=0)", 5, "per_party of shard must be from 1 to 120 for 5 parties and 600 samples, not 0."),
+        (
+            "shard(per_party=0)",
+            5,
+            "per_party of shard must be from 1 to 120 for 5 parties and 600 samples, not 0.",
+        ),
         ("shard(per_party=3)", 300, "per_party of shard must be from 1 to 2"),
         (
             "shard(per_party=3,by_class=true)",
@@ -291,15 +362,27 @@ def test_sizes_follow_their_option() -> None:
             "15 shards cannot be 10 classes cut in equally many of at least one sample; use "
             "other parties or per_party, or by_class=false.",
         ),
-        ("shard(per_party=1,by_class=true)", 600, "600 shards cannot be 10 classes cut in equally many of at least one sample"),
-        ("shard(per_party=2,by_class=perhaps)", 5, "by_class of shard must be true or false, not 'perhaps'."),
+        (
+            "shard(per_party=1,by_class=true)",
+            600,
+            "600 shards cannot be 10 classes cut in equally many of at least one sample",
+        ),
+        (
+            "shard(per_party=2,by_class=perhaps)",
+            5,
+            "by_class of shard must be true or false, not 'perhaps'.",
+        ),
         ("shard(per_party=2,by_class=1)", 5, "by_class of shard must be true or false, not '1'."),
         ("pathological(equal=0)", 5, "equal of pathological must be true or false, not '0'."),
         ("pathological(even=true)", 5, "There is no option of pathological called 'even'."),
         ("quantity(beta=0)", 5, "beta of quantity must be more than 0"),
         ("quantity(min=61)", 10, "quantity with min=61 needs 610 samples"),
         ("lognormal(sigma=0)", 5, "sigma of lognormal must be more than 0"),
-        ("lognormal(sigma=101)", 5, "sigma of lognormal must be more than 0 and at most 100, not 101.0."),
+        (
+            "lognormal(sigma=101)",
+            5,
+            "sigma of lognormal must be more than 0 and at most 100, not 101.0.",
+        ),
         ("lognormal(min=61)", 10, "lognormal with min=61 needs 610 samples"),
         ("iid(3)", 5, "iid takes at most 0 values"),
         ("iid", 0, "There must be at least one party, not 0."),
@@ -334,7 +417,9 @@ def test_a_partition_of_ones_own_registers_by_its_name(monkeypatch: pytest.Monke
     monkeypatch.setattr(partitions, "PARTITIONS", dict(PARTITIONS))
 
     @partitions.partition
-    def first(y: np.ndarray, parties: int, rng: np.random.Generator, *, each: int = 3) -> list[np.ndarray]:
+    def first(
+        y: np.ndarray, parties: int, rng: np.random.Generator, *, each: int = 3
+    ) -> list[np.ndarray]:
         """So many samples a party, in order."""
         return [np.arange(i * each, (i + 1) * each) for i in range(parties)]
 

@@ -1,4 +1,6 @@
-"""Datasets on disk: what is written is what is read, whole or not at all; and files are found, read once and kept."""
+"""Datasets on disk: what is written is what is read, whole or not at all; and files are found, read
+once and kept.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,18 @@ def table() -> Dataset:
     """Numbers, some of them missing."""
     x = torch.from_numpy(np.random.default_rng(1).normal(size=(60, 4)))
     x[::7, 1] = torch.nan
-    return Dataset("table", x, torch.arange(60) % 2, 2, missing="impute", mean=(0.0, 1.0, 2.0, 3.0), std=(2.0,))
+    return Dataset(
+        "table", x, torch.arange(60) % 2, 2, missing="impute", mean=(0.0, 1.0, 2.0, 3.0), std=(2.0,)
+    )
 
 
 def plain() -> Dataset:
-    return Dataset("plain", torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2, 2)
+    return Dataset(
+        "plain",
+        torch.rand(40, 1, 4, 4, generator=torch.Generator().manual_seed(0)),
+        torch.arange(40) % 2,
+        2,
+    )
 
 
 KINDS = {"pictures": pictures, "table": table, "plain": plain}
@@ -62,7 +71,19 @@ def written(folder: Path, kind: str = "pictures") -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_round_trip(kind: str, tmp_path: Path) -> None:
     before, after = KINDS[kind](), prepared.read(written(tmp_path, kind))
-    for name in ("name", "classes", "description", "licence", "mean", "std", "home", "missing", "class_names", "notes", "shape"):
+    for name in (
+        "name",
+        "classes",
+        "description",
+        "licence",
+        "mean",
+        "std",
+        "home",
+        "missing",
+        "class_names",
+        "notes",
+        "shape",
+    ):
         assert getattr(after, name) == getattr(before, name)
     assert after.x.dtype == before.x.dtype
     assert torch.equal(after.x.isnan(), before.x.isnan())
@@ -89,10 +110,17 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
         ("plain", "iid|shift(kinds=texture,noise)", "matched"),
     ],
 )
-def test_a_federation_is_the_same_and_takes_the_same_split(kind: str, spec: str, test: str, tmp_path: Path) -> None:
+def test_a_federation_is_the_same_and_takes_the_same_split(
+    kind: str, spec: str, test: str, tmp_path: Path
+) -> None:
     before, after = KINDS[kind](), prepared.read(written(tmp_path, kind))
-    fed = before.partition(spec, 3 if "iid" in spec or "dirichlet" in spec else None, seed=4, test=test)
-    assert_same(fed, after.partition(spec, len(fed.names) if "auto" not in spec else None, seed=4, test=test))
+    fed = before.partition(
+        spec, 3 if "iid" in spec or "dirichlet" in spec else None, seed=4, test=test
+    )
+    assert_same(
+        fed,
+        after.partition(spec, len(fed.names) if "auto" not in spec else None, seed=4, test=test),
+    )
     assert_same(fed, after.split(fed.split))
 
 
@@ -132,7 +160,10 @@ def test_bytes_are_their_values_over_255(seed: int, spec: str, test: str) -> Non
     """The same images as floats: the same federation, bit for bit."""
     draw = np.random.default_rng(seed)
     x = torch.from_numpy(draw.integers(0, 256, (80, 2, 5, 5), dtype=np.uint8))
-    y, groups = torch.from_numpy(draw.integers(0, 3, 80)), {"who": Groups(("ann", "bob"), np.arange(80) % 2)}
+    y, groups = (
+        torch.from_numpy(draw.integers(0, 3, 80)),
+        {"who": Groups(("ann", "bob"), np.arange(80) % 2)},
+    )
     same: dict[str, Any] = {
         "y": y,
         "classes": 3,
@@ -152,20 +183,31 @@ def test_bytes_are_their_values_over_255(seed: int, spec: str, test: str) -> Non
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.y, b.y)
             if "shift" not in spec:  # what was done to bytes can be done to new ones
-                assert torch.equal(one.preprocess.for_party(name)(x[list(getattr(one.split.parties[name], part))]), a.x)
+                assert torch.equal(
+                    one.preprocess.for_party(name)(x[list(getattr(one.split.parties[name], part))]),
+                    a.x,
+                )
 
 
 def test_bytes_stay_bytes_and_are_checked() -> None:
     x = torch.zeros(20, 1, 4, 4, dtype=torch.uint8)
     assert Dataset("d", x, torch.arange(20) % 2, 2).x is x
-    assert Dataset("d", x[..., 0, 0], torch.arange(20) % 2, 2).x.dtype == torch.float32  # a table of small numbers
+    assert (
+        Dataset("d", x[..., 0, 0], torch.arange(20) % 2, 2).x.dtype == torch.float32
+    )  # a table of small numbers
     usual: dict[str, Any] = {"name": "d", "x": x, "y": torch.arange(20) % 2, "classes": 2}
     for change, message in (
-        ({"y": torch.arange(20) % 3}, "A label of dataset 'd' is 2, but labels must be less than classes=2."),
+        (
+            {"y": torch.arange(20) % 3},
+            "A label of dataset 'd' is 2, but labels must be less than classes=2.",
+        ),
         ({"y": torch.arange(19) % 2}, "The x and y of dataset 'd' must be of one length"),
         ({"y": torch.full((20,), 0.5)}, "The labels of dataset 'd' must be whole numbers"),
         ({"mean": (0.1, 0.2)}, "mean and std of dataset 'd' must be one number or one a channel"),
-        ({"x": torch.zeros(0, 1, 4, 4, dtype=torch.uint8), "y": torch.zeros(0)}, "There are no samples in dataset 'd'"),
+        (
+            {"x": torch.zeros(0, 1, 4, 4, dtype=torch.uint8), "y": torch.zeros(0)},
+            "There are no samples in dataset 'd'",
+        ),
     ):
         with pytest.raises(UsageError, match=re.escape(message)):
             Dataset(**(usual | change))
@@ -202,7 +244,9 @@ def test_a_changed_field_is_noticed(field: str, tmp_path: Path) -> None:
     told = described(folder)
     assert told.keys() - {"crc"} == OTHERS.keys()
     assert told[field] != OTHERS[field]
-    (folder / "dataset.json").write_text(json.dumps(told | {field: OTHERS[field]}), encoding="utf-8")
+    (folder / "dataset.json").write_text(
+        json.dumps(told | {field: OTHERS[field]}), encoding="utf-8"
+    )
     with pytest.raises(UsageError, match="damaged"):
         load(str(folder))
 
@@ -224,7 +268,9 @@ def test_a_folder_of_an_earlier_version_is_read_with_a_note(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("at", ["x.npy", "y.npy", "test.npy", "group-1.npy", "dataset.json"])
-@pytest.mark.parametrize("what", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "stopped"])
+@pytest.mark.parametrize(
+    "what", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "stopped"]
+)
 def test_what_ends_too_early_leaves_nothing(
     at: str, what: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +280,9 @@ def test_what_ends_too_early_leaves_nothing(
         if path.name == at:
             path.write_bytes(b"half")
             raise what
-        return (write if at == "dataset.json" and path.suffix == ".json" else save)(path, *args, **kwargs)
+        return (write if at == "dataset.json" and path.suffix == ".json" else save)(
+            path, *args, **kwargs
+        )
 
     with monkeypatch.context() as patch:
         patch.setattr(np, "save", torn)
@@ -246,7 +294,9 @@ def test_what_ends_too_early_leaves_nothing(
     assert prepared.read(written(tmp_path)).fingerprint() == pictures().fingerprint()
 
 
-def test_the_folder_appears_with_everything_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_appears_with_everything_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rename, seen = os.rename, []
 
     def watched(src: Path, dst: Path) -> None:
@@ -354,7 +404,9 @@ class Reader:
         return Way(self, names, **more)
 
 
-@pytest.mark.parametrize("inner", [".", "my-set", "MY-SET", "my_set", "raw", "my-set/raw", "MY-SET/raw"])
+@pytest.mark.parametrize(
+    "inner", [".", "my-set", "MY-SET", "my_set", "raw", "my-set/raw", "MY-SET/raw"]
+)
 def test_files_are_found_plain_or_packed(inner: str, place: Path) -> None:
     way = Reader().way("a", "b")
     assert locate("my-set", way) is None
@@ -372,7 +424,9 @@ def test_files_are_found_plain_or_packed(inner: str, place: Path) -> None:
     assert (locate("my-set", way) or {})["b"].name == "b"  # plain before packed
 
 
-def test_all_files_of_a_way_come_from_one_place(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_files_of_a_way_come_from_one_place(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Images of one folder with the labels of another would be wrong without a word."""
     second = tmp_path / "second"
     second.mkdir()
@@ -383,7 +437,9 @@ def test_all_files_of_a_way_come_from_one_place(place: Path, tmp_path: Path, mon
     (second / "a").write_text("a")
     assert {p.parent for p in (locate("d", Reader().way("a", "b")) or {}).values()} == {second}
     (place / "b").write_text("b")
-    assert {p.parent for p in (locate("d", Reader().way("a", "b")) or {}).values()} == {place}  # the first folder first
+    assert {p.parent for p in (locate("d", Reader().way("a", "b")) or {}).values()} == {
+        place
+    }  # the first folder first
 
 
 def test_files_are_read_once(place: Path, tmp_path: Path) -> None:
@@ -397,7 +453,9 @@ def test_files_are_read_once(place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["content", "time", "place"])
-def test_other_files_are_read_again(change: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_files_are_read_again(
+    change: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = Reader()
     (place / "a").write_text("four")
     obtain("d", (read.way("a"),))
@@ -446,7 +504,9 @@ def test_a_damaged_copy_is_no_loss(place: Path, tmp_path: Path) -> None:
     assert len(read.asked) == 2
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_done_without(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "file" / "cache"))
     read = Reader()
@@ -459,7 +519,10 @@ def test_pickles_are_read_when_told_and_then_from_the_cache(place: Path) -> None
     read, plain = Reader(), Reader()
     (place / "a.pkl").write_text("four")
     ways = (read.way("a.pkl", pickles=True), plain.way("a.bin"))
-    message = r"a\.pkl holds pickles, which can run anything: .* 'comity data prepare d --trust-pickle'\.$"
+    message = (
+        r"a\.pkl holds pickles, which can run anything: .* 'comity data prepare d"
+        r" --trust-pickle'\.$"
+    )
     for _ in range(2):
         with pytest.raises(UsageError, match=message):
             obtain("d", ways)
@@ -495,17 +558,22 @@ def test_a_damaged_copy_is_replaced(place: Path, tmp_path: Path) -> None:
     assert len(read.asked) == 2
 
 
-def test_what_is_not_here_is_said_with_all_ways(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_here_is_said_with_all_ways(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ways = (Reader().way("a", "b"), Reader().way("c", says="the archive c"))
     with pytest.raises(Missing) as caught:
         obtain("d", ways)
-    assert str(caught.value) == (
-        f"The files of d are not here: put a, b or the archive c into the folder named by COMITY_DATA ({place})."
+    assert (
+        str(caught.value)
+        == "The files of d are not here: put a, b or the archive c into the folder named by"
+        f" COMITY_DATA ({place})."
     )
     monkeypatch.delenv("COMITY_DATA")
-    assert str(Missing("d", ways, "owner/d")) == (
-        "The files of d are not here: put a, b or the archive c into a folder and name it with COMITY_DATA; "
-        "or take it from the Hugging Face hub with --data hub:owner/d."
+    assert (
+        str(Missing("d", ways, "owner/d"))
+        == "The files of d are not here: put a, b or the archive c into a folder and name it with"
+        " COMITY_DATA; or take it from the Hugging Face hub with --data hub:owner/d."
     )
 
 
@@ -537,7 +605,14 @@ def test_damage_to_the_official_test_part_is_noticed(how: str, tmp_path: Path) -
 def test_what_may_be_cut_anew_is_kept_and_damage_to_it_noticed(how: str, tmp_path: Path) -> None:
     cut = np.arange(20) // 2
     prepared.save(
-        Dataset("d", torch.rand(20, 3), torch.arange(20) % 2, 2, official_test=torch.arange(20) < 4, cut_by=cut),
+        Dataset(
+            "d",
+            torch.rand(20, 3),
+            torch.arange(20) % 2,
+            2,
+            official_test=torch.arange(20) < 4,
+            cut_by=cut,
+        ),
         tmp_path / "kept",
     )
     kept = prepared.read(tmp_path / "kept").cut_by
@@ -551,13 +626,26 @@ def test_what_may_be_cut_anew_is_kept_and_damage_to_it_noticed(how: str, tmp_pat
 def test_bytes_of_numpy_are_bytes_too() -> None:
     x = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4), dtype=np.uint8)
     one = Dataset("d", x, np.arange(20) % 2, 2)  # type: ignore[arg-type]
-    assert one.fingerprint() == Dataset("d", torch.from_numpy(x), torch.arange(20) % 2, 2).fingerprint()
+    assert (
+        one.fingerprint()
+        == Dataset("d", torch.from_numpy(x), torch.arange(20) % 2, 2).fingerprint()
+    )
 
 
-def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_an_imported_folder_is_resumed_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(tmp_path, "plain")
     monkeypatch.chdir(tmp_path)
-    result = comity.run("solo", data="./kept", parties=2, model="linear", rounds=1, engine="loop", out=tmp_path / "run")
+    result = comity.run(
+        "solo",
+        data="./kept",
+        parties=2,
+        model="linear",
+        rounds=1,
+        engine="loop",
+        out=tmp_path / "run",
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert reopen(tmp_path / "run").federation.fingerprint() == result.job.federation.fingerprint()

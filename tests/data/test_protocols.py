@@ -24,7 +24,9 @@ def labels(fed: Federation, part: str) -> list[np.ndarray]:
 
 
 def indices(fed: Federation, *parts: str) -> list[int]:
-    return [i for share in fed.split.parties.values() for part in parts for i in getattr(share, part)]
+    return [
+        i for share in fed.split.parties.values() for part in parts for i in getattr(share, part)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,11 @@ def official(digits: Dataset) -> Dataset:
     return Dataset("official", digits.x, digits.y, 10, official_test=mask)
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=80), st.floats(0.01, 0.99), st.integers(0, 1000))
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=80),
+    st.floats(0.01, 0.99),
+    st.integers(0, 1000),
+)
 def test_stratified_takes_each_class_its_share(y: list[int], fraction: float, seed: int) -> None:
     taken = stratified(np.array(y), fraction, np.random.default_rng(seed))
     for c in set(y):
@@ -61,17 +67,26 @@ def test_stratified_ties_fall_by_chance() -> None:
 
 def test_stratified_keeps_single_samples_unless_there_is_nothing_else() -> None:
     y = np.array([0, 1, 2, 3, 3, 3])
-    assert all(stratified(y, 0.5, np.random.default_rng(s), at_least=1)[:3].sum() == 0 for s in range(20))
+    assert all(
+        stratified(y, 0.5, np.random.default_rng(s), at_least=1)[:3].sum() == 0 for s in range(20)
+    )
     alone = np.arange(4)
     assert stratified(alone, 0.25, np.random.default_rng(0)).sum() == 0
     assert stratified(alone, 0.25, np.random.default_rng(0), at_least=1).sum() == 1
-    assert stratified(alone, 0.99, np.random.default_rng(0), at_least=1).sum() == 3  # one is left to train on
+    assert (
+        stratified(alone, 0.99, np.random.default_rng(0), at_least=1).sum() == 3
+    )  # one is left to train on
 
 
 @given(
-    parties=st.integers(1, 30), fraction=st.floats(0.05, 0.9), validation=st.sampled_from([0, 0.1, 0.3]), seed=st.integers(0, 99)
+    parties=st.integers(1, 30),
+    fraction=st.floats(0.05, 0.9),
+    validation=st.sampled_from([0, 0.1, 0.3]),
+    seed=st.integers(0, 99),
 )
-def test_own_uses_every_sample_once(digits: Dataset, parties: int, fraction: float, validation: float, seed: int) -> None:
+def test_own_uses_every_sample_once(
+    digits: Dataset, parties: int, fraction: float, validation: float, seed: int
+) -> None:
     fed = digits.partition("dirichlet(alpha=1)", parties, seed, f"own({fraction})", validation)
     assert sorted(indices(fed, "train", "validation", "test")) == list(range(len(digits)))
     assert min(fed.sizes) >= 1
@@ -123,7 +138,9 @@ def test_common_is_one_set_for_all_and_unshifted(digits: Dataset) -> None:
 
 
 def test_common_fraction(digits: Dataset) -> None:
-    assert len(digits.partition("iid", 3, test="common(0.5)").parties["p0"].test) == round(0.5 * 1797)
+    assert len(digits.partition("iid", 3, test="common(0.5)").parties["p0"].test) == round(
+        0.5 * 1797
+    )
 
 
 @pytest.mark.parametrize("test", ["common", "matched"])
@@ -162,8 +179,16 @@ def test_matched_leaves_out_classes_the_common_test_set_lacks() -> None:
 
 
 def test_matched_without_any_class_in_common_is_refused() -> None:
-    data = Dataset("apart", torch.zeros(50, 1, 2, 2), torch.arange(50) // 40, 2, official_test=torch.arange(50) >= 40)
-    with pytest.raises(UsageError, match="The common test set has no samples of the classes of party 'p0'; use own"):
+    data = Dataset(
+        "apart",
+        torch.zeros(50, 1, 2, 2),
+        torch.arange(50) // 40,
+        2,
+        official_test=torch.arange(50) >= 40,
+    )
+    with pytest.raises(
+        UsageError, match="The common test set has no samples of the classes of party 'p0'; use own"
+    ):
         data.partition("iid", 2, test="matched")
 
 
@@ -179,7 +204,9 @@ def test_test_settings_do_not_change_who_owns_what(digits: Dataset, test: str) -
 def test_shifts_and_validation_do_not_change_the_test_part(digits: Dataset) -> None:
     one = digits.partition("iid", 6, seed=3)
     two = digits.partition("iid|shift", 6, seed=3, validation=0.5)
-    assert [s.test for s in one.split.parties.values()] == [s.test for s in two.split.parties.values()]
+    assert [s.test for s in one.split.parties.values()] == [
+        s.test for s in two.split.parties.values()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +225,10 @@ def test_shifts_and_validation_do_not_change_the_test_part(digits: Dataset) -> N
         ({"validation": -0.1}, "validation must be at least 0 and less than 1, not -0.1."),
         ({"validation": float("nan")}, "validation must be at least 0 and less than 1, not nan."),
         ({"validation": "some"}, "validation must be a number, not 'some'."),
-        ({"parties": 1797}, "Party 'p0' has 1 sample, but one to train on and one to test on are needed"),
+        (
+            {"parties": 1797},
+            "Party 'p0' has 1 sample, but one to train on and one to test on are needed",
+        ),
     ],
 )
 def test_refusals(digits: Dataset, options: dict[str, Any], message: str) -> None:
@@ -207,7 +237,9 @@ def test_refusals(digits: Dataset, options: dict[str, Any], message: str) -> Non
 
 
 def test_a_fraction_of_an_official_test_part_is_refused(official: Dataset) -> None:
-    with pytest.raises(UsageError, match=r"common uses the dataset's official test part.*leave out fraction"):
+    with pytest.raises(
+        UsageError, match=r"common uses the dataset's official test part.*leave out fraction"
+    ):
         official.partition("iid", test="common(0.3)")
 
 
@@ -230,7 +262,9 @@ def test_rules_read_their_options() -> None:
 
 def tail(y: list[int], text: str = "tail(0.25)") -> tuple[list[int], list[int]]:
     """What is learned from and what is tested on, of samples with these labels in this order."""
-    learn, test = read(text).divide("p", np.array(y), np.arange(len(y)), np.arange(0), None, np.random.default_rng(0))
+    learn, test = read(text).divide(
+        "p", np.array(y), np.arange(len(y)), np.arange(0), None, np.random.default_rng(0)
+    )
     return learn.tolist(), test.tolist()
 
 
@@ -241,20 +275,39 @@ def tail(y: list[int], text: str = "tail(0.25)") -> tuple[list[int], list[int]]:
         ([0] * 8, "tail(0.25,gap=0)", [0, 1, 2, 3, 4, 5], [6, 7]),
         ([0] * 8, "tail(0.25,gap=3)", [0, 1, 2], [6, 7]),
         ([0] * 8, "tail(0.5,2)", [0, 1], [4, 5, 6, 7]),
-        ([0, 1] * 4, "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),  # of each class the last, and their neighbour left out
-        ([0, 0, 0, 0, 1, 1, 1, 1], "tail(0.25)", [0, 1, 5], [3, 7]),  # a neighbour of another class, too
+        (
+            [0, 1] * 4,
+            "tail(0.25)",
+            [0, 1, 2, 3, 4],
+            [6, 7],
+        ),  # of each class the last, and their neighbour left out
+        (
+            [0, 0, 0, 0, 1, 1, 1, 1],
+            "tail(0.25)",
+            [0, 1, 5],
+            [3, 7],
+        ),  # a neighbour of another class, too
         ([1, 1, 0, 0, 1, 1, 0, 0], "tail(0.25)", [0, 1, 2, 3], [5, 7]),
         ([0] * 8 + [1], "tail(0.25)", [0, 1, 2, 3, 4], [6, 7]),  # too few to be tested on
         ([2] * 12 + [0] * 4, "tail(0.25)", [*range(8), 13], [9, 10, 11, 15]),
-        ([0] * 10 + [1], "tail(0.6,gap=0)", [0, 1, 2, 3, 10], [4, 5, 6, 7, 8, 9]),  # one of each class stays to learn from
+        (
+            [0] * 10 + [1],
+            "tail(0.6,gap=0)",
+            [0, 1, 2, 3, 10],
+            [4, 5, 6, 7, 8, 9],
+        ),  # one of each class stays to learn from
     ],
 )
 def test_tail_by_hand(y: list[int], text: str, learn: list[int], test: list[int]) -> None:
     assert tail(y, text) == (learn, test)
 
 
-@given(st.lists(st.integers(0, 3), min_size=30, max_size=120), st.floats(0.1, 0.5), st.integers(0, 3))
-def test_tail_tests_on_what_comes_last_and_keeps_its_distance(y: list[int], fraction: float, gap: int) -> None:
+@given(
+    st.lists(st.integers(0, 3), min_size=30, max_size=120), st.floats(0.1, 0.5), st.integers(0, 3)
+)
+def test_tail_tests_on_what_comes_last_and_keeps_its_distance(
+    y: list[int], fraction: float, gap: int
+) -> None:
     try:
         learn, test = tail(y, f"tail({fraction},gap={gap})")
     except UsageError:
@@ -279,7 +332,9 @@ def test_tail_in_a_partition_keeps_the_datas_order_and_no_chance() -> None:
         2,
         groups={"who": Groups(("ann", "bob"), np.arange(n) // 120)},
     )
-    feds = [data.partition("natural", seed=s, test="tail(0.25,gap=2)", validation=0.2) for s in (0, 1)]
+    feds = [
+        data.partition("natural", seed=s, test="tail(0.25,gap=2)", validation=0.2) for s in (0, 1)
+    ]
     for fed in feds:
         for k, share in enumerate(fed.split.parties.values()):
             labels = data.y.numpy()
@@ -287,13 +342,19 @@ def test_tail_in_a_partition_keeps_the_datas_order_and_no_chance() -> None:
                 mine = [i for i in range(120 * k, 120 * k + 120) if labels[i] == c]
                 assert [i for i in share.test if labels[i] == c] == mine[45:]
             near = {i + step for i in share.test for step in range(-2, 3)}
-            assert sorted(share.train + share.validation) == [i for i in range(120 * k, 120 * k + 120) if i not in near]
-    assert [s.test for s in feds[0].split.parties.values()] == [s.test for s in feds[1].split.parties.values()]
+            assert sorted(share.train + share.validation) == [
+                i for i in range(120 * k, 120 * k + 120) if i not in near
+            ]
+    assert [s.test for s in feds[0].split.parties.values()] == [
+        s.test for s in feds[1].split.parties.values()
+    ]
     assert feds[0].split.parties["ann"].validation != feds[1].split.parties["ann"].validation
 
 
 def test_tail_of_shuffled_parts_follows_the_data_not_the_shuffle() -> None:
-    fed = Dataset("steps", torch.zeros(80, 2), torch.zeros(80), 1).partition("iid", 2, test="tail(0.25,gap=1)", validation=0)
+    fed = Dataset("steps", torch.zeros(80, 2), torch.zeros(80), 1).partition(
+        "iid", 2, test="tail(0.25,gap=1)", validation=0
+    )
     for share in fed.split.parties.values():
         assert len(share.test) == 10
         assert max(share.train) < min(share.test)
@@ -323,7 +384,12 @@ def test_tail_of_ones_own_arrays() -> None:
     ],
 )
 def test_tail_without_enough_samples_is_refused(y: list[int], text: str) -> None:
-    with pytest.raises(UsageError, match=r"^Party 'p' has too few samples to set the last [0-9.]+ of each class apart; use own"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"^Party 'p' has too few samples to set the last [0-9.]+ of each class apart; use own"
+        ),
+    ):
         tail(y, text)
 
 
@@ -331,7 +397,9 @@ def test_tail_without_enough_samples_is_refused(y: list[int], text: str) -> None
 
 
 def sources(n: int = 120, **more: Any) -> Dataset:
-    """Three sources that take turns; every fourth sample is an official test sample, and every fifth of the last source."""
+    """Three sources that take turns; every fourth sample is an official test sample, and every
+    fifth of the last source.
+    """
     of = np.arange(n) % 3
     held = np.where(of < 2, np.arange(n) // 3 % 4 == 0, np.arange(n) // 3 % 5 == 0)
     more.setdefault("groups", {"source": Groups(("ann", "bob", "cyd"), of)})
@@ -352,7 +420,9 @@ def official_of(data: Dataset, source: int) -> list[int]:
     return [i for i in range(len(data)) if data.official_test[i] and i % 3 == source]
 
 
-@pytest.mark.parametrize("spec", ["natural", "domain", "domain(parts=3)", "domain(parts=2,take=7)|keep(samples=5)"])
+@pytest.mark.parametrize(
+    "spec", ["natural", "domain", "domain(parts=3)", "domain(parts=2,take=7)|keep(samples=5)"]
+)
 def test_official_is_all_of_the_own_source_and_nothing_else(spec: str) -> None:
     data = sources()
     fed = data.partition(spec, test="official", validation=0.2)
@@ -363,7 +433,9 @@ def test_official_is_all_of_the_own_source_and_nothing_else(spec: str) -> None:
     learned = indices(fed, "train", "validation")
     assert not set(learned) & {i for s in range(3) for i in official_of(data, s)}
     if spec in ("natural", "domain", "domain(parts=3)"):
-        assert sorted(learned) == [i for i in range(120) if data.official_test is not None and not data.official_test[i]]
+        assert sorted(learned) == [
+            i for i in range(120) if data.official_test is not None and not data.official_test[i]
+        ]
 
 
 def test_official_of_some_parties_leaves_out_the_others() -> None:
@@ -372,17 +444,25 @@ def test_official_of_some_parties_leaves_out_the_others() -> None:
 
 
 def test_official_by_the_grouping_that_parties_follow() -> None:
-    groups = {"source": Groups(("ann", "bob", "cyd"), np.arange(120) % 3), "half": Groups(("one", "two"), np.arange(120) // 60)}
+    groups = {
+        "source": Groups(("ann", "bob", "cyd"), np.arange(120) % 3),
+        "half": Groups(("one", "two"), np.arange(120) // 60),
+    }
     data = sources(groups=groups)
     fed = data.partition("natural(by=half)", test="official")
     every = sorted(i for s in range(3) for i in official_of(data, s))
-    assert [list(s.test) for s in fed.split.parties.values()] == [[i for i in every if i < 60], [i for i in every if i >= 60]]
+    assert [list(s.test) for s in fed.split.parties.values()] == [
+        [i for i in every if i < 60],
+        [i for i in every if i >= 60],
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 6])
 def test_official_size_is_a_stratified_draw(size: int) -> None:
     data = sources(n=600)
-    one, same, other = (data.partition("domain(parts=2)", seed=s, test=f"official(size={size})") for s in (0, 0, 1))
+    one, same, other = (
+        data.partition("domain(parts=2)", seed=s, test=f"official(size={size})") for s in (0, 0, 1)
+    )
     for fed in (one, other):
         for name, share in fed.split.parties.items():
             source = ("ann", "bob", "cyd").index(name.split("-")[0])
@@ -391,14 +471,22 @@ def test_official_size_is_a_stratified_draw(size: int) -> None:
             counts = np.bincount(data.y[list(share.test)], minlength=2)
             everything = np.bincount(data.y[official_of(data, source)], minlength=2)
             assert abs(counts - size * everything / everything.sum()).max() <= 1
-    assert [s.test for s in one.split.parties.values()] == [s.test for s in same.split.parties.values()]
-    assert [s.test for s in one.split.parties.values()] != [s.test for s in other.split.parties.values()]
-    assert one.split.parties["ann-0"].test != one.split.parties["ann-1"].test  # each draws for itself
+    assert [s.test for s in one.split.parties.values()] == [
+        s.test for s in same.split.parties.values()
+    ]
+    assert [s.test for s in one.split.parties.values()] != [
+        s.test for s in other.split.parties.values()
+    ]
+    assert (
+        one.split.parties["ann-0"].test != one.split.parties["ann-1"].test
+    )  # each draws for itself
 
 
 def test_official_size_beyond_what_there_is_means_all() -> None:
     fed = sources().partition("natural", test="official(size=1000)")
-    assert [list(s.test) for s in fed.split.parties.values()] == [official_of(sources(), k) for k in range(3)]
+    assert [list(s.test) for s in fed.split.parties.values()] == [
+        official_of(sources(), k) for k in range(3)
+    ]
 
 
 def test_official_test_samples_have_the_partys_shift() -> None:
@@ -418,13 +506,25 @@ def test_official_test_samples_have_the_partys_shift() -> None:
 
 
 def test_official_is_refused_where_it_means_nothing(digits: Dataset, official: Dataset) -> None:
-    with pytest.raises(UsageError, match=r"^These data have no official test part; use own\(0\.25\), matched or common\.$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^These data have no official test part; use own\(0\.25\), matched or common\.$",
+    ):
         digits.partition("iid", 3, test="official")
-    with pytest.raises(UsageError, match=r"^official tests each party on its own source's .* but this partition follows no sources"):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"^official tests each party on its own source's .* but this partition follows no"
+            r" sources"
+        ),
+    ):
         official.partition("iid", 3, test="official")
     held = torch.arange(120) % 3 == 0  # of ann alone
     lacking = replace(sources(), official_test=held & (torch.arange(120) > 60))
-    with pytest.raises(UsageError, match=r"^The official test part has no samples of party 'bob'; use own\(0\.25\)\.$"):
+    with pytest.raises(
+        UsageError,
+        match=r"^The official test part has no samples of party 'bob'; use own\(0\.25\)\.$",
+    ):
         lacking.partition("natural", test="official")
     assert lacking.partition("natural", 1, test="official").names == ["ann"]
 
@@ -465,7 +565,9 @@ def test_tail_leaves_something_to_learn_from_of_each_class() -> None:
 def test_official_size_is_exact_whatever_the_classes() -> None:
     y = torch.cat([torch.arange(20) % 10, torch.arange(20) % 10])
     groups = {"who": Groups(("ann",), np.zeros(40, dtype=np.int64))}
-    data = Dataset("d", torch.rand(40, 2), y, 10, official_test=torch.arange(40) >= 20, groups=groups)
+    data = Dataset(
+        "d", torch.rand(40, 2), y, 10, official_test=torch.arange(40) >= 20, groups=groups
+    )
     assert len(data.partition("natural", test="official(size=15)").parties["ann"].test) == 15
 
 
@@ -480,7 +582,9 @@ def test_a_gap_beyond_all_samples_is_refused_at_once() -> None:
 
 
 def cut_by_others() -> Dataset:
-    """Two sources: the makers of the first say what is for testing, the second is 40 photos of 1 to 3 digits, cut by photo."""
+    """Two sources: the makers of the first say what is for testing, the second is 40 photos of 1 to
+    3 digits, cut by photo.
+    """
     photos = np.repeat(np.arange(40), np.arange(40) % 3 + 1)
     n = len(photos)
     held = torch.cat([torch.arange(30) % 3 == 0, torch.from_numpy(photos >= 25)])
@@ -507,7 +611,9 @@ def test_a_cut_of_others_is_drawn_by_seed_and_never_parts_a_whole() -> None:
         assert list(makers.test) == held[held < 30].tolist()  # official ones stay so
         assert not {data.cut_by[i] for i in others.train} & {data.cut_by[i] for i in others.test}
         assert sorted(others.train + others.test) == list(range(30, len(data)))
-        assert len(others.train) == int((~data.official_test[30:]).sum())  # as many to learn from as before
+        assert len(others.train) == int(
+            (~data.official_test[30:]).sum()
+        )  # as many to learn from as before
         drawn.add(others.test)
     assert len(drawn) == 20
     again = data.partition("domain", seed=3, test="official(redraw=true)")
@@ -519,25 +625,39 @@ def test_a_cut_of_others_is_drawn_by_seed_and_never_parts_a_whole() -> None:
 
 def test_a_redraw_of_a_size_is_of_what_was_redrawn() -> None:
     data = cut_by_others()
-    whole, some = (data.partition("domain", seed=5, test=f"official({more}redraw=true)") for more in ("", "size=7,"))
+    whole, some = (
+        data.partition("domain", seed=5, test=f"official({more}redraw=true)")
+        for more in ("", "size=7,")
+    )
     assert len(some.split.parties["others"].test) == 7
     assert set(some.split.parties["others"].test) <= set(whole.split.parties["others"].test)
 
 
-@given(sizes=st.lists(st.integers(1, 4), min_size=2, max_size=30), seed=st.integers(0, 99), tests=st.integers(1, 29))
-def test_a_redraw_fills_the_training_part_as_far_as_wholes_fit(sizes: list[int], seed: int, tests: int) -> None:
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=2, max_size=30),
+    seed=st.integers(0, 99),
+    tests=st.integers(1, 29),
+)
+def test_a_redraw_fills_the_training_part_as_far_as_wholes_fit(
+    sizes: list[int], seed: int, tests: int
+) -> None:
     cut = np.repeat(np.arange(len(sizes)), sizes)
     official = cut >= max(1, len(sizes) - tests)
     held = redrawn(official, cut, np.random.default_rng(seed))
     left = int((~official).sum() - (~held).sum())
     assert left >= 0
-    assert all(left < n for whole, n in enumerate(sizes) if held[cut == whole].all())  # no whole in test would still fit
+    assert all(
+        left < n for whole, n in enumerate(sizes) if held[cut == whole].all()
+    )  # no whole in test would still fit
     assert all(len(set(held[cut == whole])) == 1 for whole in range(len(sizes)))
     assert (~held).any()
 
 
 def test_nothing_to_redraw_is_refused(official: Dataset) -> None:
-    with pytest.raises(UsageError, match="marked as cut in training and test by others than their makers; leave out redraw"):
+    with pytest.raises(
+        UsageError,
+        match="marked as cut in training and test by others than their makers; leave out redraw",
+    ):
         official.partition("iid", test="official(redraw=true)")
     with pytest.raises(UsageError, match="a whole that is both in training and test"):
         replace(cut_by_others(), cut_by=np.zeros(len(cut_by_others()), np.int64))

@@ -1,4 +1,6 @@
-"""What parties' tables have in common: what a column is, what is missing, and one schema of several parties' own."""
+"""What parties' tables have in common: what a column is, what is missing, and one schema of several
+parties' own.
+"""
 
 from __future__ import annotations
 
@@ -44,20 +46,27 @@ def rows(header: str, *lines: str, times: int = 1) -> str:
 
 def test_what_a_column_is(tmp_path: Path) -> None:
     lines = [
-        f"{1000 + k},{k % 7 + 0.5},{k % 2},{'m' if k % 3 else 'f'},2024-01-{k % 28 + 1:02},thing {k},{k},{k % 2}"
+        f"{1000 + k},{k % 7 + 0.5},{k % 2},{'m' if k % 3 else 'f'},2024-01-{k % 28 + 1:02},thing"
+        f" {k},{k},{k % 2}"
         for k in range(30)
     ]
     write(tmp_path / "a.csv", rows("case_id,age,smokes,sex,admitted,note,row,label", *lines))
     schema = schema_of(tmp_path)
     assert kinds(schema) == {"age": "number", "smokes": "flag", "sex": "words"}
-    assert {name: why.partition(":")[0].partition(",")[0] for name, why in schema.left_out.items()} == {
+    assert {
+        name: why.partition(":")[0].partition(",")[0] for name, why in schema.left_out.items()
+    } == {
         "case_id": "looks like an identifier",
         "admitted": "looks like dates",
         "note": "looks like an identifier",
         "row": "looks like an identifier",
     }
-    assert any("'case_id' is left out" in line and "--kind" in line for line in about_schema(schema)), "what to type is said"
-    assert not any("--kind" in line for line in about_schema(schema, given=True)), "nor is what cannot be"
+    assert any(
+        "'case_id' is left out" in line and "--kind" in line for line in about_schema(schema)
+    ), "what to type is said"
+    assert not any("--kind" in line for line in about_schema(schema, given=True)), (
+        "nor is what cannot be"
+    )
     told = schema_of(tmp_path, kinds={"row": "number", "smokes": "words"}, drop=("sex",))
     assert kinds(told) == {"age": "number", "smokes": "words", "row": "number"}
     assert kinds(schema_of(tmp_path, columns=("age", "sex"))) == {"age": "number", "sex": "words"}
@@ -65,13 +74,21 @@ def test_what_a_column_is(tmp_path: Path) -> None:
 
 def test_free_text_is_left_out(tmp_path: Path) -> None:
     long = "a long remark about what happened on the ward that night as number"
-    write(tmp_path / "a.csv", rows("x,remark,label", *[f"{k % 5 + 0.5},{long} {k % 15},{k % 2}" for k in range(30)]))
+    write(
+        tmp_path / "a.csv",
+        rows("x,remark,label", *[f"{k % 5 + 0.5},{long} {k % 15},{k % 2}" for k in range(30)]),
+    )
     assert "free text" in schema_of(tmp_path).left_out["remark"]
 
 
-@pytest.mark.parametrize("word", ["NA", "N/A", "nan", "NaN", "null", "NULL", "-", ".", "", "?", " na "])
+@pytest.mark.parametrize(
+    "word", ["NA", "N/A", "nan", "NaN", "null", "NULL", "-", ".", "", "?", " na "]
+)
 def test_what_stands_for_missing(word: str, tmp_path: Path) -> None:
-    write(tmp_path / "in" / "a.csv", rows("age,sex,label", f"{word},m,yes", f"2.5,{word},no", "3.5,f,no"))
+    write(
+        tmp_path / "in" / "a.csv",
+        rows("age,sex,label", f"{word},m,yes", f"2.5,{word},no", "3.5,f,no"),
+    )
     data = import_federation(tmp_path / "in", tmp_path / "out")
     assert data.x[:, 0].isnan().tolist() == [True, False, False]
     assert data.x[:, 1:].tolist() == [[0, 1], [0, 0], [1, 0]]
@@ -115,12 +132,18 @@ def test_excel(tmp_path: Path) -> None:
 def test_words_that_differ_in_case_only(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("sex,x,label", "M,1.5,dead", "f,2.5,alive"))
     write(tmp_path / "in" / "b.csv", rows("sex,x,label", "m,1.5,Dead ", "f,2.5,ALIVE"))
-    with pytest.raises(UsageError, match="'M' and 'm', which differ in case or blanks only: say --merge-case if they are one"):
+    with pytest.raises(
+        UsageError,
+        match="'M' and 'm', which differ in case or blanks only: say --merge-case if they are one",
+    ):
         schema_of(tmp_path / "in")
     one = schema_of(tmp_path / "in", merge_case=True)
     assert (one.classes, one.columns[0].words) == (("alive", "dead"), ("f", "m"))
     two = schema_of(tmp_path / "in", merge_case=False)
-    assert (two.classes, two.columns[0].words) == (("ALIVE", "Dead", "alive", "dead"), ("M", "f", "m"))
+    assert (two.classes, two.columns[0].words) == (
+        ("ALIVE", "Dead", "alive", "dead"),
+        ("M", "f", "m"),
+    )
     data = import_federation(tmp_path / "in", tmp_path / "out", merge_case=True)
     assert data.y.tolist() == [1, 0, 1, 0]
     assert data.x[:, :2].tolist() == [[0, 1], [1, 0]] * 2
@@ -141,7 +164,12 @@ def test_other_names_of_columns(tmp_path: Path) -> None:
     write(tmp_path / "in" / "b.csv", rows("Ausgang,Alter", "yes,1.5", "no,3.5"))
     with pytest.raises(UsageError, match=r"b\.csv has no column called 'outcome'"):
         schema_of(tmp_path / "in", label="outcome")
-    data = import_federation(tmp_path / "in", tmp_path / "out", label="outcome", rename={"Alter": "age", "Ausgang": "outcome"})
+    data = import_federation(
+        tmp_path / "in",
+        tmp_path / "out",
+        label="outcome",
+        rename={"Alter": "age", "Ausgang": "outcome"},
+    )
     assert data.x[:, 0].tolist() == [1.5, 2.5, 1.5, 3.5]
     assert data.schema is not None
     assert data.schema.columns[0].also_called == ("Alter",)
@@ -158,30 +186,50 @@ def test_names_of_columns_that_differ_in_case_are_one(tmp_path: Path) -> None:
 def test_two_columns_that_become_one_are_refused(tmp_path: Path) -> None:
     """One of them would be gone without a word."""
     write(tmp_path / "a.csv", rows("age,Alter,label", "1.5,2.5,yes", "2.5,3.5,no"))
-    with pytest.raises(UsageError, match=r"a\.csv has the columns 'age' and 'Alter', and either may be 'age': remove one"):
+    with pytest.raises(
+        UsageError,
+        match=r"a\.csv has the columns 'age' and 'Alter', and either may be 'age': remove one",
+    ):
         schema_of(tmp_path, rename={"Alter": "age"})
     write(tmp_path / "a.csv", rows("age,Age,label", "1.5,2.5,yes", "2.5,3.5,no"))
-    with pytest.raises(UsageError, match=r"a\.csv has the columns 'age' and 'Age', and either may be 'age': remove one"):
+    with pytest.raises(
+        UsageError,
+        match=r"a\.csv has the columns 'age' and 'Age', and either may be 'age': remove one",
+    ):
         schema_of(tmp_path)
 
 
 def test_rows_without_a_label_by_other_names_and_words(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("age,Ausgang", "1.5,yes", "2.5,n.d.", "3.5,no"))
-    how: dict[str, Any] = {"label": "outcome", "rename": {"Ausgang": "outcome"}, "missing": ("n.d.",), "skip_unlabelled": True}
+    how: dict[str, Any] = {
+        "label": "outcome",
+        "rename": {"Ausgang": "outcome"},
+        "missing": ("n.d.",),
+        "skip_unlabelled": True,
+    }
     assert import_federation(tmp_path / "in", tmp_path / "out", **how).y.tolist() == [1, 0]
 
 
 def test_rows_without_a_label(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,yes", "2.5,NA", "3.5,no"))
-    with pytest.raises(UsageError, match=r"no label in row 2 of 'label': fill it in, or say --skip-unlabelled"):
+    with pytest.raises(
+        UsageError, match=r"no label in row 2 of 'label': fill it in, or say --skip-unlabelled"
+    ):
         import_federation(tmp_path / "in", tmp_path / "out")
-    assert import_federation(tmp_path / "in", tmp_path / "out", skip_unlabelled=True).y.tolist() == [1, 0]
+    assert import_federation(
+        tmp_path / "in", tmp_path / "out", skip_unlabelled=True
+    ).y.tolist() == [1, 0]
 
 
 def test_names_that_nobody_has(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / f"{name}.csv", rows("age,sex,label", "1.5,m,yes", "2.5,f,no"))
-    for wrong in ({"drop": ("sx",)}, {"rename": {"Altr": "age"}}, {"columns": ("age", "sx")}, {"kinds": {"sx": "words"}}):
+    for wrong in (
+        {"drop": ("sx",)},
+        {"rename": {"Altr": "age"}},
+        {"columns": ("age", "sx")},
+        {"kinds": {"sx": "words"}},
+    ):
         with pytest.raises(UsageError, match=r"There is no column called '(sx|Altr)'"):
             schema_of(tmp_path, **wrong)
 
@@ -193,7 +241,9 @@ def test_what_is_said_when_schemas_become_one(tmp_path: Path) -> None:
         agreed_schema([tmp_path / f"{name}.csv"]).write(tmp_path / f"{name}.json")
     both = [tmp_path / "a.json", tmp_path / "b.json"]
     made = agreed_schema(both, drop=("note",), rename={"Alter": "age"}, units={"age": "years"})
-    assert [(c.name, c.also_called, c.unit, c.may_be_missing) for c in made.columns] == [("age", ("Alter",), "years", False)]
+    assert [(c.name, c.also_called, c.unit, c.may_be_missing) for c in made.columns] == [
+        ("age", ("Alter",), "years", False)
+    ]
     with pytest.raises(UsageError, match="say --kind where the file is described"):
         agreed_schema(both, kinds={"age": "words"})
     with pytest.raises(UsageError, match="There is no column called 'nte'"):
@@ -203,7 +253,9 @@ def test_what_is_said_when_schemas_become_one(tmp_path: Path) -> None:
 def test_labels_that_are_words_here_and_numbers_there(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", rows("age,label", "1.5,dead", "2.5,alive"))
     write(tmp_path / "b.csv", rows("age,label", "1.5,0", "2.5,1"))
-    with pytest.raises(UsageError, match="of party 'b' is 0, 1 but that of party 'a' alive, dead: they must agree"):
+    with pytest.raises(
+        UsageError, match="of party 'b' is 0, 1 but that of party 'a' alive, dead: they must agree"
+    ):
         schema_of(tmp_path)
 
 
@@ -225,7 +277,9 @@ def test_words_that_stand_for_others(tmp_path: Path) -> None:
 
 def test_labels_coded_from_one(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,1", "2.5,2", "3.5,2"))
-    data = import_federation(tmp_path / "in", tmp_path / "out", kinds={"label": "words"}, positive="1")
+    data = import_federation(
+        tmp_path / "in", tmp_path / "out", kinds={"label": "words"}, positive="1"
+    )
     assert (data.classes, data.class_names, data.y.tolist()) == (2, ("2", "1"), [1, 0, 0])
 
 
@@ -239,7 +293,10 @@ def test_a_typing_error_is_named(tmp_path: Path) -> None:
     lines = [f"{430 if k == 4 else 30 + k},{k % 2}" for k in range(40)]
     write(tmp_path / "in" / "a.csv", rows("age,label", *lines))
     data = import_federation(tmp_path / "in", tmp_path / "out", kinds={"age": "number"})
-    assert any("age is 430 in row 5 of a, but from 31.95 to 68.05 in most: a typing error?" in note for note in data.notes)
+    assert any(
+        "age is 430 in row 5 of a, but from 31.95 to 68.05 in most: a typing error?" in note
+        for note in data.notes
+    )
 
 
 def test_skipped_rows_are_counted(tmp_path: Path) -> None:
@@ -262,16 +319,35 @@ CELLS = {
 @st.composite
 def federations(draw: st.DrawFn) -> dict[str, tuple[list[str], str, list[list[str]]]]:
     made = {}
-    for name in draw(st.lists(st.sampled_from(["north", "south", "east", "west"]), min_size=1, max_size=4, unique=True)):
-        columns = draw(st.permutations([*draw(st.sets(st.sampled_from(["age", "sex", "flag", "ward"]), min_size=1)), "outcome"]))
+    for name in draw(
+        st.lists(
+            st.sampled_from(["north", "south", "east", "west"]), min_size=1, max_size=4, unique=True
+        )
+    ):
+        columns = draw(
+            st.permutations(
+                [
+                    *draw(st.sets(st.sampled_from(["age", "sex", "flag", "ward"]), min_size=1)),
+                    "outcome",
+                ]
+            )
+        )
         lines = draw(st.lists(st.tuples(*(CELLS[c] for c in columns)), min_size=5, max_size=8))
-        made[name] = list(columns), draw(st.sampled_from([",", ";", "\t"])), [list(line) for line in lines]
+        made[name] = (
+            list(columns),
+            draw(st.sampled_from([",", ";", "\t"])),
+            [list(line) for line in lines],
+        )
     return made
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
 @given(parties=federations())
-def test_alone_by_schema_is_together_byte_for_byte(parties: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_alone_by_schema_is_together_byte_for_byte(
+    parties: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     here = tmp_path_factory.mktemp("federation")
     (here / "in").mkdir()
     for name, (columns, separator, lines) in parties.items():
@@ -294,14 +370,18 @@ def test_alone_by_schema_is_together_byte_for_byte(parties: Any, tmp_path_factor
     assert agreed == pooled.schema
     x = []
     for name in sorted(parties):
-        alone = import_federation(here / "in" / f"{name}.csv", here / f"alone-{name}", schema=agreed)
+        alone = import_federation(
+            here / "in" / f"{name}.csv", here / f"alone-{name}", schema=agreed
+        )
         x.append(alone.x.numpy())
         assert alone.class_names == pooled.class_names
         assert alone.shape == pooled.shape
         ours = load(str(here / f"alone-{name}")).partition("auto").parties[name]
         theirs = load(str(here / "pooled")).partition("auto").parties[name]
         for part in ("train", "validation", "test"):
-            assert getattr(ours, part).x.numpy().tobytes() == getattr(theirs, part).x.numpy().tobytes()
+            assert (
+                getattr(ours, part).x.numpy().tobytes() == getattr(theirs, part).x.numpy().tobytes()
+            )
     assert np.concatenate(x).tobytes() == pooled.x.numpy().tobytes()
 
 
@@ -310,10 +390,17 @@ def test_a_schema_is_a_file_that_people_can_change(tmp_path: Path) -> None:
     agreed_schema([tmp_path / "in"]).write(tmp_path / "schema.json")
     told = json.loads((tmp_path / "schema.json").read_text(encoding="utf-8"))
     assert told["columns"] == [{"name": "pressure", "kind": "number"}]
-    told["columns"][0] |= {"also_missing": ["0"], "may_be_missing": True, "mean": 100.0, "std": 20.0}
+    told["columns"][0] |= {
+        "also_missing": ["0"],
+        "may_be_missing": True,
+        "mean": 100.0,
+        "std": 20.0,
+    }
     told["scale"] = "fixed"
     (tmp_path / "schema.json").write_text(json.dumps(told), encoding="utf-8")
-    data = import_federation(tmp_path / "in", tmp_path / "out", schema=read_schema(tmp_path / "schema.json"))
+    data = import_federation(
+        tmp_path / "in", tmp_path / "out", schema=read_schema(tmp_path / "schema.json")
+    )
     assert data.x[:, 0].isnan().tolist() == [False, True, False, False]
     assert (data.mean, data.std) == ((100.0,), (20.0,))
     party = data.partition("auto", validation=0.0, test="own(0.25)").parties["a"]
@@ -365,19 +452,40 @@ SCHEMA = Schema(
 
 
 def test_new_rows_in_any_order_and_by_other_names() -> None:
-    made = encode(SCHEMA, {"sex": ["m", "f"], "Alter": ["50", "60.5"], "pressure": ["0", 120]}, 2, "new.csv")
-    assert np.array_equal(made.x, np.array([[50, 0, 1, 0, 0, np.nan], [60.5, 1, 0, 0, 0, 120]], np.float32), equal_nan=True)
+    made = encode(
+        SCHEMA, {"sex": ["m", "f"], "Alter": ["50", "60.5"], "pressure": ["0", 120]}, 2, "new.csv"
+    )
+    assert np.array_equal(
+        made.x,
+        np.array([[50, 0, 1, 0, 0, np.nan], [60.5, 1, 0, 0, 0, 120]], np.float32),
+        equal_nan=True,
+    )
     assert made.warnings == ("new.csv has no column 'ward': it is taken as missing.",)
 
 
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"age": ["5o"], "sex": ["m"]}, "The column 'age' of new.csv has '5o' in row 1, which is not a number"),
-        ({"age": ["50"], "sex": ["x"]}, "The column 'sex' of new.csv has 'x' in row 1, which is not one of its words (f, m)"),
-        ({"age": ["50"]}, "new.csv has no column 'sex', which was never missing before; it has age."),
-        ({"sex": ["m"]}, "new.csv has no column 'age' (also called Alter), which was never missing before"),
-        ({"age": ["50"], "Sex": ["m"], "SEX": ["m"]}, "has the columns 'Sex' and 'SEX', and either may be 'sex'"),
+        (
+            {"age": ["5o"], "sex": ["m"]},
+            "The column 'age' of new.csv has '5o' in row 1, which is not a number",
+        ),
+        (
+            {"age": ["50"], "sex": ["x"]},
+            "The column 'sex' of new.csv has 'x' in row 1, which is not one of its words (f, m)",
+        ),
+        (
+            {"age": ["50"]},
+            "new.csv has no column 'sex', which was never missing before; it has age.",
+        ),
+        (
+            {"sex": ["m"]},
+            "new.csv has no column 'age' (also called Alter), which was never missing before",
+        ),
+        (
+            {"age": ["50"], "Sex": ["m"], "SEX": ["m"]},
+            "has the columns 'Sex' and 'SEX', and either may be 'sex'",
+        ),
         ({"age": ["1e999"], "sex": ["m"]}, "has '1e999' in row 1, which is not a number"),
     ],
 )
@@ -389,17 +497,22 @@ def test_new_rows_that_cannot_be_used(table: dict[str, list[str]], message: str)
 
 
 def test_a_cell_that_was_never_missing_before_is_said() -> None:
-    (warning, _, _) = encode(SCHEMA, {"age": ["", "3"], "sex": ["m", "f"]}, 2, "new.csv").warnings
+    warning, _, _ = encode(SCHEMA, {"age": ["", "3"], "sex": ["m", "f"]}, 2, "new.csv").warnings
     assert (
         warning
-        == "The column 'age' of new.csv is missing in row 1, which it never was before: it is treated like other missing values."
+        == "The column 'age' of new.csv is missing in row 1, which it never was before: it is"
+        " treated like other missing values."
     )
     with pytest.raises(Unusable, match="let all parties agree on a schema"):
         encode(SCHEMA, {"age": ["", "3"], "sex": ["m", "f"]}, 2, "new.csv", strict=True)
 
 
 @given(
-    x=st.lists(st.lists(st.floats(-1e6, 1e6, width=32) | st.just(float("nan")), min_size=3, max_size=3), min_size=1, max_size=5),
+    x=st.lists(
+        st.lists(st.floats(-1e6, 1e6, width=32) | st.just(float("nan")), min_size=3, max_size=3),
+        min_size=1,
+        max_size=5,
+    ),
     mean=st.tuples(*[st.floats(-100, 100)] * 3),
     std=st.tuples(*[st.floats(0.01, 100)] * 3),
 )
@@ -417,7 +530,10 @@ def test_numpy_and_torch_prepare_alike_to_the_last_bit(x: Any, mean: Any, std: A
 
 def test_predict_takes_what_the_party_has(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    lines = [f"{30 + k * 7 % 40},{'m' if k % 3 else ''},{'yes' if k % 40 > 20 else 'no'}" for k in range(80)]
+    lines = [
+        f"{30 + k * 7 % 40},{'m' if k % 3 else ''},{'yes' if k % 40 > 20 else 'no'}"
+        for k in range(80)
+    ]
     write(tmp_path / "in" / "a.csv", rows("age,sex,label", *lines[:40]))
     write(tmp_path / "in" / "b.csv", rows("age,sex,label", *lines[40:]))
     data = import_federation(tmp_path / "in", tmp_path / "out")
@@ -426,8 +542,19 @@ def test_predict_takes_what_the_party_has(tmp_path: Path) -> None:
     rows_of_b = list(fed.split.parties["b"].test)
     expected = model.logits(fed.parties["b"].test.x).softmax(1)
     cells = [lines[row].split(",")[:2] for row in rows_of_b]
-    frame = pandas.DataFrame({"sex": [sex or None for _, sex in cells], "age": [float(age) for age, _ in cells], "more": 1})
-    for given_ in (frame, {"age": [age for age, _ in cells], "sex": [sex for _, sex in cells]}, cells, fed.parties["b"].test):
+    frame = pandas.DataFrame(
+        {
+            "sex": [sex or None for _, sex in cells],
+            "age": [float(age) for age, _ in cells],
+            "more": 1,
+        }
+    )
+    for given_ in (
+        frame,
+        {"age": [age for age, _ in cells], "sex": [sex for _, sex in cells]},
+        cells,
+        fed.parties["b"].test,
+    ):
         assert torch.equal(model.predict_proba(given_), expected)
         assert torch.equal(model.predict(given_), expected.argmax(1))
     with pytest.raises(UsageError, match="has 'x' in row 1, which is not one of its words"):
@@ -445,7 +572,14 @@ def test_pictures_that_are_prepared_already_are_refused() -> None:
     raw = digits.x[list(fed.split.parties["p0"].test)]
     for given_ in (raw, raw.numpy(), raw.tolist(), raw[:, 0].numpy(), test):
         assert torch.equal(model.predict(given_), model.logits(test.x).argmax(1))
-    with pytest.raises(UsageError, match=r"values from -1 to 1, but this model takes them as the party has them, from 0 to 1\."):
+    with pytest.raises(
+        UsageError,
+        match=(
+            r"values from -1 to 1, but this model takes them as the party has them, from 0 to 1\."
+        ),
+    ):
         model.predict(test.x)
-    with pytest.raises(UsageError, match=r"have the shape \(1, 4, 4\), but this model takes \(1, 8, 8\)"):
+    with pytest.raises(
+        UsageError, match=r"have the shape \(1, 4, 4\), but this model takes \(1, 8, 8\)"
+    ):
         model.predict(np.zeros((2, 4, 4)))

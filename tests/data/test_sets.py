@@ -1,4 +1,6 @@
-"""The library's datasets, from small files in the layouts of the originals: what they become, and what is said of bad ones."""
+"""The library's datasets, from small files in the layouts of the originals: what they become, and
+what is said of bad ones.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
     "mnist-m": (mnist_m, {"samples": 4, "y": [3, 9, 3, 9]}),
     "svhn": (mats(""), {"samples": 4, "y": [0, 3, 0, 3]}),
     "synth-digits": (mats("synth_"), {"samples": 4, "y": [0, 3, 0, 3]}),
-    "femnist": (leaf, {"samples": 4, "y": [0, 1, 0, 1], "groups": {"writer": ("f0001_41", "f0002_11")}}),
+    "femnist": (
+        leaf,
+        {"samples": 4, "y": [0, 1, 0, 1], "groups": {"writer": ("f0001_41", "f0002_11")}},
+    ),
     "tiny-imagenet": (tiny, {"samples": 3, "y": [0, 1, 1], "held": [False, False, True]}),
     "cub200": (cub, {"samples": 3, "y": [0, 1, 199], "held": [False, True, False]}),
     "pacs": (
@@ -78,13 +83,36 @@ BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
         sources("office_caltech_10", ("amazon", "dslr"), OFFICE),
         {"samples": 100, "groups": {"domain": ("amazon", "dslr")}},
     ),
-    "domainnet": (domainnet, {"samples": 40, "y": list(range(10)) * 4, "groups": {"domain": ("clipart", "sketch")}}),
-    "domainnet-345": (domainnet, {"samples": 44, "y": list(range(11)) * 4, "groups": {"domain": ("clipart", "sketch")}}),
-    "market1501": (market, {"samples": 3, "y": [0, 0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 2")}}),
-    "msmt17": (msmt, {"samples": 2, "y": [0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 2")}}),
-    "veri776": (veri, {"samples": 2, "y": [0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 20")}}),
+    "domainnet": (
+        domainnet,
+        {"samples": 40, "y": list(range(10)) * 4, "groups": {"domain": ("clipart", "sketch")}},
+    ),
+    "domainnet-345": (
+        domainnet,
+        {"samples": 44, "y": list(range(11)) * 4, "groups": {"domain": ("clipart", "sketch")}},
+    ),
+    "market1501": (
+        market,
+        {
+            "samples": 3,
+            "y": [0, 0, 1],
+            "classes": 2,
+            "groups": {"camera": ("camera 1", "camera 2")},
+        },
+    ),
+    "msmt17": (
+        msmt,
+        {"samples": 2, "y": [0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 2")}},
+    ),
+    "veri776": (
+        veri,
+        {"samples": 2, "y": [0, 1], "classes": 2, "groups": {"camera": ("camera 1", "camera 20")}},
+    ),
     "eicu": (eicu, {"samples": 6, "y": [0, 1, 0] * 2, "groups": {"hospital": ("north", "south")}}),
-    "har": (har, {"samples": 4, "y": [0, 5, 0, 5], "groups": {"subject": ("person 1", "person 2")}}),
+    "har": (
+        har,
+        {"samples": 4, "y": [0, 5, 0, 5], "groups": {"subject": ("person 1", "person 2")}},
+    ),
     "adult": (adult, {"samples": 3, "y": [0, 1, 0], "groups": {"doctorate": ("non-phd", "phd")}}),
     "agnews": (agnews, {"samples": 4, "y": [2, 0, 2, 0]}),
 }
@@ -110,10 +138,18 @@ def test_the_original_files(name: str, here: Path) -> None:
 
 
 def test_har_as_in_pfllibs_files(here: Path) -> None:
-    """Channel c at time t has the value 9 t + c: its place in a window of 128 times by 9 channels. Reshaped, place k is k."""
+    """Channel c at time t has the value 9 t + c: its place in a window of 128 times by 9 channels.
+    Reshaped, place k is k.
+    """
     window = np.array([[9 * t + c for t in range(128)] for c in range(9)], np.float32)
     held = np.array([False, True])
-    np.savez(here / "uci_har.npz", x=np.stack([window, -window]), y=np.array([0, 5]), subject=np.array([1, 2]), is_test=held)
+    np.savez(
+        here / "uci_har.npz",
+        x=np.stack([window, -window]),
+        y=np.array([0, 5]),
+        subject=np.array([1, 2]),
+        is_test=held,
+    )
     ours, theirs = load("har"), load("har(layout=pfllib)")
     assert ours.x[0, 2, :3].tolist() == [2, 11, 20], "the default: a row a channel"
     assert torch.equal(load("har(layout=channels)").x, ours.x)
@@ -155,13 +191,17 @@ def refusal(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", BUILD)
-def test_bad_files_are_refused_in_one_sentence_or_read(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_files_are_refused_in_one_sentence_or_read(
+    name: str, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever file of a dataset is lost, empty, cut or something else."""
     BUILD[name][0](here)
     monkeypatch.setenv("COMITY_CACHE", os.devnull)
     seen: set[object] = set()
     for path in sorted(p for p in here.rglob("*") if p.is_file()):
-        kind = (path.parent, path.suffix) if path.suffix in (".jpg", ".JPEG", ".png", ".txt") else path
+        kind = (
+            (path.parent, path.suffix) if path.suffix in (".jpg", ".JPEG", ".png", ".txt") else path
+        )
         if kind in seen or len(seen) > 8:
             continue
         seen.add(kind)
@@ -206,30 +246,85 @@ TINY, CUB = "tiny-imagenet-200/val/val_annotations.txt", "CUB_200_2011/"
             "labels",
             ["the label 0"],
         ),
-        ("usps", lambda root: usps(root, labels=(0, 10)), "usps.bz2", ["has the label 0 in row 1", "from 1 to 10"]),
+        (
+            "usps",
+            lambda root: usps(root, labels=(0, 10)),
+            "usps.bz2",
+            ["has the label 0 in row 1", "from 1 to 10"],
+        ),
         ("usps", lambda root: usps(root, value=7), "usps.bz2", ["not between -1 and 1"]),
-        ("mnist-m", relabel("mnist_m/mnist_m_train_labels.txt", "png 3", "png 11"), "train_labels.txt", ["label 11 in line 1"]),
+        (
+            "mnist-m",
+            relabel("mnist_m/mnist_m_train_labels.txt", "png 3", "png 11"),
+            "train_labels.txt",
+            ["label 11 in line 1"],
+        ),
         (
             "mnist-m",
             relabel("mnist_m/mnist_m_test_labels.txt", "00000000", "../secret"),
             "mnist_m_test_labels.txt",
             ["leads out"],
         ),
-        ("femnist", relabel("femnist/data/test/all_data_0.json", '"y": [1]', '"y": [62]'), "all_data_0.json", ["the label 62"]),
-        ("tiny-imagenet", relabel(TINY, "n01629819", "n99999999"), "val_annotations.txt", ["'n99999999'", "has no folder"]),
-        ("tiny-imagenet", relabel(TINY, "\t44\t62", ""), "val_annotations.txt", ["in line 1, but each line is: a file"]),
-        ("tiny-imagenet", relabel(TINY, "val_0", "../val_0"), "val_annotations.txt", ["leads out of the folder"]),
-        ("tiny-imagenet", remove("tiny-imagenet-200/val/images/val_0.JPEG"), "val_0.JPEG", ["There is no file"]),
-        ("cub200", relabel(f"{CUB}image_class_labels.txt", "3 200", "3 201"), "image_class_labels.txt", ["from 1 to 200"]),
-        ("cub200", relabel(f"{CUB}image_class_labels.txt", "3 200\n", ""), "image_class_labels.txt", ["says nothing of image 3"]),
-        ("cub200", relabel(f"{CUB}train_test_split.txt", "1 1", "1 yes"), "train_test_split.txt", ["'yes' for image '1'"]),
+        (
+            "femnist",
+            relabel("femnist/data/test/all_data_0.json", '"y": [1]', '"y": [62]'),
+            "all_data_0.json",
+            ["the label 62"],
+        ),
+        (
+            "tiny-imagenet",
+            relabel(TINY, "n01629819", "n99999999"),
+            "val_annotations.txt",
+            ["'n99999999'", "has no folder"],
+        ),
+        (
+            "tiny-imagenet",
+            relabel(TINY, "\t44\t62", ""),
+            "val_annotations.txt",
+            ["in line 1, but each line is: a file"],
+        ),
+        (
+            "tiny-imagenet",
+            relabel(TINY, "val_0", "../val_0"),
+            "val_annotations.txt",
+            ["leads out of the folder"],
+        ),
+        (
+            "tiny-imagenet",
+            remove("tiny-imagenet-200/val/images/val_0.JPEG"),
+            "val_0.JPEG",
+            ["There is no file"],
+        ),
+        (
+            "cub200",
+            relabel(f"{CUB}image_class_labels.txt", "3 200", "3 201"),
+            "image_class_labels.txt",
+            ["from 1 to 200"],
+        ),
+        (
+            "cub200",
+            relabel(f"{CUB}image_class_labels.txt", "3 200\n", ""),
+            "image_class_labels.txt",
+            ["says nothing of image 3"],
+        ),
+        (
+            "cub200",
+            relabel(f"{CUB}train_test_split.txt", "1 1", "1 yes"),
+            "train_test_split.txt",
+            ["'yes' for image '1'"],
+        ),
         (
             "pacs",
             lambda root: (root / "PACS/kfold/photo/dog").rename(root / "PACS/kfold/photo/hound"),
             "photo",
             ["the class 'dog'"],
         ),
-        ("office-caltech", lambda root: write(root / "office_caltech_10/dslr/mug/notes.txt", "x"), "notes.txt", ["is not a png"]),
+        (
+            "office-caltech",
+            lambda root: write(root / "office_caltech_10/dslr/mug/notes.txt", "x"),
+            "notes.txt",
+            ["is not a png"],
+        ),
         (
             "domainnet",
             relabel("domainnet/sketch_test.txt", "sketch_test.jpg 2", "sketch_test.jpg 5"),
@@ -242,12 +337,32 @@ TINY, CUB = "tiny-imagenet-200/val/val_annotations.txt", "CUB_200_2011/"
             "person.jpg",
             ["must begin with"],
         ),
-        ("msmt17", relabel("MSMT17_V1/list_val.txt", "_000_", "-"), "list_val.txt", ["lines are as"]),
-        ("eicu", lambda root: eicu(root, (3, 48, 442)), "north.npz", ["(3, 48, 442)", "(stays, 200, 442)"]),
+        (
+            "msmt17",
+            relabel("MSMT17_V1/list_val.txt", "_000_", "-"),
+            "list_val.txt",
+            ["lines are as"],
+        ),
+        (
+            "eicu",
+            lambda root: eicu(root, (3, 48, 442)),
+            "north.npz",
+            ["(3, 48, 442)", "(stays, 200, 442)"],
+        ),
         ("eicu", lambda root: eicu(root, y=(0, 1)), "north.npz", ["2 for stays in y but 3 in x"]),
         ("eicu", lambda root: eicu(root, y=(0, 1, 2)), "north.npz", ["the label 2 in row 3"]),
-        ("adult", relabel("adult.data", "Bachelors", "School"), "adult.data", ["'School' in row 1, which is not a known value"]),
-        ("agnews", relabel("ag_news_csv/test.csv", '"1"', '"5"'), "test.csv", ["has the label 5 in row 2"]),
+        (
+            "adult",
+            relabel("adult.data", "Bachelors", "School"),
+            "adult.data",
+            ["'School' in row 1, which is not a known value"],
+        ),
+        (
+            "agnews",
+            relabel("ag_news_csv/test.csv", '"1"', '"5"'),
+            "test.csv",
+            ["has the label 5 in row 2"],
+        ),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -270,15 +385,22 @@ def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
     assert data.official_test is not None
     assert data.official_test.sum() == 20
     held = data.official_test.numpy()
-    kinds = set(zip(data.groups["domain"].of[held].tolist(), data.y.numpy()[held].tolist(), strict=True))
+    kinds = set(
+        zip(data.groups["domain"].of[held].tolist(), data.y.numpy()[held].tolist(), strict=True)
+    )
     assert len(kinds) == 20  # one of each class and source
     assert [note.split(":")[1] for note in data.notes] == [
         " 100 of its 2,533 samples are here.",
         " caltech, dslr not here, so there are 2 of its sources.",
-        " nothing here says what is for testing, so it is a fifth of each class and source, always the same.",
+        (
+            " nothing here says what is for testing, so it is a fifth of each class and source,"
+            " always the same."
+        ),
     ]
     fed = data.partition("auto", test="official")
-    assert {name: (len(p.train) + len(p.validation), len(p.test)) for name, p in fed.parties.items()} == {
+    assert {
+        name: (len(p.train) + len(p.validation), len(p.test)) for name, p in fed.parties.items()
+    } == {
         "amazon": (40, 10),
         "webcam": (40, 10),
     }
@@ -287,7 +409,12 @@ def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
 def test_the_embedded_hospitals_are_those_of_the_published_file() -> None:
     """Cell by cell, in other words: what was made from the file is what is in it."""
     source = next(
-        (f / "heart_disease_4_hospitals.csv" for f in data_folders() if (f / "heart_disease_4_hospitals.csv").is_file()), None
+        (
+            f / "heart_disease_4_hospitals.csv"
+            for f in data_folders()
+            if (f / "heart_disease_4_hospitals.csv").is_file()
+        ),
+        None,
     )
     if source is None:
         pytest.skip("no heart_disease_4_hospitals.csv in COMITY_DATA")
@@ -307,14 +434,23 @@ def test_the_embedded_hospitals_are_those_of_the_published_file() -> None:
             assert (cells == np.where(there > 0, "ill", "healthy")).all()
         elif name in codes:
             words = np.array(codes[name].split(","))
-            assert (cells == np.where(np.isnan(there), "", words[np.nan_to_num(there).astype(int)])).all()
+            assert (
+                cells == np.where(np.isnan(there), "", words[np.nan_to_num(there).astype(int)])
+            ).all()
         else:
-            assert np.array_equal(np.concatenate([table.numeric(name) for table in ours]), there, equal_nan=True)
+            assert np.array_equal(
+                np.concatenate([table.numeric(name) for table in ours]), there, equal_nan=True
+            )
 
 
 def test_heart_is_imported_by_its_schema() -> None:
     data = load("heart")
-    assert (len(data), data.classes, data.class_names, data.home) == (920, 2, ("healthy", "ill"), "natural(by=site)")
+    assert (len(data), data.classes, data.class_names, data.home) == (
+        920,
+        2,
+        ("healthy", "ill"),
+        "natural(by=site)",
+    )
     assert data.shape == next(card["shape"] for card in catalogue() if card["name"] == "heart")
     fed = data.partition("auto")
     assert fed.names == ["cleveland", "hungarian", "switzerland", "va_long_beach"]
@@ -335,19 +471,30 @@ def test_heart_is_imported_by_its_schema() -> None:
     ],
 )
 def test_query_and_gallery(
-    name: str, make: Callable[[Path], None], queries: list[int], gallery: list[int], found: int, here: Path
+    name: str,
+    make: Callable[[Path], None],
+    queries: list[int],
+    gallery: list[int],
+    found: int,
+    here: Path,
 ) -> None:
     make(here)
     query, rest = query_and_gallery(name)
     numbers = {k: n for n, k in enumerate(sorted({*queries, *gallery}))}
-    assert (query.ids.tolist(), rest.ids.tolist()) == ([numbers[k] for k in queries], [numbers[k] for k in gallery])
+    assert (query.ids.tolist(), rest.ids.tolist()) == (
+        [numbers[k] for k in queries],
+        [numbers[k] for k in gallery],
+    )
     assert query.x.shape[1:] == load(name).x.shape[1:]
     made = retrieval(query.seen(lambda x: x.flatten(1)), rest.seen(lambda x: x.flatten(1)))
     assert made.queries == found  # with the same identity by another camera
 
 
 def test_re_identification_that_is_not_there(here: Path, refuses: Any) -> None:
-    with refuses("market1501", "put Market-1501-v15.09.15/query, Market-1501-v15.09.15/bounding_box_test into the folder"):
+    with refuses(
+        "market1501",
+        "put Market-1501-v15.09.15/query, Market-1501-v15.09.15/bounding_box_test into the folder",
+    ):
         query_and_gallery("market1501")
     with pytest.raises(UsageError, match="There is no re-identification dataset 'mnist'"):
         query_and_gallery("mnist")
@@ -380,9 +527,13 @@ def test_the_stand_in_for_eicu(here: Path) -> None:
     assert roc_auc_score(data.y.numpy()[~train], fit.decision_function(centred[~train])) > 0.8
 
 
-def test_pickles_need_a_yes_once_and_again_when_the_cache_is_damaged(here: Path, tmp_path: Path, refuses: Any) -> None:
+def test_pickles_need_a_yes_once_and_again_when_the_cache_is_damaged(
+    here: Path, tmp_path: Path, refuses: Any
+) -> None:
     pickled(here)
-    with refuses("cifar-10-python.tar.gz", "holds pickles", "comity data prepare cifar10 --trust-pickle"):
+    with refuses(
+        "cifar-10-python.tar.gz", "holds pickles", "comity data prepare cifar10 --trust-pickle"
+    ):
         load("cifar10")
     assert len(load("cifar10", trust_pickle=True)) == 12
     assert len(load("cifar10")) == 12
@@ -416,7 +567,10 @@ def test_the_real_files(name: str, samples: int, test: int, groups: dict[str, in
     if not any(card["name"] == name and card["here"] for card in catalogue()):
         pytest.skip(f"no {name} in COMITY_DATA")
     data = load(name)
-    assert (len(data), 0 if data.official_test is None else int(data.official_test.sum())) == (samples, test)
+    assert (len(data), 0 if data.official_test is None else int(data.official_test.sum())) == (
+        samples,
+        test,
+    )
     assert {by: len(group.names) for by, group in data.groups.items()} == groups
     assert isinstance(data, Dataset)
 
@@ -424,11 +578,17 @@ def test_the_real_files(name: str, samples: int, test: int, groups: dict[str, in
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 
-def test_commands_on_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_on_the_page_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from comity import cli
 
     monkeypatch.chdir(tmp_path)
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL) for line in block.splitlines()]
+    lines = [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
     assert lines
     for line in lines:
         program, *words = shlex.split(line, comments=True)
@@ -444,11 +604,16 @@ def test_the_page_names_every_dataset() -> None:
 
 
 def test_the_first_images_of_svhn_are_cut_by_photo_and_can_be_cut_anew(here: Path) -> None:
-    """They are all of the official training part: alone, and beside a source that has a test part of its own."""
+    """They are all of the official training part: alone, and beside a source that has a test part
+    of its own.
+    """
     draw = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {}
     for part, photos in (("train", [7, 7, 3, 3, 3, 5, 9]), ("test", [1, 1, 8])):
-        arrays |= {f"x_{part}": draw.integers(0, 256, (len(photos), 32, 32, 3), np.uint8), f"photo_{part}": np.array(photos)}
+        arrays |= {
+            f"x_{part}": draw.integers(0, 256, (len(photos), 32, 32, 3), np.uint8),
+            f"photo_{part}": np.array(photos),
+        }
         arrays |= {f"y_{part}": np.arange(len(photos)) % 10}
     np.savez(here / "svhn_first1083.npz", allow_pickle=False, **arrays)
     mnist(here)

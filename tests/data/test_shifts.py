@@ -20,10 +20,17 @@ KEY = Key.root(0)
 
 
 def images(height: int = 6, width: int = 6, seed: int = 0) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).random((5, 2, height, width), dtype=np.float32))
+    return torch.from_numpy(
+        np.random.default_rng(seed).random((5, 2, height, width), dtype=np.float32)
+    )
 
 
-@given(kind=st.sampled_from(sorted(KINDS)), height=st.integers(1, 6), width=st.integers(1, 6), seed=st.integers(0, 99))
+@given(
+    kind=st.sampled_from(sorted(KINDS)),
+    height=st.integers(1, 6),
+    width=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
 def test_shape_and_range_stay(kind: str, height: int, width: int, seed: int) -> None:
     x = images(height, width, seed)
     before = x.clone()
@@ -76,10 +83,45 @@ def test_blur_is_the_binomial_filter() -> None:
 
 
 def test_thick_and_thin_by_hand() -> None:
-    """The largest, or smallest, of a pixel and its neighbours to the right, below, and below to the right."""
-    x = torch.tensor([[[[0.0, 0.0, 0.0, 0.0], [0.0, 0.8, 0.6, 0.0], [0.0, 0.7, 0.5, 0.0], [0.0, 0.0, 0.0, 0.25]]]])
-    thicker = torch.tensor([[[[0.8, 0.8, 0.6, 0.0], [0.8, 0.8, 0.6, 0.0], [0.7, 0.7, 0.5, 0.25], [0.0, 0.0, 0.25, 0.25]]]])
-    thinner = torch.tensor([[[[0.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.25]]]])
+    """The largest, or smallest, of a pixel and its neighbours to the right, below, and below to the
+    right.
+    """
+    x = torch.tensor(
+        [
+            [
+                [
+                    [0.0, 0.0, 0.0, 0.0],
+                    [0.0, 0.8, 0.6, 0.0],
+                    [0.0, 0.7, 0.5, 0.0],
+                    [0.0, 0.0, 0.0, 0.25],
+                ]
+            ]
+        ]
+    )
+    thicker = torch.tensor(
+        [
+            [
+                [
+                    [0.8, 0.8, 0.6, 0.0],
+                    [0.8, 0.8, 0.6, 0.0],
+                    [0.7, 0.7, 0.5, 0.25],
+                    [0.0, 0.0, 0.25, 0.25],
+                ]
+            ]
+        ]
+    )
+    thinner = torch.tensor(
+        [
+            [
+                [
+                    [0.0, 0.0, 0.0, 0.0],
+                    [0.0, 0.5, 0.0, 0.0],
+                    [0.0, 0.0, 0.0, 0.0],
+                    [0.0, 0.0, 0.0, 0.25],
+                ]
+            ]
+        ]
+    )
     torch.testing.assert_close(apply("thick", x, KEY), thicker)
     torch.testing.assert_close(apply("thin", x, KEY), thinner)
 
@@ -98,7 +140,9 @@ def test_thick_and_thin_are_each_others_negatives() -> None:
 def test_texture_is_a_soft_pattern_of_each_samples_own() -> None:
     dark, light = torch.zeros(200, 1, 8, 8), torch.ones(200, 1, 8, 8)
     pattern = apply("texture", dark, KEY)
-    torch.testing.assert_close(apply("texture", light, KEY), 1 - pattern)  # the absolute difference, with one pattern
+    torch.testing.assert_close(
+        apply("texture", light, KEY), 1 - pattern
+    )  # the absolute difference, with one pattern
     half = torch.full((200, 1, 8, 8), 0.5)
     torch.testing.assert_close(apply("texture", half, KEY), (0.5 - pattern).abs())
     assert pattern.max() <= 0.7
@@ -127,12 +171,20 @@ def test_noise_has_its_size_and_belongs_to_its_key() -> None:
     assert inside.float().mean().item() == pytest.approx(0.904, abs=0.02)  # P(|z| < 0.5 / 0.3)
     assert (one.mean() - 0.5).abs() < 0.01
     doubled = (x + 2 * (one - x)).clamp(0, 1)
-    assert (apply("noise|noise", x, KEY) - doubled).abs().median() > 0.1  # the second step draws noise of its own
+    assert (
+        apply("noise|noise", x, KEY) - doubled
+    ).abs().median() > 0.1  # the second step draws noise of its own
 
 
 def test_parties_take_turns(digits: Dataset) -> None:
     fed = digits.partition("iid|shift(kinds=none,invert,rotate)", 5)
-    assert [s.shift for s in fed.split.parties.values()] == ["none", "invert", "rotate", "none", "invert"]
+    assert [s.shift for s in fed.split.parties.values()] == [
+        "none",
+        "invert",
+        "rotate",
+        "none",
+        "invert",
+    ]
     for party, share in zip(fed.parties.values(), fed.split.parties.values(), strict=True):
         for samples, indices in ((party.train, share.train), (party.test, share.test)):
             raw = apply(share.shift or "none", digits.x[list(indices)], KEY)
@@ -156,7 +208,17 @@ def test_all_kinds_by_default_and_steps_chain(digits: Dataset) -> None:
 def test_what_shift_means_without_kinds_stays_what_it_was(digits: Dataset) -> None:
     """New kinds are asked for by name: a saved command means one thing for ever."""
     shifts = [s.shift for s in digits.partition("iid|shift", 9).split.parties.values()]
-    assert shifts == ["none", "invert", "rotate", "noise", "contrast", "blur", "none", "invert", "rotate"]
+    assert shifts == [
+        "none",
+        "invert",
+        "rotate",
+        "noise",
+        "contrast",
+        "blur",
+        "none",
+        "invert",
+        "rotate",
+    ]
     new = digits.partition("iid|shift(kinds=thin,thick,texture)", 3)
     assert [s.shift for s in new.split.parties.values()] == ["thin", "thick", "texture"]
 
@@ -182,7 +244,9 @@ def test_noise_stays_with_its_sample_whatever_the_test_part(digits: Dataset) -> 
 
 def test_parties_and_seeds_have_noise_of_their_own() -> None:
     data = Dataset("grey", torch.full((40, 1, 4, 4), 0.5), torch.arange(40) % 2, 2)
-    feds = [data.partition("iid|shift(kinds=noise)", 2, seed, "matched(size=2)", 0) for seed in (0, 1)]
+    feds = [
+        data.partition("iid|shift(kinds=noise)", 2, seed, "matched(size=2)", 0) for seed in (0, 1)
+    ]
     images = [image for fed in feds for party in fed.parties.values() for image in party.train.x]
     assert len({tuple(image.flatten().tolist()) for image in images}) == len(images) == 2 * 32
 
@@ -198,7 +262,8 @@ def test_kinds_for_images_are_refused_for_tables(kind: str) -> None:
     with pytest.raises(
         UsageError,
         match=re.escape(
-            f"The shift {kind} is for images, but a sample here has shape (4,); use kinds=none,invert,noise,contrast."
+            f"The shift {kind} is for images, but a sample here has shape (4,); use"
+            " kinds=none,invert,noise,contrast."
         ),
     ):
         table().partition(f"iid|shift(kinds={kind})", 4)
@@ -208,10 +273,16 @@ def test_kinds_for_images_are_refused_for_tables(kind: str) -> None:
     ("spec", "message"),
     [
         ("iid|shift(kinds=turn)", "There is no kind of shift 'turn'."),
-        ("iid|shift(kinds=rotat,noise)", "There is no kind of shift 'rotat'. Did you mean 'rotate'?"),
+        (
+            "iid|shift(kinds=rotat,noise)",
+            "There is no kind of shift 'rotat'. Did you mean 'rotate'?",
+        ),
         ("iid|shfit", "There is no step after a partition called 'shfit'. Did you mean 'shift'?"),
         ("iid|", "is not of the form name"),
-        ("iid|shift(kind=noise)", "There is no option of shift called 'kind'. Did you mean 'kinds'?"),
+        (
+            "iid|shift(kind=noise)",
+            "There is no option of shift called 'kind'. Did you mean 'kinds'?",
+        ),
         ("iid|shift(kinds=noise", "do not match"),
     ],
 )
@@ -230,12 +301,15 @@ def test_tables_take_the_shifts_that_need_no_picture() -> None:
     with pytest.raises(
         UsageError,
         match=re.escape(
-            "The shift rotate is for images, but a sample here has shape (4,); use kinds=none,invert,noise,contrast."
+            "The shift rotate is for images, but a sample here has shape (4,); use"
+            " kinds=none,invert,noise,contrast."
         ),
     ):
         table().partition("iid|shift", 4)
 
 
 def test_values_beyond_one_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"The shift invert needs values from 0 to 1.*rescale the data"):
+    with pytest.raises(
+        UsageError, match=r"The shift invert needs values from 0 to 1.*rescale the data"
+    ):
         table(-3, 3).partition("iid|shift(kinds=invert)", 4)

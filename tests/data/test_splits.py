@@ -27,7 +27,9 @@ def assert_same(one: Federation, two: Federation) -> None:
 
 
 @pytest.mark.parametrize("test", ["own(0.3)", "matched(size=20)", "matched", "common"])
-@pytest.mark.parametrize("spec", ["dirichlet(alpha=0.5)", "pathological(classes=2)|shift|shift(kinds=noise,none)"])
+@pytest.mark.parametrize(
+    "spec", ["dirichlet(alpha=0.5)", "pathological(classes=2)|shift|shift(kinds=noise,none)"]
+)
 def test_round_trip(digits: Dataset, tmp_path: Path, spec: str, test: str) -> None:
     fed = digits.partition(spec, 7, seed=11, test=test, validation=0.2)
     path = tmp_path / "split.json"
@@ -40,12 +42,21 @@ def test_round_trip(digits: Dataset, tmp_path: Path, spec: str, test: str) -> No
 
 
 def test_what_the_file_says(digits: Dataset) -> None:
-    text = digits.partition("dirichlet( alpha = 0.5 )|shift(kinds=none,invert)", 2, seed=4).split.to_json()
+    text = digits.partition(
+        "dirichlet( alpha = 0.5 )|shift(kinds=none,invert)", 2, seed=4
+    ).split.to_json()
     saved = json.loads(text)
     assert saved["partition"] == "dirichlet(alpha=0.5)|shift(kinds=none,invert)"
-    assert (saved["dataset"], saved["seed"], saved["test"], saved["validation"]) == ("digits", 4, "own(0.25)", 0.1)
+    assert (saved["dataset"], saved["seed"], saved["test"], saved["validation"]) == (
+        "digits",
+        4,
+        "own(0.25)",
+        0.1,
+    )
     assert [p["shift"] for p in saved["parties"].values()] == ["none", "invert"]
-    assert sorted(i for p in saved["parties"].values() for k in ("train", "validation", "test") for i in p[k]) == [*range(1797)]
+    assert sorted(
+        i for p in saved["parties"].values() for k in ("train", "validation", "test") for i in p[k]
+    ) == [*range(1797)]
 
 
 def test_split_of_own_arrays_round_trips() -> None:
@@ -59,7 +70,9 @@ def test_a_partition_is_the_same_every_time(digits: Dataset, seed: int) -> None:
 
 
 def test_seeds_differ(digits: Dataset) -> None:
-    assert digits.partition("iid", 4, 0).split.parties != digits.partition("iid", 4, 1).split.parties
+    assert (
+        digits.partition("iid", 4, 0).split.parties != digits.partition("iid", 4, 1).split.parties
+    )
 
 
 def test_split_does_not_drift() -> None:
@@ -87,23 +100,52 @@ def change(saved: dict[str, Any], path: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("fingerprint", "0", "The split was made for other data (dataset 'digits'), not for 'digits' as it is here"),
-        ("seed", "zero", "is not a split that Comity wrote (seed: Input should be a valid integer); use the split.json"),
+        (
+            "fingerprint",
+            "0",
+            "The split was made for other data (dataset 'digits'), not for 'digits' as it is here",
+        ),
+        (
+            "seed",
+            "zero",
+            (
+                "is not a split that Comity wrote (seed: Input should be a valid integer); use the"
+                " split.json"
+            ),
+        ),
         ("seed", True, "is not a split that Comity wrote (seed: "),
         ("parties", {}, "The split names no parties"),
         ("parties", [], "is not a split that Comity wrote (parties: "),
-        ("parties.p1.train", [1797], "The split gives party 'p1' sample 1797, but the dataset has samples 0 to 1796."),
+        (
+            "parties.p1.train",
+            [1797],
+            "The split gives party 'p1' sample 1797, but the dataset has samples 0 to 1796.",
+        ),
         ("parties.p1.test", [-1], "The split gives party 'p1' sample -1"),
         ("parties.p1.test", [0.5], "is not a split that Comity wrote (parties.p1.test.0: "),
-        ("parties.p1.test", [], "The split leaves party 'p1' without training or without test samples."),
-        ("parties.p1.train", [], "The split leaves party 'p1' without training or without test samples."),
+        (
+            "parties.p1.test",
+            [],
+            "The split leaves party 'p1' without training or without test samples.",
+        ),
+        (
+            "parties.p1.train",
+            [],
+            "The split leaves party 'p1' without training or without test samples.",
+        ),
         ("parties.p1.shift", "turn", "There is no kind of shift 'turn'"),
         ("parties.p1.shift", 3, "is not a split that Comity wrote (parties.p1.shift: "),
         ("test", "mine", "There is no test protocol 'mine'"),
-        ("parties.a/b", {"train": [0], "validation": [], "test": [1]}, "A party cannot be called 'a/b'"),
+        (
+            "parties.a/b",
+            {"train": [0], "validation": [], "test": [1]},
+            "A party cannot be called 'a/b'",
+        ),
     ],
 )
-def test_damaged_splits_are_refused(digits: Dataset, saved: dict[str, Any], path: str, value: object, message: str) -> None:
+def test_damaged_splits_are_refused(
+    digits: Dataset, saved: dict[str, Any], path: str, value: object, message: str
+) -> None:
     change(saved, path, value)
     with pytest.raises(UsageError, match=re.escape(message)):
         digits.split(Split.from_json(json.dumps(saved)))
@@ -112,7 +154,9 @@ def test_damaged_splits_are_refused(digits: Dataset, saved: dict[str, Any], path
 def test_training_on_test_samples_is_refused(digits: Dataset, saved: dict[str, Any]) -> None:
     parties = saved["parties"]
     parties["p1"]["train"].append(parties["p0"]["test"][0])
-    with pytest.raises(UsageError, match="The split tests party 'p0' on a sample that is trained on"):
+    with pytest.raises(
+        UsageError, match="The split tests party 'p0' on a sample that is trained on"
+    ):
         digits.split(Split.from_json(json.dumps(saved)))
 
 
@@ -133,7 +177,9 @@ def test_what_is_no_split_is_refused(digits: Dataset, tmp_path: Path, text: str)
 
 
 def test_unreadable_files_are_refused(digits: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"The split file '.*none\.json' cannot be read; check its path"):
+    with pytest.raises(
+        UsageError, match=r"The split file '.*none\.json' cannot be read; check its path"
+    ):
         digits.partition(str(tmp_path / "none.json"))
     with pytest.raises(UsageError, match="cannot be read"):
         digits.split(tmp_path)
@@ -144,7 +190,9 @@ def test_unreadable_files_are_refused(digits: Dataset, tmp_path: Path) -> None:
 
 def test_a_split_of_other_data_is_refused(digits: Dataset) -> None:
     other = Dataset("other", 1 - digits.x, digits.y, 10)
-    with pytest.raises(UsageError, match=r"The split was made for other data .dataset 'other'., not for 'digits'"):
+    with pytest.raises(
+        UsageError, match=r"The split was made for other data .dataset 'other'., not for 'digits'"
+    ):
         digits.split(other.partition("iid", 3).split)
     with pytest.raises(UsageError, match="other data"):  # other constants would give other tensors
         digits.split(replace(digits, mean=(0.0,)).partition("iid", 3).split)

@@ -1,4 +1,6 @@
-"""What is chained after a partition: keep takes so many samples and no others, concept renames classes and nothing else."""
+"""What is chained after a partition: keep takes so many samples and no others, concept renames
+classes and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -66,50 +68,77 @@ def data(n: int = 240, classes: int = 4, **more: Any) -> Dataset:
         ({"fraction": 0.001}, [30], [1]),  # never nothing
     ],
 )
-def test_keep_in_proportion_by_hand(how: dict[str, Any], sizes: list[int], expected: list[int]) -> None:
+def test_keep_in_proportion_by_hand(
+    how: dict[str, Any], sizes: list[int], expected: list[int]
+) -> None:
     for seed in range(5):
         assert kept(sizes, seed, **how).tolist() == expected
 
 
-@given(sizes=st.lists(st.integers(4, 40), min_size=1, max_size=8), fraction=st.floats(0.05, 0.5), seed=seeds)
-def test_keep_is_exact_and_each_class_gives_its_share(sizes: list[int], fraction: float, seed: int) -> None:
+@given(
+    sizes=st.lists(st.integers(4, 40), min_size=1, max_size=8),
+    fraction=st.floats(0.05, 0.5),
+    seed=seeds,
+)
+def test_keep_is_exact_and_each_class_gives_its_share(
+    sizes: list[int], fraction: float, seed: int
+) -> None:
     wanted = max(1, round(fraction * sum(sizes)))
     for counts in (kept(sizes, seed, samples=wanted), kept(sizes, seed, fraction=fraction)):
         assert counts.sum() == wanted
         share = np.array(sizes) * wanted / sum(sizes)
-        assert (abs(counts - share) <= 1.5).all()  # a whole number beside its share; rounding of the total adds half a sample
+        assert (
+            abs(counts - share) <= 1.5
+        ).all()  # a whole number beside its share; rounding of the total adds half a sample
 
 
 def test_keep_is_a_draw() -> None:
     """Which samples stay is chance, each alike; and it hangs on the party's name and the seed."""
     y = np.zeros(40, dtype=np.int64)
-    draws = [Keep(samples=10).of("p", y, np.arange(40), np.random.default_rng(s)) for s in range(400)]
+    draws = [
+        Keep(samples=10).of("p", y, np.arange(40), np.random.default_rng(s)) for s in range(400)
+    ]
     often = np.bincount(np.concatenate(draws), minlength=40)
     assert often.sum() == 4000
     assert 60 < often.min() <= often.max() < 145  # 100 expected, a standard deviation of 9
     key = Key.root(0)
     steps = Steps.read([parse("keep(samples=10)")])
     one, same, other, elsewhere = (
-        steps.keep(p, y, np.arange(40), k).tolist() for p, k in (("p", key), ("p", key), ("q", key), ("p", key.fold(1)))
+        steps.keep(p, y, np.arange(40), k).tolist()
+        for p, k in (("p", key), ("p", key), ("q", key), ("p", key.fold(1)))
     )
     assert one == same
     assert one not in (other, elsewhere)
 
 
-@pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official", "matched(size=9)", "common"])
+@pytest.mark.parametrize(
+    "test", ["own(0.25)", "tail(0.25)", "official", "matched(size=9)", "common"]
+)
 @pytest.mark.parametrize("partition", ["natural", "domain(parts=2)", "iid"])
-@pytest.mark.parametrize("keep", ["keep(samples=10)", "keep(fraction=0.5)", "keep(fraction=0.9)|keep(samples=9)"])
+@pytest.mark.parametrize(
+    "keep", ["keep(samples=10)", "keep(fraction=0.5)", "keep(fraction=0.9)|keep(samples=9)"]
+)
 def test_keep_leaves_the_test_part_and_who_owns_what(partition: str, keep: str, test: str) -> None:
     if test == "official" and partition == "iid":
         pytest.skip("official follows groups")
-    whole, some = (data().partition(spec, 3, 3, test, 0.2) for spec in (partition, f"{partition}|{keep}"))
+    whole, some = (
+        data().partition(spec, 3, 3, test, 0.2) for spec in (partition, f"{partition}|{keep}")
+    )
     assert whole.names == some.names
-    assert [s.test for s in whole.split.parties.values()] == [s.test for s in some.split.parties.values()]
-    for all_of_it, part, share in zip(learned(whole), learned(some), some.split.parties.values(), strict=True):
+    assert [s.test for s in whole.split.parties.values()] == [
+        s.test for s in some.split.parties.values()
+    ]
+    for all_of_it, part, share in zip(
+        learned(whole), learned(some), some.split.parties.values(), strict=True
+    ):
         assert set(part) <= set(all_of_it)
-        wanted = {"keep(samples=10)": 10, "keep(fraction=0.5)": round(len(all_of_it) / 2)}.get(keep, 9)
+        wanted = {"keep(samples=10)": 10, "keep(fraction=0.5)": round(len(all_of_it) / 2)}.get(
+            keep, 9
+        )
         assert len(part) == wanted
-        assert len(share.validation) == pytest.approx(0.2 * wanted, abs=0.51)  # a part of what is kept
+        assert len(share.validation) == pytest.approx(
+            0.2 * wanted, abs=0.51
+        )  # a part of what is kept
     for name in whole.names:
         assert torch.equal(whole.parties[name].test.x, some.parties[name].test.x)
         assert torch.equal(whole.parties[name].test.y, some.parties[name].test.y)
@@ -124,14 +153,21 @@ def test_keep_keeps_each_partys_own_proportions(digits: Dataset) -> None:
 
 
 def test_keep_twice_draws_twice() -> None:
-    one, two = (data().partition(spec, 2) for spec in ("iid|keep(samples=40)", "iid|keep(samples=40)|keep(samples=20)"))
-    assert all(set(b) < set(a) and len(b) == 20 for a, b in zip(learned(one), learned(two), strict=True))
+    one, two = (
+        data().partition(spec, 2)
+        for spec in ("iid|keep(samples=40)", "iid|keep(samples=40)|keep(samples=20)")
+    )
+    assert all(
+        set(b) < set(a) and len(b) == 20 for a, b in zip(learned(one), learned(two), strict=True)
+    )
     straight = data().partition("iid|keep(samples=20)", 2)
     assert learned(two) != learned(straight)
 
 
 def test_keeping_more_than_there_is_names_the_party() -> None:
-    with pytest.raises(UsageError, match=r"^Party 'p0' has 45 samples to learn from, not 46; use a smaller keep\.$"):
+    with pytest.raises(
+        UsageError, match=r"^Party 'p0' has 45 samples to learn from, not 46; use a smaller keep\.$"
+    ):
         data().partition("iid|keep(samples=46)", 4)
     assert [len(p) for p in learned(data().partition("iid|keep(samples=45)", 4))] == [45] * 4
 
@@ -150,19 +186,35 @@ def test_concept_is_one_permutation_a_group(groups: int, seed: int) -> None:
     assert all(names == found[i % groups] for i, names in enumerate(found))
     for names in found[1:groups]:
         assert sorted(names or ()) == list(range(6))
-    assert found == labels(data(classes=6).partition(f"dirichlet(alpha=3,min=4)|concept(groups={groups})", 11, seed=seed))
+    assert found == labels(
+        data(classes=6).partition(
+            f"dirichlet(alpha=3,min=4)|concept(groups={groups})", 11, seed=seed
+        )
+    )
 
 
 def test_concepts_of_many_classes_differ_between_groups_and_seeds() -> None:
-    found = [labels(data(classes=8).partition("iid|concept(groups=4)", 4, seed=s))[1:] for s in range(5)]
+    found = [
+        labels(data(classes=8).partition("iid|concept(groups=4)", 4, seed=s))[1:] for s in range(5)
+    ]
     assert len({names for one in found for names in one}) == 15  # 8! is large
-    assert [Concept().of(i, 8, Key.root(0)) is None for i in range(5)] == [True, False, True, False, True]
+    assert [Concept().of(i, 8, Key.root(0)) is None for i in range(5)] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
-@pytest.mark.parametrize("test", ["own(0.25)", "tail(0.25)", "official", "matched(size=9)", "common"])
+@pytest.mark.parametrize(
+    "test", ["own(0.25)", "tail(0.25)", "official", "matched(size=9)", "common"]
+)
 def test_concept_renames_in_all_parts_alike_and_changes_nothing_else(test: str) -> None:
     spec = "natural|keep(samples=30)|shift(kinds=noise,none)"
-    plain, renamed = (data(classes=5).partition(s, None, 1, test, 0.2) for s in (spec, f"{spec}|concept"))
+    plain, renamed = (
+        data(classes=5).partition(s, None, 1, test, 0.2) for s in (spec, f"{spec}|concept")
+    )
     assert labels(renamed)[0] is labels(renamed)[2] is None
     names = torch.tensor(labels(renamed)[1])
     assert names.tolist() != [0, 1, 2, 3, 4]
@@ -188,7 +240,11 @@ def test_a_saved_split_remembers_the_names(tmp_path: Path, test: str) -> None:
     spec = "natural|concept(groups=3)|keep(samples=20)|shift(kinds=texture,noise)"
     fed = data(classes=5).partition(spec, seed=8, test=test)
     text = fed.split.to_json()
-    assert [p["labels"] is None for p in json.loads(text)["parties"].values()] == [True, False, False]
+    assert [p["labels"] is None for p in json.loads(text)["parties"].values()] == [
+        True,
+        False,
+        False,
+    ]
     (tmp_path / "split.json").write_text(text)
     assert_same(fed, data(classes=5).partition(str(tmp_path / "split.json")))
     assert Split.from_json(text) == fed.split
@@ -205,7 +261,15 @@ def test_a_split_of_before_there_were_concepts_is_read(digits: Dataset) -> None:
 # --- steps in general
 
 
-@pytest.mark.parametrize("step", ["keep(samples=9)", "concept", "shift(kinds=noise,thin)", "shift|keep(fraction=0.5)|concept(3)"])
+@pytest.mark.parametrize(
+    "step",
+    [
+        "keep(samples=9)",
+        "concept",
+        "shift(kinds=noise,thin)",
+        "shift|keep(fraction=0.5)|concept(3)",
+    ],
+)
 def test_a_step_that_comes_first_follows_iid(step: str) -> None:
     first, told = (data().partition(spec, 4, seed=2) for spec in (step, f"iid|{step}"))
     assert_same(first, told)
@@ -223,7 +287,10 @@ def test_the_order_of_different_steps_does_not_matter() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("iid|keep", "keep takes either samples or fraction, as in keep(samples=200) or keep(fraction=0.2)."),
+        (
+            "iid|keep",
+            "keep takes either samples or fraction, as in keep(samples=200) or keep(fraction=0.2).",
+        ),
         ("iid|keep(samples=3,fraction=0.5)", "keep takes either samples or fraction"),
         ("iid|keep(samples=0)", "samples of keep must be at least 1, not 0."),
         ("iid|keep(samples=-3)", "samples of keep must be at least 1, not -3."),
@@ -235,7 +302,10 @@ def test_the_order_of_different_steps_does_not_matter() -> None:
         ("iid|concept(groups=1)", "groups of concept must be at least 2, not 1."),
         ("iid|concept(groups=x)", "groups of concept must be a whole number, not 'x'."),
         ("iid|concept|concept(groups=3)", "A partition can have one concept step."),
-        ("iid|kep(samples=3)", "There is no step after a partition called 'kep'. Did you mean 'keep'?"),
+        (
+            "iid|kep(samples=3)",
+            "There is no step after a partition called 'kep'. Did you mean 'keep'?",
+        ),
         ("iid|iid", "There is no step after a partition called 'iid'."),
         ("kep(samples=3)", "There is no partition 'kep'."),
     ],
@@ -268,12 +338,16 @@ def test_every_group_has_a_concept_of_its_own(classes: int, groups: int) -> None
     for seed in range(20):
         found = [
             names or tuple(range(classes))
-            for names in labels(data(classes=classes).partition(f"iid|concept(groups={groups})", groups, seed=seed))
+            for names in labels(
+                data(classes=classes).partition(f"iid|concept(groups={groups})", groups, seed=seed)
+            )
         ]
         assert len(set(found)) == groups
 
 
-@pytest.mark.parametrize("wrong", [[0], [], [4, 0, 1, 2], [-1, 0, 1, 2], [0, 0, 1, 2], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize(
+    "wrong", [[0], [], [4, 0, 1, 2], [-1, 0, 1, 2], [0, 0, 1, 2], [0, 1, 2, 3, 4]]
+)
 def test_a_split_with_wrong_names_is_refused(wrong: list[int]) -> None:
     saved = json.loads(data().partition("iid|concept", 2).split.to_json())
     saved["parties"]["p1"]["labels"] = wrong

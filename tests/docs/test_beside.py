@@ -1,4 +1,6 @@
-"""docs/methods-beside.md is made of the curves that are kept and of nothing else, and says why where two libraries are apart."""
+"""docs/methods-beside.md is made of the curves that are kept and of nothing else, and says why
+where two libraries are apart.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def found(beside, there, here, whole=None):
 
 
 def test_the_page_is_that_of_its_data(beside):
-    assert beside.PAGE.read_text(encoding="utf-8") == beside.page(beside.read()), "benchmarks/beside.py --page writes it again"
+    assert beside.PAGE.read_text(encoding="utf-8") == beside.page(beside.read()), (
+        "benchmarks/beside.py --page writes it again"
+    )
 
 
 def test_whatever_is_apart_has_a_reason(beside):
@@ -62,7 +66,12 @@ def test_two_libraries_may_differ_by_as_much_as_seeds_do(beside):
 
 
 def test_two_libraries_that_differ_by_more_are_apart(beside):
-    assert beside.judged(found(beside, curves(400, 401, 402), curves(430, 431, 432)), tests=500).verdict == "apart"
+    assert (
+        beside.judged(
+            found(beside, curves(400, 401, 402), curves(430, 431, 432)), tests=500
+        ).verdict
+        == "apart"
+    )
 
 
 def test_a_gap_in_a_single_round_is_enough(beside):
@@ -75,7 +84,10 @@ def test_a_gap_in_a_single_round_is_enough(beside):
 
 def test_the_same_are_those_with_the_same_answers_on_whole_batches(beside):
     near = curves(400, 401, 402)
-    assert [beside.judged(found(beside, near, near, whole), tests=500).verdict for whole in (0, 5, 6, None)] == [
+    assert [
+        beside.judged(found(beside, near, near, whole), tests=500).verdict
+        for whole in (0, 5, 6, None)
+    ] == [
         "the same",
         "the same",
         "within",

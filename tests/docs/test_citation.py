@@ -31,8 +31,13 @@ def test_the_five_papers(method: str, who: str, year: int | None) -> None:
     (paper,) = [
         p
         for p in CITATION["references"]
-        if p.get("year") == year and p["authors"][0].get("family-names", p["authors"][0].get("name")) == who
+        if p.get("year") == year
+        and p["authors"][0].get("family-names", p["authors"][0].get("name")) == who
     ]
-    first = (ROOT / "src" / "comity" / "algorithms" / f"{method}.py").read_text(encoding="utf-8").splitlines()[0]
+    first = (
+        (ROOT / "src" / "comity" / "algorithms" / f"{method}.py")
+        .read_text(encoding="utf-8")
+        .splitlines()[0]
+    )
     assert "anonymous" in first if year is None else re.search(rf"{who}\b.*{year}", first)
     assert paper["title"]

@@ -35,17 +35,24 @@ def federation() -> comity.Federation:
 
 
 @pytest.mark.parametrize("name", ["fedavgm.py", "weighted.py"])
-def test_they_run_on_every_engine_alike(name: str, folder: Path, federation: comity.Federation) -> None:
+def test_they_run_on_every_engine_alike(
+    name: str, folder: Path, federation: comity.Federation
+) -> None:
     loop, process, stacked = (
-        comity.run(str(folder / name), federation, rounds=3, engine=engine) for engine in ("loop", "process", "stacked")
+        comity.run(str(folder / name), federation, rounds=3, engine=engine)
+        for engine in ("loop", "process", "stacked")
     )
     assert loop.metrics == process.metrics
-    assert stacked.summary["accuracy"]["mean"] == pytest.approx(loop.summary["accuracy"]["mean"], abs=0.01)
+    assert stacked.summary["accuracy"]["mean"] == pytest.approx(
+        loop.summary["accuracy"]["mean"], abs=0.01
+    )
     for key, value in loop.model("p0").theta.items():
         torch.testing.assert_close(stacked.model("p0").theta[key], value, rtol=1e-3, atol=1e-5)
 
 
-def test_it_learns_and_its_bytes_are_its_closed_form(method: str, federation: comity.Federation) -> None:
+def test_it_learns_and_its_bytes_are_its_closed_form(
+    method: str, federation: comity.Federation
+) -> None:
     results = [comity.run(method, federation, rounds=3, engine="loop")]
     assert results[0].summary["accuracy"]["mean"] > 0.3
     start, rounds = traffic(results[0].job)

@@ -1,4 +1,6 @@
-"""The page about sites says what the commands, the law and the files for containers and systemd say. None of these runs here."""
+"""The page about sites says what the commands, the law and the files for containers and systemd
+say. None of these runs here.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import pytest
 import typer
 import yaml
 
-# All of them, as the command line is made once for all tests (conftest.py): what is missing here would be missing there.
+# All of them, as the command line is made once for all tests (conftest.py): what is missing here
+# would be missing there.
 from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401 -- each adds its commands
 from comity.cli.options import app
 from comity.core.algorithm import LEAVES
@@ -30,7 +33,9 @@ def known(words: list[str]) -> None:
         context = command.make_context("comity", [], parent=context, resilient_parsing=True)
         command = command.commands[words.pop(0)]
     options = {name for parameter in command.params for name in parameter.opts}
-    assert not [word for word in words if word.startswith("--") and word.split("=")[0] not in options], words
+    assert not [
+        word for word in words if word.startswith("--") and word.split("=")[0] not in options
+    ], words
 
 
 def commands(text: str) -> list[list[str]]:
@@ -42,7 +47,9 @@ def commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", ["docs/deploy.md", "README.md"])
 def test_commands_are_there(page: str) -> None:
-    fenced = re.findall(r"```(?:text|sh)?\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    fenced = re.findall(
+        r"```(?:text|sh)?\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     found = [words for block in fenced for words in commands(block)]
     assert sum(words[0] == "deploy" for words in found) >= 7
     for words in found:
@@ -54,7 +61,9 @@ def test_every_rule_of_a_law_is_explained() -> None:
     table = PAGE.split("## The site's law")[1].split("\n## ")[0]
     told = {
         name.replace("budget.", "budget_")
-        for name in re.findall(r"`([\w.]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE)))
+        for name in re.findall(
+            r"`([\w.]+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))
+        )
     }
     assert told == {field.name for field in fields(SitePolicy)}
     assert all(kind in table for kind in LEAVES)
@@ -64,7 +73,10 @@ def test_what_a_law_says_by_itself_is_what_the_page_says() -> None:
     table = PAGE.split("## The site's law")[1]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", table, flags=re.MULTILINE))
     policy = SitePolicy("north", Path())
-    assert {name: rows[name] for name in ("rounds", "records")} == {"rounds": str(policy.rounds), "records": str(policy.records)}
+    assert {name: rows[name] for name in ("rounds", "records")} == {
+        "rounds": str(policy.rounds),
+        "records": str(policy.records),
+    }
     assert rows["never"] == f"`{list(policy.never)}`".replace("'", '"')
     assert [rows[name] for name in ("export", "outcomes")] == ["`true`", "`false`"]
     assert [policy.export, policy.outcomes] == [True, False]
@@ -89,7 +101,9 @@ def test_units_run_a_server_and_a_site() -> None:
     for unit in UNITS:
         lines = unit.read_text(encoding="utf-8").splitlines()
         (start,) = [
-            line.removeprefix("ExecStart=/opt/comity/bin/comity ").split() for line in lines if line.startswith("ExecStart=")
+            line.removeprefix("ExecStart=/opt/comity/bin/comity ").split()
+            for line in lines
+            if line.startswith("ExecStart=")
         ]
         known(list(start))
         assert {"NoNewPrivileges=yes", "ProtectSystem=strict", "Restart=on-failure"} <= set(lines)

@@ -1,4 +1,6 @@
-"""The Dockerfile says what pyproject.toml and the constraints say. The image itself is not built here."""
+"""The Dockerfile says what pyproject.toml and the constraints say. The image itself is not built
+here.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,20 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LINES = [line for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+LINES = [
+    line
+    for line in (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
 def test_its_python_is_the_oldest_that_is_supported() -> None:
-    (version,) = [line.removeprefix("FROM python:").removesuffix("-slim") for line in LINES if line.startswith("FROM")]
+    (version,) = [
+        line.removeprefix("FROM python:").removesuffix("-slim")
+        for line in LINES
+        if line.startswith("FROM")
+    ]
     assert PROJECT["requires-python"] == f">={version}"
 
 
@@ -21,14 +31,18 @@ def test_torch_is_pinned_and_comes_first() -> None:
     first, *others = [line for line in LINES if "pip install" in line]
     assert "$(grep '^torch==' constraints.txt)" in first
     assert '--index-url "$TORCH_INDEX"' in first
-    pinned = re.findall(r"^torch==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    pinned = re.findall(
+        r"^torch==\S+$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert len(pinned) == 1
     assert others
     assert all("-c constraints.txt" in line for line in others)
 
 
 def test_extras_are_the_projects() -> None:
-    (extras,) = [line.removeprefix("ARG EXTRAS=") for line in LINES if line.startswith("ARG EXTRAS=")]
+    (extras,) = [
+        line.removeprefix("ARG EXTRAS=") for line in LINES if line.startswith("ARG EXTRAS=")
+    ]
     assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
 
 

@@ -49,5 +49,7 @@ def test_a_failed_step_shows_the_log_and_ends_with_its_code(tmp_path: Path) -> N
     assert ended.stdout.endswith("failed\n")
     assert "ERROR: no matching distribution" in ended.stderr
     last = ended.stderr.splitlines()[-1]
-    assert last.startswith("comity: Installing Comity with [dev] (a minute or two) failed with exit code 7.")
+    assert last.startswith(
+        "comity: Installing Comity with [dev] (a minute or two) failed with exit code 7."
+    )
     assert last.endswith("install.log.")

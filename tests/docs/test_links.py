@@ -1,4 +1,5 @@
-"""Links in the Markdown files lead to files and headings that exist, and every page has its place in the site's navigation.
+"""Links in the Markdown files lead to files and headings that exist, and every page has its place
+in the site's navigation.
 
 This needs nothing but the files; `make docs` builds the site and looks through its pages, too.
 """
@@ -49,13 +50,19 @@ def faults(page: Path) -> list[str]:
         if re.match(r"[a-z]+:", link):  # another site's
             continue
         path = (page.parent / target).resolve() if target else page
-        if not path.is_relative_to(ROOT) or not path.is_file() or (place and place not in anchors(path)):
+        if (
+            not path.is_relative_to(ROOT)
+            or not path.is_file()
+            or (place and place not in anchors(path))
+        ):
             found.append(link)
     return found
 
 
 def in_the_site() -> set[str]:
-    """What of the project lies in the site besides docs/, as its hook says (which needs mkdocs to be imported)."""
+    """What of the project lies in the site besides docs/, as its hook says (which needs mkdocs to
+    be imported).
+    """
     code = ast.parse((DOCS / "site" / "pages.py").read_text(encoding="utf-8"))
     named = {
         node.targets[0].id: node.value
@@ -69,7 +76,9 @@ def in_the_site() -> set[str]:
 def test_links_lead_to_what_is_in_the_site(page: Path) -> None:
     """Else `make docs` ends with a warning, which is an error there."""
     targets = [link.partition("#")[0] for link in links(page) if not re.match(r"[a-z]+:", link)]
-    named = {str((page.parent / target).resolve().relative_to(ROOT)) for target in targets if target}
+    named = {
+        str((page.parent / target).resolve().relative_to(ROOT)) for target in targets if target
+    }
     assert not {name for name in named if not name.startswith("docs/")} - in_the_site()
 
 
@@ -80,9 +89,14 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_links_to_nowhere_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("test_links.ROOT", tmp_path)
-    (tmp_path / "other.md").write_text("# A heading: with `code`, twice\n\n## Same\n\n## Same\n", encoding="utf-8")
+    (tmp_path / "other.md").write_text(
+        "# A heading: with `code`, twice\n\n## Same\n\n## Same\n", encoding="utf-8"
+    )
     page = tmp_path / "page.md"
-    good = "[a](other.md) [b](other.md#a-heading-with-code-twice) [c](other.md#same-1) [d](https://a.org/x) `[e](nowhere.md)`"
+    good = (
+        "[a](other.md) [b](other.md#a-heading-with-code-twice) [c](other.md#same-1)"
+        " [d](https://a.org/x) `[e](nowhere.md)`"
+    )
     page.write_text(f"# Here\n\n{good} [f](#here)\n\n```\n[g](nowhere.md)\n```\n", encoding="utf-8")
     assert not faults(page)
     bad = ["nowhere.md", "other.md#nowhere", "other.md#same-2", "#there", "../outside.md"]
@@ -93,7 +107,11 @@ def test_links_to_nowhere_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_every_page_has_its_place_in_the_site() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:")[1]
     named = re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE)
-    top = {"index.md", "contributing.md", "changelog.md"}  # made of the files at the top of the project
+    top = {
+        "index.md",
+        "contributing.md",
+        "changelog.md",
+    }  # made of the files at the top of the project
     assert set(named) == top | {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert len(named) == len(set(named))
 
@@ -107,9 +125,15 @@ def test_a_built_site_is_looked_through(tmp_path: Path) -> None:
     (tmp_path / "b.html").write_text('<h1 id="here">B</h1>', encoding="utf-8")
     (tmp_path / "a.css").write_text("a { background: url(a.png) }", encoding="utf-8")
     page = tmp_path / "a.html"
-    page.write_text('<a href="b.html#here"><a href="https://example.org"><link rel="stylesheet" href="a.css">', encoding="utf-8")
+    page.write_text(
+        '<a href="b.html#here"><a href="https://example.org"><link rel="stylesheet" href="a.css">',
+        encoding="utf-8",
+    )
     assert check.faults(tmp_path) == []
-    page.write_text('<a href="c.html"><a href="b.html#there"><script src="https://example.org/x.js">', encoding="utf-8")
+    page.write_text(
+        '<a href="c.html"><a href="b.html#there"><script src="https://example.org/x.js">',
+        encoding="utf-8",
+    )
     (tmp_path / "a.css").write_text("@import 'https://example.org/font.css';", encoding="utf-8")
     assert check.faults(tmp_path) == [
         "a.html: loads https://example.org/x.js",

@@ -27,4 +27,6 @@ def test_there_are_such_tests(entry: str) -> None:
     assert (TESTS / file).exists(), f"tests/{file} is gone: change tests/conftest.py"
     if name:
         text = (TESTS / file).read_text(encoding="utf-8")
-        assert re.search(rf"def {re.escape(name.partition('[')[0])}", text), f"{entry} is gone: change tests/conftest.py"
+        assert re.search(rf"def {re.escape(name.partition('[')[0])}", text), (
+            f"{entry} is gone: change tests/conftest.py"
+        )

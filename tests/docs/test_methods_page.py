@@ -21,7 +21,9 @@ def test_every_card_has_a_line_for_the_table(name: str) -> None:
 
 
 def test_the_page_is_made_of_the_cards() -> None:
-    spec = importlib.util.spec_from_file_location("methods_page", ROOT / "docs" / "site" / "methods.py")
+    spec = importlib.util.spec_from_file_location(
+        "methods_page", ROOT / "docs" / "site" / "methods.py"
+    )
     assert spec
     assert spec.loader
     made = importlib.util.module_from_spec(spec)

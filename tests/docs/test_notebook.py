@@ -22,7 +22,10 @@ MOST_SECONDS = 40
 def shown(notebook: Any) -> list[str]:
     """What each cell of code shows, all of it."""
     return [
-        "".join(str(out.get("text", "")) + "".join(map(str, out.get("data", {}).values())) for out in cell.outputs)
+        "".join(
+            str(out.get("text", "")) + "".join(map(str, out.get("data", {}).values()))
+            for out in cell.outputs
+        )
         for cell in notebook.cells
         if cell.cell_type == "code"
     ]
@@ -50,7 +53,9 @@ def test_executed_afresh_it_shows_the_same_kinds_of_things(saved: Any, tmp_path:
             cell.outputs, cell.execution_count = [], None
     begin = time.monotonic()
     where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(fresh, timeout=120, kernel_name="python3", record_timing=False, resources=where).execute()
+    NotebookClient(
+        fresh, timeout=120, kernel_name="python3", record_timing=False, resources=where
+    ).execute()
     took = time.monotonic() - begin
     if os.environ.get("COMITY_REGENERATE"):
         nbformat.write(fresh, FILE)

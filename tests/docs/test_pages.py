@@ -1,4 +1,6 @@
-"""Pages for users: their commands work without any downloaded data, and their examples are what they say."""
+"""Pages for users: their commands work without any downloaded data, and their examples are what
+they say.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["compare", "data", "lora", "reproduce", "watching", "your-data"])
-def test_commands_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None) -> None:
+def test_commands_work(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COMITY_DATA", raising=False)
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
@@ -40,9 +44,14 @@ def test_the_example_of_an_experiment(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "mine.toml"
     path.write_text(example, encoding="utf-8")
     assert papers.table(str(path)).rows[0].printed("avg") == (80.2, 0.5)
-    monkeypatch.setattr("sys.argv", ["comity", "reproduce", str(path), "--scale", "smoke", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["comity", "reproduce", str(path), "--scale", "smoke", "--out", str(tmp_path / "out")],
+    )
     cli.main()
-    assert "| AVG | ADCOL | 80.20 ± 0.50 |" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
+    assert "| AVG | ADCOL | 80.20 ± 0.50 |" in (tmp_path / "out" / "table.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_example_of_a_patient() -> None:
@@ -62,7 +71,10 @@ def test_the_example_of_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     words = "comity run fedavg --parties 2 --rounds 1 --model linear --track ./printer.py --out out"
     monkeypatch.setattr("sys.argv", words.split())
     cli.main()
-    assert [line.split()[0] for line in (tmp_path / "out" / "course.txt").read_text(encoding="utf-8").splitlines()] == ["0", "1"]
+    assert [
+        line.split()[0]
+        for line in (tmp_path / "out" / "course.txt").read_text(encoding="utf-8").splitlines()
+    ] == ["0", "1"]
 
 
 def test_trackers_are_told_what_the_page_says(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def text(page: str) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_option_is_on_the_page(page: str) -> None:
     named = set(re.findall(r"`(\w+)`", text(page)))
-    wanted = {name for method in PAGES[page] for name in algorithms.options(algorithms.find(method))}
+    wanted = {
+        name for method in PAGES[page] for name in algorithms.options(algorithms.find(method))
+    }
     assert wanted
     assert not wanted - named
 
@@ -41,20 +43,34 @@ def test_files_that_a_page_names_exist(page: str) -> None:
         assert (ROOT / "tests" / "equations" / Path(name).name).is_file(), name
     for module, name in re.findall(r"`parts/(\w+)\.([A-Za-z_]+)`", found):
         if name != "py":
-            assert hasattr(__import__(f"comity.components.{module}", fromlist=[name]), name), f"{module}.{name}"
+            assert hasattr(__import__(f"comity.components.{module}", fromlist=[name]), name), (
+                f"{module}.{name}"
+            )
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_on_a_page_work(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_on_a_page_work(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = [line for block in re.findall(r"```\n(.*?)```", text(page), flags=re.DOTALL) for line in block.splitlines()]
+    lines = [
+        line
+        for block in re.findall(r"```\n(.*?)```", text(page), flags=re.DOTALL)
+        for line in block.splitlines()
+    ]
     assert lines
     for k, line in enumerate(lines):
-        shorter = re.sub(r"--seeds \S+", "--seeds 0", re.sub(r"--epochs \S+", "--epochs 1", re.sub(r"--rounds \S+", "", line)))
+        shorter = re.sub(
+            r"--seeds \S+",
+            "--seeds 0",
+            re.sub(r"--epochs \S+", "--epochs 1", re.sub(r"--rounds \S+", "", line)),
+        )
         fewer = re.sub(r'--partition "(.+?)"', r'--partition "\1|keep(fraction=0.3)"', shorter)
         program, *words = shlex.split(fewer, comments=True)
         words += [] if "--partition" in words else ["--partition", "iid|keep(fraction=0.3)"]
         assert program == "comity"
-        monkeypatch.setattr("sys.argv", [program, *words, "--rounds", "1", "--out", str(tmp_path / str(k))])
+        monkeypatch.setattr(
+            "sys.argv", [program, *words, "--rounds", "1", "--out", str(tmp_path / str(k))]
+        )
         cli.main()  # what is wrong ends in SystemExit
         assert any((tmp_path / str(k)).rglob("summary.json")), line

@@ -1,4 +1,6 @@
-"""The pages on Python and on one's own pieces are true: files are written, commands and calls are run, in their order."""
+"""The pages on Python and on one's own pieces are true: files are written, commands and calls are
+run, in their order.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from harness import works
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
     "python.md": ((0, 0, 8), ["kept"]),
-    "your-own.md": ((4, 4, 5), ["model-run", "data-run", "partition-run", "metric-run/fedavg/seed-0", "given-run"]),
+    "your-own.md": (
+        (4, 4, 5),
+        ["model-run", "data-run", "partition-run", "metric-run/fedavg/seed-0", "given-run"],
+    ),
 }
 """How many files, commands and calls each has, and the runs that these leave."""
 
@@ -28,7 +33,9 @@ def test_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     text = (DOCS / page).read_text(encoding="utf-8")
     files, commands, calls = 0, 0, 0
     names: dict[str, Any] = {}
-    for kind, block in re.findall(r"^```(python|console)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+    for kind, block in re.findall(
+        r"^```(python|console)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE
+    ):
         if kind == "console":
             works(*shlex.split(block.removeprefix("$ comity ")))
             commands += 1

@@ -1,4 +1,6 @@
-"""Sites without a network: real desks in folders of their own, a server that has no data, and a courier that hands bytes over."""
+"""Sites without a network: real desks in folders of their own, a server that has no data, and a
+courier that hands bytes over.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +46,26 @@ class Root:
 
     def certified(self, name: str, key: Signer, days: int, since: int = 30) -> x509.Certificate:
         """A certificate for somebody's key."""
-        subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name, "root"))
+        subject, issuer = (
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, one)]) for one in (name, "root")
+        )
         now = datetime.now(UTC)
-        made = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-        made = made.serial_number(x509.random_serial_number()).not_valid_before(now - timedelta(days=since))
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+        )
+        made = made.serial_number(x509.random_serial_number()).not_valid_before(
+            now - timedelta(days=since)
+        )
         return made.not_valid_after(now + timedelta(days=days)).sign(self.key, None)
 
 
 class Handed:
-    """A courier within one process. `lost` says whose answer is lost, or who is not there at all (then nothing is asked)."""
+    """A courier within one process. `lost` says whose answer is lost, or who is not there at all
+    (then nothing is asked).
+    """
 
     def __init__(self, desks: Mapping[str, RequestHandler]) -> None:
         self.desks = dict(desks)
@@ -64,7 +77,9 @@ class Handed:
     def names(self) -> list[str]:
         return sorted(self.desks)
 
-    def ask(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], seconds: float
+    ) -> Iterator[tuple[str, bytes | None]]:
         for name in reversed(list(requests)):  # in whatever order
             self.carried += len(requests[name])
             how = self.lost(name, requests[name])
@@ -97,7 +112,13 @@ class Sites:
         for name, (learn, test) in sizes.items():
             cuts = [slice(at, at + learn), slice(at + learn, at + learn + test)]
             x, y = whole.x.numpy(), whole.y.numpy() % classes
-            np.savez(files / f"{name}.npz", x=x[cuts[0]], y=y[cuts[0]], x_test=x[cuts[1]], y_test=y[cuts[1]])
+            np.savez(
+                files / f"{name}.npz",
+                x=x[cuts[0]],
+                y=y[cuts[0]],
+                x_test=x[cuts[1]],
+                y_test=y[cuts[1]],
+            )
             at += learn + test
             self.site(name).mkdir()
             bring(files / f"{name}.npz", self.site(name) / "data", None, classes=classes)
@@ -126,7 +147,10 @@ class Sites:
 
     def run(self, method: str, run: str, transport: Handed | None = None, **settings: Any) -> Path:
         """A run between the sites: its folder at the server."""
-        order = {"run": run, "settings": {"algorithm": method, "data": "sites", "partition": "natural", **settings}}
+        order = {
+            "run": run,
+            "settings": {"algorithm": method, "data": "sites", "partition": "natural", **settings},
+        }
         serve(transport or self.transport(), json.loads(json.dumps(order)), self.folder / "hub")
         return self.folder / "hub" / RUNS / run
 
@@ -165,7 +189,11 @@ def ended(folder: Path) -> dict[str, Any]:
 
 
 def figures(folder: Path, party: str, split: str) -> list[float]:
-    return [r.value for r in RunFolder(folder).read_metrics() if (r.party, r.split, r.metric) == (party, split, "accuracy")]
+    return [
+        r.value
+        for r in RunFolder(folder).read_metrics()
+        if (r.party, r.split, r.metric) == (party, split, "accuracy")
+    ]
 
 
 def same_as_planned(sites: Sites, folder: Path, method: str, **settings: Any) -> None:

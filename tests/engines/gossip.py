@@ -1,6 +1,8 @@
-"""A user's own file, and the only method here whose parties write to each other: each sends its model to the next in a ring.
+"""A user's own file, and the only method here whose parties write to each other: each sends its
+model to the next in a ring.
 
-Idea: a party mixes what it got with its own model and trains; the server carries sealed parcels that it cannot open.
+Idea: a party mixes what it got with its own model and trains; the server carries sealed parcels
+that it cannot open.
 """
 
 from __future__ import annotations
@@ -67,7 +69,11 @@ class Gossip(Algorithm[Empty, Params, Empty]):
         ring = server.sample(t)
         after = dict(zip(ring, [*ring[1:], ring[0]], strict=True))
         posted = server.call(self.offer, {i: After(after[i]) for i in ring})
-        server.call(self.local, dict.fromkeys(ring, Empty()), sealed_messages={(i, after[i]): posted[i].sealed for i in ring})
+        server.call(
+            self.local,
+            dict.fromkeys(ring, Empty()),
+            sealed_messages={(i, after[i]): posted[i].sealed for i in ring},
+        )
         return s
 
     @on_party

@@ -1,4 +1,6 @@
-"""The matrix: every algorithm there is, four ragged parties with small images, and what a run leaves behind."""
+"""The matrix: every algorithm there is, four ragged parties with small images, and what a run
+leaves behind.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from comity.spec import parse
 
 GOSSIP = str(Path(__file__).with_name("gossip.py"))
 HOSTS = ("fedavg", "scaffold", "fedprox", "fedper", "fedgen(gen_steps=5)")
-# A generator's thousand steps show nothing that five do not, nor do ten epochs of a head that two do not. Noise is to be given:
-# less of ldp's takes a second to account for, with more the classes of these few samples are not told. Four parties are too few
-# to spare one by Krum.
+# A generator's thousand steps show nothing that five do not, nor do ten epochs of a head that two
+# do not. Noise is to be given: less of ldp's takes a second to account for, with more the classes
+# of these few samples are not told. Four parties are too few to spare one by Krum.
 BRIEF = {
     "dp": "dp(noise=1)",
     "fed-sps": "fed-sps(attack_steps=2)",
@@ -30,7 +32,9 @@ BRIEF = {
 STEEP = ("feduad", "fedufo", "fd")  # with steps of 0.1 on a dozen samples these run away
 BATCHNORM = "fedbn-cnn(scale=0.06)"
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv", "privacy.csv")
-VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has other states or other calls
+VARIANTS: dict[
+    str, dict[str, Any]
+] = {  # settings under which a method has other states or other calls
     "adcol(slots=cohort,hidden=8)": {"participation": 0.5},
     "adcol(past=3,hidden=8)": {},
     "adcol(aggregate=predictor,hidden=8)": {},
@@ -51,13 +55,21 @@ VARIANTS: dict[str, dict[str, Any]] = {  # settings under which a method has oth
 @cache
 def methods() -> list[str]:
     """Every algorithm that stands alone."""
-    return [BRIEF.get(name, name) for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
+    return [
+        BRIEF.get(name, name)
+        for name in algorithms.names()
+        if not issubclass(algorithms.find(name), Wrapper)
+    ]
 
 
 @cache
 def wrappers() -> list[str]:
     """Every algorithm that goes around another."""
-    return [BRIEF.get(name, name) for name in algorithms.names() if issubclass(algorithms.find(name), Wrapper)]
+    return [
+        BRIEF.get(name, name)
+        for name in algorithms.names()
+        if issubclass(algorithms.find(name), Wrapper)
+    ]
 
 
 def accepted(text: str) -> bool:
@@ -71,13 +83,19 @@ def accepted(text: str) -> bool:
 
 @cache
 def compositions() -> list[str]:
-    """Every method alone, every wrapper around the usual hosts or around whichever it accepts: new files come by themselves."""
+    """Every method alone, every wrapper around the usual hosts or around whichever it accepts: new
+    files come by themselves.
+    """
     made = [*methods()]
     for wrapper in wrappers():
-        alike = issubclass(algorithms.find(parse(wrapper).name), AsHost)  # what it does it does to any host
+        alike = issubclass(
+            algorithms.find(parse(wrapper).name), AsHost
+        )  # what it does it does to any host
         hosts = HOSTS[:2] if alike else HOSTS
         usual = [f"{host}+{wrapper}" for host in hosts if accepted(f"{host}+{wrapper}")]
-        made += usual or [f"{host}+{wrapper}" for host in methods() if accepted(f"{host}+{wrapper}")]
+        made += usual or [
+            f"{host}+{wrapper}" for host in methods() if accepted(f"{host}+{wrapper}")
+        ]
     return made
 
 
@@ -96,7 +114,12 @@ def ragged() -> comity.Federation:
     """North has the most samples and west the fewest; one training part leaves a last batch of one."""
     digits = comity.load("digits")
     parties, at = {}, 0
-    for name, learn, test in (("north", 47, 12), ("east", 23, 9), ("south", 34, 17), ("west", 12, 5)):
+    for name, learn, test in (
+        ("north", 47, 12),
+        ("east", 23, 9),
+        ("south", 34, 17),
+        ("west", 12, 5),
+    ):
         x, y = digits.x[at : at + learn + test], digits.y[at : at + learn + test]
         parties[name] = ((x[:learn], y[:learn]), (x[learn:], y[learn:]))
         at += learn + test
@@ -114,7 +137,12 @@ def network(text: str) -> str:
 def run(text: str, out: Path, **settings: Any) -> comity.Result:
     """A small run in a folder."""
     gentle = text.startswith(STEEP)
-    usual: dict[str, Any] = {"model": network(text), "rounds": 2, "lr": 0.02 if gentle else 0.1, "engine": "loop"}
+    usual: dict[str, Any] = {
+        "model": network(text),
+        "rounds": 2,
+        "lr": 0.02 if gentle else 0.1,
+        "engine": "loop",
+    }
     return comity.run(text, ragged(), out=out, **(usual | settings))
 
 

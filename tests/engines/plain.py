@@ -36,7 +36,9 @@ def cross_entropy(theta: Params, batch: Batch) -> Tensor:
 class Trainer:
     """Weights, and an optimizer that remembers."""
 
-    def __init__(self, theta: Params, make: Optimizer, only: Callable[[str], bool] = lambda name: True) -> None:
+    def __init__(
+        self, theta: Params, make: Optimizer, only: Callable[[str], bool] = lambda name: True
+    ) -> None:
         self.theta = {name: value.clone() for name, value in theta.items()}
         self.names = [name for name in theta if only(name)]
         for name in self.names:
@@ -49,7 +51,9 @@ class Trainer:
             for name, value in theta.items():
                 self.theta[name].copy_(value)
 
-    def train(self, stream: Iterator[Batch], loss: Callable[[Params, Batch], Tensor] = cross_entropy) -> Params:
+    def train(
+        self, stream: Iterator[Batch], loss: Callable[[Params, Batch], Tensor] = cross_entropy
+    ) -> Params:
         """A step on each batch; the weights afterwards."""
         for batch in stream:
             self.optimizer.zero_grad()
@@ -62,11 +66,19 @@ class Trainer:
         return {name: value.detach().clone() for name, value in self.theta.items()}
 
 
-def stream(result: comity.Result, i: int, t: int, function: str, part: str = "", **how: Any) -> Iterator[Batch]:
-    """The batches of party i in a work of round t, in the experiment's way of training or in another."""
+def stream(
+    result: comity.Result, i: int, t: int, function: str, part: str = "", **how: Any
+) -> Iterator[Batch]:
+    """The batches of party i in a work of round t, in the experiment's way of training or in
+    another.
+    """
     party = result.job.parties[i]
     key = Key.root(result.job.experiment.seed).fold("party", i, t, stream_name(function), 0)
-    return batches(party.data.train, key.fold(part) if part else key, type(party.training)(**vars(party.training) | how))
+    return batches(
+        party.data.train,
+        key.fold(part) if part else key,
+        type(party.training)(**vars(party.training) | how),
+    )
 
 
 def first(result: comity.Result) -> Params:
@@ -75,7 +87,9 @@ def first(result: comity.Result) -> Params:
 
 
 def assert_close(ours: Params, theirs: Params) -> None:
-    """Up to rounding: `fit` adds a linear layer's gradient to its weights without ever writing it out."""
+    """Up to rounding: `fit` adds a linear layer's gradient to its weights without ever writing it
+    out.
+    """
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
@@ -83,4 +97,6 @@ def assert_equal(ours: Params, theirs: Params) -> None:
     """Bit for bit."""
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        assert torch.equal(ours[name], value), f"{name} differs by up to {(ours[name] - value).abs().max():.1e}"
+        assert torch.equal(ours[name], value), (
+            f"{name} differs by up to {(ours[name] - value).abs().max():.1e}"
+        )

@@ -1,4 +1,6 @@
-"""A label that is a number: squared error, R² and the mean absolute error; who needs classes says so."""
+"""A label that is a number: squared error, R² and the mean absolute error; who needs classes says
+so.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,48 @@ from comity.report import report
 from comity.studies.export import export, load
 
 RUN: dict[str, Any] = {"rounds": 3, "model": "mlp2(width=8)", "lr": 0.05, "engine": "loop"}
-CLASSES = {"relay", "relay-p2p", "fd", "fedgen", "fedufo", "feduad", "fedrod", "fed-sps", "fedproto", "fedtgp", "gpfl"}
+CLASSES = {
+    "relay",
+    "relay-p2p",
+    "fd",
+    "fedgen",
+    "fedufo",
+    "feduad",
+    "fedrod",
+    "fed-sps",
+    "fedproto",
+    "fedtgp",
+    "gpfl",
+}
 CLASSES |= {"fada", "fml"}
 
 
 def table() -> Dataset:
     """Days in hospital, at three hospitals whose levels differ."""
     draw = Key(3).generator()
-    x = torch.randn(120, 3, generator=draw) * torch.tensor([10.0, 1.0, 100.0]) + torch.tensor([50.0, 0.0, 1000.0])
+    x = torch.randn(120, 3, generator=draw) * torch.tensor([10.0, 1.0, 100.0]) + torch.tensor(
+        [50.0, 0.0, 1000.0]
+    )
     of = np.arange(120) % 3
-    y = 10 + (x[:, 0] - 50) / 2 + x[:, 1] + 5.0 * torch.from_numpy(of) + 0.3 * torch.randn(120, generator=draw)
+    y = (
+        10
+        + (x[:, 0] - 50) / 2
+        + x[:, 1]
+        + 5.0 * torch.from_numpy(of)
+        + 0.3 * torch.randn(120, generator=draw)
+    )
     groups = {"site": Groups(("east", "north", "south"), of)}
     return Dataset(
-        "days", x, y, 0, groups=groups, home="natural(by=site)", mean=(0.0,), std=(1.0,), scale="own", scaled=(0, 1, 2)
+        "days",
+        x,
+        y,
+        0,
+        groups=groups,
+        home="natural(by=site)",
+        mean=(0.0,),
+        std=(1.0,),
+        scale="own",
+        scaled=(0, 1, 2),
     )
 
 
@@ -46,23 +77,34 @@ def table() -> Dataset:
 def test_figures_are_scikit_learns_in_the_labels_own_unit(engine: str, tmp_path: Path) -> None:
     data = table()
     fed = data.partition("auto")
-    result = comity.run("fedavg", fed, out=tmp_path / "run", **(RUN | {"engine": engine, "workers": 1}))
+    result = comity.run(
+        "fedavg", fed, out=tmp_path / "run", **(RUN | {"engine": engine, "workers": 1})
+    )
     assert result.summary["metric"] == "r2"
     assert result.summary["accuracy"]["mean"] is None
     for party in fed.names:
         rows = list(fed.split.parties[party].test)
         said = result.model(party).predict(data.x[rows])
         truth = data.y[rows]
-        assert result.summary["r2"]["per_party"][party] == pytest.approx(r2_score(truth, said), abs=1e-5)
-        assert result.summary["mae"]["per_party"][party] == pytest.approx(mean_absolute_error(truth, said), abs=1e-4)
+        assert result.summary["r2"]["per_party"][party] == pytest.approx(
+            r2_score(truth, said), abs=1e-5
+        )
+        assert result.summary["mae"]["per_party"][party] == pytest.approx(
+            mean_absolute_error(truth, said), abs=1e-4
+        )
     assert not [row for row in result.metrics if row.metric == "accuracy"]
     assert {row.metric for row in result.metrics if row.round == 1} == {"r2", "loss"}
 
 
 def test_engines_agree(tmp_path: Path) -> None:
     fed = table().partition("auto")
-    runs = {e: comity.run("scaffold", fed, out=tmp_path / e, **(RUN | {"engine": e})) for e in ("loop", "process", "stacked")}
-    assert (tmp_path / "loop" / "metrics.csv").read_bytes() == (tmp_path / "process" / "metrics.csv").read_bytes()
+    runs = {
+        e: comity.run("scaffold", fed, out=tmp_path / e, **(RUN | {"engine": e}))
+        for e in ("loop", "process", "stacked")
+    }
+    assert (tmp_path / "loop" / "metrics.csv").read_bytes() == (
+        tmp_path / "process" / "metrics.csv"
+    ).read_bytes()
     stacked = [row.value for row in runs["stacked"].metrics]
     assert stacked == pytest.approx([row.value for row in runs["loop"].metrics], rel=1e-3, abs=1e-4)
 
@@ -71,7 +113,12 @@ def test_every_method_runs_or_says_why_not(tmp_path: Path) -> None:
     fed = table().partition("auto")
     refused = set()
     wrapped = {name: f"fedavg+{name}" for name in ("dbe", "prbm", "median", "trimmed", "serveropt")}
-    wrapped |= {"mr": "fedper+mr", "dp": "fedavg+dp(noise=1)", "krum": "fedavg+krum(f=0)", "ldp": "adcol+ldp(noise=1)"}
+    wrapped |= {
+        "mr": "fedper+mr",
+        "dp": "fedavg+dp(noise=1)",
+        "krum": "fedavg+krum(f=0)",
+        "ldp": "adcol+ldp(noise=1)",
+    }
     for name in (wrapped.get(name, name) for name in algorithms.names()):
         try:
             found = comity.run(name, fed, out=tmp_path / name, **(RUN | {"rounds": 1}))
@@ -91,7 +138,9 @@ def test_it_learns(tmp_path: Path) -> None:
 
 def test_arrays_with_no_classes() -> None:
     x = np.random.default_rng(0).normal(size=(40, 2))
-    fed = comity.Federation.from_arrays({"a": (x, 3 * x[:, 0]), "b": (x, 3 * x[:, 0] + 0.5)}, classes=0)
+    fed = comity.Federation.from_arrays(
+        {"a": (x, 3 * x[:, 0]), "b": (x, 3 * x[:, 0] + 0.5)}, classes=0
+    )
     assert fed.counts().tolist() == [[len(fed.parties[name].train)] for name in ("a", "b")]
     found = comity.run("fedavg", fed, rounds=20, model="linear")
     assert found.model("a").predict(np.array([[1.0, 0.0]])).item() == pytest.approx(3, abs=0.5)
@@ -101,9 +150,13 @@ def test_arrays_with_no_classes() -> None:
         comity.Federation.from_arrays({"a": (x, 3 * x[:, 0])})
 
 
-@pytest.mark.parametrize("partition", ["dirichlet(alpha=1)", "pathological(classes=2)", "shard", "iid|concept"])
+@pytest.mark.parametrize(
+    "partition", ["dirichlet(alpha=1)", "pathological(classes=2)", "shard", "iid|concept"]
+)
 def test_partitions_that_need_classes(partition: str) -> None:
-    with pytest.raises(UsageError, match="shares out by class, but the label of these data is a number"):
+    with pytest.raises(
+        UsageError, match="shares out by class, but the label of these data is a number"
+    ):
         table().partition(partition, parties=3)
 
 
@@ -112,7 +165,9 @@ def test_metrics_that_do_not_fit() -> None:
     with pytest.raises(UsageError, match="metric auc is for classes"):
         comity.run("fedavg", fed, metric="auc", **RUN)
     digits = comity.load("digits").partition("iid|keep(samples=30)", parties=2)
-    with pytest.raises(UsageError, match="metric r2 is for labels that are numbers, but these data have 10 classes"):
+    with pytest.raises(
+        UsageError, match="metric r2 is for labels that are numbers, but these data have 10 classes"
+    ):
         comity.run("fedavg", digits, metric="r2", rounds=1)
 
 
@@ -132,7 +187,9 @@ def test_from_files_to_a_number_in_use(tmp_path: Path) -> None:
         with (tmp_path / "in" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             out = csv.writer(file)
             out.writerow(["age", "score", "level", "days"])
-            out.writerows([*map(float, x), float(y)] for x, y in zip(data.x[k::3], data.y[k::3], strict=True))
+            out.writerows(
+                [*map(float, x), float(y)] for x, y in zip(data.x[k::3], data.y[k::3], strict=True)
+            )
     imported = import_federation(tmp_path / "in", tmp_path / "out", label="days")
     assert imported.classes == 0
     fed = imported.partition("auto")
@@ -172,7 +229,9 @@ def test_what_is_told_in_accuracy_or_by_class_is_refused(tmp_path: Path) -> None
     comity.run("fedavg", fed, out=tmp_path / "run", **RUN)
     with pytest.raises(UsageError, match="measure describes representations by the classes"):
         study(tmp_path / "run", federation=fed)
-    with pytest.raises(UsageError, match="leave-one-out tells what a party gives others in accuracy, but the label"):
+    with pytest.raises(
+        UsageError, match="leave-one-out tells what a party gives others in accuracy, but the label"
+    ):
         comity.leave_one_out("fedavg", fed, **RUN)
 
 
@@ -198,7 +257,20 @@ def test_many_whole_numbers_are_asked_about(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     lines = [f"{k % 7 + 0.5},{k % 30}" for k in range(60)]
     (tmp_path / "in" / "a.csv").write_text("\n".join(["x,days", *lines]), encoding="utf-8")
-    with pytest.raises(UsageError, match="has 30 different numbers: say --kind 'days=number' to predict it as a number"):
+    with pytest.raises(
+        UsageError,
+        match="has 30 different numbers: say --kind 'days=number' to predict it as a number",
+    ):
         import_federation(tmp_path / "in", tmp_path / "out", label="days")
-    assert import_federation(tmp_path / "in", tmp_path / "n", label="days", kinds={"days": "number"}).classes == 0
-    assert import_federation(tmp_path / "in", tmp_path / "w", label="days", kinds={"days": "words"}).classes == 30
+    assert (
+        import_federation(
+            tmp_path / "in", tmp_path / "n", label="days", kinds={"days": "number"}
+        ).classes
+        == 0
+    )
+    assert (
+        import_federation(
+            tmp_path / "in", tmp_path / "w", label="days", kinds={"days": "words"}
+        ).classes
+        == 30
+    )

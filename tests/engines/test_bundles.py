@@ -1,4 +1,6 @@
-"""Trees as bytes for engines that send bytes: what all get is there once, and comes out as it went in."""
+"""Trees as bytes for engines that send bytes: what all get is there once, and comes out as it went
+in.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +29,29 @@ def test_what_all_get_is_there_once() -> None:
     table = torch.arange(5)
     rows = [torch.randn(3) for _ in range(3)]
     trees: dict[int, Any] = {
-        w: {"messages": {w: Message(Model(theta), None), 9: Message(Model(theta), CallId("local", 0, 1, 0), True)}, "row": rows[w]}
+        w: {
+            "messages": {
+                w: Message(Model(theta), None),
+                9: Message(Model(theta), CallId("local", 0, 1, 0), True),
+            },
+            "row": rows[w],
+        }
         for w in range(3)
     }
     trees[0]["table"] = trees[2]["table"] = table
     posts, bundles = packed_for(trees)
     assert sorted(len(own) for _, own in posts.values()) == [2, 3, 3]
-    assert sum(bundle.nbytes for bundle in bundles) < 1.2 * (4 * 607 + 40 + 36) + 64 * len(bundles) * 2
+    assert (
+        sum(bundle.nbytes for bundle in bundles) < 1.2 * (4 * 607 + 40 + 36) + 64 * len(bundles) * 2
+    )
     for w, (header, own) in posts.items():
         came = unpacked(header, *(bundles[g] for g in own))
         assert came["messages"].keys() == trees[w]["messages"].keys()
         assert came["messages"][9][1:] == (("local", 0, 1, 0), True)
-        tensors = ([leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)] for tree in (trees[w], came))
+        tensors = (
+            [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+            for tree in (trees[w], came)
+        )
         for here, there in zip(*tensors, strict=True):
             assert torch.equal(here, there)
             assert there.data_ptr() % 64 == 0, "as torch's own memory: BLAS may round by it"
@@ -47,7 +60,9 @@ def test_what_all_get_is_there_once() -> None:
 
 def test_a_bundle_is_copied_when_it_is_read() -> None:
     """Others may read it as well, and what one of them does to its tensors is its own affair."""
-    header, bundle = packed({"x": torch.zeros(4), "none": torch.empty(0, 3), "yes": torch.tensor([True])})
+    header, bundle = packed(
+        {"x": torch.zeros(4), "none": torch.empty(0, 3), "yes": torch.tensor([True])}
+    )
     bundle.flags.writeable = False
     first, second = (unpacked(header, bundle) for _ in range(2))
     first["x"] += 1
@@ -57,7 +72,9 @@ def test_a_bundle_is_copied_when_it_is_read() -> None:
 
 
 def test_padding_between_tensors_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bundle goes to other machines: memory that nobody wrote would carry old contents of this process there."""
+    """A bundle goes to other machines: memory that nobody wrote would carry old contents of this
+    process there.
+    """
     monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 0xAA, dtype))
     tensors = [torch.ones(3), torch.ones(5, dtype=torch.uint8), torch.ones(16), torch.tensor(True)]
     _, bundle = packed(tensors)
@@ -71,7 +88,9 @@ def test_a_tree_without_tensors() -> None:
     assert unpacked(*packed({"do": "save", "round": 3})) == {"do": "save", "round": 3}
 
 
-def test_what_was_given_from_python_cannot_be_found_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_given_from_python_cannot_be_found_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ray_cluster, "check_installed", lambda: None)
     monkeypatch.setattr("comity.experiments.build.check_installed", lambda: None)
     with pytest.raises(UsageError, match="data given as arrays"):
@@ -82,7 +101,9 @@ def test_what_was_given_from_python_cannot_be_found_elsewhere(tmp_path: Path, mo
     assert not list(tmp_path.iterdir())
 
 
-def test_without_the_package_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install comity\[ray\]"):
         comity.run("fedavg", data="digits", out=tmp_path / "run", engine="ray")

@@ -1,4 +1,6 @@
-"""Nothing leaves a party uncounted: the ledger equals each method's closed form, and what is private never crosses."""
+"""Nothing leaves a party uncounted: the ledger equals each method's closed form, and what is
+private never crosses.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,12 @@ class Wire:
         self.replies: list[tuple[CallId, Any, Any]] = []
         function, evaluate = LoopEngine.run, LoopEngine.evaluate
 
-        def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Any], sealed_messages: Mapping[Any, Sealed]) -> Iterator[Any]:
+        def worked(
+            engine: LoopEngine,
+            call: CallId,
+            messages: Mapping[int, Any],
+            sealed_messages: Mapping[Any, Sealed],
+        ) -> Iterator[Any]:
             self.messages += [(call, message.content) for message in messages.values()] + [
                 (call, sealed) for sealed in sealed_messages.values()
             ]
@@ -105,12 +112,16 @@ def test_ledger_equals_the_closed_form(text: str, watched: Callable[[str], Watch
     assert_closed_forms(watched(text).result)
 
 
-def test_ledger_equals_the_closed_form_when_half_take_part_and_keep_batchnorm(text: str, tmp_path: Path) -> None:
+def test_ledger_equals_the_closed_form_when_half_take_part_and_keep_batchnorm(
+    text: str, tmp_path: Path
+) -> None:
     assert_closed_forms(run(text, tmp_path, bn="none", participation=0.5))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_ledger_equals_the_closed_form_in_other_settings(text: str, setting: str, tmp_path: Path) -> None:
+def test_ledger_equals_the_closed_form_in_other_settings(
+    text: str, setting: str, tmp_path: Path
+) -> None:
     assert_closed_forms(run(text, tmp_path, **SETTINGS[setting]))
 
 
@@ -145,12 +156,16 @@ def test_ledger_equals_the_closed_form_in_other_settings(text: str, setting: str
         ("fedper+mr", {"set": {"mr.cut": "fc1"}}),
     ],
 )
-def test_ledger_equals_the_closed_form_under_a_methods_own_settings(text: str, settings: dict[str, Any], tmp_path: Path) -> None:
+def test_ledger_equals_the_closed_form_under_a_methods_own_settings(
+    text: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     assert_closed_forms(run(text, tmp_path, **settings))
 
 
 def modules() -> tuple[nn.Module, nn.Module]:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(9, 10)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(
+        9, 10
+    )
 
 
 @pytest.mark.parametrize("text", ["fedavg", "fedbn", "scaffold", "scaffold+dbe", "fedper+mr"])
@@ -159,16 +174,22 @@ def test_ledger_equals_the_closed_form_with_whole_number_buffers(text: str, tmp_
 
 
 def test_fedavg_by_hand_with_whole_number_buffers(tmp_path: Path) -> None:
-    """(64*9 + 9) + 2*9 + 2*9 + (9*10 + 10) floats and one int64: 4 * 721 + 8 bytes a model, four parties, both ways."""
+    """(64*9 + 9) + 2*9 + 2*9 + (9*10 + 10) floats and one int64: 4 * 721 + 8 bytes a model, four
+    parties, both ways.
+    """
     charged = by_round(run("fedavg", tmp_path, model=modules(), rounds=1))
     assert charged[1]["up"] == charged[1]["down"] == 4 * (4 * 721 + 8)
 
 
 def test_rows_are_well_formed(text: str, watched: Callable[[str], Watched]) -> None:
-    """Known names, known kinds, whole positive bytes, in the order of rounds; the summary adds them up."""
+    """Known names, known kinds, whole positive bytes, in the order of rounds; the summary adds them
+    up.
+    """
     result = watched(text).result
     names = set(ragged().names)
-    works = {"introduce", "evaluate"} | {name for a in chain(result.job.algorithm) for name in dir(a)}
+    works = {"introduce", "evaluate"} | {
+        name for a in chain(result.job.algorithm) for name in dir(a)
+    }
     assert (result.folder / "ledger.csv").read_text().startswith("round,work,src,dst,kind,bytes\n")
     rounds = [row.round for row in result.ledger]
     assert rounds == sorted(rounds)
@@ -221,7 +242,9 @@ def tensors_in(tree: Any, sealed: bool = True) -> list[Tensor]:
         tree = [getattr(tree, f.name) for f in fields(tree)]
     if isinstance(tree, dict):
         tree = list(tree.values())
-    return [t for v in tree for t in tensors_in(v, sealed)] if isinstance(tree, list | tuple) else []
+    return (
+        [t for v in tree for t in tensors_in(v, sealed)] if isinstance(tree, list | tuple) else []
+    )
 
 
 def numbers_in(tree: Any, sealed: bool = True) -> int:
@@ -244,26 +267,38 @@ def weight(message: Any, sealed: bool = True) -> int:
 
 @pytest.mark.parametrize("bn", ["all", "params_only", "none"])
 def test_kept_names_never_cross(text: str, bn: str, wire: Wire, tmp_path: Path) -> None:
-    """Offsets, heads, BatchNorm: whatever a method or a policy keeps at home is in no message, evaluation included."""
+    """Offsets, heads, BatchNorm: whatever a method or a policy keeps at home is in no message,
+    evaluation included.
+    """
     result = run(text, tmp_path, bn=bn)
     core, task = chain(result.job.algorithm)[-1], result.job.info.task
     home = {OFFSET}
     if hasattr(core, "kept"):
         home |= core.kept(task)
-        expected = {"all": 0, "params_only": 10, "none": 20}[bn]  # five BatchNorm layers with four tensors each
-        assert len(home & task.norm_names) >= (expected if task.norm_names else 0)  # a private network has none
+        expected = {"all": 0, "params_only": 10, "none": 20}[
+            bn
+        ]  # five BatchNorm layers with four tensors each
+        assert len(home & task.norm_names) >= (
+            expected if task.norm_names else 0
+        )  # a private network has none
     assert wire.messages
     assert wire.replies
     for _, message, *_ in [*wire.messages, *wire.replies]:
         assert not names_in(message) & home
 
 
-def test_personal_weights_and_data_do_not_cross_under_any_name(text: str, watched: Callable[[str], Watched]) -> None:
-    """No reply holds samples (but of methods that say so), and where models stay at home no reply holds their values."""
+def test_personal_weights_and_data_do_not_cross_under_any_name(
+    text: str, watched: Callable[[str], Watched]
+) -> None:
+    """No reply holds samples (but of methods that say so), and where models stay at home no reply
+    holds their values.
+    """
     result, wire = watched(text)
     shares, shape = chain(result.job.algorithm)[-1].shares, result.job.info.shape
     if "samples" in result.job.algorithm.leaves:
-        assert any(tuple(t.shape[1:]) == shape for _, reply, _ in wire.replies for t in tensors_in(reply))
+        assert any(
+            tuple(t.shape[1:]) == shape for _, reply, _ in wire.replies for t in tensors_in(reply)
+        )
         return
     for call, reply, state in wire.replies:
         sent = tensors_in(reply)
@@ -271,18 +306,29 @@ def test_personal_weights_and_data_do_not_cross_under_any_name(text: str, watche
         if shares in ("nothing", "representations", "means"):
             own = [t for t in tensors_in(state) if t.numel() > 1]
             assert own
-            assert not [t for t in sent for w in own if t.shape == w.shape and torch.equal(t, w)], f"{call.function} sent weights"
+            assert not [t for t in sent for w in own if t.shape == w.shape and torch.equal(t, w)], (
+                f"{call.function} sent weights"
+            )
 
 
 def test_offsets_exist_and_stay(wire: Wire, tmp_path: Path) -> None:
-    """The test above looks for something that is there: each party has an offset of its own, and no tensor sent equals it."""
+    """The test above looks for something that is there: each party has an offset of its own, and no
+    tensor sent equals it.
+    """
     result = run("fedavg+dbe", tmp_path)
     offsets = [result.model(name).theta[OFFSET] for name in ragged().names]
     assert all(o.abs().max() > 0 for o in offsets)
     assert not torch.equal(offsets[0], offsets[1])
     states = [state.host[OFFSET] for call, _, state in wire.replies if call.function == "local"]
-    sent = [t for _, reply, _ in wire.replies for t in tensors_in(reply)] + [t for _, m in wire.messages for t in tensors_in(m)]
-    assert not [o for o in (*offsets, *states) for t in sent if o.any() and t.shape == o.shape and torch.equal(t, o)]
+    sent = [t for _, reply, _ in wire.replies for t in tensors_in(reply)] + [
+        t for _, m in wire.messages for t in tensors_in(m)
+    ]
+    assert not [
+        o
+        for o in (*offsets, *states)
+        for t in sent
+        if o.any() and t.shape == o.shape and torch.equal(t, o)
+    ]
 
 
 def test_every_message_is_charged(text: str, watched: Callable[[str], Watched]) -> None:
@@ -303,12 +349,16 @@ def test_every_message_is_charged(text: str, watched: Callable[[str], Watched]) 
 
 
 def test_peers_are_charged_once_on_their_edge(tmp_path: Path) -> None:
-    """Four models around a ring a round, on four edges; no byte of them goes up or down, only who comes next to each."""
+    """Four models around a ring a round, on four edges; no byte of them goes up or down, only who
+    comes next to each.
+    """
     result = run(GOSSIP, tmp_path)
     size = result.job.info.task.bytes()
     for t in (1, 2):
         rows = [row for row in result.ledger if row.round == t and row.kind not in ("eval", "down")]
-        assert [row.bytes for row in result.ledger if row.round == t and row.kind == "down"] == [4] * 4
+        assert [row.bytes for row in result.ledger if row.round == t and row.kind == "down"] == [
+            4
+        ] * 4
         ring = {("north", "east"), ("east", "south"), ("south", "west"), ("west", "north")}
         assert {(row.src, row.dst) for row in rows} == ring
         assert [row.bytes for row in rows] == [size] * 4
@@ -316,8 +366,16 @@ def test_peers_are_charged_once_on_their_edge(tmp_path: Path) -> None:
 
 
 def test_payload_by_hand() -> None:
-    """Tensors by their bytes, 4 for a number, 1 for a truth value, the letters of a word; nothing for names and parcels."""
-    message = {"x": torch.zeros(3, 2), "n": [7, 0.5], "k": torch.zeros(2, dtype=torch.int64), "ok": True, "word": "né"}
+    """Tensors by their bytes, 4 for a number, 1 for a truth value, the letters of a word; nothing
+    for names and parcels.
+    """
+    message = {
+        "x": torch.zeros(3, 2),
+        "n": [7, 0.5],
+        "k": torch.zeros(2, dtype=torch.int64),
+        "ok": True,
+        "word": "né",
+    }
     assert payload(message) == 24 + 8 + 16 + 1 + 3
     assert payload({"parcel": seal(torch.zeros(1000), to=1), "none": None}) == 0
     assert payload(torch.zeros(100)[:3]) == 12, "a view does not weigh its base"

@@ -1,4 +1,6 @@
-"""Transformers, whole and of low rank, on every engine: the same bits on processes, close when stacked, exact when resumed."""
+"""Transformers, whole and of low rank, on every engine: the same bits on processes, close when
+stacked, exact when resumed.
+"""
 
 from __future__ import annotations
 
@@ -61,27 +63,37 @@ def assert_equal(one: comity.Result, other: comity.Result) -> None:
 
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("model", MODELS)
-def test_process_equals_loop(model: str, text: str, on_loop: Callable[[str, str], comity.Result], tmp_path: Path) -> None:
+def test_process_equals_loop(
+    model: str, text: str, on_loop: Callable[[str, str], comity.Result], tmp_path: Path
+) -> None:
     assert_equal(run(text, model, tmp_path, engine="process", workers=2), on_loop(text, model))
 
 
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("model", MODELS)
-def test_stacked_stays_close(model: str, text: str, on_loop: Callable[[str, str], comity.Result], tmp_path: Path) -> None:
+def test_stacked_stays_close(
+    model: str, text: str, on_loop: Callable[[str, str], comity.Result], tmp_path: Path
+) -> None:
     one, both = on_loop(text, model), run(text, model, tmp_path, engine="stacked", workers=1)
     assert both.summary["remarks"] == []
     for party, theta in weights(one).items():
         for name, value in theta.items():
-            torch.testing.assert_close(weights(both)[party][name], value, rtol=1e-3, atol=1e-4, msg=f"{name} of {party}")
+            torch.testing.assert_close(
+                weights(both)[party][name], value, rtol=1e-3, atol=1e-4, msg=f"{name} of {party}"
+            )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd(momentum=0.9)", "adam"])
 def test_stacked_stays_close_whatever_the_optimizer(optimizer: str, tmp_path: Path) -> None:
     how = {"optimizer": optimizer, "lr": 0.01, "rounds": 1}
-    one, both = (run("fedavg", LOW, tmp_path / e, engine=e, workers=1, **how) for e in ("loop", "stacked"))
+    one, both = (
+        run("fedavg", LOW, tmp_path / e, engine=e, workers=1, **how) for e in ("loop", "stacked")
+    )
     for party, theta in weights(one).items():
         for name, value in theta.items():
-            torch.testing.assert_close(weights(both)[party][name], value, rtol=1e-3, atol=1e-4, msg=f"{name} of {party}")
+            torch.testing.assert_close(
+                weights(both)[party][name], value, rtol=1e-3, atol=1e-4, msg=f"{name} of {party}"
+            )
 
 
 class Stop(Quiet):
@@ -94,7 +106,10 @@ class Stop(Quiet):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_resumed_is_straight(
-    model: str, on_loop: Callable[[str, str], comity.Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str,
+    on_loop: Callable[[str, str], comity.Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     straight = on_loop("fedavg+dbe", model)

@@ -1,4 +1,6 @@
-"""Device discipline: all methods, and the options that compute something else, where no tensor may meet one of the CPU's."""
+"""Device discipline: all methods, and the options that compute something else, where no tensor may
+meet one of the CPU's.
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,28 @@ SMALL = {
 
 
 def go(text: str, folder: Path, **settings: Any) -> comity.Result:
-    usual: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "newcomers": 1, "engine": "loop", "batch": 10}
-    return comity.run(text, few(), out=folder, **usual | {"lr": 0.02 if text.startswith(STEEP) else 0.1} | settings)
+    usual: dict[str, Any] = {
+        "model": "mlp2(width=8)",
+        "rounds": 2,
+        "newcomers": 1,
+        "engine": "loop",
+        "batch": 10,
+    }
+    return comity.run(
+        text,
+        few(),
+        out=folder,
+        **usual | {"lr": 0.02 if text.startswith(STEEP) else 0.1} | settings,
+    )
 
 
-@pytest.mark.parametrize("text", [*(SMALL.get(text, text) for text in methods()), *(wrapped(text) for text in wrappers())])
-def test_methods_keep_to_one_device(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [*(SMALL.get(text, text) for text in methods()), *(wrapped(text) for text in wrappers())],
+)
+def test_methods_keep_to_one_device(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with far_device(monkeypatch):
         go(text, tmp_path)
 
@@ -75,14 +93,20 @@ def test_so_do_their_options(text: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("text", ["fedavg", "adcol(hidden=8)", "fed-sps(attack_steps=2)"])
-def test_far_away_all_is_the_same(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_far_away_all_is_the_same(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is the same arithmetic, and whatever a party works with is far."""
     here = go(text, tmp_path / "here", model=BATCHNORM)
     seen: list[torch.Tensor] = []
     end = Site.end
 
     def ended(site: Site, running: Any) -> Any:
-        seen.extend(leaf for leaf in leaves([site.party.data.train.x, running.result]) if isinstance(leaf, torch.Tensor))
+        seen.extend(
+            leaf
+            for leaf in leaves([site.party.data.train.x, running.result])
+            if isinstance(leaf, torch.Tensor)
+        )
         return end(site, running)
 
     monkeypatch.setattr(Site, "end", ended)

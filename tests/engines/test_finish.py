@@ -1,4 +1,6 @@
-"""What a method does after its last round: judged before and after, counted, and part of the run like everything else."""
+"""What a method does after its last round: judged before and after, counted, and part of the run
+like everything else.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,21 @@ def rows(folder: Path, table: str) -> list[dict[str, str]]:
 
 def test_models_are_tuned_from_the_last_average(tmp_path: Path) -> None:
     """By torch: FedAvg's model, then two epochs of plain SGD on the party's own batches."""
-    result, parent = run(TUNED, tmp_path / "a", tune_epochs=2, **PLAIN), run("fedavg", tmp_path / "b", **PLAIN)
+    result, parent = (
+        run(TUNED, tmp_path / "a", tune_epochs=2, **PLAIN),
+        run("fedavg", tmp_path / "b", **PLAIN),
+    )
     for i, name in enumerate(ragged().names):
         trainer = Trainer(parent.model(name).theta, lambda params: torch.optim.SGD(params, lr=0.1))
-        assert_close(result.model(name).theta, trainer.train(stream(result, i, 3, "tune", epochs=2)))
+        assert_close(
+            result.model(name).theta, trainer.train(stream(result, i, 3, "tune", epochs=2))
+        )
 
 
 def test_unfinished_is_what_the_parent_ends_with(tmp_path: Path) -> None:
-    """Without its finish it is FedAvg: the same rounds, and its last figures stand beside the tuned ones."""
+    """Without its finish it is FedAvg: the same rounds, and its last figures stand beside the tuned
+    ones.
+    """
     result, parent = run(TUNED, tmp_path / "a", **PLAIN), run("fedavg", tmp_path / "b", **PLAIN)
     assert result.summary["accuracy"]["unfinished"] == parent.summary["accuracy"]["mean"]
     assert parent.summary["accuracy"]["unfinished"] is None
@@ -61,7 +70,9 @@ def test_the_last_figures_are_those_of_tuned_models(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("eval_every", [1, 2, 5])
-def test_models_are_judged_before_and_after_whenever_judging_is_due(eval_every: int, tmp_path: Path) -> None:
+def test_models_are_judged_before_and_after_whenever_judging_is_due(
+    eval_every: int, tmp_path: Path
+) -> None:
     result = run(TUNED, tmp_path, eval_every=eval_every, **PLAIN)
     judged = {n.round for n in result.metrics if n.split == "test"}
     assert judged == {t for t in range(4) if t % eval_every == 0 or t == 3}
@@ -76,7 +87,10 @@ def test_finishing_is_counted_in_the_last_round(tmp_path: Path) -> None:
         (3, "server", name, "down", model) for name in ragged().names
     ]
     made = plan.plan(result.job)
-    assert (made.total.up, made.total.down) == (result.summary["bytes"]["up"], result.summary["bytes"]["down"])
+    assert (made.total.up, made.total.down) == (
+        result.summary["bytes"]["up"],
+        result.summary["bytes"]["down"],
+    )
 
 
 def test_steps_of_finishing_count(tmp_path: Path) -> None:
@@ -101,13 +115,17 @@ class Stop(Quiet):
 
 
 def test_process_and_resume_equal_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With newcomers after it; stopped in the middle of the finish, whose parties are then tuned once, not twice."""
+    """With newcomers after it; stopped in the middle of the finish, whose parties are then tuned
+    once, not twice.
+    """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     settings = {"rounds": 3, "newcomers": 1, "join_epochs": 2}
     whole = run(TUNED, tmp_path / "loop", **settings)
     with pytest.raises(KeyboardInterrupt):
         run(TUNED, tmp_path / "cut", progress=Stop(), **settings)
-    assert json.loads((tmp_path / "cut" / "checkpoints" / "manifest.json").read_text())["round"] == 2
+    assert (
+        json.loads((tmp_path / "cut" / "checkpoints" / "manifest.json").read_text())["round"] == 2
+    )
     others = [
         run(TUNED, tmp_path / "process", engine="process", workers=2, **settings),
         run(TUNED, tmp_path / "cut", resume=True, **settings),
@@ -122,10 +140,25 @@ def test_process_and_resume_equal_loop(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_screen_says_what_it_was_before(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usual = ["--parties", "3", "--rounds", "2", "--model", "linear", "--partition", "iid", "--engine", "loop"]
+    usual = [
+        "--parties",
+        "3",
+        "--rounds",
+        "2",
+        "--model",
+        "linear",
+        "--partition",
+        "iid",
+        "--engine",
+        "loop",
+    ]
     said = {}
     for method in (TUNED, "fedavg"):
-        monkeypatch.setattr(sys, "argv", ["comity", "run", method, *usual, "--out", str(tmp_path / Path(method).stem)])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["comity", "run", method, *usual, "--out", str(tmp_path / Path(method).stem)],
+        )
         cli.main()
         said[method] = capsys.readouterr().out.splitlines()
     before = said["fedavg"][0].partition("accuracy ")[2].partition(" ")[0]

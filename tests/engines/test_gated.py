@@ -1,4 +1,6 @@
-"""Every method's letters, replies and parcels through the gate, and as bytes of which no other records are made."""
+"""Every method's letters, replies and parcels through the gate, and as bytes of which no other
+records are made.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ OPTIONS: dict[str, dict[str, Any]] = VARIANTS | {
 
 
 class Watched:
-    """A loop engine whose every message goes through the gate and over a wire of bytes, and how many did."""
+    """A loop engine whose every message goes through the gate and over a wire of bytes, and how
+    many did.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.passed: Counter[str] = Counter()
@@ -53,9 +57,16 @@ class Watched:
             return MessageValidator(site.algorithm, site.party.task, site.party.federation_size)
 
         def sent(message: Message, validator: MessageValidator) -> Message:
-            return message._replace(content=decode(encode(message.content), records=validator.records))
+            return message._replace(
+                content=decode(encode(message.content), records=validator.records)
+            )
 
-        def worked(engine: LoopEngine, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Any, Sealed]) -> Iterator[Any]:
+        def worked(
+            engine: LoopEngine,
+            call: CallId,
+            messages: Mapping[int, Message],
+            sealed_messages: Mapping[Any, Sealed],
+        ) -> Iterator[Any]:
             if id(engine) not in locks:
                 records = validator(engine, next(iter(messages))).records
                 locks[id(engine)] = Lock(SharedSecret(os.urandom(32)), os.urandom(16), records)
@@ -69,7 +80,9 @@ class Watched:
                 for sealed in inbox.values():
                     gates[i].check_parcel(unseal(sealed))
                     self.passed["parcel"] += 1
-            flat = {(src, dst): sealed for dst, inbox in opened.items() for src, sealed in inbox.items()}
+            flat = {
+                (src, dst): sealed for dst, inbox in opened.items() for src, sealed in inbox.items()
+            }
             for i, answer in function(engine, call, came, flat):
                 gates[i].check_reply(call, answer.reply)
                 blob = encode(lock.close(answer.reply), sealed_messages=True)
@@ -78,7 +91,9 @@ class Watched:
                 self.passed[call.function] += 1
                 yield i, PartyResult(reply, *answer[1:])
 
-        def evaluated(engine: LoopEngine, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[Any]:
+        def evaluated(
+            engine: LoopEngine, messages: Mapping[int, Message], look: EvaluationRequest
+        ) -> Iterator[Any]:
             came = {i: sent(message, validator(engine, i)) for i, message in messages.items()}
             for i, message in came.items():
                 validator(engine, i).check_view(message.content)
@@ -116,7 +131,10 @@ def test_so_does_what_their_options_send(text: str, watched: Watched, tmp_path: 
     assert watched.passed.keys() - {"evaluate"}
 
 
-@pytest.mark.parametrize("text", ["fedavg+dbe", "adcol(hidden=8)", "relay", "fedgen(gen_steps=5)", "fedbabu", "fedufo", "solo"])
+@pytest.mark.parametrize(
+    "text",
+    ["fedavg+dbe", "adcol(hidden=8)", "relay", "fedgen(gen_steps=5)", "fedbabu", "fedufo", "solo"],
+)
 def test_so_does_what_newcomers_get(text: str, watched: Watched, tmp_path: Path) -> None:
     run(text, tmp_path, newcomers=1, rounds=1)
     assert watched.passed["warm_up"] == 1

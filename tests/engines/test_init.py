@@ -1,4 +1,6 @@
-"""Weights of one's own to start from: by hand, on every engine, after a stop, in every method that has a use for them."""
+"""Weights of one's own to start from: by hand, on every engine, after a stop, in every method that
+has a use for them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from comity.experiments.server_run import Quiet
 
 ALIKE = ("fedbabu", "centralized", "q-ffl", "fada")  # what cannot start from different weights
 EVERY = [*compositions(), *VARIANTS]
-TEXTS = [text for text in EVERY if not text.startswith(ALIKE) and "kappa=auto" not in text]  # a pilot excludes it, too
+TEXTS = [
+    text for text in EVERY if not text.startswith(ALIKE) and "kappa=auto" not in text
+]  # a pilot excludes it, too
 SGD = partial(torch.optim.SGD, lr=0.1)
 PARTIES = ("north", "east", "south", "west")
 
@@ -36,7 +40,9 @@ def own(result: comity.Result, i: int, place: int | None = None) -> Params:
 
 def averaged(result: comity.Result, begin: dict[int, Params], t: int) -> Params:
     """A round of FedAvg by torch's own layers, from these weights."""
-    trained = {i: Trainer(theta, SGD).train(stream(result, i, t, "local")) for i, theta in begin.items()}
+    trained = {
+        i: Trainer(theta, SGD).train(stream(result, i, t, "local")) for i, theta in begin.items()
+    }
     return average(trained, {i: result.job.info.sizes[i] for i in trained})
 
 
@@ -44,14 +50,18 @@ def test_fedavg_averages_what_different_weights_became(tmp_path: Path) -> None:
     """Round 1 from each party's own weights, round 2 from their average, as any FedAvg."""
     result = run("fedavg", tmp_path, model="mlp2(width=16)", init="own")
     starts = {i: own(result, i) for i in range(4)}
-    assert len({float(theta["fc1.weight"][0, 0]) for theta in (*starts.values(), common(result))}) == 5
+    assert (
+        len({float(theta["fc1.weight"][0, 0]) for theta in (*starts.values(), common(result))}) == 5
+    )
     w = averaged(result, starts, 1)
     w = averaged(result, dict.fromkeys(range(4), w), 2)
     assert_close(weights(result)["north"], w)
 
 
 def test_who_comes_later_starts_from_the_average(tmp_path: Path) -> None:
-    """East is away in round 1: its own weights are never used, as the server has something better by then."""
+    """East is away in round 1: its own weights are never used, as the server has something better
+    by then.
+    """
     table = tmp_path / "plan.csv"
     table.write_text("party,round\neast,1\n")
     result = run("fedavg", tmp_path / "run", model="mlp2(width=16)", init="own", absent=str(table))
@@ -60,18 +70,29 @@ def test_who_comes_later_starts_from_the_average(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_void_round_is_not_the_first(stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody answers in round 1: round 2 starts from the parties' own weights, also if the run was stopped in between."""
+def test_a_void_round_is_not_the_first(
+    stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody answers in round 1: round 2 starts from the parties' own weights, also if the run was
+    stopped in between.
+    """
     table = tmp_path / "plan.csv"
     table.write_text("".join(["party,round\n", *(f"{name},1\n" for name in PARTIES)]))
-    settings: dict[str, Any] = {"model": "mlp2(width=16)", "init": "own", "absent": str(table), "rounds": 2}
+    settings: dict[str, Any] = {
+        "model": "mlp2(width=16)",
+        "init": "own",
+        "absent": str(table),
+        "rounds": 2,
+    }
     if stopped:
         monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             run("fedavg", tmp_path / "run", progress=Stop(after=1), **settings)
     result = run("fedavg", tmp_path / "run", resume=stopped, **settings)
     assert [void["round"] for void in result.summary["discarded"]] == [1]
-    assert_close(weights(result)["north"], averaged(result, {i: own(result, i) for i in range(4)}, 2))
+    assert_close(
+        weights(result)["north"], averaged(result, {i: own(result, i) for i in range(4)}, 2)
+    )
 
 
 def test_the_anchor_is_ones_own_start_too(tmp_path: Path) -> None:
@@ -91,24 +112,37 @@ def test_the_anchor_is_ones_own_start_too(tmp_path: Path) -> None:
     assert_close(weights(result)["north"], average(trained, sizes))
 
 
-@pytest.mark.parametrize("text", ["solo", "relay", "fd", "adcol(hidden=8)", "fed-sps", "relay-p2p", "ditto", "fedper"])
+@pytest.mark.parametrize(
+    "text", ["solo", "relay", "fd", "adcol(hidden=8)", "fed-sps", "relay-p2p", "ditto", "fedper"]
+)
 def test_what_a_party_keeps_is_its_own_from_the_start(text: str) -> None:
-    made = prepare(config.experiment({"algorithm": text, "init": "own", "engine": "loop"}), ragged())
+    made = prepare(
+        config.experiment({"algorithm": text, "init": "own", "engine": "loop"}), ragged()
+    )
     engine = made.engine()
     assert isinstance(engine, LoopEngine)
     server = made.algorithm.init_server(made.root, made.info)
     for i, party in enumerate(made.parties):
-        theta = made.algorithm.deployed_model(engine.sites[i].mine, made.algorithm.message_for(server, i), party)
+        theta = made.algorithm.deployed_model(
+            engine.sites[i].mine, made.algorithm.message_for(server, i), party
+        )
         mine = party.task.network.init(Key.root(0).fold("party", i, "init"))
         kept = ("fc3.weight",) if text == "fedper" else tuple(mine)
         assert all(torch.equal(theta[k], mine[k]) for k in kept)
 
 
-@pytest.mark.parametrize("text", ["adcol(aggregate=model,hidden=8)", "relay(aggregate=model,lambda_kd=0,lambda_disc=0)"])
+@pytest.mark.parametrize(
+    "text", ["adcol(aggregate=model,hidden=8)", "relay(aggregate=model,lambda_kd=0,lambda_disc=0)"]
+)
 def test_averaged_parts_start_ones_own_too(text: str, tmp_path: Path) -> None:
-    """With no term of their own these are FedAvg beside what else they send, whatever parties start from."""
+    """With no term of their own these are FedAvg beside what else they send, whatever parties start
+    from.
+    """
     plain = text.replace("hidden", "mu=0,hidden")
-    ours, theirs = (run(t, tmp_path / t[:3], model="mlp2(width=16)", init="own", rounds=1) for t in (plain, "fedavg"))
+    ours, theirs = (
+        run(t, tmp_path / t[:3], model="mlp2(width=16)", init="own", rounds=1)
+        for t in (plain, "fedavg")
+    )
     mean = average(dict(enumerate(weights(ours).values())), dict(enumerate(ours.job.info.sizes)))
     assert_close(mean, weights(theirs)["north"])
 
@@ -135,8 +169,12 @@ def assert_same(ours: comity.Result, theirs: comity.Result) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=short)
-def test_every_method_everywhere(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does something; it costs not one byte more; processes, and a run that was stopped after round 1, give the same."""
+def test_every_method_everywhere(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does something; it costs not one byte more; processes, and a run that was stopped after
+    round 1, give the same.
+    """
     settings: dict[str, Any] = {"init": "own", "model": "mlp2(width=8)"} | VARIANTS.get(text, {})
     alone = run(text, tmp_path / "loop", **settings)
     assert_same(run(text, tmp_path / "process", engine="process", workers=2, **settings), alone)
@@ -152,7 +190,10 @@ def test_every_method_everywhere(text: str, tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("text", ["fedavg", "fedavg+dbe", "relay", "fedufo"])
 def test_stacked_agrees(text: str, tmp_path: Path) -> None:
     step = {"model": "mlp2(width=16)", "steps": 2, "rounds": 2, "init": "own", "lr": 0.02}
-    one, both = (run(text, tmp_path / e, engine=e, workers=None if e == "loop" else 1, **step) for e in ("loop", "stacked"))
+    one, both = (
+        run(text, tmp_path / e, engine=e, workers=None if e == "loop" else 1, **step)
+        for e in ("loop", "stacked")
+    )
     for name, theta in weights(one).items():
         torch.testing.assert_close(weights(both)[name], theta, rtol=1e-4, atol=1e-5)
 
@@ -204,7 +245,9 @@ def test_refused_where_there_is_nothing_to_draw(tmp_path: Path) -> None:
 
 
 def test_newcomers_are_offered_what_all_have_learned(tmp_path: Path) -> None:
-    """A newcomer of FedAvg takes the server's model; what its own data alone give it starts from its own weights."""
+    """A newcomer of FedAvg takes the server's model; what its own data alone give it starts from
+    its own weights.
+    """
     result = run("fedavg", tmp_path, model="mlp2(width=16)", init="own", newcomers=1, join_epochs=1)
     w = averaged(result, {i: own(result, i) for i in range(3)}, 1)
     w = averaged(result, dict.fromkeys(range(3), w), 2)

@@ -1,6 +1,8 @@
-"""What a reader cannot check by eye: no global randomness, no hidden state, no reaching into another party, small files.
+"""What a reader cannot check by eye: no global randomness, no hidden state, no reaching into
+another party, small files.
 
-And that the seam of training stays what it is: works are coroutines, losses are not taken apart, one context variable.
+And that the seam of training stays what it is: works are coroutines, losses are not taken apart,
+one context variable.
 """
 
 from __future__ import annotations
@@ -35,8 +37,23 @@ IN_PLACE = {
     "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_",
     "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_", "xavier_normal_", "trunc_normal_", "orthogonal_",
 }  # fmt: skip
-SEEDS = {"manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state", "default_generator"}
-FUNCTIONS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "gumbel_softmax"}
+SEEDS = {
+    "manual_seed",
+    "seed",
+    "initial_seed",
+    "set_rng_state",
+    "get_rng_state",
+    "default_generator",
+}
+FUNCTIONS = {
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+    "gumbel_softmax",
+}
 NUMPY_OBJECTS = {"Generator", "PCG64", "SeedSequence", "BitGenerator"}
 PARTIES_HOMES = {"_works", "_sites"}
 NOT_A_NETS = {"state", "states", "sites", "engine", "deliver", "evaluate", "alone", "load", "save"}
@@ -69,9 +86,13 @@ def imported(tree: ast.AST) -> dict[str, str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found[alias.asname or alias.name.partition(".")[0]] = alias.name if alias.asname else alias.name.partition(".")[0]
+                found[alias.asname or alias.name.partition(".")[0]] = (
+                    alias.name if alias.asname else alias.name.partition(".")[0]
+                )
         elif isinstance(node, ast.ImportFrom):
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
     return found
 
 
@@ -98,7 +119,11 @@ def draws(tree: ast.Module) -> Iterator[tuple[int, str]]:
     names = imported(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            modules = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+            )
             if any(m.partition(".")[0] in ("random", "secrets", "uuid") for m in modules):
                 yield node.lineno, "imports a module of global randomness"
         if isinstance(node, ast.Attribute | ast.Name):
@@ -112,7 +137,11 @@ def draws(tree: ast.Module) -> Iterator[tuple[int, str]]:
         last = path.rpartition(".")[2]
         if path.startswith("torch") and (last in DRAWS or last in FUNCTIONS) and not own:
             yield node.lineno, f"{path} without generator="
-        if isinstance(node.func, ast.Attribute) and node.func.attr in IN_PLACE | {"multinomial", "bernoulli"} and not own:
+        if (
+            isinstance(node.func, ast.Attribute)
+            and node.func.attr in IN_PLACE | {"multinomial", "bernoulli"}
+            and not own
+        ):
             yield node.lineno, f".{node.func.attr}() without generator="
 
 
@@ -123,18 +152,38 @@ def globals_(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
-MUTATORS = {"append", "extend", "insert", "add", "update", "pop", "popitem", "remove", "discard", "clear", "setdefault", "sort"}
+MUTATORS = {
+    "append",
+    "extend",
+    "insert",
+    "add",
+    "update",
+    "pop",
+    "popitem",
+    "remove",
+    "discard",
+    "clear",
+    "setdefault",
+    "sort",
+}
 CACHES = {"cache", "lru_cache", "functools.cache", "functools.lru_cache"}
 
 
 def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Module-level containers that could carry something from one run to the next.
 
-    A table of constants is fine: capitals, only literals inside, and nothing in the file writes to it.
+    A table of constants is fine: capitals, only literals inside, and nothing in the file writes to
+    it.
     """
     held: dict[str, ast.AST] = {}
     for line in tree.body:
-        targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+        targets = (
+            line.targets
+            if isinstance(line, ast.Assign)
+            else [line.target]
+            if isinstance(line, ast.AnnAssign)
+            else []
+        )
         value: Any = getattr(line, "value", None)
         display_name = isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] not in (
             "frozenset", "tuple", "TypeVar", "int", "float", "compile",
@@ -151,10 +200,18 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
             if not name.isupper():
                 yield line.lineno, f"module-level {name} is mutable"
     for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del) and dotted(node.value) in held:
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Store | ast.Del)
+            and dotted(node.value) in held
+        ):
             yield node.lineno, f"writes to module-level {dotted(node.value)}"
         method = node.func if isinstance(node, ast.Call) else None
-        if isinstance(method, ast.Attribute) and method.attr in MUTATORS and dotted(method.value) in held:
+        if (
+            isinstance(method, ast.Attribute)
+            and method.attr in MUTATORS
+            and dotted(method.value) in held
+        ):
             yield method.lineno, f"writes to module-level {dotted(method.value)}"
         if isinstance(node, ast.AugAssign) and dotted(node.target) in held:
             yield node.lineno, f"writes to module-level {dotted(node.target)}"
@@ -167,7 +224,9 @@ def singletons(tree: ast.Module) -> Iterator[tuple[int, str]]:
 def peeking(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Opening a parcel, or taking a party's state past the net."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (node.attr.startswith("_Sealed") or node.attr in OPENING):
+        if isinstance(node, ast.Attribute) and (
+            node.attr.startswith("_Sealed") or node.attr in OPENING
+        ):
             yield node.lineno, "opens a sealed parcel"
         if isinstance(node, ast.Constant) and str(node.value).startswith("_Sealed"):
             yield node.lineno, "opens a sealed parcel by name"
@@ -197,7 +256,11 @@ def taking_apart(tree: ast.Module) -> Iterator[tuple[int, str]]:
     names = imported(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            modules = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+            )
             if any(m.partition(".")[0] == "dis" for m in modules):
                 yield node.lineno, "imports dis"
         if isinstance(node, ast.Attribute) and node.attr in ("__closure__", "cell_contents"):
@@ -213,7 +276,11 @@ def outside_isinstance(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
     class Without(ast.NodeTransformer):
         def visit_Call(self, node: ast.Call) -> ast.AST:
-            return ast.copy_location(ast.Constant(True), node) if dotted(node.func) == "isinstance" else self.generic_visit(node)
+            return (
+                ast.copy_location(ast.Constant(True), node)
+                if dotted(node.func) == "isinstance"
+                else self.generic_visit(node)
+            )
 
     yield from taking_apart(Without().visit(tree))
 
@@ -241,13 +308,19 @@ def plain_works(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def handed_over(cls: type) -> set[str]:
-    """The coroutine methods of a class that it, or one that it is made from, hands on by name: to `server.call` in the end."""
+    """The coroutine methods of a class that it, or one that it is made from, hands on by name: to
+    `server.call` in the end.
+    """
     found = set()
     for base in cls.__mro__:
         if base.__module__.startswith(("comity.", __name__)):
             nodes = list(ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base)))))
             display_name = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-            own = [node for node in nodes if isinstance(node, ast.Attribute) and dotted(node.value) == "self"]
+            own = [
+                node
+                for node in nodes
+                if isinstance(node, ast.Attribute) and dotted(node.value) == "self"
+            ]
             found |= {node.attr for node in own if id(node) not in display_name}
     return {name for name in found if inspect.iscoroutinefunction(getattr(cls, name, None))}
 
@@ -255,9 +328,19 @@ def handed_over(cls: type) -> set[str]:
 def wrongly_marked(cls: type) -> list[str]:
     """PartyRunner without `@function` above them, and methods that have it and are none."""
     given = handed_over(cls)
-    defined = [(base.__qualname__, name, method) for base in cls.__mro__ for name, method in vars(base).items()]
-    marks = [(who, name, name in given, hasattr(method, "__work__")) for who, name, method in defined]
-    return [f"{who}.{name} {'is' if is_one else 'is not'} a work" for who, name, is_one, said in marks if is_one is not said]
+    defined = [
+        (base.__qualname__, name, method)
+        for base in cls.__mro__
+        for name, method in vars(base).items()
+    ]
+    marks = [
+        (who, name, name in given, hasattr(method, "__work__")) for who, name, method in defined
+    ]
+    return [
+        f"{who}.{name} {'is' if is_one else 'is not'} a work"
+        for who, name, is_one, said in marks
+        if is_one is not said
+    ]
 
 
 def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -276,7 +359,9 @@ def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 
 def code_lines(text: str) -> int:
-    """Lines that are neither blank, nor a comment, nor the module's docstring, which is about the paper."""
+    """Lines that are neither blank, nor a comment, nor the module's docstring, which is about the
+    paper.
+    """
     tree = ast.parse(text)
     lines = text.splitlines()[tree.body[0].end_lineno if ast.get_docstring(tree) else 0 :]
     return sum(1 for line in lines if line.strip() and not line.strip().startswith("#"))
@@ -284,7 +369,9 @@ def code_lines(text: str) -> int:
 
 def check(path: Path, *rules: Rule) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = [f"{path.relative_to(SOURCE)}:{line}: {why}" for rule in rules for line, why in rule(tree)]
+    found = [
+        f"{path.relative_to(SOURCE)}:{line}: {why}" for rule in rules for line, why in rule(tree)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -314,7 +401,9 @@ def test_losses_are_not_taken_apart(path: Path) -> None:
 
 @cache
 def findings() -> dict[Rule, set[str]]:
-    """The files in which each of the rules that hold for all of them finds something: every file is parsed once."""
+    """The files in which each of the rules that hold for all of them finds something: every file is
+    parsed once.
+    """
     rules = (contexts, tapes, seeds, peeking)
     files: dict[Rule, set[str]] = {rule: set() for rule in rules}
     for path in EVERYTHING:
@@ -330,7 +419,9 @@ def test_there_is_one_context_variable() -> None:
     for file, variable in CONTEXT.items():
         tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
         ((line, _),) = contexts(tree)
-        assert [dotted(n.target) for n in tree.body if isinstance(n, ast.AnnAssign) and n.lineno == line] == [variable]
+        assert [
+            dotted(n.target) for n in tree.body if isinstance(n, ast.AnnAssign) and n.lineno == line
+        ] == [variable]
 
 
 def test_the_tape_is_the_descents() -> None:
@@ -410,7 +501,12 @@ BAD = {
         "record.unseal(parcel)",
         "from comity.core.record import received",
     ],
-    reaching: ["self.net._sites[0]", "net._works.run(call, letters, {})", "getattr(net, '_works')", "engine.sites._sites"],
+    reaching: [
+        "self.net._sites[0]",
+        "net._works.run(call, letters, {})",
+        "getattr(net, '_works')",
+        "engine.sites._sites",
+    ],
     contexts: [
         "from contextvars import ContextVar\nX: ContextVar[int] = ContextVar('x')",
         "import contextvars as c\ndef f():\n    return c.ContextVar('x')",
@@ -432,7 +528,10 @@ BAD = {
     tapes: ["from comity.core.kernels import TAPE", "kernels.TAPE.get()"],
     plain_works: [
         "class A:\n    def local(self, mine, m, party, key):\n        return mine, None",
-        "class A:\n    def warm_up(self, F_i: Params, letter: Model, party: Party, key: Key) -> None: ...",
+        (
+            "class A:\n    def warm_up(self, F_i: Params, letter: Model, party: Party, key: Key) ->"
+            " None: ..."
+        ),
     ],
     seeds: ["import torch\ntorch.get_rng_state()", "import torch\ntorch.cuda.set_rng_state(s)"],
     engines: [
@@ -450,7 +549,11 @@ GOOD = {
         "x.normal_(generator=g)",
         "import torch\ntorch.zeros(3)",
     ],
-    singletons: ["NAMES = {'a': 'b'}\ndef f(x):\n    return NAMES[x]", "OFFSET = 'dbe.offset'", "T = TypeVar('T')"],
+    singletons: [
+        "NAMES = {'a': 'b'}\ndef f(x):\n    return NAMES[x]",
+        "OFFSET = 'dbe.offset'",
+        "T = TypeVar('T')",
+    ],
     reaching: ["server.call(self.local, letters)", "mine.state"],
     outside_isinstance: ["from types import FunctionType\nisinstance(f, FunctionType)"],
     plain_works: [
@@ -463,12 +566,16 @@ GOOD = {
 }
 
 
-@pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in BAD.items() for text in texts])
+@pytest.mark.parametrize(
+    ("rule", "text"), [(rule, text) for rule, texts in BAD.items() for text in texts]
+)
 def test_the_lint_finds_what_it_looks_for(rule: Rule, text: str) -> None:
     assert list(rule(ast.parse(text)))
 
 
-@pytest.mark.parametrize(("rule", "text"), [(rule, text) for rule, texts in GOOD.items() for text in texts])
+@pytest.mark.parametrize(
+    ("rule", "text"), [(rule, text) for rule, texts in GOOD.items() for text in texts]
+)
 def test_the_lint_leaves_the_rest_alone(rule: Rule, text: str) -> None:
     assert not list(rule(ast.parse(text)))
 

@@ -1,4 +1,6 @@
-"""A run that was made longer is, byte for byte, the run that was asked for as many rounds from the start."""
+"""A run that was made longer is, byte for byte, the run that was asked for as many rounds from the
+start.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,14 @@ def same(longer_one: comity.Result, straight: comity.Result) -> None:
     """Everything but the time it took is equal."""
     assert tables(longer_one.folder) == tables(straight.folder)
     for name in ("absences.csv", "config.toml"):
-        found = [path.read_bytes() if (path := one.folder / name).exists() else None for one in (longer_one, straight)]
+        found = [
+            path.read_bytes() if (path := one.folder / name).exists() else None
+            for one in (longer_one, straight)
+        ]
         assert found[0] == found[1], name
-    ours, theirs = ({k: v for k, v in r.summary.items() if k != "seconds"} for r in (longer_one, straight))
+    ours, theirs = (
+        {k: v for k, v in r.summary.items() if k != "seconds"} for r in (longer_one, straight)
+    )
     assert ours == theirs
     RunFolder(longer_one.folder).check()
 
@@ -55,12 +62,18 @@ def test_a_finished_run_goes_on(text: str, tmp_path: Path) -> None:
     before = done.summary
     result = go_on(text, tmp_path / "longer", 5, **settings)
     same(result, straight)
-    assert [row.round for row in RunFolder(result.folder).read_timing()] == list(range(straight.summary["rounds"] + 1))
+    assert [row.round for row in RunFolder(result.folder).read_timing()] == list(
+        range(straight.summary["rounds"] + 1)
+    )
     kept = json.loads((tmp_path / "longer" / "summary-3-rounds.json").read_text())
     assert kept == before
 
 
-@pytest.mark.parametrize("settings", [{"engine": "process", "workers": 2}, {"engine": "stacked"}], ids=["process", "stacked"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"engine": "process", "workers": 2}, {"engine": "stacked"}],
+    ids=["process", "stacked"],
+)
 def test_on_other_engines(settings: dict[str, Any], tmp_path: Path) -> None:
     settings = SMALL | settings
     straight = run("scaffold", tmp_path / "straight", rounds=4, **settings)
@@ -92,7 +105,9 @@ def test_a_stopped_run_goes_on_for_longer_or_shorter(
     same(go_on(text, tmp_path / "longer", rounds, **SMALL), straight)
 
 
-def test_stopped_before_the_first_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_before_the_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     straight = run("fedavg", tmp_path / "straight", rounds=4, **SMALL)
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", math.inf)
     with pytest.raises(KeyboardInterrupt):
@@ -132,7 +147,9 @@ def test_killed_on_the_way(step: int, tmp_path: Path) -> None:
     done = run("fedavg", tmp_path / "longer", rounds=2, **SMALL)
     (tmp_path / "longer" / "measures.json").write_text("{}")
     before = tables(done.folder)
-    victim = multiprocessing.get_context("fork").Process(target=_killed_at, args=(step, tmp_path / "longer"))
+    victim = multiprocessing.get_context("fork").Process(
+        target=_killed_at, args=(step, tmp_path / "longer")
+    )
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL

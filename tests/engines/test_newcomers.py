@@ -1,4 +1,6 @@
-"""Parties that come when training is over: until then nobody knows of them, then they are judged by what joining gives."""
+"""Parties that come when training is over: until then nobody knows of them, then they are judged by
+what joining gives.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +57,20 @@ class Witness:
 
     def listen(self, patch: pytest.MonkeyPatch) -> None:
         """Hear all that the engine is asked for from now on."""
-        begin, function, evaluate, alone = Server.begin, LoopEngine.run, LoopEngine.evaluate, LoopEngine.evaluate_solo
+        begin, function, evaluate, alone = (
+            Server.begin,
+            LoopEngine.run,
+            LoopEngine.evaluate,
+            LoopEngine.evaluate_solo,
+        )
 
         def begun(server: Server, t: int) -> None:
             self.round = t
             begin(server, t)
 
-        def worked(engine: LoopEngine, call: Any, messages: Mapping[int, Any], sealed_messages: Any) -> Iterator[Any]:
+        def worked(
+            engine: LoopEngine, call: Any, messages: Mapping[int, Any], sealed_messages: Any
+        ) -> Iterator[Any]:
             assert call.round == self.round
             self.hear(engine, call.function, messages)
             return function(engine, call, messages, sealed_messages)
@@ -111,7 +120,11 @@ def plainly(tree: Any) -> tuple[str, list[tuple[str, bytes]]]:
 
 def before_joining(folder: Path, table: str) -> list[str]:
     """A table's lines up to round T."""
-    return [line for line in (folder / table).read_text().splitlines() if line.partition(",")[0] != str(T + 1)]
+    return [
+        line
+        for line in (folder / table).read_text().splitlines()
+        if line.partition(",")[0] != str(T + 1)
+    ]
 
 
 def accuracies(folder: Path) -> dict[str, dict[str, float]]:
@@ -119,9 +132,13 @@ def accuracies(folder: Path) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     with (folder / "metrics.csv").open() as file:
         for row in csv.DictReader(file):
-            if row["metric"] == "accuracy" and row["split"] in [f"test-{stage}" for stage in STAGES]:
+            if row["metric"] == "accuracy" and row["split"] in [
+                f"test-{stage}" for stage in STAGES
+            ]:
                 assert row["round"] == str(T + 1)
-                found.setdefault(row["party"], {})[row["split"].removeprefix("test-")] = float(row["value"])
+                found.setdefault(row["party"], {})[row["split"].removeprefix("test-")] = float(
+                    row["value"]
+                )
     return found
 
 
@@ -134,7 +151,9 @@ def server_state(result: comity.Result) -> Any:
 # --- every method there is
 
 
-def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..., StackedTree]) -> None:
+def test_newcomers_are_not_asked_before_they_join(
+    text: str, joined: Callable[..., StackedTree]
+) -> None:
     """No call, no row of any table, and a state that nothing has touched."""
     result, witness = joined(text)
     job = result.job
@@ -152,16 +171,22 @@ def test_newcomers_are_not_asked_before_they_join(text: str, joined: Callable[..
         assert not [line for line in lines if set(line.split(",")) & set(LATE)]
     assert witness.untouched.keys() == {2, 3}
     for i, state in witness.untouched.items():
-        assert plainly(state) == plainly(job.algorithm.init_party(Key.root(0).fold("init"), job.parties[i]))
+        assert plainly(state) == plainly(
+            job.algorithm.init_party(Key.root(0).fold("init"), job.parties[i])
+        )
 
 
-def test_rounds_are_those_of_a_federation_without_them(text: str, joined: Callable[..., StackedTree], tmp_path: Path) -> None:
+def test_rounds_are_those_of_a_federation_without_them(
+    text: str, joined: Callable[..., StackedTree], tmp_path: Path
+) -> None:
     """Byte for byte, and the summary too: nothing of a newcomer gets into what the others do."""
     if "dp(" in text:
         pytest.skip("no two runs with other settings have the same noise")
     result, whole = joined(text)[0], ragged()
     smaller = replace(whole, parties={name: whole.parties[name] for name in THERE})
-    same = {name: getattr(result.job.experiment, name) for name in ("model", "rounds", "lr", "engine")}
+    same = {
+        name: getattr(result.job.experiment, name) for name in ("model", "rounds", "lr", "engine")
+    }
     alone = comity.run(text, smaller, out=tmp_path, **same)
     for table in ("metrics.csv", "ledger.csv"):
         assert before_joining(result.folder, table) == before_joining(tmp_path, table)
@@ -171,7 +196,9 @@ def test_rounds_are_those_of_a_federation_without_them(text: str, joined: Callab
     assert alone.summary["newcomers"] == {}
 
 
-def test_joining_is_the_same_on_processes(text: str, joined: Callable[..., StackedTree], tmp_path: Path) -> None:
+def test_joining_is_the_same_on_processes(
+    text: str, joined: Callable[..., StackedTree], tmp_path: Path
+) -> None:
     alone = joined(text)[0]
     together = run(text, tmp_path, engine="process", workers=2, **JOINING)
     assert tables(together.folder) == tables(alone.folder)
@@ -181,7 +208,9 @@ def test_joining_is_the_same_on_processes(text: str, joined: Callable[..., Stack
     assert same == {k: v for k, v in alone.summary.items() if k != "seconds"}
 
 
-def test_newcomers_are_judged_by_the_model_they_end_with(text: str, joined: Callable[..., StackedTree]) -> None:
+def test_newcomers_are_judged_by_the_model_they_end_with(
+    text: str, joined: Callable[..., StackedTree]
+) -> None:
     """`result.model` of a newcomer, on its test samples, is as right as the summary says."""
     result = joined(text)[0]
     assert result.summary["newcomers"].keys() == set(LATE)
@@ -192,12 +221,16 @@ def test_newcomers_are_judged_by_the_model_they_end_with(text: str, joined: Call
 
 
 def test_what_a_warm_up_trains_is_deployed(text: str, joined: Callable[..., StackedTree]) -> None:
-    """A method that welcomes newcomers changes what they would deploy; another gives them what they are offered."""
+    """A method that welcomes newcomers changes what they would deploy; another gives them what they
+    are offered.
+    """
     result, witness = joined(text)
     outer, core = chain(result.job.algorithm)[0], chain(result.job.algorithm)[-1]
     welcomes = type(core).warm_up is not Algorithm.warm_up or type(core).join is not Algorithm.join
     for i, name in enumerate(LATE, start=2):
-        offered = outer.deployed_model(witness.untouched[i], outer.message_for(server_state(result), i), result.job.parties[i])
+        offered = outer.deployed_model(
+            witness.untouched[i], outer.message_for(server_state(result), i), result.job.parties[i]
+        )
         got = result.model(name).theta
         assert any(not torch.equal(got[k], v) for k, v in trainable(offered).items()) == welcomes
 
@@ -209,10 +242,15 @@ def test_the_summary_is_what_the_metrics_say(text: str, joined: Callable[..., St
     for name, got in by_hand.items():
         assert got.keys() == set(STAGES)
         assert result.summary["newcomers"][name] == got | {"gain": got["joined"] - got["alone"]}
-    assert json.loads((result.folder / "summary.json").read_text())["newcomers"] == result.summary["newcomers"]
+    assert (
+        json.loads((result.folder / "summary.json").read_text())["newcomers"]
+        == result.summary["newcomers"]
+    )
 
 
-def test_what_a_newcomer_would_have_alone_is_no_matter_of_the_method(text: str, joined: Callable[..., StackedTree]) -> None:
+def test_what_a_newcomer_would_have_alone_is_no_matter_of_the_method(
+    text: str, joined: Callable[..., StackedTree]
+) -> None:
     def alone(result: comity.Result) -> list[str]:
         rows = (result.folder / "metrics.csv").read_text().splitlines()
         return [row for row in rows if "-alone," in row]
@@ -223,7 +261,9 @@ def test_what_a_newcomer_would_have_alone_is_no_matter_of_the_method(text: str, 
     assert alone(ours) == alone(solo)
 
 
-def test_joining_is_charged_to_newcomers_in_the_round_after_the_last(text: str, joined: Callable[..., StackedTree]) -> None:
+def test_joining_is_charged_to_newcomers_in_the_round_after_the_last(
+    text: str, joined: Callable[..., StackedTree]
+) -> None:
     """Figures come from them alone: nobody else is judged again or sends anything to the server."""
     result = joined(text)[0]
     rows = [row for row in result.ledger if row.round > T]
@@ -260,13 +300,19 @@ MODEL = FLOATS * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
 def test_letters_to_newcomers_by_hand(text: str, messages: dict[str, int], tmp_path: Path) -> None:
     result = run(text, tmp_path, **PLAIN | JOINING)
     for name in LATE:
-        got = {row.call: row.bytes for row in result.ledger if row.round == T + 1 and row.dst == name and row.kind == "down"}
+        got = {
+            row.call: row.bytes
+            for row in result.ledger
+            if row.round == T + 1 and row.dst == name and row.kind == "down"
+        }
         assert got == messages
 
 
 @pytest.mark.parametrize(("text", "down"), [("solo", 0), ("fedavg", MODEL)])
 def test_judging_newcomers_by_hand(text: str, down: int, tmp_path: Path) -> None:
-    """Three times two scores of three numbers go up; the model comes down before and after the warm-up."""
+    """Three times two scores of three numbers go up; the model comes down before and after the
+    warm-up.
+    """
     result = run(text, tmp_path, **PLAIN | JOINING)
     for name in LATE:
         rows = [row for row in result.ledger if row.round == T + 1 and row.kind == "eval"]
@@ -276,7 +322,9 @@ def test_judging_newcomers_by_hand(text: str, down: int, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", ["fedavg", "solo"])
 def test_steps_of_a_warm_up_count(text: str, tmp_path: Path) -> None:
-    """Batches of 10: 2 rounds of an epoch, then 3 epochs of the newcomers'; what they would do alone is not theirs to pay."""
+    """Batches of 10: 2 rounds of an epoch, then 3 epochs of the newcomers'; what they would do
+    alone is not theirs to pay.
+    """
     result = run(text, tmp_path, **PLAIN | JOINING | {"join_epochs": 3})
     each = [-(-size // 10) for size in ragged().sizes]
     assert result.summary["steps"] == 2 * (each[0] + each[1]) + 3 * (each[2] + each[3])
@@ -289,11 +337,15 @@ def held(tree: Any, name: str) -> Params:
     """The weights in a state that have a parameter of that name."""
     if isinstance(tree, dict) and name in tree:
         return tree
-    inner = vars(tree).values() if is_record(tree) else tree.values() if isinstance(tree, dict) else []
+    inner = (
+        vars(tree).values() if is_record(tree) else tree.values() if isinstance(tree, dict) else []
+    )
     return next((found for part in inner if (found := held(part, name))), {})
 
 
-def warmed_up(result: comity.Result, theta: Params, loss: Callable[[Params, Batch], Tensor] = cross_entropy) -> Params:
+def warmed_up(
+    result: comity.Result, theta: Params, loss: Callable[[Params, Batch], Tensor] = cross_entropy
+) -> Params:
     """West's weights after its warm-up from `theta`, by torch."""
     batches = list(stream(result, 3, T + 1, "warm_up"))
     assert len(batches) == 10 * 2  # 11 samples, ten epochs unless told
@@ -311,7 +363,11 @@ def test_what_is_offered_is_the_received_model(tmp_path: Path) -> None:
     result = run("fedavg", tmp_path, newcomers=1, **PLAIN | {"rounds": 6})
     test = ragged().parties["west"].test
     right = (result.model("north").predict(test.x) == test.y).float().mean().item()
-    got = next(n.value for n in result.metrics if (n.party, n.split, n.metric) == ("west", "test-offered", "accuracy"))
+    got = next(
+        n.value
+        for n in result.metrics
+        if (n.party, n.split, n.metric) == ("west", "test-offered", "accuracy")
+    )
     assert got == pytest.approx(right)
 
 
@@ -322,19 +378,27 @@ def test_solos_newcomer_trains_the_first_weights(tmp_path: Path) -> None:
 
 def loss_of(result: comity.Result, name: str, stage: str) -> float:
     """A newcomer's loss on its test samples."""
-    return next(n.value for n in result.metrics if (n.party, n.split, n.metric) == (name, f"test-{stage}", "loss"))
+    return next(
+        n.value
+        for n in result.metrics
+        if (n.party, n.split, n.metric) == (name, f"test-{stage}", "loss")
+    )
 
 
 @pytest.mark.parametrize("text", ["solo", "fedavg", "adcol", "fedavg+dbe"])
 def test_alone_is_a_training_of_its_own(text: str, tmp_path: Path) -> None:
-    """Ten epochs on its own data from the first weights; all samples in one batch, so that their order does not matter."""
+    """Ten epochs on its own data from the first weights; all samples in one batch, so that their
+    order does not matter.
+    """
     result = run(text, tmp_path, newcomers=1, batch=50, **PLAIN)
     data = ragged().parties["west"]
     whole = Batch(data.train.x, data.train.y, torch.arange(len(data.train)), 0, {})
     theta = Trainer(first(result), plain_sgd).train(iter([whole] * 10))
     expected = F.cross_entropy(head(theta, features(theta, data.test.x)), data.test.y).item()
     assert loss_of(result, "west", "alone") == pytest.approx(expected, rel=1e-5)
-    assert (loss_of(result, "west", "joined") == pytest.approx(expected, rel=1e-5)) == (text == "solo")
+    assert (loss_of(result, "west", "joined") == pytest.approx(expected, rel=1e-5)) == (
+        text == "solo"
+    )
 
 
 def test_solo_gains_exactly_nothing_by_joining(tmp_path: Path) -> None:
@@ -344,8 +408,12 @@ def test_solo_gains_exactly_nothing_by_joining(tmp_path: Path) -> None:
         assert loss_of(result, name, "joined") == loss_of(result, name, "alone")
 
 
-def test_dbes_newcomer_gets_the_consensus_and_a_zero_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As parties do before round 1; then eqs. 6, 8 and 9 with μ = 1, the offset trained with the rest."""
+def test_dbes_newcomer_gets_the_consensus_and_a_zero_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As parties do before round 1; then eqs. 6, 8 and 9 with μ = 1, the offset trained with the
+    rest.
+    """
     seen: list[Any] = []
     function = Site.run
 
@@ -383,9 +451,13 @@ def test_adcols_newcomer_trains_against_the_discriminator(tmp_path: Path) -> Non
 
     def eq2(theta: Params, batch: Batch) -> Tensor:
         z = features(theta, batch.x)
-        logits = F.linear(F.relu(F.linear(F.relu(F.linear(z, *pair("fc1"))), *pair("fc2"))), *pair("out"))
+        logits = F.linear(
+            F.relu(F.linear(F.relu(F.linear(z, *pair("fc1"))), *pair("fc2"))), *pair("out")
+        )
         uniform = torch.full_like(logits, 1 / 3)
-        return F.cross_entropy(head(theta, z), batch.y) + 2 * F.kl_div(logits.log_softmax(1), uniform, reduction="batchmean")
+        return F.cross_entropy(head(theta, z), batch.y) + 2 * F.kl_div(
+            logits.log_softmax(1), uniform, reduction="batchmean"
+        )
 
     def pair(layer: str) -> tuple[Tensor, Tensor]:
         return D[f"{layer}.weight"], D[f"{layer}.bias"]
@@ -429,14 +501,18 @@ def test_newcomers_of_a_method_without_its_extra_are_its_parents(
         assert_equal(ours.model(name).theta, theirs.model(name).theta)
 
 
-def test_a_newcomers_own_batch_and_rate_count_and_its_epochs_are_the_warm_ups(tmp_path: Path) -> None:
+def test_a_newcomers_own_batch_and_rate_count_and_its_epochs_are_the_warm_ups(
+    tmp_path: Path,
+) -> None:
     """West has 11 samples: three batches of 4 an epoch."""
     own = {"west": {"batch": 4, "lr": 0.02, "epochs": 7}}
     result = run("fedavg", tmp_path, newcomers=1, party=own, **PLAIN)
     received = result.model("north").theta
     batches = list(stream(result, 3, T + 1, "warm_up"))
     assert [len(batch.y) for batch in batches] == [4, 4, 3] * 10
-    expected = Trainer(received, lambda params: torch.optim.SGD(params, lr=0.02)).train(iter(batches))
+    expected = Trainer(received, lambda params: torch.optim.SGD(params, lr=0.02)).train(
+        iter(batches)
+    )
     assert_close(result.model("west").theta, expected)
 
 
@@ -467,9 +543,17 @@ class Watch(Quiet):
 
 
 @pytest.mark.parametrize("when", ["before joining", "while joining"])
-@pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe", "adcol", "ditto", "moon", "centralized", "solo", GOSSIP], ids=short)
+@pytest.mark.parametrize(
+    "text",
+    ["fedavg", "scaffold+dbe", "adcol", "ditto", "moon", "centralized", "solo", GOSSIP],
+    ids=short,
+)
 def test_stopped_and_resumed(
-    text: str, when: str, joined: Callable[..., StackedTree], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    when: str,
+    joined: Callable[..., StackedTree],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
@@ -485,7 +569,9 @@ def test_stopped_and_resumed(
     assert same == {k: v for k, v in straight.summary.items() if k != "seconds"}
 
 
-def test_a_finished_run_is_not_joined_twice(joined: Callable[..., StackedTree], tmp_path: Path) -> None:
+def test_a_finished_run_is_not_joined_twice(
+    joined: Callable[..., StackedTree], tmp_path: Path
+) -> None:
     run("fedavg+dbe", tmp_path, **JOINING)
     again = run("fedavg+dbe", tmp_path, resume=True, **JOINING)
     assert tables(tmp_path) == tables(joined("fedavg+dbe")[0].folder)
@@ -502,25 +588,43 @@ def command(*args: object) -> None:
         cli.main()
 
 
-SMALL = ("--parties", 4, "--rounds", 2, "--model", "linear", "--partition", "iid", "--engine", "loop")
+SMALL = (
+    "--parties",
+    4,
+    "--rounds",
+    2,
+    "--model",
+    "linear",
+    "--partition",
+    "iid",
+    "--engine",
+    "loop",
+)
 
 
-def test_the_screen_says_what_each_newcomer_gained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    command("run", "fedavg", *SMALL, "--newcomers", 2, "--join-epochs", 3, "--out", tmp_path / "out")
+def test_the_screen_says_what_each_newcomer_gained(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command(
+        "run", "fedavg", *SMALL, "--newcomers", 2, "--join-epochs", 3, "--out", tmp_path / "out"
+    )
     said = capsys.readouterr().out.splitlines()
     got = json.loads((tmp_path / "out" / "summary.json").read_text())["newcomers"]
     assert list(got) == ["p2", "p3"]
     for name, new in got.items():
         points = 100 * (new["joined"] - new["alone"])
         line = (
-            f"newcomer {name}: offered {100 * new['offered']:.1f}%, after its warm-up {100 * new['joined']:.1f}%, "
-            f"alone {100 * new['alone']:.1f}%: {'+' if points >= 0 else '-'}{abs(points):.1f} points by joining"
+            f"newcomer {name}: offered {100 * new['offered']:.1f}%, after its warm-up"
+            f" {100 * new['joined']:.1f}%, alone {100 * new['alone']:.1f}%:"
+            f" {'+' if points >= 0 else '-'}{abs(points):.1f} points by joining"
         )
         assert line in said
     assert "mean of 2 parties" in said[0]
 
 
-def test_nobody_speaks_of_newcomers_where_there_are_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_nobody_speaks_of_newcomers_where_there_are_none(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     command("run", "fedavg", *SMALL, "--out", tmp_path / "out")
     said = capsys.readouterr().out
     assert "newcomer p" not in said
@@ -532,7 +636,9 @@ def test_nobody_speaks_of_newcomers_where_there_are_none(capsys: pytest.CaptureF
     ["--newcomers=4", "--newcomers=5", "--newcomers=-1", "--newcomers=1.5", "--newcomers=some", "--newcomers=", "--join-epochs=0",
      "--join-epochs=-3", "--join-epochs=2.5", "--opt-state=some", "--last-batch=lose", "--opt-state="],
 )  # fmt: skip
-def test_wrong_settings_are_one_sentence(option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_wrong_settings_are_one_sentence(
+    option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     late = () if option.startswith("--newcomers") else ("--newcomers=1",)
     with pytest.raises(SystemExit) as ended:
         command("run", "fedavg", *SMALL, *late, option, "--out", tmp_path / "out")
@@ -542,7 +648,9 @@ def test_wrong_settings_are_one_sentence(option: str, capsys: pytest.CaptureFixt
     if option.rpartition("=")[2] in ("4", "5"):
         assert "All 4 parties would be newcomers" in said
     else:
-        assert option.removeprefix("--").partition("=")[0].replace("-", "_") in said.replace("-", "_")
+        assert option.removeprefix("--").partition("=")[0].replace("-", "_") in said.replace(
+            "-", "_"
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -551,7 +659,9 @@ def test_a_newcomers_model_is_asked_for_by_name(joined: Callable[..., StackedTre
         joined("fedavg")[0].model("wets")
 
 
-def test_progress_counts_no_rounds_that_there_are_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_progress_counts_no_rounds_that_there_are_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     command("run", "fedavg", *SMALL, "--newcomers", 2, "--out", tmp_path / "out")
     said = capsys.readouterr().err
     assert "round 2/2" in said
@@ -560,7 +670,9 @@ def test_progress_counts_no_rounds_that_there_are_not(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("method", ["fedavg", "adcol", "centralized", "fedavg+dbe"])
-def test_a_newcomer_that_does_not_fit_is_refused_before_round_1(method: str, tmp_path: Path) -> None:
+def test_a_newcomer_that_does_not_fit_is_refused_before_round_1(
+    method: str, tmp_path: Path
+) -> None:
     with pytest.raises(comity.UsageError, match="west"):
         run(method, tmp_path, newcomers=1, party={"west": {"model": "mlp2(width=9)"}}, **PLAIN)
 
@@ -569,12 +681,17 @@ def test_a_newcomer_that_does_not_fit_is_refused_before_round_1(method: str, tmp
 def test_a_plan_counts_joining(text: str, tmp_path: Path) -> None:
     result = run(text, tmp_path, **PLAIN | JOINING)
     made = plan.plan(result.job)
-    assert (made.total.up, made.total.down) == (result.summary["bytes"]["up"], result.summary["bytes"]["down"])
+    assert (made.total.up, made.total.down) == (
+        result.summary["bytes"]["up"],
+        result.summary["bytes"]["down"],
+    )
     if text == "fedavg":  # steps are counted as if each work trained once
         assert made.steps == result.summary["steps"]
 
 
-def test_bytes_of_joining_equal_the_closed_form(text: str, joined: Callable[[str], StackedTree]) -> None:
+def test_bytes_of_joining_equal_the_closed_form(
+    text: str, joined: Callable[[str], StackedTree]
+) -> None:
     result = joined(text)[0]
     charged: Counter[str] = Counter()
     for row in result.ledger:

@@ -15,16 +15,25 @@ from comity.core.record import Model, record
 from comity.errors import ComityError
 from comity.experiments.folder import RunFolder
 
-WILD: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "epochs": 2, "party": {"east": {"lr": 1e20}}}
+WILD: dict[str, Any] = {
+    "model": "mlp2(width=8)",
+    "rounds": 2,
+    "epochs": 2,
+    "party": {"east": {"lr": 1e20}},
+}
 
 
 @pytest.mark.parametrize("text", [c for c in compositions() if c != "centralized"], ids=short)
 def test_only_the_one_that_diverges_is_named(text: str, tmp_path: Path) -> None:
-    """In every method: its replies are left out, it goes back to what it was, and all models stay finite."""
+    """In every method: its replies are left out, it goes back to what it was, and all models stay
+    finite.
+    """
     result = run(text, tmp_path, **WILD)
     assert result.summary["absent"].keys() == {"east"}
     assert result.summary["absent"]["east"].keys() == {"nonfinite"}
-    own_step = ["east"] if text == "per-fedavg" else []  # it adapts by its own lr what it deploys, and that is told
+    own_step = (
+        ["east"] if text == "per-fedavg" else []
+    )  # it adapts by its own lr what it deploys, and that is told
     assert result.summary["diverged"] == own_step
     assert result.summary["discarded"] == []
     assert all(is_finite(theta) for name, theta in weights(result).items() if name not in own_step)
@@ -34,7 +43,8 @@ def test_only_the_one_that_diverges_is_named(text: str, tmp_path: Path) -> None:
 def test_a_run_can_stop_there(engine: str, tmp_path: Path) -> None:
     """The sentence names the party, the round, the work and the first tensor."""
     sentence = (
-        r"east has values that are not finite in round 1 \(theta\.fc1\.weight of its reply, after local\): give it a smaller lr"
+        r"east has values that are not finite in round 1 \(theta\.fc1\.weight of its reply, after"
+        r" local\): give it a smaller lr"
     )
     with pytest.raises(ComityError, match=sentence):
         run("fedavg", tmp_path, on_nonfinite="stop", engine=engine, **WILD)
@@ -42,14 +52,19 @@ def test_a_run_can_stop_there(engine: str, tmp_path: Path) -> None:
 
 def test_what_a_party_keeps_is_looked_at_too(tmp_path: Path) -> None:
     """SOLO sends nothing: its party's own model shows it."""
-    with pytest.raises(ComityError, match=r"east has values that are not finite in round 1 \(.*of what it keeps, after local\)"):
+    with pytest.raises(
+        ComityError,
+        match=r"east has values that are not finite in round 1 \(.*of what it keeps, after local\)",
+    ):
         run("solo", tmp_path / "stop", on_nonfinite="stop", **WILD)
     rows = RunFolder(run("solo", tmp_path / "drop", **WILD).folder).read_absences()
     assert [tuple(row) for row in rows] == [("east", t, "local", "nonfinite", 0) for t in (1, 2)]
 
 
 def test_if_everybody_diverges_rounds_are_void(tmp_path: Path) -> None:
-    """Nothing ruined is ever kept: the models are those that the run began with, and the summary says so."""
+    """Nothing ruined is ever kept: the models are those that the run began with, and the summary
+    says so.
+    """
     result = run("fedavg", tmp_path, **WILD | {"party": {}, "lr": 1e20})
     assert [v["round"] for v in result.summary["discarded"]] == [1, 2]
     assert all(is_finite(theta) for theta in weights(result).values())
@@ -79,27 +94,24 @@ def test_a_server_that_overflows_keeps_what_it_had(tmp_path: Path) -> None:
 
 
 def test_ruined_parcels_stay_closed(tmp_path: Path) -> None:
-    """What passes between parties is not seen by the server: the recipient leaves it closed, and says whose it was."""
+    """What passes between parties is not seen by the server: the recipient leaves it closed, and
+    says whose it was.
+    """
     gift = tmp_path / "gift.py"
     gift.write_text(
-        "import torch\n"
-        "from comity.core import *\n"
-        "from comity.algorithms.solo import Solo\n"
-        "@algorithm\n"
-        "class Gift(Solo):\n"
-        "    def round(self, s, net, t):\n"
-        "        sent = server.call(self.give, {i: Empty() for i in server.info.parties})\n"
-        "        server.call(self.take, {i: Empty() for i in sent}, {(1, 0): sent[1][0], (2, 0): sent[2][0]})\n"
-        "        return s\n"
-        "    @work\n"
-        "    async def give(self, mine, m, party, key):\n"
-        "        return mine, {0: seal(Model({'w': torch.full((3,), float('inf') if party.id == 1 else 1.0)}), to=[0])}\n"
-        "    @work\n"
-        "    async def take(self, mine, m, party, key):\n"
-        "        assert sorted(party.inbox) == ([2] if party.id == 0 else [])\n"
-        "        return mine, None\n"
+        "import torch\nfrom comity.core import *\nfrom comity.algorithms.solo import"
+        " Solo\n@algorithm\nclass Gift(Solo):\n    def round(self, s, net, t):\n        sent ="
+        " server.call(self.give, {i: Empty() for i in server.info.parties})\n       "
+        " server.call(self.take, {i: Empty() for i in sent}, {(1, 0): sent[1][0], (2, 0):"
+        " sent[2][0]})\n        return s\n    @work\n    async def give(self, mine, m, party,"
+        " key):\n        return mine, {0: seal(Model({'w': torch.full((3,), float('inf') if"
+        " party.id == 1 else 1.0)}), to=[0])}\n    @work\n    async def take(self, mine, m, party,"
+        " key):\n        assert sorted(party.inbox) == ([2] if party.id == 0 else [])\n       "
+        " return mine, None\n"
     )
-    rows = RunFolder(run(str(gift), tmp_path / "run", model="mlp2(width=8)", rounds=1).folder).read_absences()
+    rows = RunFolder(
+        run(str(gift), tmp_path / "run", model="mlp2(width=8)", rounds=1).folder
+    ).read_absences()
     assert [tuple(row) for row in rows] == [("east", 1, "take", "nonfinite", 0)]
 
 
@@ -114,12 +126,18 @@ class Mixed:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_where_it_is_not_finite(bad: float) -> None:
-    good = Mixed([1, 2.5, True, None], "nan", {"w": torch.tensor([1e38, -3.0]), "n": torch.tensor([3]), "e": torch.zeros(0)})
+    good = Mixed(
+        [1, 2.5, True, None],
+        "nan",
+        {"w": torch.tensor([1e38, -3.0]), "n": torch.tensor([3]), "e": torch.zeros(0)},
+    )
     assert is_finite(good)
     assert first_not_finite(good) == ""
     assert first_not_finite(Mixed([1, bad], "", {})) == "numbers.1"
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        ruined = Mixed([], "", {"a": torch.zeros(2, 2), "b.c": torch.tensor([0.0, bad], dtype=dtype)})
+        ruined = Mixed(
+            [], "", {"a": torch.zeros(2, 2), "b.c": torch.tensor([0.0, bad], dtype=dtype)}
+        )
         assert not is_finite(ruined)
         assert first_not_finite(ruined) == "theta.b.c"
 

@@ -1,4 +1,6 @@
-"""What a party's optimizer remembers from round to round, and what becomes of an epoch's last batch."""
+"""What a party's optimizer remembers from round to round, and what becomes of an epoch's last
+batch.
+"""
 
 from __future__ import annotations
 
@@ -63,19 +65,25 @@ def test_reset_solo_is_a_new_optimizer_a_round(kind: str, tmp_path: Path) -> Non
         theta = Trainer(theta, make).train(stream(result, 0, t, "local"))
     assert_close(result.model("north").theta, theta)
     kept = run("solo", tmp_path / "kept", opt_state="keep", **MODEL | settings)
-    assert not torch.allclose(kept.model("north").theta["fc1.weight"], theta["fc1.weight"], atol=1e-4)
+    assert not torch.allclose(
+        kept.model("north").theta["fc1.weight"], theta["fc1.weight"], atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_kept_fedavg_is_an_optimizer_a_party_on_changing_weights(kind: str, tmp_path: Path) -> None:
     """Algorithm 1 with parties whose optimizers live on; half of them take part in a round."""
     settings, make = OPTIMIZERS[kind]
-    result = run("fedavg", tmp_path, opt_state="keep", participation=0.5, **MODEL | settings | {"rounds": 4})
+    result = run(
+        "fedavg", tmp_path, opt_state="keep", participation=0.5, **MODEL | settings | {"rounds": 4}
+    )
     theta, sizes = first(result), ragged().sizes
     trainers = [Trainer(theta, make) for _ in EVERYONE]
     cohorts = [result.job.cohort(t) for t in (1, 2, 3, 4)]
     assert len(set(map(tuple, cohorts))) > 1
-    assert len({i for cohort in cohorts for i in cohort}) < sum(map(len, cohorts))  # somebody comes again
+    assert len({i for cohort in cohorts for i in cohort}) < sum(
+        map(len, cohorts)
+    )  # somebody comes again
     for t, cohort in enumerate(cohorts, start=1):
         sent = []
         for i in cohort:
@@ -90,25 +98,47 @@ def test_kept_fedavg_is_an_optimizer_a_party_on_changing_weights(kind: str, tmp_
 def test_fedrep_keeps_the_heads_optimizer_and_the_bodys_apart(tmp_path: Path) -> None:
     """Algorithm 1 with two optimizers that live on: the head's, then the body's."""
     result = run("fedrep", tmp_path, opt_state="keep", head_epochs=2, **MODEL | MOMENTUM)
-    body, sizes = {k: v for k, v in first(result).items() if not k.startswith("fc3")}, ragged().sizes
-    heads = [Trainer(first(result), MAKE, only=lambda name: name.startswith("fc3")) for _ in EVERYONE]
-    bodies = [Trainer(first(result), MAKE, only=lambda name: not name.startswith("fc3")) for _ in EVERYONE]
+    body, sizes = (
+        {k: v for k, v in first(result).items() if not k.startswith("fc3")},
+        ragged().sizes,
+    )
+    heads = [
+        Trainer(first(result), MAKE, only=lambda name: name.startswith("fc3")) for _ in EVERYONE
+    ]
+    bodies = [
+        Trainer(first(result), MAKE, only=lambda name: not name.startswith("fc3")) for _ in EVERYONE
+    ]
     for t in (1, 2, 3):
         for i in EVERYONE:
             heads[i].set(body)
             heads[i].train(stream(result, i, t, "local", part="head", epochs=2))
             bodies[i].set(heads[i].weights())
             bodies[i].train(stream(result, i, t, "local"))
-        body = {k: sum((sizes[i] / sum(sizes) * bodies[i].theta[k].detach() for i in EVERYONE), torch.zeros(())) for k in body}
+        body = {
+            k: sum(
+                (sizes[i] / sum(sizes) * bodies[i].theta[k].detach() for i in EVERYONE),
+                torch.zeros(()),
+            )
+            for k in body
+        }
     got = result.model("east").theta
-    assert all(torch.allclose(got[k], v, atol=1e-6) for k, v in (body | {"fc3.bias": heads[1].theta["fc3.bias"]}).items())
+    assert all(
+        torch.allclose(got[k], v, atol=1e-6)
+        for k, v in (body | {"fc3.bias": heads[1].theta["fc3.bias"]}).items()
+    )
     kept = home(result, "east").moments
-    assert sorted(sorted({n.partition(".")[0] for n in moments.first}) for moments in kept.values()) == [["fc1", "fc2"], ["fc3"]]
+    assert sorted(
+        sorted({n.partition(".")[0] for n in moments.first}) for moments in kept.values()
+    ) == [["fc1", "fc2"], ["fc3"]]
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_ditto_keeps_the_global_models_optimizer_and_the_personal_ones_apart(kind: str, tmp_path: Path) -> None:
-    """Without a pull, the personal model is SOLO's and the global one FedAvg's, each with its own memory."""
+def test_ditto_keeps_the_global_models_optimizer_and_the_personal_ones_apart(
+    kind: str, tmp_path: Path
+) -> None:
+    """Without a pull, the personal model is SOLO's and the global one FedAvg's, each with its own
+    memory.
+    """
     settings = MODEL | OPTIMIZERS[kind][0] | {"opt_state": "keep"}
     ours = run("ditto", tmp_path / "ditto", lam=0, **settings)
     alone, averaged = (run(method, tmp_path / method, **settings) for method in ("solo", "fedavg"))
@@ -137,11 +167,19 @@ def test_a_checkpoint_holds_the_moments(kind: str, parts: int, tmp_path: Path) -
         assert moments.count == 3 * sum(n >= 2 for n in [10] * (size // 10) + [size % 10])
         assert moments.first.keys() == trained
         assert moments.second.keys() == (trained if parts == 2 else set())
-        assert all(moment.abs().max() > 0 for moment in leaves(moments) if isinstance(moment, torch.Tensor))
+        assert all(
+            moment.abs().max() > 0 for moment in leaves(moments) if isinstance(moment, torch.Tensor)
+        )
 
 
-@pytest.mark.parametrize("settings", [{"opt_state": "reset", **MOMENTUM}, {"opt_state": "keep"}], ids=["reset", "plain-sgd"])
-def test_a_checkpoint_holds_no_moments_that_nobody_needs(settings: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"opt_state": "reset", **MOMENTUM}, {"opt_state": "keep"}],
+    ids=["reset", "plain-sgd"],
+)
+def test_a_checkpoint_holds_no_moments_that_nobody_needs(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
     result = run("solo", tmp_path, **MODEL | settings)
     assert all(home(result, name).moments == {} for name in NAMES)
 
@@ -157,8 +195,12 @@ def test_keeping_changes_nothing_with_plain_sgd(text: str, tmp_path: Path) -> No
 KEPT = {"opt_state": "keep", "optimizer": "adam", "lr": 0.01, "rounds": 3, "participation": 0.75}
 
 
-@pytest.mark.parametrize("text", ["solo", "fedavg", "fedrep", "ditto", "fedavg+dbe", "adcol", GOSSIP], ids=short)
-def test_process_and_resume_equal_loop(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "text", ["solo", "fedavg", "fedrep", "ditto", "fedavg+dbe", "adcol", GOSSIP], ids=short
+)
+def test_process_and_resume_equal_loop(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Moments stay where their party lives, and come back from a checkpoint after round 2."""
     whole = run(text, tmp_path / "loop", **KEPT)
     assert any(moments_count(whole, name) for name in NAMES)
@@ -184,7 +226,9 @@ def test_process_and_resume_equal_loop(text: str, tmp_path: Path, monkeypatch: p
 
 def test_forgetting_at_resume_would_be_noticed(tmp_path: Path) -> None:
     """The test above compares runs that depend on the moments."""
-    keep, reset = (run("fedavg", tmp_path / how, **KEPT | {"opt_state": how}) for how in ("keep", "reset"))
+    keep, reset = (
+        run("fedavg", tmp_path / how, **KEPT | {"opt_state": how}) for how in ("keep", "reset")
+    )
     assert (keep.folder / "metrics.csv").read_bytes() != (reset.folder / "metrics.csv").read_bytes()
 
 
@@ -209,7 +253,13 @@ def sized(*sizes: int) -> comity.Federation:
 
 def steps(sizes: list[int], **settings: Any) -> list[int]:
     """How many steps each party makes in two rounds of SOLO."""
-    usual: dict[str, Any] = {"rounds": 2, "epochs": 3, "batch": 10, "engine": "loop", "model": "mlp2(width=4)"}
+    usual: dict[str, Any] = {
+        "rounds": 2,
+        "epochs": 3,
+        "batch": 10,
+        "engine": "loop",
+        "model": "mlp2(width=4)",
+    }
     made = [comity.run("solo", sized(n), **usual | settings).summary["steps"] for n in sizes]
     together = comity.run("solo", sized(*sizes), **usual | settings)
     assert together.summary["steps"] == together.job.steps() == sum(made)
@@ -232,7 +282,9 @@ def test_small_last_batches_are_dropped() -> None:
 
 def test_batchnorm_still_needs_two() -> None:
     assert steps(SIZES, model=BATCHNORM) == [6 * n for n in (0, 1, 1, 1, 1, 2, 2, 3)]
-    assert steps(SIZES, model=BATCHNORM, last_batch="drop") == [6 * n for n in (0, 1, 1, 1, 1, 1, 2, 2)]
+    assert steps(SIZES, model=BATCHNORM, last_batch="drop") == [
+        6 * n for n in (0, 1, 1, 1, 1, 1, 2, 2)
+    ]
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop"])
@@ -249,13 +301,22 @@ def test_whole_batches_are_a_partys_own() -> None:
     """With 12 samples in batches of 5, two steps an epoch instead of one."""
     fed = sized(12, 12)
     result = comity.run(
-        "solo", fed, rounds=1, batch=10, last_batch="drop", model="mlp2(width=4)", engine="loop", party={"p1": {"batch": 5}}
+        "solo",
+        fed,
+        rounds=1,
+        batch=10,
+        last_batch="drop",
+        model="mlp2(width=4)",
+        engine="loop",
+        party={"p1": {"batch": 5}},
     )
     assert result.summary["steps"] == 1 + 2
 
 
 def test_dropped_batches_by_torch(tmp_path: Path) -> None:
-    """East has 23 samples less its validation part, so 2 steps of 10 an epoch: those of the epoch's order, then no more."""
+    """East has 23 samples less its validation part, so 2 steps of 10 an epoch: those of the epoch's
+    order, then no more.
+    """
     result = run("solo", tmp_path, last_batch="drop", epochs=2, **MODEL, lr=0.1)
     theta, data = first(result), result.job.parties[1].data.train
     trainer = Trainer(theta, lambda params: torch.optim.SGD(params, lr=0.1))

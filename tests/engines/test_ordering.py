@@ -1,4 +1,6 @@
-"""For whose sake a run between sites is ordered again, and for whose not. With real sites: tests/sites/test_runs.py."""
+"""For whose sake a run between sites is ordered again, and for whose not. With real sites:
+tests/sites/test_runs.py.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,16 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubmittedJob:
     monkeypatch.setattr(job_submission, "BACK", 0)
     made = SubmittedJob(tmp_path, "run", {}, 60, ("east", "north"), job="job")
     made.folder.path.mkdir(parents=True)
-    timing = "round,train,evaluate,checkpoint,memory\n0,1,1,0,9\n2,1,1,0,9\n3,1,1,0,9\n"  # a run that goes on loses a row
+    # a run that goes on loses a row
+    timing = "round,train,evaluate,checkpoint,memory\n0,1,1,0,9\n2,1,1,0,9\n3,1,1,0,9\n"
     made.folder.timing.write_text(timing)
-    note(made, "absences.csv", "party,round,work,how,use", "east,3,local,lost,0", "north,2,local,lost,0")
+    note(
+        made,
+        "absences.csv",
+        "party,round,work,how,use",
+        "east,3,local,lost,0",
+        "north,2,local,lost,0",
+    )
     note(made, "metrics.csv", "round,party,split,name,value", "3,north,test,loss,1.0")
     return made
 

@@ -1,4 +1,6 @@
-"""One algorithm, every place: equal tables byte for byte and equal weights, wherever the parties live."""
+"""One algorithm, every place: equal tables byte for byte and equal weights, wherever the parties
+live.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from matrix import BATCHNORM, VARIANTS, compositions, methods, ragged, run, tables, weights, wrappers
+from matrix import (
+    BATCHNORM,
+    VARIANTS,
+    compositions,
+    methods,
+    ragged,
+    run,
+    tables,
+    weights,
+    wrappers,
+)
 from torch import nn
 
 import comity
@@ -61,7 +73,9 @@ def test_process_equals_loop(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_process_equals_loop_with_any_number_of_workers(text: str, workers: int, tmp_path: Path) -> None:
+def test_process_equals_loop_with_any_number_of_workers(
+    text: str, workers: int, tmp_path: Path
+) -> None:
     result = run(text, tmp_path, engine="process", workers=workers)
     assert result.job.experiment.workers == workers
     assert_equal(result, on_loop(text))
@@ -69,47 +83,74 @@ def test_process_equals_loop_with_any_number_of_workers(text: str, workers: int,
 
 def test_process_equals_loop_when_half_take_part(text: str, tmp_path: Path) -> None:
     half = {"participation": 0.5, "rounds": 3}
-    assert_equal(run(text, tmp_path, engine="process", workers=3, **half), on_loop(text, tuple(half.items())))
+    assert_equal(
+        run(text, tmp_path, engine="process", workers=3, **half), on_loop(text, tuple(half.items()))
+    )
 
 
 @pytest.mark.parametrize("text", VARIANTS)
 def test_process_equals_loop_under_a_methods_variants(text: str, tmp_path: Path) -> None:
     settings = VARIANTS[text] | {"rounds": 3}
-    assert_equal(run(text, tmp_path, engine="process", workers=2, **settings), on_loop(text, tuple(settings.items())))
+    assert_equal(
+        run(text, tmp_path, engine="process", workers=2, **settings),
+        on_loop(text, tuple(settings.items())),
+    )
 
 
 @pytest.mark.parametrize("bn", ["params_only", "none"])
 @pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe"])
-def test_process_equals_loop_under_other_batchnorm_policies(text: str, bn: str, tmp_path: Path) -> None:
-    assert_equal(run(text, tmp_path, engine="process", workers=2, bn=bn), on_loop(text, (("bn", bn),)))
+def test_process_equals_loop_under_other_batchnorm_policies(
+    text: str, bn: str, tmp_path: Path
+) -> None:
+    assert_equal(
+        run(text, tmp_path, engine="process", workers=2, bn=bn), on_loop(text, (("bn", bn),))
+    )
 
 
 @pytest.mark.parametrize("text", ["fedavg+dbe", "adcol"])
 def test_process_equals_loop_on_mlp2(text: str, tmp_path: Path) -> None:
     plain = {"model": "mlp2", "optimizer": "sgd(momentum=0.9,decay=1e-4)"}
-    assert_equal(run(text, tmp_path, engine="process", workers=2, **plain), on_loop(text, tuple(plain.items())))
+    assert_equal(
+        run(text, tmp_path, engine="process", workers=2, **plain),
+        on_loop(text, tuple(plain.items())),
+    )
 
 
 def test_process_equals_loop_with_an_architecture_of_its_own(tmp_path: Path) -> None:
     """ADCOL asks for one width only: the CNN's fc2 is 31 wide at this scale, and so is east's MLP."""
-    own = {"party": {"east": {"model": "mlp2(width=31)", "epochs": 2}, "west": {"lr": 0.01, "batch": 5}}}
+    own = {
+        "party": {
+            "east": {"model": "mlp2(width=31)", "epochs": 2},
+            "west": {"lr": 0.01, "batch": 5},
+        }
+    }
     alone = run("adcol", tmp_path / "loop", **own)
     assert set(alone.model("east").theta) != set(alone.model("north").theta)
-    assert_equal(run("adcol", tmp_path / "process", engine="process", workers=2, **own), outcome(alone))
+    assert_equal(
+        run("adcol", tmp_path / "process", engine="process", workers=2, **own), outcome(alone)
+    )
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
 def test_process_equals_loop_with_a_users_modules(text: str, tmp_path: Path) -> None:
     """Their BatchNorm counts batches in whole numbers."""
-    pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(9, 10)
+    pair = (
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()),
+        nn.Linear(9, 10),
+    )
     alone = run(text, tmp_path / "loop", model=pair)
     together = run(text, tmp_path / "process", model=pair, engine="process", workers=3)
     assert_equal(together, outcome(alone))
 
 
 def test_a_users_dropout_draws_from_keys_too(tmp_path: Path) -> None:
-    """Promise 5: no draw comes from a global generator, so equal runs are equal wherever the global stream stands."""
-    pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Dropout(0.5)), nn.Linear(30, 10)
+    """Promise 5: no draw comes from a global generator, so equal runs are equal wherever the global
+    stream stands.
+    """
+    pair = (
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 30), nn.ReLU(), nn.Dropout(0.5)),
+        nn.Linear(30, 10),
+    )
     torch.manual_seed(1)
     first = run("fedavg", tmp_path / "first", model=pair)
     torch.manual_seed(2)
@@ -130,10 +171,14 @@ def test_another_seed_is_another_run(text: str, tmp_path: Path) -> None:
     result = run(text, tmp_path, seed=1)
     expected = on_loop(text)
     assert tables(result.folder)["metrics.csv"] != expected[0]["metrics.csv"]
-    assert not torch.equal(weights(result)["north"]["fc3.weight"], expected[1]["north"]["fc3.weight"])
+    assert not torch.equal(
+        weights(result)["north"]["fc3.weight"], expected[1]["north"]["fc3.weight"]
+    )
 
 
-def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_order_of_replies_does_not_matter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Parties that answer in reverse give the same bits: replies are reduced in party order."""
     function, evaluate = LoopEngine.run, LoopEngine.evaluate
     seen: list[list[int]] = []
@@ -146,7 +191,9 @@ def test_the_order_of_replies_does_not_matter(monkeypatch: pytest.MonkeyPatch, t
     def evaluated(engine: LoopEngine, messages: Any, look: Any) -> Iterator[Any]:
         return evaluate(engine, dict(reversed(messages.items())), look)
 
-    expected = {text: on_loop(text) for text in ("fedavg", "scaffold", "adcol", "fedavg+dbe", "centralized")}
+    expected = {
+        text: on_loop(text) for text in ("fedavg", "scaffold", "adcol", "fedavg+dbe", "centralized")
+    }
     monkeypatch.setattr(LoopEngine, "run", worked)
     monkeypatch.setattr(LoopEngine, "evaluate", evaluated)
     for text, right in expected.items():

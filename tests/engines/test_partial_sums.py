@@ -1,4 +1,6 @@
-"""Workers that add up what their parties reply: the same run up to rounding, and to the byte whatever is no sum."""
+"""Workers that add up what their parties reply: the same run up to rounding, and to the byte
+whatever is no sum.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,11 @@ from comity.experiments.server_run import Quiet
 from comity.studies.plan import plan as planned
 
 TOLERANCE = 2.0**-23
-"""How far a mean may be off for each party in it, in units of the largest value that is averaged: docs/clusters.md says so, too.
+"""How far a mean may be off for each party in it, in units of the largest value that is averaged:
+docs/clusters.md says so, too.
 
-The sum of n floats is off by less than n · 2⁻²⁴ of what is added, in whichever order; this is for two of them.
+The sum of n floats is off by less than n · 2⁻²⁴ of what is added, in whichever order; this is for
+two of them.
 """
 THREE_ROUNDS = 1e-5
 """How far models may be off after three rounds of four parties."""
@@ -60,7 +64,9 @@ def summed() -> list[str]:
 
 
 def assert_close(ours: comity.Result, right: comity.Result) -> None:
-    """What crossed, who was heard and what it gives away are the same; figures and models are, up to rounding."""
+    """What crossed, who was heard and what it gives away are the same; figures and models are, up
+    to rounding.
+    """
     for name in ("ledger.csv", "absences.csv", "privacy.csv"):
         here, there = ours.folder / name, right.folder / name
         assert here.exists() == there.exists()
@@ -72,7 +78,9 @@ def assert_close(ours: comity.Result, right: comity.Result) -> None:
     for party, theta in weights(right).items():
         for name, value in weights(ours)[party].items():
             off = (value - theta[name]).abs().max()
-            assert off <= THREE_ROUNDS * max(1.0, float(theta[name].abs().max())), f"{name} of {party} is off by {off}"
+            assert off <= THREE_ROUNDS * max(1.0, float(theta[name].abs().max())), (
+                f"{name} of {party} is off by {off}"
+            )
     for name in ("steps", "discarded", "absent", "bytes", "privacy"):
         assert ours.summary[name] == right.summary[name]
 
@@ -83,7 +91,9 @@ def assert_close(ours: comity.Result, right: comity.Result) -> None:
 @pytest.mark.parametrize("text", summed(), ids=short)
 def test_every_method_that_only_averages_is_close_to_a_loop(text: str, tmp_path: Path) -> None:
     ours = run(text, tmp_path / "sums", **QUICK, **SUMS)
-    assert SUMMED in ours.summary["remarks"], "its rounds are marked by @only_averages, and do not use server.mean"
+    assert SUMMED in ours.summary["remarks"], (
+        "its rounds are marked by @only_averages, and do not use server.mean"
+    )
     assert_close(ours, run(text, tmp_path / "loop", **QUICK))
 
 
@@ -104,7 +114,10 @@ def test_batchnorms_statistics_are_averaged_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
 def test_one_worker_has_the_bits_of_a_loop(text: str, tmp_path: Path) -> None:
     """Its only sum is added up in party order, as a loop's is."""
-    ours, right = run(text, tmp_path / "sums", **QUICK, **SUMS | {"workers": 1}), run(text, tmp_path / "loop", **QUICK)
+    ours, right = (
+        run(text, tmp_path / "sums", **QUICK, **SUMS | {"workers": 1}),
+        run(text, tmp_path / "loop", **QUICK),
+    )
     assert tables(ours.folder) == tables(right.folder)
 
 
@@ -130,7 +143,9 @@ def test_a_thousand_parties_stay_within_the_tolerance(common: float, own: float)
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe"])
 def test_planned_absences(text: str, tmp_path: Path) -> None:
-    """A worker is told whose reply will be lost, and leaves it out of its sum; the party goes back to what it was."""
+    """A worker is told whose reply will be lost, and leaves it out of its sum; the party goes back
+    to what it was.
+    """
     given = QUICK | {"absent": plan(tmp_path, *EVENTS)}
     ours = run(text, tmp_path / "sums", **given, **SUMS)
     assert {a.how for a in absences(ours)} >= {"lost", "offline"}
@@ -139,9 +154,15 @@ def test_planned_absences(text: str, tmp_path: Path) -> None:
 
 def test_scaffolds_variates_stay_in_balance(tmp_path: Path) -> None:
     """c = mean of all c_i (l.17), though a reply was lost and another one is no number."""
-    given = QUICK | {"absent": plan(tmp_path, "north,2,local,lost"), "party": {"east": {"lr": 1e20}}}
+    given = QUICK | {
+        "absent": plan(tmp_path, "north,2,local,lost"),
+        "party": {"east": {"lr": 1e20}},
+    }
     result = run("scaffold", tmp_path / "run", **given, **SUMS)
-    assert {(a.party, a.how) for a in absences(result)} == {("north", "lost"), ("east", "nonfinite")}
+    assert {(a.party, a.how) for a in absences(result)} == {
+        ("north", "lost"),
+        ("east", "nonfinite"),
+    }
     server = RunFolder(result.folder).checkpoints()
     server.load()
     c = server.server_state().c
@@ -161,16 +182,27 @@ def test_replies_that_are_not_finite_are_in_no_sum(text: str, tmp_path: Path) ->
 def test_a_worker_none_of_whose_replies_count_has_no_sum(tmp_path: Path) -> None:
     """North, the largest, is alone at the first worker when only two take part."""
     given = QUICK | {"without": ["south", "west"], "absent": plan(tmp_path, "north,1,local,lost")}
-    assert_close(run("fedavg", tmp_path / "sums", **given, **SUMS), run("fedavg", tmp_path / "loop", **given))
+    assert_close(
+        run("fedavg", tmp_path / "sums", **given, **SUMS), run("fedavg", tmp_path / "loop", **given)
+    )
 
 
 def test_a_run_can_stop_there(tmp_path: Path) -> None:
     """With the sentence of every other engine, though the server never has the reply."""
     sentence = (
-        r"east has values that are not finite in round 1 \(theta\.fc1\.weight of its reply, after local\): give it a smaller lr"
+        r"east has values that are not finite in round 1 \(theta\.fc1\.weight of its reply, after"
+        r" local\): give it a smaller lr"
     )
     with pytest.raises(ComityError, match=sentence):
-        run("fedavg", tmp_path, on_nonfinite="stop", epochs=2, party={"east": {"lr": 1e20}}, **QUICK, **SUMS)
+        run(
+            "fedavg",
+            tmp_path,
+            on_nonfinite="stop",
+            epochs=2,
+            party={"east": {"lr": 1e20}},
+            **QUICK,
+            **SUMS,
+        )
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
@@ -205,7 +237,9 @@ def test_a_sum_that_overflows_makes_a_round_void(tmp_path: Path) -> None:
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     text: str, half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where parties live is in the checkpoint; those that keep nothing are dealt again as they were."""
+    """Where parties live is in the checkpoint; those that keep nothing are dealt again as they
+    were.
+    """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     given = QUICK | SUMS | {"rounds": 5, "participation": 0.5 if half else 1.0}
     straight = run(text, tmp_path / "straight", **given)
@@ -219,14 +253,19 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
 
 
 class InTurns(WorkersEngine):
-    """Workers in this process that are asked in one order or the other; what passes are bytes, as on a cluster."""
+    """Workers in this process that are asked in one order or the other; what passes are bytes, as
+    on a cluster.
+    """
 
     def __init__(self, job: SimulatedRun, backwards: bool = False) -> None:
         workers = job.experiment.workers or 1
         super().__init__({p.id: len(p.data.train) for p in job.parties}, workers)
         self._backwards = backwards
         lock = Lock(SharedSecret(bytes(KEY)), bytes(RUN))
-        self._all = [Worker(SiteStore(job.algorithm, job.parties, job.root), Sequential(), lock) for _ in range(workers)]
+        self._all = [
+            Worker(SiteStore(job.algorithm, job.parties, job.root), Sequential(), lock)
+            for _ in range(workers)
+        ]
         self.passed = 0
 
     def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
@@ -242,12 +281,16 @@ class InTurns(WorkersEngine):
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
-def test_sums_are_averaged_in_one_order_however_they_come(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_averaged_in_one_order_however_they_come(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of three, as the sum of two is the same in both orders."""
     given = QUICK | SUMS | {"workers": 3}
     found = {"process": tables(run(text, tmp_path / "process", **given).folder)}
     for backwards in (False, True):
-        monkeypatch.setattr(SimulatedRun, "engine", lambda job, backwards=backwards: InTurns(job, backwards))
+        monkeypatch.setattr(
+            SimulatedRun, "engine", lambda job, backwards=backwards: InTurns(job, backwards)
+        )
         found[str(backwards)] = tables(run(text, tmp_path / str(backwards), **given).folder)
     assert found["False"] == found["True"] == found["process"]
 
@@ -264,7 +307,9 @@ def test_one_sum_a_worker_crosses(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run("fedavg", tmp_path / str(sums), **QUICK | SUMS | {"rounds": 1, "partial_sums": sums})
     job = prepare(config.experiment({"algorithm": "fedavg", **QUICK}), ragged())
     model = payload(job.algorithm.init_server(job.root.fold("init"), job.info))
-    assert engines[False].passed - engines[True].passed == pytest.approx(2 * model, rel=0.1)  # four replies, two sums
+    assert engines[False].passed - engines[True].passed == pytest.approx(
+        2 * model, rel=0.1
+    )  # four replies, two sums
 
 
 def test_whole_numbers_come_from_the_first_party() -> None:
@@ -278,7 +323,9 @@ def test_whole_numbers_come_from_the_first_party() -> None:
         one.add(i, reply(i), weight=1.0)
     for i in (0, 2):
         other.add(i, reply(i), weight=3.0)
-    parts = [part for part in (one.total(), other.total(), AveragedReplies[Model]().total()) if part]
+    parts = [
+        part for part in (one.total(), other.total(), AveragedReplies[Model]().total()) if part
+    ]
     for part in sorted(parts, key=lambda part: part.heard[0]):
         mean.add_sum(part)
     value, heard = mean.value()
@@ -286,8 +333,12 @@ def test_whole_numbers_come_from_the_first_party() -> None:
     assert heard == [0, 1, 2, 3]
 
 
-def test_a_lost_worker_is_asked_again_for_its_whole_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says nothing before it is done with all of its parties: whatever an ask leaves behind, it is the same again."""
+def test_a_lost_worker_is_asked_again_for_its_whole_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing before it is done with all of its parties: whatever an ask leaves behind, it
+    is the same again.
+    """
     job = prepare(config.experiment({"algorithm": "fedavg", **QUICK, **SUMS}), ragged())
     engine = InTurns(job)
     says: list[int] = []
@@ -296,7 +347,9 @@ def test_a_lost_worker_is_asked_again_for_its_whole_sum(tmp_path: Path, monkeypa
     def twice(asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
         first, again = list(exchange(asks)), list(exchange(asks))
         says.append(len(first))
-        assert [packed(message)[1].tobytes() for _, message in first] == [packed(m)[1].tobytes() for _, m in again]
+        assert [packed(message)[1].tobytes() for _, message in first] == [
+            packed(m)[1].tobytes() for _, m in again
+        ]
         yield from again
 
     monkeypatch.setattr(engine, "_exchange", twice)
@@ -311,7 +364,9 @@ def test_a_lost_worker_is_asked_again_for_its_whole_sum(tmp_path: Path, monkeypa
 
 
 def test_a_hollow_reply_weighs_what_it_weighed_and_tells_nothing() -> None:
-    reply = Model({"w": torch.ones(3, 5), "half": torch.ones(7, dtype=torch.float16), "none": torch.zeros(0)})
+    reply = Model(
+        {"w": torch.ones(3, 5), "half": torch.ones(7, dtype=torch.float16), "none": torch.zeros(0)}
+    )
     header, bundle = packed({"hollow": meta_like(reply), "whole": torch.ones(2)})
     there = unpacked(header, bundle)
     assert payload(there["hollow"]) == payload(reply) == 74
@@ -329,10 +384,19 @@ def test_a_hollow_reply_weighs_what_it_weighed_and_tells_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("adcol", "adcol cannot have partial sums: its rounds do more with replies than average them"),
+        (
+            "adcol",
+            "adcol cannot have partial sums: its rounds do more with replies than average them",
+        ),
         ("q-ffl", "q-ffl cannot have partial sums: its rounds do more with replies"),
-        ("fedavg+median", "fedavg.median cannot have partial sums: median takes the place of the mean"),
-        ("fedavg+dp(level=party,noise=1)", "dp takes the place of the mean, and needs each reply by itself"),
+        (
+            "fedavg+median",
+            "fedavg.median cannot have partial sums: median takes the place of the mean",
+        ),
+        (
+            "fedavg+dp(level=party,noise=1)",
+            "dp takes the place of the mean, and needs each reply by itself",
+        ),
     ],
 )
 def test_methods_that_need_each_reply_are_refused(text: str, why: str, tmp_path: Path) -> None:
@@ -343,7 +407,9 @@ def test_methods_that_need_each_reply_are_refused(text: str, why: str, tmp_path:
 
 @pytest.mark.parametrize("engine", ["auto", "loop", "stacked"])
 def test_so_are_engines_without_workers(engine: str) -> None:
-    with pytest.raises(UsageError, match="partial_sums are sums at workers, and need --engine process or ray"):
+    with pytest.raises(
+        UsageError, match="partial_sums are sums at workers, and need --engine process or ray"
+    ):
         config.experiment({"partial_sums": True, "engine": engine})
 
 
@@ -399,5 +465,8 @@ def test_what_has_no_mean_is_said_in_a_sentence() -> None:
     class Otherwise(Averaging):
         """Not a plain mean."""
 
-    with pytest.raises(ComityError, match="A wrapper takes the place of the mean of a model, but Two has several fields"):
+    with pytest.raises(
+        ComityError,
+        match="A wrapper takes the place of the mean of a model, but Two has several fields",
+    ):
         AveragedReplies[Any](Otherwise).add(0, Two(theta, theta), 1.0)

@@ -1,4 +1,6 @@
-"""Keys for parcels between sites: whose they are is proven, and a parcel opens where, when and for whom it was meant only."""
+"""Keys for parcels between sites: whose they are is proven, and a parcel opens where, when and for
+whom it was meant only.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,17 @@ from comity.engines.sealing import Lock
 from comity.errors import ComityError, UsageError
 from comity.sites import afterwards
 from comity.sites.key_exchange import Identity, Signer, keys_of
-from comity.sites.messages import ANSWERED, ASKED, Begin, Failed, Introduced, RunCall, SignedKey, pack, unpack
+from comity.sites.messages import (
+    ANSWERED,
+    ASKED,
+    Begin,
+    Failed,
+    Introduced,
+    RunCall,
+    SignedKey,
+    pack,
+    unpack,
+)
 from comity.sites.server import FAILURE
 
 NAMES = ("east", "north", "south")
@@ -43,7 +55,9 @@ def refused(identity: Identity, name: str, signed_key: SignedKey, run: str = "ru
 
 def test_a_passport_that_is_what_it_should_be(root: Root) -> None:
     key = own_key()
-    found = root.identity("north").public_key("run", "east", root.identity("east").signed_key("run", key))
+    found = root.identity("north").public_key(
+        "run", "east", root.identity("east").signed_key("run", key)
+    )
     assert found.public_bytes_raw() == key.public_key().public_bytes_raw()
 
 
@@ -51,7 +65,11 @@ def test_a_passport_that_is_what_it_should_be(root: Root) -> None:
 def test_certificates_of_every_kind_that_kits_have(kind: str) -> None:
     """FLARE's are RSA."""
     made = Root()
-    signer: Signer = rsa.generate_private_key(65537, 2048) if kind == "rsa" else ec.generate_private_key(ec.SECP256R1())
+    signer: Signer = (
+        rsa.generate_private_key(65537, 2048)
+        if kind == "rsa"
+        else ec.generate_private_key(ec.SECP256R1())
+    )
     certificate = made.certified("east", signer, 10)
     east = Identity(certificate, signer, made.certificate)
     signed_key = east.signed_key("run", own_key())
@@ -80,8 +98,14 @@ def test_passports_that_are_refused(root: Root) -> None:
 
 
 def test_a_certificate_that_has_expired_or_is_not_valid_yet(root: Root) -> None:
-    refused(root.identity("north"), "east", root.identity("east", days=-1).signed_key("run", own_key()))
-    refused(root.identity("north"), "east", root.identity("east", days=20, since=-5).signed_key("run", own_key()))
+    refused(
+        root.identity("north"), "east", root.identity("east", days=-1).signed_key("run", own_key())
+    )
+    refused(
+        root.identity("north"),
+        "east",
+        root.identity("east", days=20, since=-5).signed_key("run", own_key()),
+    )
 
 
 def test_a_kit_that_cannot_be_read(tmp_path: Path, root: Root) -> None:
@@ -110,7 +134,9 @@ class Parcels:
         keys = {name: own_key() for name in NAMES}
         identities = {name: root.identity(name) for name in NAMES}
         signed_keys = {name: identities[name].signed_key(run, keys[name]) for name in NAMES}
-        self.keys = {name: keys_of(identities[name], run, keys[name], NAMES, signed_keys) for name in NAMES}
+        self.keys = {
+            name: keys_of(identities[name], run, keys[name], NAMES, signed_keys) for name in NAMES
+        }
 
     def lock(self, name: str, run: bytes = RUN) -> Lock:
         return Lock(self.keys[name], run)
@@ -151,11 +177,19 @@ WRONG: dict[str, Callable[[Parcels, Sealed[Any]], Any]] = {
     "another recipient": lambda sites, p: opened(sites.lock("south"), p, 0, 2, CALL),
     "readdressed": lambda sites, p: opened(sites.lock("south"), readdressed(p, to=[2]), 0, 2, CALL),
     "another round": lambda sites, p: opened(sites.lock("north"), p, 0, 1, CALL._replace(round=2)),
-    "replayed": lambda sites, p: opened(sites.lock("north"), readdressed(p, round=2), 0, 1, CALL._replace(round=2)),
+    "replayed": lambda sites, p: opened(
+        sites.lock("north"), readdressed(p, round=2), 0, 1, CALL._replace(round=2)
+    ),
     "another run": lambda sites, p: opened(sites.lock("north", b"s" * 16), p, 0, 1, CALL),
-    "another sender": lambda sites, p: opened(sites.lock("north"), readdressed(p, sender=2), 2, 1, CALL),
-    "another size": lambda sites, p: opened(sites.lock("north"), Sealed(unseal(p), 7, p.to, p.origin), 0, 1, CALL),
-    "changed": lambda sites, p: opened(sites.lock("north"), readdressed(p, blob=unseal(p).blob ^ 1), 0, 1, CALL),
+    "another sender": lambda sites, p: opened(
+        sites.lock("north"), readdressed(p, sender=2), 2, 1, CALL
+    ),
+    "another size": lambda sites, p: opened(
+        sites.lock("north"), Sealed(unseal(p), 7, p.to, p.origin), 0, 1, CALL
+    ),
+    "changed": lambda sites, p: opened(
+        sites.lock("north"), readdressed(p, blob=unseal(p).blob ^ 1), 0, 1, CALL
+    ),
     "other keys": lambda sites, p: opened(Parcels(Root()).lock("north"), p, 0, 1, CALL),
     "between others": lambda sites, p: sites.keys["south"](0, 1),
 }
@@ -182,7 +216,9 @@ USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "officia
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
-    return Sites(tmp_path_factory.mktemp("sites"), {"north": (31, 12), "east": (23, 9), "south": (26, 11)})
+    return Sites(
+        tmp_path_factory.mktemp("sites"), {"north": (31, 12), "east": (23, 9), "south": (26, 11)}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -192,13 +228,19 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", ["fed-sps", "relay-p2p"])
-def test_what_is_in_parcels_is_not_in_what_the_server_carries(method: str, sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_in_parcels_is_not_in_what_the_server_carries(
+    method: str, sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every tensor that was sealed is known here, and looked for as it lies in memory."""
     inside: list[bytes] = []
     right = Lock._close
 
     def close(self: Lock, sealed: Sealed[Any]) -> Sealed[Any]:
-        floats = [leaf for leaf in leaves(unseal(sealed)) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+        floats = [
+            leaf
+            for leaf in leaves(unseal(sealed))
+            if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        ]
         blobs = [leaf.contiguous().numpy().tobytes() for leaf in floats]
         parts = [blob[at : at + 24] for blob in blobs for at in range(0, len(blob), 24)]
         inside.extend(part for part in parts if len(set(part)) > 12)  # not zeros
@@ -207,7 +249,9 @@ def test_what_is_in_parcels_is_not_in_what_the_server_carries(method: str, sites
     monkeypatch.setattr(Lock, "_close", close)
     transport = sites.transport()
     seen = watched(transport)
-    ended(sites.run(method, "carried" + "".join(c for c in method if c.isalnum()), transport, **USUAL))
+    ended(
+        sites.run(method, "carried" + "".join(c for c in method if c.isalnum()), transport, **USUAL)
+    )
     carried = b"".join(message for _, message in seen)
     assert len(inside) > 5
     assert not [part for part in inside if part in carried]
@@ -224,7 +268,10 @@ def test_a_server_that_puts_in_a_key_of_its_own(sites: Sites) -> None:
         for name, request in requests.items():
             head, body = unpack(request, ASKED, 1 << 30)
             if isinstance(head, Begin):
-                swapped = {who: replace(one, public=mine) if who == "east" else one for who, one in head.signed_keys.items()}
+                swapped = {
+                    who: replace(one, public=mine) if who == "east" else one
+                    for who, one in head.signed_keys.items()
+                }
                 head = replace(head, signed_keys=swapped)
             changed[name] = pack(head, body)
         return original(changed, seconds)
@@ -245,7 +292,9 @@ def test_a_server_that_withholds_keys(sites: Sites) -> None:
         changed = {}
         for name, request in requests.items():
             head, body = unpack(request, ASKED, 1 << 30)
-            changed[name] = pack(replace(head, signed_keys={}), body) if isinstance(head, Begin) else request
+            changed[name] = (
+                pack(replace(head, signed_keys={}), body) if isinstance(head, Begin) else request
+            )
         return original(changed, seconds)
 
     transport.ask = ask
@@ -264,7 +313,9 @@ def _is_answer(message: bytes) -> bool:
 
 
 def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
-    """A server that keeps a parcel, and delivers it again in the next round, is refused by its recipient."""
+    """A server that keeps a parcel, and delivers it again in the next round, is refused by its
+    recipient.
+    """
     transport = sites.transport()
     original = transport.ask
     kept: dict[str, Any] = {}
@@ -281,11 +332,16 @@ def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
 
     transport.ask = ask
     summary = ended(sites.run("fed-sps", "replays", transport, **USUAL))
-    assert any(text.startswith("north was not heard in round") and "sealed parcel" in text for text in summary["remarks"])
+    assert any(
+        text.startswith("north was not heard in round") and "sealed parcel" in text
+        for text in summary["remarks"]
+    )
 
 
 def test_a_parcel_that_holds_something_else(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site seals what no work of the method declares: its recipients refuse it and say whose it was."""
+    """A site seals what no work of the method declares: its recipients refuse it and say whose it
+    was.
+    """
     right = Lock._close
 
     def close(self: Lock, sealed: Sealed[Any]) -> Sealed[Any]:
@@ -307,7 +363,11 @@ def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
     summary = ended(plain.run("fedavg", "open", transport, **USUAL))
     assert summary["absent"] == {}
     folder = plain.run("fed-sps", "sealed", transport, **USUAL)
-    told = (folder / FAILURE).read_text() if (folder / FAILURE).exists() else str(ended(folder)["remarks"])
+    told = (
+        (folder / FAILURE).read_text()
+        if (folder / FAILURE).exists()
+        else str(ended(folder)["remarks"])
+    )
     assert "Without certificates no parcel can be sealed between sites." in told
 
 
@@ -318,4 +378,11 @@ def test_introductions_hold_nothing_but_public_halves(sites: Sites) -> None:
     secrets = [(sites.site(name) / "secret").read_bytes() for name in sites.names]
     carried = b"".join(message for _, message in seen)
     assert not any(secret in carried or secret.hex().encode() in carried for secret in secrets)
-    assert sum(isinstance(unpack(m, ANSWERED, 1 << 30)[0], Introduced) for _, m in seen if _is_answer(m)) == 3
+    assert (
+        sum(
+            isinstance(unpack(m, ANSWERED, 1 << 30)[0], Introduced)
+            for _, m in seen
+            if _is_answer(m)
+        )
+        == 3
+    )

@@ -1,4 +1,6 @@
-"""Runs that end when they get no better: at the round that the rule says, and otherwise as if it had been asked for."""
+"""Runs that end when they get no better: at the round that the rule says, and otherwise as if it
+had been asked for.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,22 @@ Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]
 
 
 def go(text: str, out: Path, fed: comity.Federation | None = None, **more: Any) -> comity.Result:
-    usual: dict[str, Any] = {"model": "mlp2(width=12)", "rounds": MANY, "lr": 0.02, "engine": "loop", "patience": 2}
+    usual: dict[str, Any] = {
+        "model": "mlp2(width=12)",
+        "rounds": MANY,
+        "lr": 0.02,
+        "engine": "loop",
+        "patience": 2,
+    }
     return comity.run(text, fed or parties(), out=out, **(usual | more))
 
 
 @cache
 def parties(validation: float = 0.3) -> comity.Federation:
     """Four parties that learn for some rounds and then get no better."""
-    return comity.load("digits").partition("dirichlet(alpha=1)|keep(samples=60)", 4, seed=1, validation=validation)
+    return comity.load("digits").partition(
+        "dirichlet(alpha=1)|keep(samples=60)", 4, seed=1, validation=validation
+    )
 
 
 @cache
@@ -65,7 +75,9 @@ def assert_same(one: Outcome, two: Outcome) -> None:
 
 def right_by_round(result: comity.Result, split: str) -> dict[int, int]:
     """How many samples all parties together had right, at each evaluated round."""
-    sizes = {name: len(getattr(party, split)) for name, party in result.job.federation.parties.items()}
+    sizes = {
+        name: len(getattr(party, split)) for name, party in result.job.federation.parties.items()
+    }
     found: dict[int, int] = {}
     for row in result.metrics:
         if row.metric == "accuracy" and row.split == split and row.party in sizes:
@@ -100,8 +112,16 @@ def ends(accuracies: list[float], patience: int | None, rounds: int) -> int:
     ("accuracies", "patience", "last"),
     [
         ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 1, 6),  # always better: all rounds
-        ([0.5, 0.5, 0.9, 0.9, 0.9, 0.9, 0.9], 1, 2),  # equal is no better; one round more, whatever it brings
-        ([0.5, 0.4, 0.6, 0.5, 0.6, 0.9, 0.9], 2, 5),  # best in round 2, not in 3 and 4, so 5 is the last
+        (
+            [0.5, 0.5, 0.9, 0.9, 0.9, 0.9, 0.9],
+            1,
+            2,
+        ),  # equal is no better; one round more, whatever it brings
+        (
+            [0.5, 0.4, 0.6, 0.5, 0.6, 0.9, 0.9],
+            2,
+            5,
+        ),  # best in round 2, not in 3 and 4, so 5 is the last
         ([0.5, 0.4, 0.6, 0.5, 0.7, 0.6, 0.6], 2, 6),
         ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], 3, 4),  # nothing right at all counts like any other
         ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 5, 6),
@@ -118,12 +138,16 @@ def test_the_rule_by_hand(accuracies: list[float], patience: int | None, last: i
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=20), st.integers(1, 6))
 def test_the_rule_is_the_one_that_is_told(right: list[int], patience: int) -> None:
     rounds = len(right) - 1
-    assert ends([r / 4 for r in right], patience, rounds) == expected(dict(enumerate(right)), patience, rounds)
+    assert ends([r / 4 for r in right], patience, rounds) == expected(
+        dict(enumerate(right)), patience, rounds
+    )
 
 
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=20), st.integers(1, 6), st.integers(1, 5))
-def test_rounds_that_nobody_judged_are_not_counted(right: list[int], patience: int, every: int) -> None:
+def test_rounds_that_nobody_judged_are_not_counted(
+    right: list[int], patience: int, every: int
+) -> None:
     """It ends with the round after an evaluation at which the best one was so many rounds ago."""
     rounds = len(right) - 1
     schedule, t = Schedule(rounds, patience), -1
@@ -143,7 +167,9 @@ def test_rounds_that_nobody_judged_are_not_counted(right: list[int], patience: i
 
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=20), st.integers(1, 6), st.data())
-def test_a_course_goes_on_from_what_it_wrote(right: list[int], patience: int, data: st.DataObject) -> None:
+def test_a_course_goes_on_from_what_it_wrote(
+    right: list[int], patience: int, data: st.DataObject
+) -> None:
     """Through JSON, after any round."""
     rounds = len(right) - 1
     stop = data.draw(st.integers(0, rounds))
@@ -189,17 +215,25 @@ def test_the_validation_part_decides_where_there_is_one(tmp_path: Path) -> None:
     differs = 0
     for seed in range(4):
         whole = go("fedavg", tmp_path / f"whole-{seed}", patience=None, rounds=12, seed=seed)
-        by = {split: expected(right_by_round(whole, split), 1, 12) for split in ("validation", "test")}
+        by = {
+            split: expected(right_by_round(whole, split), 1, 12) for split in ("validation", "test")
+        }
         result = go("fedavg", tmp_path / f"early-{seed}", patience=1, rounds=12, seed=seed)
         assert result.summary["rounds"] == by["validation"]
         differs += by["validation"] != by["test"]
     assert differs
 
 
-@pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe", "fedper", "fedbabu", TUNED], ids=lambda t: Path(t).name)
-@pytest.mark.parametrize("more", [{}, LATE, {"participation": 0.5}], ids=["all", "newcomers", "half"])
+@pytest.mark.parametrize(
+    "text", ["fedavg", "scaffold+dbe", "fedper", "fedbabu", TUNED], ids=lambda t: Path(t).name
+)
+@pytest.mark.parametrize(
+    "more", [{}, LATE, {"participation": 0.5}], ids=["all", "newcomers", "half"]
+)
 def test_it_is_the_run_of_so_many_rounds(text: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """Row for row, byte for byte and bit for bit, also what comes after the last round (tuning, newcomers)."""
+    """Row for row, byte for byte and bit for bit, also what comes after the last round (tuning,
+    newcomers).
+    """
     early = go(text, tmp_path / "early", **more)
     last = early.summary["rounds"]
     assert last < MANY
@@ -214,7 +248,9 @@ def test_what_follows_the_last_round_follows_an_early_one(tmp_path: Path) -> Non
     assert result.summary["accuracy"]["unfinished"] is not None
     assert {m.round for m in result.metrics if m.split == "test-unfinished"} == {last}
     assert set(result.summary["newcomers"]) == {"p3"}
-    assert {m.round for m in result.metrics if m.split.startswith("test-") and m.party == "p3"} == {last + 1}
+    assert {m.round for m in result.metrics if m.split.startswith("test-") and m.party == "p3"} == {
+        last + 1
+    }
     assert {m.round for m in result.metrics if m.metric.startswith("auc")} == {last}
 
 
@@ -274,7 +310,9 @@ class Stop(Quiet):
 
 
 @pytest.mark.parametrize("saved", [0, 1, 3])
-def test_with_an_older_checkpoint(saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_an_older_checkpoint(
+    saved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The run had ended already as far as its tables know; the checkpoint is of some rounds before."""
     theirs = straight("fedavg")
 
@@ -296,7 +334,9 @@ def test_with_an_older_checkpoint(saved: int, tmp_path: Path, monkeypatch: pytes
 def test_killed(more: dict[str, Any], tmp_path: Path) -> None:
     """Kill strikes after round 2."""
     fork = multiprocessing.get_context("fork")
-    victim = fork.Process(target=go, args=("scaffold+dbe", tmp_path), kwargs={"progress": Kill(), **LATE, **more})
+    victim = fork.Process(
+        target=go, args=("scaffold+dbe", tmp_path), kwargs={"progress": Kill(), **LATE, **more}
+    )
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL
@@ -329,14 +369,33 @@ def command(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
 def test_compare_lets_each_method_end_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = ("--partition", "iid|keep(samples=30)", "--parties", "3", "--model", "linear", "--engine", "loop", "--rounds", "40")
-    code = command(monkeypatch, "compare", "fedavg", *few, "--patience", "2", "--out", tmp_path / "all")
+    few = (
+        "--partition",
+        "iid|keep(samples=30)",
+        "--parties",
+        "3",
+        "--model",
+        "linear",
+        "--engine",
+        "loop",
+        "--rounds",
+        "40",
+    )
+    code = command(
+        monkeypatch, "compare", "fedavg", *few, "--patience", "2", "--out", tmp_path / "all"
+    )
     assert code == 0, capsys.readouterr().err
-    rounds = {m: json.loads((tmp_path / "all" / m / "seed-0" / "summary.json").read_text())["rounds"] for m in ("solo", "fedavg")}
+    rounds = {
+        m: json.loads((tmp_path / "all" / m / "seed-0" / "summary.json").read_text())["rounds"]
+        for m in ("solo", "fedavg")
+    }
     assert max(rounds.values()) < 40
     run = ("run", "fedavg", *few, "--patience", "2", "--out", tmp_path / "one")
     assert command(monkeypatch, *run) == 0
-    one, all_ = (folder / "metrics.csv" for folder in (tmp_path / "one", tmp_path / "all" / "fedavg" / "seed-0"))
+    one, all_ = (
+        folder / "metrics.csv"
+        for folder in (tmp_path / "one", tmp_path / "all" / "fedavg" / "seed-0")
+    )
     assert one.read_bytes() == all_.read_bytes()
     assert command(monkeypatch, "resume", tmp_path / "one") == 0
 

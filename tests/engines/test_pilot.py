@@ -1,4 +1,6 @@
-"""DBE's kappa=auto: a pilot before round 1 that is charged, chooses on validation samples alone, and leaves nothing behind."""
+"""DBE's kappa=auto: a pilot before round 1 that is charged, chooses on validation samples alone,
+and leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def score(correct: int, count: int, loss: float) -> Score:
 
 
 def test_the_best_is_chosen_by_samples_then_by_loss_then_the_smaller() -> None:
-    """1: (8 + 1) / (10 + 2) = 0.75 at a loss of (10 * 0.6 + 2 * 1.2) / 12 = 0.7; 5: the same at 0.5; 50: fewer right."""
+    """1: (8 + 1) / (10 + 2) = 0.75 at a loss of (10 * 0.6 + 2 * 1.2) / 12 = 0.7; 5: the same at
+    0.5; 50: fewer right.
+    """
     scores = {
         1.0: {0: score(8, 10, 0.6), 1: score(1, 2, 1.2)},
         5.0: {0: score(7, 10, 0.5), 1: score(2, 2, 0.5)},
@@ -87,15 +91,23 @@ def test_what_is_said_of_the_choice() -> None:
         ("ditto+mr", {"model": "mlp2(width=8)"}),
     ],
 )
-def test_from_round_1_on_it_is_the_run_with_that_number(host: str, settings: dict[str, Any], tmp_path: Path) -> None:
-    """Bit for bit: weights of all parties, figures of all rounds, bytes of all rounds but the start."""
+def test_from_round_1_on_it_is_the_run_with_that_number(
+    host: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Bit for bit: weights of all parties, figures of all rounds, bytes of all rounds but the
+    start.
+    """
     auto = run(f"{host}({AUTO})", tmp_path / "auto", **settings)
     fixed = run(f"{host}(kappa={chosen(auto)})", tmp_path / "fixed", **settings)
     for name, theta in weights(fixed).items():
         assert all(torch.equal(weights(auto)[name][k], v) for k, v in theta.items())
-    rows = [[r for r in result.metrics if not r.metric.startswith("kappa")] for result in (auto, fixed)]
+    rows = [
+        [r for r in result.metrics if not r.metric.startswith("kappa")] for result in (auto, fixed)
+    ]
     assert rows[0] == rows[1]
-    charges = [[c for c in result.ledger if c.round or c.kind == "eval"] for result in (auto, fixed)]
+    charges = [
+        [c for c in result.ledger if c.round or c.kind == "eval"] for result in (auto, fixed)
+    ]
     assert charges[0] == charges[1]
     assert all(auto.state(name).extra.kappa.before is None for name in ragged().names)
     assert not any(auto.state(name).extra.kappa.trial for name in ragged().names)
@@ -104,7 +116,10 @@ def test_from_round_1_on_it_is_the_run_with_that_number(host: str, settings: dic
 def test_candidates_differ_and_are_written_down(tmp_path: Path) -> None:
     result = run(f"fedavg+dbe({AUTO})", tmp_path)
     rows = {row.metric: row for row in result.metrics if row.metric.startswith("kappa")}
-    assert set(rows) == {"kappa", *(f"kappa={v:g}/{what}" for v in CANDIDATES for what in ("accuracy", "loss"))}
+    assert set(rows) == {
+        "kappa",
+        *(f"kappa={v:g}/{what}" for v in CANDIDATES for what in ("accuracy", "loss")),
+    }
     losses = {v: rows[f"kappa={v:g}/loss"].value for v in CANDIDATES}
     assert len(set(losses.values())) == 4, "each was trained with its own kappa"
     assert {row.round for row in rows.values()} == {0}
@@ -126,9 +141,22 @@ def test_it_does_not_look_at_test_samples(tmp_path: Path) -> None:
     """Other test labels: the same choice by the same figures."""
     fed = ragged()
     before = run(f"fedavg+dbe({AUTO})", tmp_path / "before")
-    other = replace(fed, parties={name: _judged_otherwise(data) for name, data in fed.parties.items()})
-    after = comity.run(f"fedavg+dbe({AUTO})", other, out=tmp_path / "after", model=BATCHNORM, rounds=2, lr=0.1, engine="loop")
-    told_of = [[(r.metric, r.value) for r in result.metrics if r.metric.startswith("kappa")] for result in (before, after)]
+    other = replace(
+        fed, parties={name: _judged_otherwise(data) for name, data in fed.parties.items()}
+    )
+    after = comity.run(
+        f"fedavg+dbe({AUTO})",
+        other,
+        out=tmp_path / "after",
+        model=BATCHNORM,
+        rounds=2,
+        lr=0.1,
+        engine="loop",
+    )
+    told_of = [
+        [(r.metric, r.value) for r in result.metrics if r.metric.startswith("kappa")]
+        for result in (before, after)
+    ]
     assert told_of[0] == told_of[1]
 
 
@@ -152,18 +180,26 @@ def test_closed_forms_with_the_pilot(text: str, settings: dict[str, Any], tmp_pa
 
 
 def test_bytes_by_hand(tmp_path: Path) -> None:
-    """4 candidates, 2 rounds: 8 rounds of 2 N S; 4 models to judge, 5 letters of 5 bytes, 4 replies of 12, and DBE's own."""
+    """4 candidates, 2 rounds: 8 rounds of 2 N S; 4 models to judge, 5 letters of 5 bytes, 4 replies
+    of 12, and DBE's own.
+    """
     n, width = 4, 7
     size = 4 * ((64 * width + width) + (width * width + width) + (width * 10 + 10))
     result = run(f"fedavg+dbe({AUTO})", tmp_path, model=f"mlp2(width={width})")
-    crossed = {kind: sum(c.bytes for c in result.ledger if c.round == 0 and c.kind == kind) for kind in ("up", "down")}
+    crossed = {
+        kind: sum(c.bytes for c in result.ledger if c.round == 0 and c.kind == kind)
+        for kind in ("up", "down")
+    }
     assert crossed["up"] == n * (4 * width + 8 * size + 4 * 12)
     assert crossed["down"] == n * (size + 4 * width + 8 * size + 4 * size + 5 * 5)
 
 
 def test_steps_are_counted_and_planned(tmp_path: Path) -> None:
     """4 candidates of 2 rounds in which all parties train: as many steps more as 8 rounds have."""
-    auto, fixed = run(f"fedavg+dbe({AUTO})", tmp_path / "auto"), run("fedavg+dbe", tmp_path / "fixed")
+    auto, fixed = (
+        run(f"fedavg+dbe({AUTO})", tmp_path / "auto"),
+        run("fedavg+dbe", tmp_path / "fixed"),
+    )
     each = sum(p.training.steps_for(len(p.data.train)) for p in fixed.job.parties)
     assert auto.summary["steps"] - fixed.summary["steps"] == 8 * each
     plans = planned(auto.job), planned(fixed.job)
@@ -176,10 +212,16 @@ def test_steps_are_counted_and_planned(tmp_path: Path) -> None:
 
 
 def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) -> None:
-    """East does not hear of the third candidate: it is asked nothing with a kappa that is not its own, and starts anew later."""
+    """East does not hear of the third candidate: it is asked nothing with a kappa that is not its
+    own, and starts anew later.
+    """
     absent = plan(tmp_path, "east,0,weigh,offline,2", heads="party,round,work,how,use")
     result = run(f"fedavg+dbe({AUTO})", tmp_path / "run", absent=absent)
-    missed = [(a.call, a.how, a.occurrence) for a in absences(result) if a.party == "east" and a.round == 0]
+    missed = [
+        (a.call, a.how, a.occurrence)
+        for a in absences(result)
+        if a.party == "east" and a.round == 0
+    ]
     assert missed[0] == ("weigh", "offline", 2)
     assert {how for _, how, _ in missed[1:]} == {"waiting"}
     assert {function for function, _, _ in missed[1:]} == {"local", "judge", "weigh"}
@@ -190,13 +232,21 @@ def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) ->
     assert "by 9 validation samples" in warning, "east's 2 are left out of all candidates"
     states = [result.state(name).extra for name in ragged().names]
     assert {(s.kappa.value, s.kappa.trial) for s in states} == {(chosen(result), False)}
-    fixed = run(f"fedavg+dbe(kappa={chosen(result)})", tmp_path / "fixed", absent=plan(tmp_path / "p", "east,0,agree,lost"))
+    fixed = run(
+        f"fedavg+dbe(kappa={chosen(result)})",
+        tmp_path / "fixed",
+        absent=plan(tmp_path / "p", "east,0,agree,lost"),
+    )
     for name, theta in weights(fixed).items():
-        assert all(torch.equal(weights(result)[name][k], v) for k, v in theta.items()), "nothing of the pilot is left at anybody"
+        assert all(torch.equal(weights(result)[name][k], v) for k, v in theta.items()), (
+            "nothing of the pilot is left at anybody"
+        )
 
 
 def test_a_lost_reply_in_a_pilot_does_not_stay(tmp_path: Path) -> None:
-    absent = plan(tmp_path, "north,0,local,lost,3", "west,0,judge,lost,0", heads="party,round,work,how,use")
+    absent = plan(
+        tmp_path, "north,0,local,lost,3", "west,0,judge,lost,0", heads="party,round,work,how,use"
+    )
     result = run(f"scaffold+dbe({AUTO})", tmp_path / "run", absent=absent)
     fixed = run(f"scaffold+dbe(kappa={chosen(result)})", tmp_path / "fixed")
     for name, theta in weights(fixed).items():
@@ -226,7 +276,9 @@ def test_without_validation_samples_it_is_refused() -> None:
     prepare(config.experiment({"algorithm": "fedavg+dbe"}), fed)
 
 
-@pytest.mark.parametrize("wrong", ["kappa=often", "kappa=-1", "kappa=auto,pilot_rounds=0", "pilot_rounds=0.5"])
+@pytest.mark.parametrize(
+    "wrong", ["kappa=often", "kappa=-1", "kappa=auto,pilot_rounds=0", "pilot_rounds=0.5"]
+)
 def test_what_kappa_cannot_be(wrong: str) -> None:
     with pytest.raises(comity.UsageError):
         compose(f"fedavg+dbe({wrong})")
@@ -251,13 +303,17 @@ def test_a_caution_with_batchnorm(text: str, model: str, warns: bool) -> None:
 
 
 def test_newcomers_and_stacking(tmp_path: Path) -> None:
-    """A newcomer gets the chosen kappa with the consensus; on `stacked` the pilot is the same up to rounding."""
+    """A newcomer gets the chosen kappa with the consensus; on `stacked` the pilot is the same up to
+    rounding.
+    """
     settings: dict[str, Any] = {"model": "mlp2(width=8)", "newcomers": 1}
     loop = run(f"fedavg+dbe({AUTO})", tmp_path / "loop", **settings)
     assert loop.state("west").extra.kappa.value == chosen(loop)
     (agreed,) = [c for c in loop.ledger if c.call == "agree" and c.dst == "west"]
     assert agreed.bytes == 4 * 8 + 5
-    together = run(f"fedavg+dbe({AUTO})", tmp_path / "stacked", **(settings | {"engine": "stacked"}))
+    together = run(
+        f"fedavg+dbe({AUTO})", tmp_path / "stacked", **(settings | {"engine": "stacked"})
+    )
     assert chosen(together) == chosen(loop)
     for row, other in zip(loop.metrics, together.metrics, strict=True):
         assert row[:4] == other[:4]

@@ -1,4 +1,6 @@
-"""State is data: a run that was stopped at any instant and resumed is, bit for bit, the run that was not."""
+"""State is data: a run that was stopped at any instant and resumed is, bit for bit, the run that
+was not.
+"""
 
 from __future__ import annotations
 
@@ -117,10 +119,17 @@ def test_stopped_in_the_middle_of_a_round(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("every_round")
-def test_rows_behind_the_checkpoint_are_cut(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_behind_the_checkpoint_are_cut(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tables know rounds 2 and 3, the checkpoint only round 1: determinism writes the rest again."""
     with pytest.raises(KeyboardInterrupt):
-        run(text, tmp_path, rounds=ROUNDS, progress=InterruptAfter(after=3, saved=1, monkeypatch=monkeypatch))
+        run(
+            text,
+            tmp_path,
+            rounds=ROUNDS,
+            progress=InterruptAfter(after=3, saved=1, monkeypatch=monkeypatch),
+        )
     assert manifest(tmp_path) == 1
     assert max(row.round for row in RunFolder(tmp_path).read_metrics()) == 3
     assert max(row.round for row in RunFolder(tmp_path).read_ledger()) == 3
@@ -138,15 +147,21 @@ def test_stopped_with_half_the_parties_a_round(text: str, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("text", VARIANTS)
 def test_stopped_under_a_methods_variants(text: str, tmp_path: Path) -> None:
-    """Past discriminators, averaged parts and a D of another size are states, too; a cohort stops in its second phase."""
+    """Past discriminators, averaged parts and a D of another size are states, too; a cohort stops
+    in its second phase.
+    """
     with pytest.raises(KeyboardInterrupt):
-        run(text, tmp_path, rounds=ROUNDS, progress=Interrupt(during=3, answers=3), **VARIANTS[text])
+        run(
+            text, tmp_path, rounds=ROUNDS, progress=Interrupt(during=3, answers=3), **VARIANTS[text]
+        )
     assert manifest(tmp_path) == 2
     assert_resumes(text, tmp_path, expected_first=2, **VARIANTS[text])
 
 
 @pytest.mark.usefixtures("every_round")
-@pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe", "adcol", "centralized", GOSSIP], ids=short)
+@pytest.mark.parametrize(
+    "text", ["fedavg", "scaffold+dbe", "adcol", "centralized", GOSSIP], ids=short
+)
 def test_stopped_on_processes(text: str, tmp_path: Path) -> None:
     places = {"engine": "process", "workers": 2}
     with pytest.raises(KeyboardInterrupt):
@@ -158,10 +173,18 @@ def test_stopped_on_processes(text: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize(("text", "after"), [("fedufo", 1), ("fedufo", 3), ("scaffold", 2)])
 def test_parties_live_where_they_lived(text: str, after: int, tmp_path: Path) -> None:
-    """Who shares a worker is trained together, which rounds in its own way; a lost reply leaves a home without a state."""
+    """Who shares a worker is trained together, which rounds in its own way; a lost reply leaves a
+    home without a state.
+    """
     lost = tmp_path / "lost.csv"
     lost.write_text("party,round,work,how\nsouth,1,,lost\nnorth,2,,lost\n")
-    places = {"engine": "stacked", "workers": 2, "model": "mlp2(width=8)", "participation": 0.7, "absent": str(lost)}
+    places = {
+        "engine": "stacked",
+        "workers": 2,
+        "model": "mlp2(width=8)",
+        "participation": 0.7,
+        "absent": str(lost),
+    }
     whole = run(text, tmp_path / "whole", rounds=ROUNDS, **places)
     stopped = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
@@ -176,7 +199,9 @@ def test_parties_live_where_they_lived(text: str, after: int, tmp_path: Path) ->
 
 def homes(folder: Path) -> dict[str, int]:
     """Which worker each party lived at when the last checkpoint was made."""
-    told: dict[str, int] = json.loads((folder / "checkpoints" / "manifest.json").read_text())["counters"]["homes"]
+    told: dict[str, int] = json.loads((folder / "checkpoints" / "manifest.json").read_text())[
+        "counters"
+    ]["homes"]
     assert len(set(told.values())) == 2
     return told
 
@@ -195,7 +220,9 @@ def test_stopped_twice(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("during", [0, 2])
 @pytest.mark.parametrize("text", ["fedavg+dbe", "centralized"])
-def test_stopped_before_the_first_checkpoint(text: str, during: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_before_the_first_checkpoint(
+    text: str, during: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nothing is lost but time: the run begins again."""
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", math.inf)
     with pytest.raises(KeyboardInterrupt):
@@ -216,7 +243,9 @@ def test_stopped_between_the_start_and_round_1(text: str, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("text", ["scaffold+dbe", "fedper", "adcol"])
-def test_stopped_between_new_states_and_the_manifest(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_between_new_states_and_the_manifest(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """States of round 3 lie beside those of round 2 when the manifest still names round 2."""
     write = checkpoint.write_atomically
 
@@ -243,10 +272,16 @@ class Kill(Watch):
 
 
 @pytest.mark.usefixtures("every_round")
-@pytest.mark.parametrize("settings", [{}, {"engine": "process", "workers": 2}], ids=["loop", "process"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"engine": "process", "workers": 2}], ids=["loop", "process"]
+)
 def test_killed(settings: dict[str, Any], tmp_path: Path) -> None:
     fork = multiprocessing.get_context("fork")
-    victim = fork.Process(target=run, args=("scaffold+dbe", tmp_path), kwargs={"rounds": ROUNDS, "progress": Kill(), **settings})
+    victim = fork.Process(
+        target=run,
+        args=("scaffold+dbe", tmp_path),
+        kwargs={"rounds": ROUNDS, "progress": Kill(), **settings},
+    )
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL
@@ -270,8 +305,13 @@ def test_evaluations_further_apart(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("text", ["fedavg", "fedbn"])
 def test_with_a_users_modules(text: str, tmp_path: Path) -> None:
-    """They are given again, and continue from the checkpoint, not from where the objects happen to be."""
-    pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(9, 10)
+    """They are given again, and continue from the checkpoint, not from where the objects happen to
+    be.
+    """
+    pair = (
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()),
+        nn.Linear(9, 10),
+    )
     with pytest.raises(KeyboardInterrupt):
         run(text, tmp_path, rounds=ROUNDS, model=pair, progress=Interrupt(during=3))
     assert_resumes(text, tmp_path, expected_first=2, model=pair)
@@ -301,7 +341,9 @@ def tables_now(folder: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("what", ["manifest", "party", "server", "metrics", "data"])
 def test_damage_is_noticed(stopped: Path, what: str) -> None:
-    """A flipped byte, a missing file, a shorter table or other data: one sentence instead of wrong numbers."""
+    """A flipped byte, a missing file, a shorter table or other data: one sentence instead of wrong
+    numbers.
+    """
     folder = stopped / "checkpoints"
     match what:
         case "manifest":
@@ -323,8 +365,12 @@ def test_damage_is_noticed(stopped: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"lr": 0.5}, {"rounds": 9}, {"seed": 7}])
-def test_a_resumed_run_keeps_its_own_settings_or_says_so(stopped: Path, settings: dict[str, Any]) -> None:
-    """RunsParties for other settings is either refused or has no effect; it never mixes two experiments."""
+def test_a_resumed_run_keeps_its_own_settings_or_says_so(
+    stopped: Path, settings: dict[str, Any]
+) -> None:
+    """RunsParties for other settings is either refused or has no effect; it never mixes two
+    experiments.
+    """
     try:
         result = run("fedavg+dbe", stopped, resume=True, **({"rounds": ROUNDS} | settings))
     except comity.UsageError:

@@ -1,4 +1,6 @@
-"""A worker is lost with what its parties kept: everybody goes back to the last checkpoint, and the bytes are the same."""
+"""A worker is lost with what its parties kept: everybody goes back to the last checkpoint, and the
+bytes are the same.
+"""
 
 from __future__ import annotations
 
@@ -33,21 +35,32 @@ def losing(monkeypatch: pytest.MonkeyPatch, *rounds: int) -> list[int]:
     return entered
 
 
-@pytest.mark.parametrize(("seconds", "again"), [("0", [4, 5]), ("3600", [1, 2, 3, 4, 5])], ids=["saved", "never saved"])
+@pytest.mark.parametrize(
+    ("seconds", "again"), [("0", [4, 5]), ("3600", [1, 2, 3, 4, 5])], ids=["saved", "never saved"]
+)
 @pytest.mark.parametrize("text", ["scaffold", "fedper"])
-def test_all_go_back(text: str, seconds: str, again: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_go_back(
+    text: str, seconds: str, again: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", seconds)
     right = run(text, tmp_path / "right", **SETTINGS)
     entered = losing(monkeypatch, 4)
-    with pytest.warns(UserWarning, match=r"A worker was lost \(by a test\): the run went on from its last checkpoint"):
+    with pytest.warns(
+        UserWarning,
+        match=r"A worker was lost \(by a test\): the run went on from its last checkpoint",
+    ):
         result = run(text, tmp_path / "lost", **SETTINGS)
     assert entered == [1, 2, 3, 4, *again]
     assert tables(result.folder) == tables(right.folder)
     assert result.summary["accuracy"] == right.summary["accuracy"]
-    assert result.summary["remarks"] == ["A worker was lost (by a test): the run went on from its last checkpoint."]
+    assert result.summary["remarks"] == [
+        "A worker was lost (by a test): the run went on from its last checkpoint."
+    ]
 
 
-def test_a_run_that_loses_workers_again_and_again_is_left_to_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_loses_workers_again_and_again_is_left_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     entered = losing(monkeypatch, *[3] * (REWINDS + 1))
     with pytest.raises(WorkerLost, match="the run can be resumed"):

@@ -1,7 +1,9 @@
-"""What parties write to each other passes through the server's process, and that process never learns it.
+"""What parties write to each other passes through the server's process, and that process never
+learns it.
 
-The server's ends of all lines are tapped: every byte of every header, and every memory file as a whole. What must not be in
-there is known from the same run in a loop, where parcels are plain objects.
+The server's ends of all lines are tapped: every byte of every header, and every memory file as a
+whole. What must not be in there is known from the same run in a loop, where parcels are plain
+objects.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ def tap(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def windows(tensors: Iterable[Tensor]) -> set[bytes]:
-    """All stretches of 16 bytes that begin with a number and say something: no padding, no row of zeros."""
+    """All stretches of 16 bytes that begin with a number and say something: no padding, no row of
+    zeros.
+    """
     blobs = [t.numpy().tobytes() for t in tensors]
     made = {blob[k : k + WINDOW] for blob in blobs for k in range(0, len(blob) - WINDOW + 1, 4)}
     return {window for window in made if len(set(window)) > WINDOW // 2}
@@ -89,7 +93,12 @@ def windows(tensors: Iterable[Tensor]) -> set[bytes]:
 
 def in_sight(secrets: set[bytes], seen: Iterable[bytes]) -> set[bytes]:
     """Those of the secrets that occur anywhere in what was seen."""
-    return {window for blob in seen for k in range(len(blob) - WINDOW + 1) if (window := blob[k : k + WINDOW]) in secrets}
+    return {
+        window
+        for blob in seen
+        for k in range(len(blob) - WINDOW + 1)
+        if (window := blob[k : k + WINDOW]) in secrets
+    }
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +107,12 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> list[list[Tensor]]:
     held: list[list[Tensor]] = []
     function = LoopEngine.run
 
-    def listening(engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
-        held.extend([t.clone() for t in leaves(unseal(sealed))] for sealed in sealed_messages.values())
+    def listening(
+        engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[Any]:
+        held.extend(
+            [t.clone() for t in leaves(unseal(sealed))] for sealed in sealed_messages.values()
+        )
         return function(engine, call, messages, sealed_messages)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -118,7 +131,9 @@ def glass(monkeypatch: pytest.MonkeyPatch) -> None:
         return Sealed(content, sealed.size, sealed.to, sealed.origin)
 
     def open_(lock: Lock, sealed: Sealed, *address: Any) -> Sealed:
-        return Sealed(decode(unseal(sealed).blob.numpy().tobytes()), sealed.size, sealed.to, sealed.origin)
+        return Sealed(
+            decode(unseal(sealed).blob.numpy().tobytes()), sealed.size, sealed.to, sealed.origin
+        )
 
     monkeypatch.setattr(Lock, "_close", close)
     monkeypatch.setattr(Lock, "_open", open_)
@@ -132,7 +147,9 @@ def test_no_plaintext_of_a_parcel_passes_the_server(
     assert len(contents) == 8  # four parties, two rounds
     assert len(secrets) > 2000
     on_processes(tmp_path, workers)
-    assert sum(map(len, tap)) > 2 * 8 * 2600  # each parcel came and went: a linear model has 650 numbers
+    assert (
+        sum(map(len, tap)) > 2 * 8 * 2600
+    )  # each parcel came and went: a linear model has 650 numbers
     assert not in_sight(secrets, tap)
 
 
@@ -147,12 +164,16 @@ def test_without_the_lock_all_of_it_would_pass(
         assert in_sight(secrets, tap) == secrets
 
 
-def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Equal models look different: no nonce comes twice."""
     carried: list[Any] = []
     function = ProcessEngine.run
 
-    def curious(engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+    def curious(
+        engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[Any]:
         carried.extend((sealed.size, unseal(sealed)) for sealed in sealed_messages.values())
         return function(engine, call, messages, sealed_messages)
 
@@ -165,10 +186,14 @@ def test_whoever_reaches_into_a_parcel_at_the_server_finds_ciphertext(monkeypatc
         assert len({getattr(content, part).numpy().tobytes() for _, content in carried}) == 12
 
 
-def test_a_parcel_that_was_changed_on_its_way_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_parcel_that_was_changed_on_its_way_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     function = ProcessEngine.run
 
-    def meddling(engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+    def meddling(
+        engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[Any]:
         for sealed in list(sealed_messages.values())[:1]:
             unseal(sealed).blob[-1] ^= 1
         return function(engine, call, messages, sealed_messages)
@@ -179,7 +204,9 @@ def test_a_parcel_that_was_changed_on_its_way_is_noticed(monkeypatch: pytest.Mon
 
 
 def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make an engine deliver parcels otherwise than methods ask for: in a ring of four, each party's to the party before it."""
+    """Make an engine deliver parcels otherwise than methods ask for: in a ring of four, each
+    party's to the party before it.
+    """
     function = engine.run
     old: dict[Any, Any] = {}
 
@@ -188,7 +215,9 @@ def delivered_otherwise(how: str, engine: type[Engine], monkeypatch: pytest.Monk
             kept = dict(sealed_messages)
             sealed_messages = {(src, (dst - 2) % 4): sealed for (src, dst), sealed in kept.items()}
         elif how == "as another's" and sealed_messages:
-            sealed_messages = {((src + 1) % 4, dst): sealed for (src, dst), sealed in sealed_messages.items()}
+            sealed_messages = {
+                ((src + 1) % 4, dst): sealed for (src, dst), sealed in sealed_messages.items()
+            }
         elif how == "a round late" and sealed_messages:
             sealed_messages = dict(old) if call.round > 1 else sealed_messages
         elif how == "twice" and not sealed_messages and call.round == 2:
@@ -218,14 +247,23 @@ def test_a_parcel_delivered_otherwise_is_refused_on_every_engine(
         run(GOSSIP, tmp_path, **SMALL | where)
 
 
-def test_parcels_open_again_for_a_call_that_is_repeated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_parcels_open_again_for_a_call_that_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Its answers may have been lost on their way."""
     replies: list[list[Any]] = []
     function = ProcessEngine.run
 
-    def repeating(engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+    def repeating(
+        engine: ProcessEngine, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[Any]:
         if call.function == "local":
-            replies.append([(i, answer.steps) for i, answer in sorted(function(engine, call, messages, sealed_messages))])
+            replies.append(
+                [
+                    (i, answer.steps)
+                    for i, answer in sorted(function(engine, call, messages, sealed_messages))
+                ]
+            )
         return function(engine, call, messages, sealed_messages)
 
     monkeypatch.setattr(ProcessEngine, "run", repeating)
@@ -235,19 +273,31 @@ def test_parcels_open_again_for_a_call_that_is_repeated(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_locked_parcels_change_no_bit(workers: int, tmp_path: Path) -> None:
-    settings = {"rounds": 3, "participation": 0.75, "model": "mlp2(width=12)", "optimizer": "adam", "lr": 0.01}
+    settings = {
+        "rounds": 3,
+        "participation": 0.75,
+        "model": "mlp2(width=12)",
+        "optimizer": "adam",
+        "lr": 0.01,
+    }
     alone = run(GOSSIP, tmp_path / "loop", **settings)
     together = on_processes(tmp_path / "process", workers, **settings)
     assert tables(together.folder) == tables(alone.folder)
     for name, theta in weights(alone).items():
-        assert all(torch.equal(value, weights(together)[name][k]) for k, value in theta.items()), name
+        assert all(torch.equal(value, weights(together)[name][k]) for k, value in theta.items()), (
+            name
+        )
     rows = [row for row in together.ledger if row.kind == "peer"]
     assert len(rows) == 3 * 3
-    assert {row.bytes for row in rows} == {4 * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)}  # as if it were not locked
+    assert {row.bytes for row in rows} == {
+        4 * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
+    }  # as if it were not locked
 
 
 def test_a_parcel_is_never_saved() -> None:
-    """Its secret is gone with the run's processes; in a loop, where it is not locked, it is refused already."""
+    """Its secret is gone with the run's processes; in a loop, where it is not locked, it is refused
+    already.
+    """
     sealed = seal(Model({"w": torch.ones(5)}), to=1)
     post(sealed, 0, 1)
     with pytest.raises(comity.ComityError, match="never saved"):
@@ -293,7 +343,9 @@ def sockets(pid: int | None) -> set[str]:
 
 
 class Inodes(Quiet):
-    """Who holds which sockets: the server when all workers are forked, and the workers when they have worked."""
+    """Who holds which sockets: the server when all workers are forked, and the workers when they
+    have worked.
+    """
 
     server: set[str]
     workers: list[set[str]]
@@ -305,7 +357,9 @@ class Inodes(Quiet):
         self.workers = [sockets(child.pid) for child in multiprocessing.active_children()]
 
 
-def test_the_sockets_that_the_secret_went_through_are_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_sockets_that_the_secret_went_through_are_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     made: list[str] = []
     alive: list[Handover] = []
     begin = Handover.__init__
@@ -313,7 +367,9 @@ def test_the_sockets_that_the_secret_went_through_are_closed(monkeypatch: pytest
     def noting(self: Handover, workers: int) -> None:
         begin(self, workers)
         alive.append(self)  # what is not closed is not collected either
-        made.extend(f"socket:[{os.fstat(end.fileno()).st_ino}]" for pair in self._pairs for end in pair)
+        made.extend(
+            f"socket:[{os.fstat(end.fileno()).st_ino}]" for pair in self._pairs for end in pair
+        )
         assert set(made) <= sockets(os.getpid())
 
     monkeypatch.setattr(Handover, "__init__", noting)
@@ -332,7 +388,12 @@ def test_the_sockets_that_the_secret_went_through_are_closed(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("victim", "handed"),
     [(0, 0), (0, 1), (1, 0), (2, 0)],
-    ids=["first-draws-nothing", "first-hands-on-to-one", "second-takes-nothing", "third-takes-nothing"],
+    ids=[
+        "first-draws-nothing",
+        "first-hands-on-to-one",
+        "second-takes-nothing",
+        "third-takes-nothing",
+    ],
 )
 def test_a_worker_killed_while_the_secret_goes_round_leaves_nobody_waiting(
     victim: int, handed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -1,4 +1,6 @@
-"""The seam between methods and engines: whatever an author writes, every engine makes the same of it, or says the same."""
+"""The seam between methods and engines: whatever an author writes, every engine makes the same of
+it, or says the same.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def outcome(text: str, place: str, out: Path, **settings: Any) -> Outcome:
     log_of_calls().clear()
     result = run(text, out / place, **SMALL | settings | PLACES[place])
     summary = {k: v for k, v in result.summary.items() if k not in ("seconds", "remarks")}
-    return Outcome(tables(result.folder), weights(result), summary, result.metrics, result.summary["remarks"])
+    return Outcome(
+        tables(result.folder), weights(result), summary, result.metrics, result.summary["remarks"]
+    )
 
 
 @cache
@@ -86,7 +90,9 @@ def assert_same_bits(ours: Outcome, right: Outcome) -> None:
 
 
 def assert_agrees(ours: Outcome, right: Outcome, place: str) -> None:
-    """Bit for bit where parties are trained one by one, up to rounding where together; what crosses is equal everywhere."""
+    """Bit for bit where parties are trained one by one, up to rounding where together; what crosses
+    is equal everywhere.
+    """
     if place in ("loop", "process"):
         assert_same_bits(ours, right)
         return
@@ -100,7 +106,9 @@ def assert_agrees(ours: Outcome, right: Outcome, place: str) -> None:
     for key, value in right.summary.items():
         if key not in ("accuracy", "auc", "newcomers"):
             assert ours.summary[key] == value, key
-    assert ours.summary["accuracy"]["mean"] == pytest.approx(right.summary["accuracy"]["mean"], abs=0.03)
+    assert ours.summary["accuracy"]["mean"] == pytest.approx(
+        right.summary["accuracy"]["mean"], abs=0.03
+    )
 
 
 def noted(result: Outcome, metric: str) -> dict[str, list[float]]:
@@ -113,7 +121,9 @@ def noted(result: Outcome, metric: str) -> dict[str, list[float]]:
 
 
 def job(text: str, place: str, **settings: Any) -> SimulatedRun:
-    return prepare(config.experiment({"algorithm": text} | SMALL | settings | PLACES[place]), ragged())
+    return prepare(
+        config.experiment({"algorithm": text} | SMALL | settings | PLACES[place]), ragged()
+    )
 
 
 def warnings(text: str, place: str) -> list[str]:
@@ -123,7 +133,9 @@ def warnings(text: str, place: str) -> list[str]:
     try:
         server = made.server(engine, Quiet())
         server.begin(1)
-        made.algorithm.round(made.algorithm.init_server(made.root.fold("init"), made.info), server, 1)
+        made.algorithm.round(
+            made.algorithm.init_server(made.root.fold("init"), made.info), server, 1
+        )
         return list(server.warnings)
     finally:
         engine.close()
@@ -131,10 +143,20 @@ def warnings(text: str, place: str) -> list[str]:
 
 def said(text: str, place: str, out: Path, **settings: Any) -> str:
     """What a run that fails says to its user; torch is left as it was."""
-    before = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.random.get_rng_state()
+    before = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.random.get_rng_state(),
+    )
     with pytest.raises(Exception) as failed:  # noqa: PT011 - which one is asked below
         run(text, out / place, **SMALL | settings | PLACES[place])
-    after = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.random.get_rng_state()
+    after = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.random.get_rng_state(),
+    )
     assert after[:3] == before[:3]
     assert torch.equal(after[3], before[3])
     return describe(failed.value)
@@ -163,7 +185,9 @@ def test_losses_may_use_numpy_arrays(way: str, place: str, tmp_path: Path) -> No
     right = on_loop(text)
     assert_agrees(outcome(text, place, tmp_path), right, place)
     plain = on_loop("fedavg").weights["north"]
-    assert not torch.allclose(right.weights["north"]["fc3.weight"], plain["fc3.weight"], atol=1e-3)  # or this shows nothing
+    assert not torch.allclose(
+        right.weights["north"]["fc3.weight"], plain["fc3.weight"], atol=1e-3
+    )  # or this shows nothing
 
 
 def test_arrays_that_all_parties_have_keep_nobody_from_stacking() -> None:
@@ -180,10 +204,16 @@ def test_arrays_that_all_parties_have_keep_nobody_from_stacking() -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_closure_that_counts_is_called_once_a_step(place: str, tmp_path: Path) -> None:
     result = outcome(author("counting"), place, tmp_path)
-    assert noted(result, "calls") == noted(result, "steps") == {n: [k, k] for n, k in zip(ragged().names, STEPS, strict=True)}
+    assert (
+        noted(result, "calls")
+        == noted(result, "steps")
+        == {n: [k, k] for n, k in zip(ragged().names, STEPS, strict=True)}
+    )
     assert result.summary["steps"] == 2 * sum(STEPS)
     assert_agrees(result, on_loop(author("counting")), place)
-    assert len(result.warnings) == (place not in ("loop", "process")), "the summary keeps what the net remarked"
+    assert len(result.warnings) == (place not in ("loop", "process")), (
+        "the summary keeps what the net remarked"
+    )
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -200,7 +230,10 @@ def test_a_run_says_that_a_closure_was_trained_one_by_one(place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_counter_is_nothing_that_losses_are_given(place: str, tmp_path: Path) -> None:
-    sentence = "What a loss gets beside its batch is a record of tensors and plain values, but a Calls is in it."
+    sentence = (
+        "What a loss gets beside its batch is a record of tensors and plain values, but a Calls is"
+        " in it."
+    )
     assert said(author("counting", where="own"), place, tmp_path) == sentence
 
 
@@ -214,12 +247,16 @@ EVERYTHING = [*compositions(), *FINISHING, *USERS]
 
 
 def test_the_matrix_is_whole() -> None:
-    assert {"fedbabu(finetune_epochs=2)", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(EVERYTHING)
+    assert {"fedbabu(finetune_epochs=2)", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(
+        EVERYTHING
+    )
     finishing = [text for text in EVERYTHING if job(text, "loop").algorithm.finishes]
     assert set(finishing) >= {"fedbabu(finetune_epochs=2)", *FINISHING}
 
 
-@pytest.mark.parametrize("place", ["stacked-1", "stacked-2", "auto"])  # on processes: test_newcomers.py
+@pytest.mark.parametrize(
+    "place", ["stacked-1", "stacked-2", "auto"]
+)  # on processes: test_newcomers.py
 @pytest.mark.parametrize("text", compositions())
 def test_every_method_is_the_same_everywhere(text: str, place: str, tmp_path: Path) -> None:
     """With a newcomer: its steps, the server's, bytes, and what is tuned at the end."""
@@ -247,8 +284,8 @@ def test_the_server_has_trained() -> None:
 
 
 MODES = (
-    "local awaits a training inside torch.no_grad() or another of torch's modes: leave it first, as it would hold for other "
-    "parties too."
+    "local awaits a training inside torch.no_grad() or another of torch's modes: leave it first, as"
+    " it would hold for other parties too."
 )
 
 
@@ -267,13 +304,17 @@ MODES = (
     ],
     ids=lambda text: text if " " not in text else "",
 )  # fmt: skip
-def test_mistakes_are_told_in_one_sentence(mistake: str, sentence: str, place: str, tmp_path: Path) -> None:
+def test_mistakes_are_told_in_one_sentence(
+    mistake: str, sentence: str, place: str, tmp_path: Path
+) -> None:
     assert said(author("mistaken", mistake=mistake), place, tmp_path) == sentence
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_forgotten_await_is_no_untrained_model(place: str, tmp_path: Path) -> None:
-    """What is asked for and what comes of it have nothing in common, so the author's next line fails, and is named."""
+    """What is asked for and what comes of it have nothing in common, so the author's next line
+    fails, and is named.
+    """
     words = said(author("mistaken", mistake="forgotten"), place, tmp_path)
     assert words.startswith("AttributeError in worked")
     assert line_of("mistaken", "the author's line") in words
@@ -285,9 +326,13 @@ def test_a_forgotten_await_is_no_untrained_model(place: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
-    ("how", "words"), [("raised", "ValueError"), ("shapes", "RuntimeError"), ("in torch", "ValueError")], ids=lambda text: text
+    ("how", "words"),
+    [("raised", "ValueError"), ("shapes", "RuntimeError"), ("in torch", "ValueError")],
+    ids=lambda text: text,
 )
-def test_an_error_in_a_loss_names_its_authors_line(how: str, words: str, place: str, tmp_path: Path) -> None:
+def test_an_error_in_a_loss_names_its_authors_line(
+    how: str, words: str, place: str, tmp_path: Path
+) -> None:
     found = said(author("failing"), place, tmp_path, how=how)
     assert found.startswith(f"{words} in loss ({line_of('failing', how)}): ")
 
@@ -295,8 +340,13 @@ def test_an_error_in_a_loss_names_its_authors_line(how: str, words: str, place: 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("how", ["raised", "in torch"])
 def test_a_work_may_catch_it_and_go_on(how: str, place: str, tmp_path: Path) -> None:
-    """As if it had not been: what follows is FedAvg, and steps that came to nothing are not counted."""
-    ours, right = outcome(author("failing"), place, tmp_path, how=how, caught=True), on_loop("fedavg")
+    """As if it had not been: what follows is FedAvg, and steps that came to nothing are not
+    counted.
+    """
+    ours, right = (
+        outcome(author("failing"), place, tmp_path, how=how, caught=True),
+        on_loop("fedavg"),
+    )
     assert ours.summary["steps"] == right.summary["steps"] == 2 * sum(STEPS)
     assert_agrees(ours._replace(summary=ours.summary | {"algorithm": "fedavg"}), right, place)
 
@@ -320,8 +370,14 @@ def test_a_work_runs_once_a_call(place: str, trainings: int, tmp_path: Path) -> 
 # --- losses that write
 
 
-READ_ONLY = "A loss may not write to what it is given: what it notes from batch to batch goes into batch.scratch."
-WROTE = "A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new one."
+READ_ONLY = (
+    "A loss may not write to what it is given: what it notes from batch to batch goes into"
+    " batch.scratch."
+)
+WROTE = (
+    "A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new"
+    " one."
+)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -337,7 +393,9 @@ def test_a_loss_may_not_write(to: str, sentence: str, place: str, tmp_path: Path
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_loss_may_not_write_now_and_then(place: str, tmp_path: Path) -> None:
-    """In the third step only: with two epochs a step's whole batches are of parties that do not lie side by side."""
+    """In the third step only: with two epochs a step's whole batches are of parties that do not lie
+    side by side.
+    """
     assert said(author("writing", to="late"), place, tmp_path, epochs=2) == WROTE
 
 
@@ -347,7 +405,9 @@ def test_a_loss_may_not_write_now_and_then(place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("then", ["call", "end"])
 def test_a_loop_over_replies_is_not_left_early(then: str, place: str, tmp_path: Path) -> None:
-    sentence = "Not all replies of local were heard: a loop over server.replies may not be left early."
+    sentence = (
+        "Not all replies of local were heard: a loop over server.replies may not be left early."
+    )
     assert said(author("leaving", then=then), place, tmp_path) == sentence
 
 
@@ -359,7 +419,9 @@ DROPS = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5)), nn.Line
 
 @pytest.mark.parametrize("place", ELSEWHERE)
 def test_dropout_in_two_trainings_draws_the_same_everywhere(place: str, tmp_path: Path) -> None:
-    """The bits of all weights; figures of models that all parties share are taken in one pass where parties are stacked."""
+    """The bits of all weights; figures of models that all parties share are taken in one pass where
+    parties are stacked.
+    """
     text = author("logged", trainings=2)
     right, ours = (outcome(text, where, tmp_path, model=DROPS) for where in ("loop", place))
     if place.startswith("stacked"):
@@ -370,14 +432,19 @@ def test_dropout_in_two_trainings_draws_the_same_everywhere(place: str, tmp_path
 
 def test_works_that_take_turns_keep_their_own_draws() -> None:
     """Two parties, training by training in turns: the bits of one after the other."""
-    made = prepare(config.experiment({"algorithm": author("logged", trainings=2), **SMALL}), ragged(), DROPS)
+    made = prepare(
+        config.experiment({"algorithm": author("logged", trainings=2), **SMALL}), ragged(), DROPS
+    )
     assert not gains_by_stacking(made.info.task.network)
     s = made.algorithm.init_server(made.root.fold("init"), made.info)
     call = CallId("local", 0, 1, 0)
     replies: dict[str, list[Params]] = {"in turns": [], "one by one": []}
     for order in replies:
         engine = LoopEngine(SiteStore(made.algorithm, made.parties, made.root), Sequential())
-        works = [engine.sites[i].begin(call, Message(made.algorithm.message_for(s, i), None), {}) for i in (0, 1)]
+        works = [
+            engine.sites[i].begin(call, Message(made.algorithm.message_for(s, i), None), {})
+            for i in (0, 1)
+        ]
         turns = [0, 1, 0, 1] if order == "in turns" else [0, 0, 1, 1]
         for i in turns:
             works[i].train()

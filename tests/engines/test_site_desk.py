@@ -1,4 +1,6 @@
-"""A site's desk before strangers: whatever comes, one sentence leaves, nothing forbidden is computed, no memory is taken."""
+"""A site's desk before strangers: whatever comes, one sentence leaves, nothing forbidden is
+computed, no memory is taken.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +55,16 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 class Server:
     """Somebody who says whatever he wants to one desk."""
 
-    def __init__(self, sites: Sites, run: str, method: str = "fedavg", name: str = "north", **settings: Any) -> None:
+    def __init__(
+        self, sites: Sites, run: str, method: str = "fedavg", name: str = "north", **settings: Any
+    ) -> None:
         self.handler = sites.handler(name)
         self.site = sites.site(name)
         self.run = run
         given = {"algorithm": method, "model": MODEL, "rounds": 3, "test": "official", **settings}
-        self.settings = json.dumps(settled(config.experiment(given)).model_dump(mode="json", exclude_none=True))
+        self.settings = json.dumps(
+            settled(config.experiment(given)).model_dump(mode="json", exclude_none=True)
+        )
         self.others = {n: sites.handler(n) for n in sites.names if n != name}
         self.name = name
 
@@ -73,15 +79,22 @@ class Server:
         return said.why
 
     def introduce(self, **changes: Any) -> Any:
-        return self.say(replace(Introduce(self.run, self.settings, version("comity"), ""), **changes))
+        return self.say(
+            replace(Introduce(self.run, self.settings, version("comity"), ""), **changes)
+        )
 
     def begin(self) -> Server:
         heard = {self.name: self.introduce()}
         asked = pack(Introduce(self.run, self.settings, version("comity"), ""))
-        heard |= {name: unpack(handler.answer(asked), ANSWERED, 1 << 30)[0] for name, handler in self.others.items()}
+        heard |= {
+            name: unpack(handler.answer(asked), ANSWERED, 1 << 30)[0]
+            for name, handler in self.others.items()
+        }
         self.said = {name: heard[name] for name in sorted(heard)}
         self.head = Begin(
-            self.run, {n: one.said for n, one in self.said.items()}, {n: one.signed_key for n, one in self.said.items()}
+            self.run,
+            {n: one.said for n, one in self.said.items()},
+            {n: one.signed_key for n, one in self.said.items()},
         )
         assert self.say(self.head) == Done()
         task = self.handler._run.seat.site.party.task  # type: ignore[union-attr]
@@ -139,7 +152,11 @@ def test_every_truncated_request(server: Server) -> None:
 
 
 def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
-    header = {"__metadata__": {"tree": json.dumps({"r": "comity.core.record:Model", "v": [{"d": [["w", {"t": 0}]]}]})}}
+    header = {
+        "__metadata__": {
+            "tree": json.dumps({"r": "comity.core.record:Model", "v": [{"d": [["w", {"t": 0}]]}]})
+        }
+    }
     claims = [
         {"0": {"dtype": "F32", "shape": [1 << 28], "data_offsets": [0, 1 << 30]}},
         {"0": {"dtype": "F32", "shape": [1 << 28, 0], "data_offsets": [0, 0]}},
@@ -148,7 +165,10 @@ def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
     bodies = []
     for claim in claims:
         text = json.dumps(header | claim).encode()
-        bodies += [len(text).to_bytes(8, "little") + text + bytes(16), (1 << 30).to_bytes(8, "little") + text]
+        bodies += [
+            len(text).to_bytes(8, "little") + text + bytes(16),
+            (1 << 30).to_bytes(8, "little") + text,
+        ]
     tracemalloc.start()
     for body in bodies:
         assert "damaged or foreign" in server.refused(server.call(), body)
@@ -176,12 +196,28 @@ def test_more_than_the_largest_message(sites: Sites, server: Server) -> None:
 def test_parcels_as_large_as_messages_may_be() -> None:
     """They travel in the head of a call: it has no limit of its own."""
     blob = torch.zeros(70 << 20, dtype=torch.uint8)
-    sealed: Sealed[Any] = Sealed(Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,))
-    head, _ = unpack(pack(RunCall("r", ("assist", 0, 1, 0), None, False, {0: sealed})), wire.ASKED, 10**9)
+    sealed: Sealed[Any] = Sealed(
+        Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,)
+    )
+    head, _ = unpack(
+        pack(RunCall("r", ("assist", 0, 1, 0), None, False, {0: sealed})), wire.ASKED, 10**9
+    )
     assert head.inbox[0].size == 1
 
 
-UNMARKED = ["init_party", "round", "__init__", "__class__", "deployed_model", "message_for", "init_server", "loss", "averaged", "no such", ""]
+UNMARKED = [
+    "init_party",
+    "round",
+    "__init__",
+    "__class__",
+    "deployed_model",
+    "message_for",
+    "init_server",
+    "loss",
+    "averaged",
+    "no such",
+    "",
+]
 
 
 @pytest.mark.parametrize("name", UNMARKED)
@@ -243,7 +279,9 @@ def messages(theta: dict[str, torch.Tensor]) -> dict[str, tuple[Any, str]]:
 
 
 @pytest.mark.parametrize("what", messages({"w": torch.ones(2)}))
-def test_letters_that_the_work_does_not_take(what: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_that_the_work_does_not_take(
+    what: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content, words = messages(server.theta)[what]
     monkeypatch.setattr(engine_site.Site, "begin", lambda *_: pytest.fail("it worked"))
     assert words in server.refused(server.call(), encode(content))
@@ -251,7 +289,12 @@ def test_letters_that_the_work_does_not_take(what: str, server: Server, monkeypa
 
 
 def test_another_runs_name(server: Server) -> None:
-    for head in (server.call(run="other"), Evaluate("other", None, 1, True, ""), End("other", 1, True), Begin("other", {}, {})):
+    for head in (
+        server.call(run="other"),
+        Evaluate("other", None, 1, True, ""),
+        End("other", 1, True),
+        Begin("other", {}, {}),
+    ):
         assert server.refused(head) == "north takes no part in that run."
 
 
@@ -290,7 +333,9 @@ def test_introduce_twice_with_other_settings(server: Server) -> None:
     assert isinstance(server.introduce(), Introduced)
 
 
-@pytest.mark.parametrize("settings", ["", "[]", "{", '{"algorithm": 3}', '{"nothing": 1}', "3", "[" * 20_000])
+@pytest.mark.parametrize(
+    "settings", ["", "[]", "{", '{"algorithm": 3}', '{"nothing": 1}', "3", "[" * 20_000]
+)
 def test_settings_that_are_none(settings: str, sites: Sites) -> None:
     said = Server(sites, "nosettings").introduce(settings=settings)
     assert isinstance(said, Failed)
@@ -299,7 +344,9 @@ def test_settings_that_are_none(settings: str, sites: Sites) -> None:
 
 def test_another_version_and_another_schema(sites: Sites) -> None:
     server = Server(sites, "versions")
-    assert "the server has 0.0: install the same on both sides" in server.introduce(comity="0.0").why
+    assert (
+        "the server has 0.0: install the same on both sides" in server.introduce(comity="0.0").why
+    )
     assert "follow another schema than the server's" in server.introduce(schema="abc").why
 
 
@@ -308,7 +355,9 @@ def test_a_file_in_the_settings_never_runs(sites: Sites, tmp_path: Path) -> None
     file.write_text(f"open({str(mark)!r}, 'w')\n")
     server = Server(sites, "files")
     for name in ("algorithm", "model", "metric"):
-        said = server.introduce(settings=json.dumps(json.loads(server.settings) | {name: str(file)}))
+        said = server.introduce(
+            settings=json.dumps(json.loads(server.settings) | {name: str(file)})
+        )
         assert "runs no files that a run names" in said.why
     assert not mark.exists()
 
@@ -316,7 +365,9 @@ def test_a_file_in_the_settings_never_runs(sites: Sites, tmp_path: Path) -> None
 MARKER = "the-secret-of-a-patient"
 
 
-def test_only_a_fixed_sentence_leaves_when_a_work_fails(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_fixed_sentence_leaves_when_a_work_fails(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise ValueError(MARKER)
 
@@ -327,7 +378,9 @@ def test_only_a_fixed_sentence_leaves_when_a_work_fails(server: Server, monkeypa
     assert MARKER in (server.site / LOG).read_text()
 
 
-def test_a_log_that_cannot_be_written_keeps_nobody_from_answering(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_written_keeps_nobody_from_answering(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(desks, "LOG", "no/such/folder")
     assert server.say(server.call(), server.message).steps == 3
 
@@ -355,7 +408,10 @@ LAWS: dict[str, tuple[dict[str, str], str]] = {
     "methods": ({'methods = ["*"]': 'methods = ["scaffold"]'}, "does not allow fedavg (methods)"),
     "never": ({"never = []": 'never = ["fedavg"]'}, "never takes part in fedavg (never)"),
     "kinds": ({'kinds = ["weights", ': "kinds = ["}, "(kinds: weights)"),
-    "submitters": ({'submitters = ["*"]': "submitters = []"}, "takes no orders from 'lead@comity' (submitters)"),
+    "submitters": (
+        {'submitters = ["*"]': "submitters = []"},
+        "takes no orders from 'lead@comity' (submitters)",
+    ),
     "rounds": ({"rounds = 1000": "rounds = 2"}, "2 rounds at most, not in 3 (rounds)"),
     "bytes": ({'bytes = "10 GB"': "bytes = 100"}, "may send 100 B (bytes)"),
     "budget": ({'bytes = "100 GB"': "bytes = 100"}, "may send 100 B (budget: bytes)"),
@@ -365,7 +421,9 @@ LAWS: dict[str, tuple[dict[str, str], str]] = {
 
 
 @pytest.mark.parametrize("rule", LAWS)
-def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(rule: str, sites: Sites) -> None:
+def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(
+    rule: str, sites: Sites
+) -> None:
     server = Server(sites, f"changed{rule}").begin()
     assert server.say(server.call(), server.message).steps == 3
     kept = (server.site / "site.toml").read_text()
@@ -373,7 +431,9 @@ def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(rule: s
         sites.change("north", LAWS[rule][0])
         assert LAWS[rule][1] in server.refused(server.call(("local", 0, 2, 0)), server.message)
         if rule not in ("bytes", "budget"):  # an evaluation weighs less
-            assert LAWS[rule][1] in server.refused(Evaluate(server.run, None, 2, False, ""), server.message)
+            assert LAWS[rule][1] in server.refused(
+                Evaluate(server.run, None, 2, False, ""), server.message
+            )
         assert isinstance(server.introduce(), Failed if rule != "bytes" else (Failed, Introduced))
     finally:
         (server.site / "site.toml").write_text(kept)
@@ -384,19 +444,31 @@ def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(rule: s
 def test_the_name_in_the_law_is_the_certificates(sites: Sites, tmp_path: Path) -> None:
     handler = RequestHandler(sites.site("north"), "lead@comity", sites.root.identity("west"))
     said, _ = unpack(
-        handler.answer(pack(Introduce("names", Server(sites, "names").settings, version("comity"), ""))), ANSWERED, 1 << 20
+        handler.answer(
+            pack(Introduce("names", Server(sites, "names").settings, version("comity"), ""))
+        ),
+        ANSWERED,
+        1 << 20,
     )
     assert isinstance(said, Failed)
     assert said.why == "The certificate of north is made out to 'west'."
 
 
 def test_stages_that_there_are_not(server: Server) -> None:
-    assert "no stage" in server.refused(Evaluate(server.run, None, 1, False, "x\ny"), server.message)
-    assert "round 9, and the run has 3" in server.refused(Evaluate(server.run, None, 9, False, ""), server.message)
+    assert "no stage" in server.refused(
+        Evaluate(server.run, None, 1, False, "x\ny"), server.message
+    )
+    assert "round 9, and the run has 3" in server.refused(
+        Evaluate(server.run, None, 9, False, ""), server.message
+    )
 
 
-def test_the_secret_is_whole_or_none(sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One that was cut off by a full disk would be no secret: noise drawn from it could be taken away again."""
+def test_the_secret_is_whole_or_none(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that was cut off by a full disk would be no secret: noise drawn from it could be taken
+    away again.
+    """
 
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")

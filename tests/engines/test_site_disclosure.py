@@ -23,10 +23,16 @@ def disclosed(folder: Path, party: str) -> str:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
-    return Sites(tmp_path_factory.mktemp("sites"), {"north": (40, 12), "south": (30, 12)}, {"export = true": "export = false"})
+    return Sites(
+        tmp_path_factory.mktemp("sites"),
+        {"north": (40, 12), "south": (30, 12)},
+        {"export = true": "export = false"},
+    )
 
 
-@pytest.mark.parametrize(("method", "field"), [("fedavg", "Model.theta"), ("fed-sps", "Help.grads")])
+@pytest.mark.parametrize(
+    ("method", "field"), [("fedavg", "Model.theta"), ("fed-sps", "Help.grads")]
+)
 def test_a_site_and_its_server_tell_the_same_of_it(method: str, field: str, sites: Sites) -> None:
     run = "a" + method.replace("-", "")
     server = sites.run(method, run, **SETTINGS)
@@ -41,12 +47,18 @@ def test_a_site_and_its_server_tell_the_same_of_it(method: str, field: str, site
             if total := sum(row.bytes for row in sent if row.dst in those):
                 assert f"{total:,} bytes to {whom}" in page
         assert "Of a run between sites none can be made" in page
-        assert "the right answer and the model's" not in page  # by the law of these sites no outcomes leave
-        assert "how many training records there are of each class;" not in page  # nor how many there are of each class
+        assert (
+            "the right answer and the model's" not in page
+        )  # by the law of these sites no outcomes leave
+        assert (
+            "how many training records there are of each class;" not in page
+        )  # nor how many there are of each class
     assert "as this site itself wrote it down" in pages[home]
     assert "as its server wrote it down" in pages[server]
     assert "not counted in this folder" in pages[home]
-    if method == "fed-sps":  # a site charges parcels to the work that seals them, so that it can tell them apart
+    if (
+        method == "fed-sps"
+    ):  # a site charges parcels to the work that seals them, so that it can tell them apart
         assert "which this ledger does not tell apart" in pages[server]
         assert "which this ledger does not tell apart" not in pages[home]
 
@@ -54,7 +66,12 @@ def test_a_site_and_its_server_tell_the_same_of_it(method: str, field: str, site
 def test_a_site_knows_nothing_of_others(sites: Sites) -> None:
     ended(sites.run("fedavg", "b", **SETTINGS))
     home = sites.site("north") / "runs" / "b"
-    with pytest.raises(UsageError, match=re.escape(f"{home} is what north keeps of the run: of south it knows nothing.")):
+    with pytest.raises(
+        UsageError,
+        match=re.escape(f"{home} is what north keeps of the run: of south it knows nothing."),
+    ):
         comity.disclose(home, "south")
-    with pytest.raises(UsageError, match=re.escape("There is no party called 'nort'. Did you mean 'north'?")):
+    with pytest.raises(
+        UsageError, match=re.escape("There is no party called 'nort'. Did you mean 'north'?")
+    ):
         comity.disclose(home, "nort")

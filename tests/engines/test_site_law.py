@@ -1,4 +1,6 @@
-"""A site's own law: each of its lines allows and refuses, in a sentence that names it, and nothing runs before it is asked."""
+"""A site's own law: each of its lines allows and refuses, in a sentence that names it, and nothing
+runs before it is asked.
+"""
 
 from __future__ import annotations
 
@@ -58,24 +60,35 @@ NEVER = {
 
 
 @pytest.mark.parametrize(("method", "words"), NEVER.items())
-def test_a_new_law_refuses(method: str, words: str, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+def test_a_new_law_refuses(
+    method: str, words: str, policy: Callable[[Mapping[str, str]], SitePolicy]
+) -> None:
     with pytest.raises(UsageError, match=f"^north .*{words}"):
         judged(policy({}), method)
 
 
-def test_a_mode_is_refused_however_it_is_set(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+def test_a_mode_is_refused_however_it_is_set(
+    policy: Callable[[Mapping[str, str]], SitePolicy],
+) -> None:
     with pytest.raises(UsageError, match="never"):
         judged(policy({}), "fed-sps", set={"mode": "samples"})
 
 
-def test_a_base_is_no_file_that_somebody_else_names(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+def test_a_base_is_no_file_that_somebody_else_names(
+    policy: Callable[[Mapping[str, str]], SitePolicy],
+) -> None:
     judged(policy({}), "fedavg", model="vit(rank=2,base=7)")
-    for settings in ({"model": "vit(rank=2,base=x)"}, {"party": {"north": {"model": "vit(rank=2,base=x)"}}}):
+    for settings in (
+        {"model": "vit(rank=2,base=x)"},
+        {"party": {"north": {"model": "vit(rank=2,base=x)"}}},
+    ):
         with pytest.raises(UsageError, match="north reads no files that a run names"):
             judged(policy({}), "fedavg", **settings)
 
 
-def test_samples_need_more_than_an_empty_never(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+def test_samples_need_more_than_an_empty_never(
+    policy: Callable[[Mapping[str, str]], SitePolicy],
+) -> None:
     empty = {'never = ["centralized", "fed-sps(mode=samples)"]': "never = []"}
     for method in ("centralized", "fed-sps(mode=samples)"):
         with pytest.raises(UsageError, match=r"\(kinds: samples\)"):
@@ -86,7 +99,12 @@ def test_samples_need_more_than_an_empty_never(policy: Callable[[Mapping[str, st
 
 
 RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
-    ({'methods = ["*"]': 'methods = ["fedavg*", "dbe"]'}, "scaffold", {}, "does not allow scaffold (methods)"),
+    (
+        {'methods = ["*"]': 'methods = ["fedavg*", "dbe"]'},
+        "scaffold",
+        {},
+        "does not allow scaffold (methods)",
+    ),
     ({'methods = ["*"]': 'methods = ["fedavg"]'}, "fedavg+dbe", {}, "does not allow dbe (methods)"),
     ({'methods = ["*"]': "methods = []"}, "fedavg", {}, "does not allow fedavg (methods)"),
     ({'"weights", "rep': '"rep'}, "adcol(aggregate=model)", {}, "(kinds: weights)"),
@@ -94,15 +112,36 @@ RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
     ({'"representations", ': ""}, "adcol", {}, "(kinds: representations)"),
     ({'"means", ': ""}, "fedavg+dbe", {}, "(kinds: means)"),
     ({', "gradients"]': "]"}, "fed-sps", {}, "(kinds: gradients)"),
-    ({'submitters = ["*"]': 'submitters = ["chief@*"]'}, "fedavg", {}, "takes no orders from 'lead@comity' (submitters)"),
-    ({"rounds = 1000": "rounds = 3"}, "fedavg", {"rounds": 4}, "3 rounds at most, not in 4 (rounds)"),
-    ({'epsilon = "inf"': "epsilon = 8"}, "fedavg", {}, "privacy loss of 8, and that of fedavg has no bound (budget: epsilon)"),
+    (
+        {'submitters = ["*"]': 'submitters = ["chief@*"]'},
+        "fedavg",
+        {},
+        "takes no orders from 'lead@comity' (submitters)",
+    ),
+    (
+        {"rounds = 1000": "rounds = 3"},
+        "fedavg",
+        {"rounds": 4},
+        "3 rounds at most, not in 4 (rounds)",
+    ),
+    (
+        {'epsilon = "inf"': "epsilon = 8"},
+        "fedavg",
+        {},
+        "privacy loss of 8, and that of fedavg has no bound (budget: epsilon)",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("changes", "method", "settings", "words"), RULES, ids=[rule[3][-24:] for rule in RULES])
+@pytest.mark.parametrize(
+    ("changes", "method", "settings", "words"), RULES, ids=[rule[3][-24:] for rule in RULES]
+)
 def test_each_rule_refuses_and_names_itself(
-    changes: dict[str, str], method: str, settings: dict[str, Any], words: str, policy: Callable[[Mapping[str, str]], SitePolicy]
+    changes: dict[str, str],
+    method: str,
+    settings: dict[str, Any],
+    words: str,
+    policy: Callable[[Mapping[str, str]], SitePolicy],
 ) -> None:
     with pytest.raises(UsageError) as why:
         judged(policy(changes), method, **settings)
@@ -120,7 +159,10 @@ def test_each_rule_refuses_and_names_itself(
     ],
 )
 def test_each_rule_allows(
-    changes: dict[str, str], method: str, settings: dict[str, Any], policy: Callable[[Mapping[str, str]], SitePolicy]
+    changes: dict[str, str],
+    method: str,
+    settings: dict[str, Any],
+    policy: Callable[[Mapping[str, str]], SitePolicy],
 ) -> None:
     judged(policy(changes), method, **settings)
 
@@ -144,7 +186,15 @@ def test_files_that_a_run_names_are_refused_before_they_run(
 
 
 @pytest.mark.parametrize(
-    ("given", "bytes_"), [('"1 GB"', 10**9), ("10", 10), ('"10 kb"', 10_000), ('"1.5MB"', 1_500_000), ("0", 0), ('" 7 B "', 7)]
+    ("given", "bytes_"),
+    [
+        ('"1 GB"', 10**9),
+        ("10", 10),
+        ('"10 kb"', 10_000),
+        ('"1.5MB"', 1_500_000),
+        ("0", 0),
+        ('" 7 B "', 7),
+    ],
 )
 def test_sizes(given: str, bytes_: int, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
     made = policy({'bytes = "10 GB"': f"bytes = {given}", 'message = "1 GB"': f"message = {given}"})
@@ -166,7 +216,10 @@ WRONG = {
         ('bytes = "1 PB"', "bytes must be"),
         ('bytes = "-1 GB"', "bytes must be"),
     ],
-    'methods = ["*"]': [('methods = "*"', "methods must be a list of names"), ("methods = [3]", "methods must be a list")],
+    'methods = ["*"]': [
+        ('methods = "*"', "methods must be a list of names"),
+        ("methods = [3]", "methods must be a list"),
+    ],
     "outcomes = false": [
         ('outcomes = "no"', "outcomes must be true or false"),
         ("outcomes = 0", "outcomes must be true or false"),
@@ -180,18 +233,31 @@ WRONG = {
         ("delta = 1", "no rule .* called 'delta'"),
         ("rounds = 1", "no rule .* called 'rounds'"),
     ],
-    'kinds = ["weights"': [('kinds = ["weight"', "no kind of what leaves .* called 'weight'. Did you mean 'weights'")],
+    'kinds = ["weights"': [
+        ('kinds = ["weight"', "no kind of what leaves .* called 'weight'. Did you mean 'weights'")
+    ],
     '"fed-sps(mode=samples)"]': [
         ('"fed-sps(mod=samples)"]', "no option of fed-sps, .* called 'mod'. Did you mean 'mode'"),
         ('"fedsps"]', "no algorithm 'fedsps'"),
     ],
-    'name = "north"': [("name = 3", "must say the site's name"), ("rounds = 3\nname = 'north'", "no rule .* called 'rounds'")],
-    "[allow]": [("[allow", "cannot be read"), ("[[allow]]", "allow must be a table"), ("[permit]", "no rule .* called 'permit'")],
+    'name = "north"': [
+        ("name = 3", "must say the site's name"),
+        ("rounds = 3\nname = 'north'", "no rule .* called 'rounds'"),
+    ],
+    "[allow]": [
+        ("[allow", "cannot be read"),
+        ("[[allow]]", "allow must be a table"),
+        ("[permit]", "no rule .* called 'permit'"),
+    ],
 }
 
 
-@pytest.mark.parametrize(("old", "new", "words"), [(old, *one) for old, several in WRONG.items() for one in several])
-def test_what_is_no_rule_is_refused(old: str, new: str, words: str, policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "words"), [(old, *one) for old, several in WRONG.items() for one in several]
+)
+def test_what_is_no_rule_is_refused(
+    old: str, new: str, words: str, policy: Callable[[Mapping[str, str]], SitePolicy]
+) -> None:
     with pytest.raises(UsageError, match=words):
         policy({old: new})
 
@@ -202,12 +268,19 @@ def test_a_site_without_a_law_takes_part_in_nothing(tmp_path: Path) -> None:
 
 
 def test_records(policy: Callable[[Mapping[str, str]], SitePolicy]) -> None:
-    """Too few samples to learn from; a class of which a mean would be told. How many there are is not told in the refusal."""
+    """Too few samples to learn from; a class of which a mean would be told. How many there are is
+    not told in the refusal.
+    """
     made = policy({})
     made.check_records(10, (10, 0), algorithms.compose("relay"))
     made.check_records(10, (3, 7), algorithms.compose("fedavg"))
-    with pytest.raises(UsageError, match=r"^north has fewer than 10 training samples \(records\)\.$"):
+    with pytest.raises(
+        UsageError, match=r"^north has fewer than 10 training samples \(records\)\.$"
+    ):
         made.check_records(9, (9, 0), algorithms.compose("fedavg"))
     for method in ("relay", "fd"):
-        with pytest.raises(UsageError, match=r"^north has a class of fewer than 10 training samples.*\(records\)\.$"):
+        with pytest.raises(
+            UsageError,
+            match=r"^north has a class of fewer than 10 training samples.*\(records\)\.$",
+        ):
             made.check_records(40, (33, 7), algorithms.compose(method))

@@ -1,4 +1,6 @@
-"""A site looks at its own model's representations: the figures are those that a simulation has of that party, and none leaves."""
+"""A site looks at its own model's representations: the figures are those that a simulation has of
+that party, and none leaves.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from comity.sites.site_store import SEATS
 
 SIZES = {"north": (47, 30), "east": (23, 9), "south": (34, 24)}
 QUICK = Settings(points=2, seeds=1, steps=3, hidden=(8,))
-# One model for all; states at home; models of one's own; a wrapper; training after the last round; class means; no server.
+# One model for all; states at home; models of one's own; a wrapper; training after the last round;
+# class means; no server.
 METHODS = ["fedavg", "scaffold", "adcol", "fedavg+dbe", "fedbabu", "fedrep", "relay", "solo"]
 
 
@@ -42,7 +45,12 @@ def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(method: str) -> dict[str, Any]:
-    return {"model": "mlp2(width=16)", "rounds": 2, "lr": 0.02 if method.startswith(STEEP) else 0.1, "test": "official"}
+    return {
+        "model": "mlp2(width=16)",
+        "rounds": 2,
+        "lr": 0.02 if method.startswith(STEEP) else 0.1,
+        "test": "official",
+    }
 
 
 def run_at(sites: Sites, site: str, name: str) -> RunFolder:
@@ -52,38 +60,58 @@ def run_at(sites: Sites, site: str, name: str) -> RunFolder:
 def simulated(sites: Sites, method: str, out: Path) -> Path:
     """The same run with all data in one place, by their path: it can be opened again."""
     data = str(sites.folder / "pooled")
-    return comity.run(method, data=data, partition="natural(min=1)", out=out, engine="loop", **settings(method)).folder
+    return comity.run(
+        method, data=data, partition="natural(min=1)", out=out, engine="loop", **settings(method)
+    ).folder
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_site_measures_what_a_simulation_says_of_it(method: str, sites: Sites, tmp_path: Path) -> None:
+def test_a_site_measures_what_a_simulation_says_of_it(
+    method: str, sites: Sites, tmp_path: Path
+) -> None:
     name = "m" + "".join(c for c in method if c.isalnum())
     sites.run(method, name, **settings(method))
     pooled = simulated(sites, method, tmp_path / "pooled")
     for site in sites.names:
         for samples in (2000, 22):  # all that it has, and some
-            at_home = measure(sites.site(site), run_at(sites, site, name), samples=samples, mdl=QUICK)
+            at_home = measure(
+                sites.site(site), run_at(sites, site, name), samples=samples, mdl=QUICK
+            )
             there = study(pooled, samples=samples, mdl=QUICK, party=site)
             assert at_home.pop("dataset") != there.pop("dataset")
             assert at_home == there
             assert at_home["samples"] == min(samples, SIZES[site][1])
             assert at_home["layers"]
-            measured = [entry[when]["mdl"] for entry in there["layers"].values() for when in ("before", "after") if when in entry]
+            measured = [
+                entry[when]["mdl"]
+                for entry in there["layers"].values()
+                for when in ("before", "after")
+                if when in entry
+            ]
             assert all((one is None) == (SIZES[site][1] < LEAST) for one in measured)
-        assert conventions.of_party(run_at(sites, site, name).path, site) == conventions.of_party(pooled, site)
+        assert conventions.of_party(run_at(sites, site, name).path, site) == conventions.of_party(
+            pooled, site
+        )
 
 
 def test_what_needs_others_is_named_and_not_measured(sites: Sites) -> None:
     sites.run("fedavg", "named", **settings("fedavg"))
     found = measure(sites.site("east"), run_at(sites, "east", "named"), mdl=QUICK)
-    assert found["not_measured"] == [OF_OTHERS, "Not measured: description length, which needs 20 samples, and here are 9."]
+    assert found["not_measured"] == [
+        OF_OTHERS,
+        "Not measured: description length, which needs 20 samples, and here are 9.",
+    ]
     for entry in found["layers"].values():
         for when in ("before", "after"):
-            assert [entry[when][name] for name in ("frechet", "separability", "proxy_a", "drift")] == [None] * 4
+            assert [
+                entry[when][name] for name in ("frechet", "separability", "proxy_a", "drift")
+            ] == [None] * 4
         assert entry["moved"]["distance"] > 0
 
 
-def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
+def said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object
+) -> tuple[int, str, str]:
     monkeypatch.setattr("sys.argv", ["comity", *map(str, words)])
     code: Any = 0
     try:
@@ -94,7 +122,12 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *w
     return int(code or 0), out.out, out.err
 
 
-def test_the_command(sites: Sites, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command(
+    sites: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It takes the newest run that has ended, keeps what it found at home, and carries nothing."""
     monkeypatch.setattr("comity.measure.mdl.CHEAP", QUICK)
     transport = sites.transport()
@@ -113,14 +146,29 @@ def test_the_command(sites: Sites, tmp_path: Path, capsys: pytest.CaptureFixture
     written = set(sites.folder.rglob("measures.json"))
     assert written == {home / "runs" / "cscaffold" / "measures.json"}
 
-    code, out, _ = said(capsys, monkeypatch, "deploy", "measure", home, "--run", "csolo", "--layers", "fc2", "--json")
+    code, out, _ = said(
+        capsys,
+        monkeypatch,
+        "deploy",
+        "measure",
+        home,
+        "--run",
+        "csolo",
+        "--layers",
+        "fc2",
+        "--json",
+    )
     pooled = simulated(sites, "solo", tmp_path / "pooled")
-    code, there, _ = said(capsys, monkeypatch, "measure", pooled, "--party", "north", "--layers", "fc2", "--json")
+    code, there, _ = said(
+        capsys, monkeypatch, "measure", pooled, "--party", "north", "--layers", "fc2", "--json"
+    )
     one, other = json.loads(out), json.loads(there)
     assert one | {"dataset": ""} == other | {"dataset": ""}
     assert not (pooled / "measures.json").exists()  # which is of all parties
 
-    code, out, _ = said(capsys, monkeypatch, "measure", pooled, "--party", "north", "--layers", "fc2")
+    code, out, _ = said(
+        capsys, monkeypatch, "measure", pooled, "--party", "north", "--layers", "fc2"
+    )
     assert code == 0
     assert "solo at north, 30 of its test samples" in out
 
@@ -130,7 +178,10 @@ def test_the_command(sites: Sites, tmp_path: Path, capsys: pytest.CaptureFixture
     for elsewhere in (home / "runs" / "csolo", sites.folder / "hub" / "runs" / "csolo"):
         code, _, err = said(capsys, monkeypatch, "measure", elsewhere)
         assert code
-        assert "are at sites of their own: 'comity deploy report SITE' and 'comity deploy measure SITE' show there" in err
+        assert (
+            "are at sites of their own: 'comity deploy report SITE' and 'comity deploy measure"
+            " SITE' show there" in err
+        )
     code, _, err = said(capsys, monkeypatch, "measure", pooled, "--party", "nort")
     assert code
     assert "There is no party called 'nort'. Did you mean 'north'?" in err
@@ -144,7 +195,9 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> Non
 
     summary = run.summary.read_bytes()
     run.summary.unlink()
-    with pytest.raises(UsageError, match="Run one is not finished at north: there is no model to look at yet"):
+    with pytest.raises(
+        UsageError, match="Run one is not finished at north: there is no model to look at yet"
+    ):
         measure(at, run)
     run.summary.write_bytes(summary)
 
@@ -159,7 +212,9 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> Non
 
     view = (run.path / "view.safetensors").read_bytes()
     (run.path / "view.safetensors").unlink()
-    with pytest.raises(UsageError, match=r"has no view\.safetensors: its model was not asked for at the end"):
+    with pytest.raises(
+        UsageError, match=r"has no view\.safetensors: its model was not asked for at the end"
+    ):
         measure(at, run)
     (run.path / "view.safetensors").write_bytes(view)
     assert measure(at, run, mdl=None)["party"] == "north"
@@ -172,7 +227,9 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> Non
         measure(at, run)
 
 
-def test_a_site_that_was_in_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_site_that_was_in_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sites = Sites(tmp_path / "sites", SIZES)
     code, _, err = said(capsys, monkeypatch, "deploy", "measure", sites.site("east"))
     assert code

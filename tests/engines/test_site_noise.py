@@ -1,4 +1,6 @@
-"""Noise that hides something is drawn from a site's own secret: who knows the seed, which all do, cannot take it away again."""
+"""Noise that hides something is drawn from a site's own secret: who knows the seed, which all do,
+cannot take it away again.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 
 
 def test_all_but_the_noise_is_everybodys() -> None:
-    public, one, other = Key.root(3), SecretKey(Key.root(3).bits, b"one"), SecretKey(Key.root(3).bits, b"other")
+    public, one, other = (
+        Key.root(3),
+        SecretKey(Key.root(3).bits, b"one"),
+        SecretKey(Key.root(3).bits, b"other"),
+    )
     for path in [("party", 0, 1, "local", 0), ("batches", 2), ("a",)]:
         keys = [key.fold(*path) for key in (public, one, other)]
         assert len({key.bits for key in keys}) == 1
@@ -76,7 +82,9 @@ NOISED = {
 def test_noise_between_sites_is_not_that_of_a_loop(
     method: str, sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first reply that has noise in it is another, from a letter that is the same; a second run of that name has the same."""
+    """The first reply that has noise in it is another, from a letter that is the same; a second run
+    of that name has the same.
+    """
     transport = sites.transport()
     found = replies(transport)
     name = "".join(c for c in method if c.isalnum())
@@ -96,7 +104,11 @@ def test_noise_between_sites_is_not_that_of_a_loop(
     for place in noisy:
         here, there = leaves(found[place]), leaves(seen[place])
         assert [one.shape for one in here] == [one.shape for one in there]
-        assert not any(torch.equal(one, other) for one, other in zip(here, there, strict=True) if one.numel() > 1)
+        assert not any(
+            torch.equal(one, other)
+            for one, other in zip(here, there, strict=True)
+            if one.numel() > 1
+        )
 
 
 def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
@@ -110,7 +122,9 @@ def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
         return ""
 
     transport.lost = lost
-    folder = sites.run("adcol(noise=lap_l1,hidden=4)", "asked", transport, **(USUAL | {"rounds": 1}))
+    folder = sites.run(
+        "adcol(noise=lap_l1,hidden=4)", "asked", transport, **(USUAL | {"rounds": 1})
+    )
     ended(folder)
     name, request = requests[-1]
     answers = {transport.desks[name].answer(request) for _ in range(3)}
@@ -128,7 +142,9 @@ def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
 
 
 def test_noise_at_the_server_is_its_own(sites: Sites, tmp_path: Path) -> None:
-    """DP-SGD on the discriminator hides parties' rows from other parties, who know the seed as well."""
+    """DP-SGD on the discriminator hides parties' rows from other parties, who know the seed as
+    well.
+    """
     method = "adcol(disc_noise=1.0,hidden=4)"
     folder = sites.run(method, "trusted", **USUAL)
     ended(folder)
@@ -136,5 +152,8 @@ def test_noise_at_the_server_is_its_own(sites: Sites, tmp_path: Path) -> None:
     assert (folder / "metrics.csv").read_text() != (pooled.folder / "metrics.csv").read_text()
     assert (folder / "ledger.csv").read_text() == (pooled.folder / "ledger.csv").read_text()
     plain = "adcol(disc_noise=0.0,hidden=4)"
-    folder, pooled = sites.run(plain, "plain", **USUAL), sites.pooled(plain, tmp_path / "plain", **USUAL)
+    folder, pooled = (
+        sites.run(plain, "plain", **USUAL),
+        sites.pooled(plain, tmp_path / "plain", **USUAL),
+    )
     assert (folder / "metrics.csv").read_text() == (pooled.folder / "metrics.csv").read_text()

@@ -1,4 +1,6 @@
-"""Pages of runs between sites: a site's own knows of nobody else, the server's knows no samples, and neither misses a file."""
+"""Pages of runs between sites: a site's own knows of nobody else, the server's knows no samples,
+and neither misses a file.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     """Two sites that have run FedAvg and then training alone; outcomes stay with them."""
     made = Sites(tmp_path_factory.mktemp("sites"), {"east": (60, 20), "west": (40, 20)}, {})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("comity.studies.export.find_spec", lambda name: None)  # no ONNX, which takes seconds
+        patch.setattr(
+            "comity.studies.export.find_spec", lambda name: None
+        )  # no ONNX, which takes seconds
         made.run("fedavg", "together", rounds=2, model="linear", test="official")
         made.run("solo", "alone", rounds=2, model="linear", test="official")
     return made
@@ -67,7 +71,8 @@ def test_at_home_a_site_compares_with_training_alone(sites: Sites) -> None:
 def test_the_server_s_page_misses_no_file(sites: Sites) -> None:
     hub = sites.folder / "hub" / "runs" / "together"
     assert complaints(hub) == [
-        "Who gains each site can tell for itself, once solo was run with the same settings: comity report SITE/runs, there."
+        "Who gains each site can tell for itself, once solo was run with the same settings: comity"
+        " report SITE/runs, there."
     ]
     assert "between 2 sites" in words(hub)
     assert "Samples by party: between 36 and 54 for training." in words(hub)

@@ -1,4 +1,6 @@
-"""Parties' states on disk: the numbers of a run never depend on how much memory there is for states."""
+"""Parties' states on disk: the numbers of a run never depend on how much memory there is for
+states.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,24 @@ SMALL = {"model": "mlp2(width=6)", "rounds": 3, "participation": 0.5}
     "text", ["fedper", "adcol", GOSSIP, *(pytest.param(text, marks=pytest.mark.long) for text in MORE)],
     ids=lambda text: Path(text).name,
 )  # fmt: skip
-def test_spilling_changes_nothing(text: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Room for all states, for none, or for some: equal tables and equal weights, after a resume too."""
-    right = run(text, tmp_path / "room", engine=engine, workers=None if engine == "loop" else 2, **SMALL)
+def test_spilling_changes_nothing(
+    text: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for all states, for none, or for some: equal tables and equal weights, after a resume
+    too.
+    """
+    right = run(
+        text, tmp_path / "room", engine=engine, workers=None if engine == "loop" else 2, **SMALL
+    )
     for bytes_ in (0, 3000):
         monkeypatch.setenv(STATE_BYTES_VARIABLE, str(bytes_))
-        ours = run(text, tmp_path / str(bytes_), engine=engine, workers=None if engine == "loop" else 2, **SMALL)
+        ours = run(
+            text,
+            tmp_path / str(bytes_),
+            engine=engine,
+            workers=None if engine == "loop" else 2,
+            **SMALL,
+        )
         assert tables(ours.folder) == tables(right.folder)
         for name, theta in weights(right).items():
             assert all(torch.equal(v, weights(ours)[name][k]) for k, v in theta.items())
@@ -41,7 +55,10 @@ def test_spilling_changes_nothing(text: str, engine: str, tmp_path: Path, monkey
 def test_only_those_who_keep_something_stay() -> None:
     """FedAvg's parties keep nothing, however many have worked; FedPer's keep their heads."""
     for text, staying in (("fedavg", 0), ("fedper", 4)):
-        job = prepare(config.experiment({"algorithm": text, "model": "mlp2(width=6)", "engine": "loop"}), ragged())
+        job = prepare(
+            config.experiment({"algorithm": text, "model": "mlp2(width=6)", "engine": "loop"}),
+            ragged(),
+        )
         engine = job.engine()
         server = job.server(engine, Quiet())
         server.begin(1)
@@ -50,8 +67,13 @@ def test_only_those_who_keep_something_stay() -> None:
 
 
 def test_the_first_state_is_not_kept() -> None:
-    """Looking at a party's state before it ever worked makes no state: it is the one that every run begins with."""
-    job = prepare(config.experiment({"algorithm": "fedper", "model": "mlp2(width=6)", "engine": "loop"}), ragged())
+    """Looking at a party's state before it ever worked makes no state: it is the one that every run
+    begins with.
+    """
+    job = prepare(
+        config.experiment({"algorithm": "fedper", "model": "mlp2(width=6)", "engine": "loop"}),
+        ragged(),
+    )
     sites = SiteStore(job.algorithm, job.parties, Key(0))
     before = sites[2].mine
     assert leaves(before)
@@ -71,7 +93,9 @@ def test_a_place_in_a_spill_file_is_used_again() -> None:
 
 def test_a_room_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STATE_BYTES_VARIABLE, "much")
-    with pytest.raises(UsageError, match="COMITY_STATE_BYTES must be a number of bytes, not 'much'"):
+    with pytest.raises(
+        UsageError, match="COMITY_STATE_BYTES must be a number of bytes, not 'much'"
+    ):
         prepare(config.experiment({"algorithm": "solo", "engine": "loop"}), ragged()).engine()
 
 

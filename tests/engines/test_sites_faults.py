@@ -1,4 +1,6 @@
-"""Between sites things go wrong: what a site does not say, or says wrongly, is told, and all else is as it should be."""
+"""Between sites things go wrong: what a site does not say, or says wrongly, is told, and all else
+is as it should be.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,17 @@ from comity.errors import ComityError, CorruptedFile
 from comity.experiments.checkpoint import write_atomically
 from comity.sites import afterwards, site_store
 from comity.sites.handler import FAULT, LOG
-from comity.sites.messages import ANSWERED, ASKED, Done, Evaluate, Failed, Introduced, RunCall, pack, unpack
+from comity.sites.messages import (
+    ANSWERED,
+    ASKED,
+    Done,
+    Evaluate,
+    Failed,
+    Introduced,
+    RunCall,
+    pack,
+    unpack,
+)
 from comity.sites.server import FAILURE
 
 MODEL = "mlp2(width=8)"
@@ -32,7 +44,9 @@ USUAL: dict[str, Any] = {"model": MODEL, "rounds": 3, "test": "official", "lr": 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(afterwards, "export", lambda *_: [])  # it takes seconds, and has a test of its own
+    monkeypatch.setattr(
+        afterwards, "export", lambda *_: []
+    )  # it takes seconds, and has a test of its own
     monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
@@ -46,7 +60,9 @@ def open_sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 # Sites that answer what they should not
 
 
-def reply_of(name: str, change: Callable[[Any, bytes], bytes], rounds: tuple[int, ...] = (2,)) -> Callable[[Handed], None]:
+def reply_of(
+    name: str, change: Callable[[Any, bytes], bytes], rounds: tuple[int, ...] = (2,)
+) -> Callable[[Handed], None]:
     """Have a site answer something else than it would in some rounds."""
 
     def do(transport: Handed) -> None:
@@ -69,10 +85,14 @@ def reply_of(name: str, change: Callable[[Any, bytes], bytes], rounds: tuple[int
 
 
 def of(content: Any) -> Callable[[Any, bytes], bytes]:
-    return lambda said, body: pack(said, encode(content(decode(body)) if callable(content) else content))
+    return lambda said, body: pack(
+        said, encode(content(decode(body)) if callable(content) else content)
+    )
 
 
-def first_of(theta: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]) -> Model:
+def first_of(
+    theta: dict[str, torch.Tensor], change: Callable[[torch.Tensor], torch.Tensor]
+) -> Model:
     name = sorted(theta)[0]
     return Model(theta | {name: change(theta[name])})
 
@@ -82,7 +102,10 @@ MALICE: dict[str, tuple[Callable[[Any, bytes], bytes], str]] = {
     "dtype": (of(lambda m: first_of(m.theta, lambda w: w.double())), "where float32"),
     "extra": (of(lambda m: Model(m.theta | {"more": torch.ones(2)})), "not of the model"),
     "class": (of(Empty()), "has no place in it"),
-    "figures": (of(Evaluation(Score(0, 0, 0.0, {}), Score(0, 0, 0.0, {}), None)), "has no place in it"),
+    "figures": (
+        of(Evaluation(Score(0, 0, 0.0, {}), Score(0, 0, 0.0, {}), None)),
+        "has no place in it",
+    ),
     "a dict": (of(lambda m: m.theta), "should be Model"),
     "nothing": (of(None), "should be Model"),
     "garbage": (lambda said, body: b"\x00" * 40, "damaged or foreign"),
@@ -90,8 +113,14 @@ MALICE: dict[str, tuple[Callable[[Any, bytes], bytes], str]] = {
     "half": (lambda said, body: pack(said, body)[:-5], "damaged or foreign"),
     "another head": (lambda said, body: pack(Done(), body), "answered something else"),
     "steps": (lambda said, body: pack(replace(said, steps=-5), body), "steps"),
-    "others": (lambda said, body: pack(replace(said, unusable=(0, 1)), body), "parcels that it was not sent"),
-    "nobody": (lambda said, body: pack(replace(said, unusable=(99,)), body), "parcels that it was not sent"),
+    "others": (
+        lambda said, body: pack(replace(said, unusable=(0, 1)), body),
+        "parcels that it was not sent",
+    ),
+    "nobody": (
+        lambda said, body: pack(replace(said, unusable=(99,)), body),
+        "parcels that it was not sent",
+    ),
     "many words": (lambda said, body: pack(Failed("no\x1b[2J" * 100_000)), "no"),
 }
 
@@ -102,9 +131,13 @@ def test_a_site_that_answers_what_it_should_not(what: str, open_sites: Sites) ->
     change, words = MALICE[what]
     transport = open_sites.transport()
     reply_of("east", change)(transport)
-    folder = open_sites.run("fedavg", "bad" + "".join(c for c in what if c.isalnum()), transport, **USUAL)
+    folder = open_sites.run(
+        "fedavg", "bad" + "".join(c for c in what if c.isalnum()), transport, **USUAL
+    )
     summary = ended(folder)
-    [told] = [text for text in summary["remarks"] if text.startswith("east was not heard in round 2: ")]
+    [told] = [
+        text for text in summary["remarks"] if text.startswith("east was not heard in round 2: ")
+    ]
     assert words in told
     assert len(told) < 600
     assert told.isprintable()
@@ -115,11 +148,15 @@ def test_a_site_that_answers_what_it_should_not(what: str, open_sites: Sites) ->
 def test_a_reply_that_is_no_number(open_sites: Sites) -> None:
     """As in a simulation: its party is named and left out, and the others go on."""
     transport = open_sites.transport()
-    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(transport)
+    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(
+        transport
+    )
     folder = open_sites.run("fedavg", "nan", transport, **USUAL)
     assert ended(folder)["absent"] == {"east": {"nonfinite": 1}}
     transport = open_sites.transport()
-    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(transport)
+    reply_of("east", of(lambda m: first_of(m.theta, lambda w: torch.full_like(w, float("nan")))))(
+        transport
+    )
     folder = open_sites.run("fedavg", "nanstop", transport, on_nonfinite="stop", **USUAL)
     assert "east has values that are not finite in round 2" in (folder / FAILURE).read_text()
 
@@ -129,15 +166,21 @@ FIGURES: dict[str, Callable[[Evaluation], Any]] = {
     "fewer than none": lambda e: replace(e, test=replace(e.test, correct=-1)),
     "other count": lambda e: replace(e, test=replace(e.test, count=10**6)),
     "other metrics": lambda e: replace(e, test=replace(e.test, figures={"glory": 1.0})),
-    "answers": lambda e: replace(e, answers=Answers(torch.ones(3).int(), torch.ones(2).int(), None)),
-    "strange classes": lambda e: replace(e, answers=Answers(torch.full((7,), 99).int(), torch.ones(7).int(), None)),
+    "answers": lambda e: replace(
+        e, answers=Answers(torch.ones(3).int(), torch.ones(2).int(), None)
+    ),
+    "strange classes": lambda e: replace(
+        e, answers=Answers(torch.full((7,), 99).int(), torch.ones(7).int(), None)
+    ),
     "no evaluation": lambda e: e.test,
 }
 
 
 @pytest.mark.parametrize("what", FIGURES)
 def test_figures_that_cannot_be(what: str, open_sites: Sites) -> None:
-    """A site can lie about its figures; but what no evaluation of its samples could bring is refused."""
+    """A site can lie about its figures; but what no evaluation of its samples could bring is
+    refused.
+    """
     transport = open_sites.transport()
     asked: dict[str, Any] = {}
 
@@ -152,7 +195,9 @@ def test_figures_that_cannot_be(what: str, open_sites: Sites) -> None:
         return answer
 
     transport.lost, transport.changed = lost, changed
-    folder = open_sites.run("fedavg", "figures" + "".join(c for c in what if c.isalnum()), transport, **USUAL)
+    folder = open_sites.run(
+        "fedavg", "figures" + "".join(c for c in what if c.isalnum()), transport, **USUAL
+    )
     summary = ended(folder)
     assert any(text.startswith("east was not heard in round 3: ") for text in summary["remarks"])
     assert summary["accuracy"]["as_of"] == {"east": 2}
@@ -173,10 +218,16 @@ def test_introductions_that_cannot_be(what: str, open_sites: Sites) -> None:
 
     def changed(who: str, answer: bytes) -> bytes:
         said, body = unpack(answer, ANSWERED, 1 << 30)
-        return pack(INTRODUCED[what](said), body) if who == "east" and isinstance(said, Introduced) else answer
+        return (
+            pack(INTRODUCED[what](said), body)
+            if who == "east" and isinstance(said, Introduced)
+            else answer
+        )
 
     transport.changed = changed
-    folder = open_sites.run("fedavg", "intro" + "".join(c for c in what if c.isalnum()), transport, **USUAL)
+    folder = open_sites.run(
+        "fedavg", "intro" + "".join(c for c in what if c.isalnum()), transport, **USUAL
+    )
     if (folder / FAILURE).exists():
         assert "The sites' data do not fit together" in (folder / FAILURE).read_text()
     else:
@@ -206,14 +257,18 @@ def test_a_work_that_fails_at_a_site(open_sites: Sites, monkeypatch: pytest.Monk
     summary = ended(folder)
     assert f"east was not heard in round 2: {FAULT}" in summary["remarks"]
     assert not any(MARKER.encode() in message for _, message in seen)
-    assert MARKER not in "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+    assert MARKER not in "".join(
+        path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()
+    )
     assert MARKER in (open_sites.site("east") / LOG).read_text()
     same_as_planned(open_sites, folder, "scaffold", **USUAL)
 
 
 @pytest.mark.parametrize("where", ["state", "index", "ledger", "all"])
 @pytest.mark.parametrize("method", ["scaffold", "fedavg+dbe"])
-def test_a_full_disk_at_a_site(method: str, where: str, open_sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_at_a_site(
+    method: str, where: str, open_sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The site is not heard, and the next time it is asked it goes on with the right state."""
     transport = open_sites.transport()
     full = {"now": False}
@@ -244,12 +299,16 @@ def test_a_full_disk_at_a_site(method: str, where: str, open_sites: Sites, monke
     summary = ended(folder)
     assert f"east was not heard in round 2: {FAULT}" in summary["remarks"]
     assert "No space left on device" in (open_sites.site("east") / LOG).read_text()
-    assert summary["absent"]["east"] == {"lost": sum(isinstance(h, RunCall) and h.call[2] == 2 for h in asked) // 3}
+    assert summary["absent"]["east"] == {
+        "lost": sum(isinstance(h, RunCall) and h.call[2] == 2 for h in asked) // 3
+    }
     same_as_planned(open_sites, folder, method, **USUAL)
 
 
 def test_rows_that_a_full_disk_cut_off(tmp_path: Path) -> None:
-    """Half a row is taken back, or the next one would be written behind it, and both would be lost or wrong."""
+    """Half a row is taken back, or the next one would be written behind it, and both would be lost
+    or wrong.
+    """
     book = site_store.Book(tmp_path, "north")
     book.up(1, "local", "up", 100)
     with (tmp_path / "ledger.csv").open("a") as file:
@@ -276,7 +335,9 @@ def test_a_damaged_ledger_of_another_run(tmp_path: Path) -> None:
 
 
 def test_figures_of_a_round_that_is_made_again(tmp_path: Path) -> None:
-    """The round that counts is the later one: others may have been absent from it, and then its figures differ."""
+    """The round that counts is the later one: others may have been absent from it, and then its
+    figures differ.
+    """
     book = site_store.Book(tmp_path, "north")
     note = Note(2, "north", "test", "accuracy", 0.5)
     book.note([Note(1, "north", "test", "accuracy", 0.25), note])

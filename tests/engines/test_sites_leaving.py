@@ -26,7 +26,9 @@ USUAL: dict[str, Any] = {"model": MODEL, "rounds": 3, "test": "official", "lr": 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(afterwards, "export", lambda *_: [])  # it takes seconds, and has a test of its own
+    monkeypatch.setattr(
+        afterwards, "export", lambda *_: []
+    )  # it takes seconds, and has a test of its own
     monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
@@ -38,8 +40,14 @@ def strict(tmp_path: Path) -> Sites:
 
 
 def labels(sites: Sites, name: str) -> list[bytes]:
-    """A site's labels of its training and test samples, as any number that a tensor may hold them in."""
-    data = own_federation(name, sites.site(name) / "data", config.experiment({"test": "official", "partition": "natural"}))
+    """A site's labels of its training and test samples, as any number that a tensor may hold them
+    in.
+    """
+    data = own_federation(
+        name,
+        sites.site(name) / "data",
+        config.experiment({"test": "official", "partition": "natural"}),
+    )
     own = data.parties[name]
     kinds = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32)
     return [part.y.to(kind).numpy().tobytes() for part in (own.test, own.train) for kind in kinds]
@@ -63,7 +71,9 @@ def test_labels_answers_and_class_counts_stay_at_home(strict: Sites) -> None:
     assert (folder / "outcomes.csv").read_text().splitlines()[1:] == []
     assert summary["accuracy"]["mean"] is not None
     own = RunFolder(strict.site("north") / "runs" / "quiet")
-    assert len((own.path / "outcomes.csv").read_text().splitlines()) == 1 + SIZES["north"][1]  # at home they are kept
+    assert (
+        len((own.path / "outcomes.csv").read_text().splitlines()) == 1 + SIZES["north"][1]
+    )  # at home they are kept
 
 
 def _reads(message: bytes, kinds: frozenset[type]) -> bool:
@@ -81,7 +91,9 @@ def test_what_is_not_known_is_told(strict: Sites) -> None:
 
 
 def test_figures_of_few_samples_are_withheld_and_all_else_goes_on(strict: Sites) -> None:
-    """East has seven test samples, and all have few to validate with: one accuracy less, and no mean that hides it."""
+    """East has seven test samples, and all have few to validate with: one accuracy less, and no
+    mean that hides it.
+    """
     folder = strict.run("fedavg", "few", **USUAL)
     summary = ended(folder)
     assert summary["rounds"] == 3
@@ -91,16 +103,22 @@ def test_figures_of_few_samples_are_withheld_and_all_else_goes_on(strict: Sites)
     assert figures(folder, "server", "pooled") == []  # it would be that of the others
     assert summary["accuracy"]["per_party"]["east"] is None
     assert summary["accuracy"]["as_of"] == {"east": None}
-    assert len(figures(strict.site("east") / "runs" / "few", "east", "test")) == 4  # the site itself knows
+    assert (
+        len(figures(strict.site("east") / "runs" / "few", "east", "test")) == 4
+    )  # the site itself knows
     assert summary["withheld"] == ["east"]
 
 
 def test_nobodys_figures_are_told(strict: Sites) -> None:
-    """Then a run is refused before anybody trains for it; and if the laws come to that in its midst, no figure is made up."""
+    """Then a run is refused before anybody trains for it; and if the laws come to that in its
+    midst, no figure is made up.
+    """
     for name in strict.names:
         strict.change(name, {"records = 10 ": "records = 25 "})
     folder = strict.run("fedavg", "none", **USUAL)
-    assert (folder / FAILURE).read_text().startswith("No site would tell a figure of its test samples")
+    assert (
+        (folder / FAILURE).read_text().startswith("No site would tell a figure of its test samples")
+    )
     for name in strict.names:
         strict.change(name, {"records = 25 ": "records = 5 "})
     transport = strict.transport()
@@ -120,7 +138,10 @@ def test_nobodys_figures_are_told(strict: Sites) -> None:
 
 def test_rounds_that_are_judged_on_test_samples_for_want_of_others(strict: Sites) -> None:
     summary = ended(strict.run("fedavg", "stops", patience=1, **USUAL))
-    assert "All have withheld figures of their validation samples: when to end was judged on test samples." in summary["remarks"]
+    assert (
+        "All have withheld figures of their validation samples: when to end was judged on test"
+        " samples." in summary["remarks"]
+    )
 
 
 def test_outcomes_do_not_leave_where_their_figure_does_not(strict: Sites) -> None:
@@ -151,14 +172,23 @@ def test_means_of_classes_with_few_samples(strict: Sites) -> None:
 
 def test_bytes_of_a_run_and_of_all_runs(strict: Sites) -> None:
     """A site that has sent what it may is not heard any more; the others go on, and it is said why."""
-    once = sum(r.bytes for r in RunFolder(strict.run("fedavg", "one", **USUAL)).read_ledger() if r.src == "north")
+    once = sum(
+        r.bytes
+        for r in RunFolder(strict.run("fedavg", "one", **USUAL)).read_ledger()
+        if r.src == "north"
+    )
     strict.change("north", {'bytes = "10 GB"': f"bytes = {once // 2}"})
     folder = strict.run("fedavg", "two", **USUAL)
-    assert any("north was not heard" in text and "(bytes)" in text for text in ended(folder)["remarks"])
+    assert any(
+        "north was not heard" in text and "(bytes)" in text for text in ended(folder)["remarks"]
+    )
     rows = [r for r in RunFolder(folder).read_ledger() if r.src == "north" and r.kind != "setup"]
     assert 0 < sum(r.bytes for r in rows) <= once // 2
     sent = site_store.spent(strict.site("north"), "north")
-    strict.change("north", {f"bytes = {once // 2}": 'bytes = "10 GB"', 'bytes = "100 GB"': f"bytes = {sent + 100}"})
+    strict.change(
+        "north",
+        {f"bytes = {once // 2}": 'bytes = "10 GB"', 'bytes = "100 GB"': f"bytes = {sent + 100}"},
+    )
     folder = strict.run("fedavg", "three", **USUAL)
     assert any("(budget: bytes)" in text for text in ended(folder)["remarks"])
     assert site_store.spent(strict.site("north"), "north") <= sent + 100
@@ -190,7 +220,14 @@ def test_the_largest_message_that_may_leave(strict: Sites) -> None:
         transport = strict.transport()
         seen = watched(transport)
         folder = strict.run("adcol(hidden=4)", run, transport, **wide)
-        assert any(text.startswith(f"north was not heard in round 1: {words}") for text in ended(folder)["remarks"])
+        assert any(
+            text.startswith(f"north was not heard in round 1: {words}")
+            for text in ended(folder)["remarks"]
+        )
         assert max(len(message) for name, message in seen if name == "north") <= most
-        assert not [row for row in RunFolder(strict.site("north") / "runs" / run).read_ledger() if row.kind == "up"]
+        assert not [
+            row
+            for row in RunFolder(strict.site("north") / "runs" / run).read_ledger()
+            if row.kind == "up"
+        ]
         (strict.site("north") / "site.toml").write_text(policy)

@@ -1,4 +1,6 @@
-"""Servers and sites that stop and come back, replies that are lost: what comes out is what would have come out."""
+"""Servers and sites that stop and come back, replies that are lost: what comes out is what would
+have come out.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,21 @@ from comity.sites.server import FAILURE, serve
 from comity.sites.site_store import INDEX, STATES, States
 
 SIZES = {"north": (31, 12), "east": (23, 9), "south": (26, 7)}
-USUAL: dict[str, Any] = {"model": "linear", "rounds": 2, "test": "official", "lr": 0.05, "batch": 16}
+USUAL: dict[str, Any] = {
+    "model": "linear",
+    "rounds": 2,
+    "test": "official",
+    "lr": 0.05,
+    "batch": 16,
+}
 METHODS = ["fedavg", "scaffold", "adcol(hidden=4)", "fedavg+dbe"]
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(afterwards, "export", lambda *_: [])  # it takes seconds, and has a test of its own
+    monkeypatch.setattr(
+        afterwards, "export", lambda *_: []
+    )  # it takes seconds, and has a test of its own
     monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
@@ -48,7 +58,9 @@ class Killed(BaseException):
 
 
 class Fatal(Handed):
-    """A courier that is killed, with its server, before it asks anybody for the k-th time, or after all have answered."""
+    """A courier that is killed, with its server, before it asks anybody for the k-th time, or after
+    all have answered.
+    """
 
     def __init__(self, sites: Sites, at: int, answered: bool) -> None:
         super().__init__({name: sites.handler(name) for name in sites.names})
@@ -56,7 +68,9 @@ class Fatal(Handed):
         self.answered = answered
         self.asked = 0
 
-    def ask(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
+    def ask(
+        self, requests: Mapping[str, bytes], seconds: float
+    ) -> Iterator[tuple[str, bytes | None]]:
         self.asked += 1
         if self.asked > self.at:
             raise Killed  # and nothing can be told any more
@@ -81,9 +95,13 @@ def plain(method: str) -> str:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_that_is_killed_between_any_two_exchanges(method: str, sites: Sites) -> None:
-    """SubmittedJob again by its name it goes on, with fresh desks, to the same tables; it is killed before or after the answers."""
+    """SubmittedJob again by its name it goes on, with fresh desks, to the same tables; it is killed
+    before or after the answers.
+    """
     right, count = exchanges(sites, method, f"right{plain(method)}")
-    some = 1 if method == "scaffold" or os.environ.get("COMITY_SITES") else 4  # `make test-sites` kills at all of them
+    some = (
+        1 if method == "scaffold" or os.environ.get("COMITY_SITES") else 4
+    )  # `make test-sites` kills at all of them
     for k in range(1, count + 1, some):
         run = f"killed{plain(method)}{k}"
         with pytest.raises(Killed):
@@ -116,7 +134,9 @@ def test_a_run_that_is_killed_again_and_again(sites: Sites) -> None:
 
 
 def test_a_site_that_was_restarted_waits_for_the_next_job(sites: Sites) -> None:
-    """A fresh desk knows of no run: it refuses, is not heard, and goes on with its own state once the run is ordered again."""
+    """A fresh desk knows of no run: it refuses, is not heard, and goes on with its own state once
+    the run is ordered again.
+    """
     transport = sites.transport()
     replaced: list[str] = []
 
@@ -129,7 +149,9 @@ def test_a_site_that_was_restarted_waits_for_the_next_job(sites: Sites) -> None:
 
     transport.lost = lost
     folder = sites.run("scaffold", "restarted", transport, **(USUAL | {"rounds": 3}))
-    assert "east was not heard in round 2: east takes no part in that run." in ended(folder)["remarks"]
+    assert (
+        "east was not heard in round 2: east takes no part in that run." in ended(folder)["remarks"]
+    )
     same_as_planned(sites, folder, "scaffold", **(USUAL | {"rounds": 3}))
 
 
@@ -137,7 +159,9 @@ MISSED = ["scaffold", "fedavg+dbe", "fed-sps", "relay"]
 
 
 def missing(who: str, how: str, when: Callable[[Any], bool]) -> Callable[[str, bytes], str]:
-    return lambda name, request: how if name == who and when(unpack(request, ASKED, 1 << 30)[0]) else ""
+    return lambda name, request: (
+        how if name == who and when(unpack(request, ASKED, 1 << 30)[0]) else ""
+    )
 
 
 def works_of(*rounds: int) -> Callable[[Any], bool]:
@@ -162,7 +186,9 @@ def test_a_site_that_misses_the_start_or_an_evaluation(method: str, sites: Sites
     transport = sites.transport()
 
     def away(head: Any) -> bool:
-        return (isinstance(head, RunCall) and head.call[2] <= 1) or (isinstance(head, Evaluate) and head.round == 2)
+        return (isinstance(head, RunCall) and head.call[2] <= 1) or (
+            isinstance(head, Evaluate) and head.round == 2
+        )
 
     transport.lost = missing("south", "offline", away)
     folder = sites.run(method, f"start{plain(method)}", transport, **settings)
@@ -209,7 +235,11 @@ def test_other_settings_under_the_name_of_a_run(sites: Sites) -> None:
     assert not (folder / "summary.json").exists()
     first = ended(sites.run("fedavg", "named", **USUAL))
     transport = sites.transport()
-    transport.lost = missing("east", "offline", lambda head: pytest.fail("it works again") if isinstance(head, RunCall) else False)
+    transport.lost = missing(
+        "east",
+        "offline",
+        lambda head: pytest.fail("it works again") if isinstance(head, RunCall) else False,
+    )
     assert ended(sites.run("fedavg", "named", transport, **USUAL)) == first
 
 
@@ -224,7 +254,10 @@ def test_data_that_changed_since_a_run_was_begun(tmp_path: Path) -> None:
     bring(file, sites.site("east") / "newer", None, classes=10)
     sites.change("east", {'data = "data"': 'data = "newer"'})
     summary = ended(sites.run("fedavg", "changed", **USUAL))
-    assert "east takes no part: The data of east have changed since run changed was begun." in summary["remarks"]
+    assert (
+        "east takes no part: The data of east have changed since run changed was begun."
+        in summary["remarks"]
+    )
     assert summary["absent"]["east"]["lost"] >= 2
 
 
@@ -234,19 +267,31 @@ def test_a_site_that_tells_something_else_than_before(tmp_path: Path) -> None:
         sites.run("fedavg", "tells", Fatal(sites, 5, answered=True), **USUAL)
     sites.change("east", {'"class counts", ': ""})
     summary = ended(sites.run("fedavg", "tells", **USUAL))
-    assert "east takes no part: it says something else of itself than when the run began." in summary["remarks"]
+    assert (
+        "east takes no part: it says something else of itself than when the run began."
+        in summary["remarks"]
+    )
 
 
-def test_sites_that_cannot_take_part_from_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version at one, another schema at another: the third goes on, or nobody does, and it is told why."""
+def test_sites_that_cannot_take_part_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version at one, another schema at another: the third goes on, or nobody does, and it
+    is told why.
+    """
     sites = Sites(tmp_path, SIZES)
     transport = sites.transport()
     asked: list[str] = []
     transport.lost = lambda name, request: asked.append(name) or ""
-    monkeypatch.setattr(site_run, "version", lambda package: "9.9" if asked[-1] == "east" else version(package))
+    monkeypatch.setattr(
+        site_run, "version", lambda package: "9.9" if asked[-1] == "east" else version(package)
+    )
     summary = ended(sites.run("fedavg", "older", transport, **USUAL))
     assert summary["parties"] == 2
-    assert any(text.startswith("east takes no part: east has Comity 9.9, the server has") for text in summary["remarks"])
+    assert any(
+        text.startswith("east takes no part: east has Comity 9.9, the server has")
+        for text in summary["remarks"]
+    )
     monkeypatch.undo()
     monkeypatch.setattr(site_run, "schema_mark", lambda schema: "another")
     folder = sites.run("fedavg", "schema", **USUAL)
@@ -319,7 +364,9 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
 
 
 def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
-    """A site is several rounds ahead of the server's last checkpoint, of which it was the last to hear."""
+    """A site is several rounds ahead of the server's last checkpoint, of which it was the last to
+    hear.
+    """
     settings = USUAL | {"rounds": 4}
     right = sites.run("scaffold", "rightolder", **settings)
 
@@ -327,7 +374,9 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
         transport = sites.transport()
         original = transport.ask
 
-        def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
+        def ask(
+            requests: Mapping[str, bytes], seconds: float
+        ) -> Iterator[tuple[str, bytes | None]]:
             heads = [unpack(request, ASKED, 1 << 30)[0] for request in requests.values()]
             if any(isinstance(head, RunCall) and head.call[2] == at for head in heads):
                 raise Killed
@@ -341,7 +390,9 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
     folder = sites.folder / "hub" / "runs" / "older"
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     transport = stopped(4)
-    transport.lost = lambda name, request: "offline" if isinstance(unpack(request, ASKED, 1 << 30)[0], Committed) else ""
+    transport.lost = lambda name, request: (
+        "offline" if isinstance(unpack(request, ASKED, 1 << 30)[0], Committed) else ""
+    )
     with pytest.raises(Killed):
         sites.run("scaffold", "older", transport, **settings)
     for path in [path for path in folder.rglob("*") if path.is_file() and path not in kept]:

@@ -1,5 +1,6 @@
 """A site whose policy withholds its test figures keeps its model and its report, and the researcher
-reads that the figures were withheld. An ending that fails at a site is visible to the researcher."""
+reads that the figures were withheld. An ending that fails at a site is visible to the researcher.
+"""
 
 from __future__ import annotations
 
@@ -96,11 +97,17 @@ def sentences(folder: Path) -> str:
         for section in sections_of(group, folder, None, None, False, True):
             for block in section.blocks:
                 words += [block.text] if isinstance(block, Text) else []
-                words += [" ".join(map(str, row)) for row in block.rows] if isinstance(block, Table) else []
+                words += (
+                    [" ".join(map(str, row)) for row in block.rows]
+                    if isinstance(block, Table)
+                    else []
+                )
     return "\n".join(words)
 
 
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> tuple[int, str, str]:
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object
+) -> tuple[int, str, str]:
     """Exit code, stdout and stderr of a `comity` command."""
     monkeypatch.setattr("sys.argv", ["comity", *map(str, words)])
     code: Any = 0
@@ -187,7 +194,11 @@ def test_a_policy_that_is_tightened_during_the_run(sites: Sites) -> None:
     summary = ended(sites.run("fedavg", "tightened", transport, **USUAL))
     assert summary["withheld"] == ["east"]
     [text] = [text for text in caveats(summary) if "east" in text]
-    assert text == ("Withheld by site policy at the end: the test figures of east (its accuracy is that of round 0).")
+    assert (
+        text
+        == "Withheld by site policy at the end: the test figures of east (its accuracy is that of"
+        " round 0)."
+    )
 
 
 def test_a_run_that_is_resumed_after_its_last_round(sites: Sites) -> None:
@@ -203,7 +214,9 @@ def test_all_sites_are_small(sites: Sites) -> None:
     for name in sites.names:
         sites.change(name, {"records = 10 ": "records = 25 "})
     folder = sites.run("fedavg", "none", **USUAL)
-    assert (folder / FAILURE).read_text().startswith("No site would tell a figure of its test samples")
+    assert (
+        (folder / FAILURE).read_text().startswith("No site would tell a figure of its test samples")
+    )
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
@@ -258,7 +271,9 @@ def test_a_newcomer_keeps_its_model_and_its_report(records: int, sites: Sites) -
     assert own["accuracy"]["per_party"]["south"] == own["newcomers"]["south"]["joined"]
     if records == 10:
         assert own["newcomers"] == summary["newcomers"]
-    assert "17 test samples: accuracy" in (sites.site("south") / "runs/late/model/card.md").read_text()
+    assert (
+        "17 test samples: accuracy" in (sites.site("south") / "runs/late/model/card.md").read_text()
+    )
     assert "damaged" not in sentences(sites.site("south") / "runs" / "late")
 
 
@@ -266,15 +281,23 @@ def test_a_newcomer_keeps_its_model_and_its_report(records: int, sites: Sites) -
 
 
 PARTS: dict[str, tuple[str, Callable[..., object], Exception]] = {
-    "summary": ("summarise", lambda server_run, *_: server_run.info.names[0], RuntimeError("figure 0.25")),
+    "summary": (
+        "summarise",
+        lambda server_run, *_: server_run.info.names[0],
+        RuntimeError("figure 0.25"),
+    ),
     "model": ("export", lambda result, party, out: party, OSError(28, "No space left on device")),
     "page": ("report", lambda folder: folder.parts[-3], ValueError("figure 0.25")),
 }
-"""By what a site writes at the end: the function that does it, whose it is by its arguments, and an error."""
+"""By what a site writes at the end: the function that does it, whose it is by its arguments, and an
+error.
+"""
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_an_ending_that_fails_is_told_and_can_be_repeated(part: str, sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ending_that_fails_is_told_and_can_be_repeated(
+    part: str, sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server has a sentence, and nothing of the error; the other sites end as they should."""
     function, site_of, error = PARTS[part]
     true = getattr(afterwards, function)
@@ -325,7 +348,9 @@ def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
 
 def test_a_site_that_refuses_when_the_run_is_resumed(sites: Sites) -> None:
     transport = sites.transport()
-    transport.lost = lambda name, request: "offline" if name == "east" and isinstance(unpack(request, ASKED, 1 << 30)[0], End) else ""
+    transport.lost = lambda name, request: (
+        "offline" if name == "east" and isinstance(unpack(request, ASKED, 1 << 30)[0], End) else ""
+    )
     folder = sites.run("fedavg", "refuses", transport, **USUAL)
     sites.change("east", {"rounds = 1000": "rounds = 1"})
     sites.run("fedavg", "refuses", **USUAL)
@@ -369,10 +394,15 @@ OPTIONS = ("--rounds", 2, "--model", "linear", "--test", "official")
 
 
 def test_what_the_screen_says_of_a_small_site(
-    researcher: Sites, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    researcher: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub, out = researcher.folder / "hub", tmp_path / "out"
-    code, said, err = command(capsys, monkeypatch, "run", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
+    code, said, err = command(
+        capsys, monkeypatch, "run", "fedavg", "--federation", hub, "--out", out, *OPTIONS
+    )
     assert (code, err) == (0, "")
     assert "Withheld by site policy, and in no mean: the test figures of east." in said
     assert said.count("east") == 1
@@ -386,7 +416,10 @@ def test_what_the_screen_says_of_a_small_site(
 
 
 def test_the_exit_code_of_a_run_whose_ending_failed(
-    researcher: Sites, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    researcher: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub, out = researcher.folder / "hub", tmp_path / "out"
     with monkeypatch.context() as patch:
@@ -395,7 +428,10 @@ def test_the_exit_code_of_a_run_whose_ending_failed(
         code, said, err = command(capsys, monkeypatch, *words)
     assert code == 1
     assert f"The run was not completed at east: {FAULT}" in said
-    assert err == f"comity: The run was not completed at every site (east). Go on with: comity resume {out}"
+    assert (
+        err == "comity: The run was not completed at every site (east). Go on with: comity resume"
+        f" {out}"
+    )
     assert ended(out)["accuracy"]["mean"] is not None
     code, said, err = command(capsys, monkeypatch, "resume", out)
     assert (code, err) == (0, "")
@@ -414,7 +450,10 @@ def broken_at(name: str) -> Callable[..., Any]:
 
 
 def test_a_comparison_with_a_small_site(
-    researcher: Sites, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    researcher: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub, out = researcher.folder / "hub", tmp_path / "out"
     words = ("compare", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
@@ -435,7 +474,10 @@ def test_a_comparison_with_a_small_site(
 
 
 def test_a_comparison_with_an_ending_that_failed(
-    researcher: Sites, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    researcher: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All methods are run, the exit code is not zero, and the same command completes the run."""
     hub, out = researcher.folder / "hub", tmp_path / "out"
@@ -445,7 +487,9 @@ def test_a_comparison_with_an_ending_that_failed(
         code, said, err = command(capsys, monkeypatch, *words)
     assert code == 1
     assert "The run was not completed at north" in said
-    assert err.startswith("comity: The run was not completed at every site (north). Go on with: the same command")
+    assert err.startswith(
+        "comity: The run was not completed at every site (north). Go on with: the same command"
+    )
     assert (out / "comparison.json").exists()
     code, said, err = command(capsys, monkeypatch, *words)
     assert (code, err) == (0, "")
@@ -461,7 +505,9 @@ def test_the_python_side_of_a_comparison(researcher: Sites, tmp_path: Path) -> N
         return ordered.conduct(folder)
 
     hub = researcher.folder / "hub"
-    made = compare_sites(hub, base, ["fedavg", "scaffold"], [0, 1], tmp_path / "out", conduct, 60, 0)
+    made = compare_sites(
+        hub, base, ["fedavg", "scaffold"], [0, 1], tmp_path / "out", conduct, 60, 0
+    )
     verdicts = {one.party: one.verdict for one in made.answers}
     assert verdicts["east"] == verdicts["south"] == "not judged"
     assert verdicts["north"] not in ("not judged",)
@@ -476,5 +522,7 @@ def test_a_site_says_no_more_than_it_may(sites: Sites, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(afterwards, "export", no_model)
     endings = ended(sites.run("fedavg", "path", **USUAL))["failed_endings"]
-    assert endings["east"] == "its model was not written: There is no model in east/runs/path/model."
+    assert (
+        endings["east"] == "its model was not written: There is no model in east/runs/path/model."
+    )
     assert endings.keys() == SIZES.keys()

@@ -36,18 +36,30 @@ def double() -> Iterator[None]:
 def job(text: str, engine: str, **settings: Any) -> SimulatedRun:
     """A small experiment in 64 bits."""
     gentle = text.startswith(STEEP)
-    usual = {"algorithm": text, "model": "mlp2(width=16)", "rounds": 2, "lr": 0.02 if gentle else 0.1, "workers": 1, "epochs": 2}
+    usual = {
+        "algorithm": text,
+        "model": "mlp2(width=16)",
+        "rounds": 2,
+        "lr": 0.02 if gentle else 0.1,
+        "workers": 1,
+        "epochs": 2,
+    }
     made = prepare(config.experiment(usual | settings | {"engine": engine}), ragged())
 
     def wide(samples: Samples) -> Samples:
         return Samples(samples.x.double(), samples.y)
 
-    parties = [replace(p, data=PartyData(wide(p.data.train), wide(p.data.validation), wide(p.data.test))) for p in made.parties]
+    parties = [
+        replace(p, data=PartyData(wide(p.data.train), wide(p.data.validation), wide(p.data.test)))
+        for p in made.parties
+    ]
     return replace(made, parties=parties)
 
 
 def after(made: SimulatedRun) -> list[torch.Tensor]:
-    """Every tensor that the server and the parties have after the last round, and how many steps it took."""
+    """Every tensor that the server and the parties have after the last round, and how many steps it
+    took.
+    """
     engine = made.engine()
     assert isinstance(engine, LoopEngine)
     server = made.server(engine, Quiet())
@@ -55,7 +67,11 @@ def after(made: SimulatedRun) -> list[torch.Tensor]:
     for t in range(1, made.experiment.rounds + 1):
         server.begin(t)
         s = made.algorithm.round(s, server, t)
-    states = [s, *(engine.sites[i].mine for i in made.info.parties), torch.tensor([server.steps, server.server_steps])]
+    states = [
+        s,
+        *(engine.sites[i].mine for i in made.info.parties),
+        torch.tensor([server.steps, server.server_steps]),
+    ]
     return [leaf.double() for leaf in leaves(states) if isinstance(leaf, torch.Tensor)]
 
 
@@ -82,13 +98,22 @@ def same(text: str, **settings: Any) -> None:
         torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
 
 
-def test_stacked_agrees_with_loop_in_64_bits(text: str, double: None, count: dict[str, int]) -> None:
-    """Every method after two rounds of ragged parties; all of them really stack, but for those that are slower so."""
+def test_stacked_agrees_with_loop_in_64_bits(
+    text: str, double: None, count: dict[str, int]
+) -> None:
+    """Every method after two rounds of ragged parties; all of them really stack, but for those that
+    are slower so.
+    """
     same(text)
     own_steps = text.startswith(("apfl", "apple", "fed-sps", "fedmeta", "per-fedavg", "pfedme"))
     apart = own_steps or "+dp" in text
-    assert bool(count["together"]) == (text != "centralized" and not apart)  # there the server trains by itself
-    lonely = text in ("drfa", "fada")  # who is drawn twice trains again by itself; there is one target
+    assert bool(count["together"]) == (
+        text != "centralized" and not apart
+    )  # there the server trains by itself
+    lonely = text in (
+        "drfa",
+        "fada",
+    )  # who is drawn twice trains again by itself; there is one target
     assert bool(count["alone"]) == (apart or lonely)
 
 
@@ -109,7 +134,9 @@ def test_stacked_agrees_with_loop_in_64_bits(text: str, double: None, count: dic
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("text", ["fedavg", "fedprox+dbe", "ditto"])
-def test_whatever_the_training(text: str, settings: dict[str, Any], double: None, count: dict[str, int]) -> None:
+def test_whatever_the_training(
+    text: str, settings: dict[str, Any], double: None, count: dict[str, int]
+) -> None:
     same(text, **settings)
     assert count["together"]
 
@@ -123,14 +150,18 @@ def test_32_bits_stay_close(text: str, tmp_path: Path) -> None:
         for k, v in theta.items():
             torch.testing.assert_close(weights(both)[name][k], v, rtol=1e-5, atol=1e-5)
     long = {"model": "mlp2", "rounds": 5}
-    one, both = (run(text, tmp_path / f"{e}5", engine=e, workers=1, **long) for e in ("loop", "stacked"))
+    one, both = (
+        run(text, tmp_path / f"{e}5", engine=e, workers=1, **long) for e in ("loop", "stacked")
+    )
     assert abs(one.summary["accuracy"]["mean"] - both.summary["accuracy"]["mean"]) < 0.01
 
 
 @pytest.mark.parametrize("text", ["fedavg+dbe", "adcol", GOSSIP])
 def test_workers_do_not_matter(text: str, tmp_path: Path) -> None:
     """Blocks of two parties in two processes, or all four in one: the same up to rounding."""
-    one, two = (run(text, tmp_path / str(w), engine="stacked", workers=w, model="mlp2") for w in (1, 2))
+    one, two = (
+        run(text, tmp_path / str(w), engine="stacked", workers=w, model="mlp2") for w in (1, 2)
+    )
     for name, theta in weights(one).items():
         for k, v in theta.items():
             torch.testing.assert_close(weights(two)[name][k], v, rtol=1e-4, atol=1e-4)
@@ -156,8 +187,12 @@ DROPS = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Dropout(0.5)), nn.Line
 
 @pytest.mark.parametrize("model", ["fedbn-cnn(scale=0.06)", DROPS], ids=["convolutions", "dropout"])
 def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
-    """There is nothing to gain by stacking convolutions, and dropout draws party by party: the bits are loop's."""
-    right, ours = (run("fedavg", tmp_path / e, engine=e, workers=1, model=model) for e in ("loop", "stacked"))
+    """There is nothing to gain by stacking convolutions, and dropout draws party by party: the bits
+    are loop's.
+    """
+    right, ours = (
+        run("fedavg", tmp_path / e, engine=e, workers=1, model=model) for e in ("loop", "stacked")
+    )
     for name, theta in weights(right).items():
         for k, v in theta.items():
             assert torch.equal(v, weights(ours)[name][k])
@@ -170,20 +205,27 @@ def test_some_networks_run_one_by_one(model: Any, tmp_path: Path) -> None:
         ("fedavg+dbe(mu=0.3,ema_debias=true)", False),
         ("relay(m_down=2)", False),  # sets of observations are drawn for each batch
         ("relay(negatives=marginal)", False),
-        ("adcol(rep_mode=last_epoch,hidden=8)", True),  # its loss notes a row for each sample: so many at each party
+        # its loss notes a row for each sample: so many at each party
+        ("adcol(rep_mode=last_epoch,hidden=8)", True),
         ("adcol(disc=conv)", False),
         ("adcol(past=3,hidden=8)", False),
         ("adcol(objective=simsiam,hidden=8)", False),
         ("moon", False),
     ],
 )  # fmt: skip
-def test_what_cannot_be_one_computation_runs_alone(text: str, alone: bool, double: None, count: dict[str, int]) -> None:
+def test_what_cannot_be_one_computation_runs_alone(
+    text: str, alone: bool, double: None, count: dict[str, int]
+) -> None:
     same(text)
     assert bool(count["alone"]) == alone
 
 
-def test_notes_are_not_lost_where_every_batch_has_a_size_of_its_own(double: None, count: dict[str, int]) -> None:
-    """With one batch a party nobody takes a step with another, and what a loss notes is still there at the end."""
+def test_notes_are_not_lost_where_every_batch_has_a_size_of_its_own(
+    double: None, count: dict[str, int]
+) -> None:
+    """With one batch a party nobody takes a step with another, and what a loss notes is still there
+    at the end.
+    """
     same("adcol(rep_mode=last_epoch,hidden=8)", batch=100)
     assert count["alone"]
     same("fedavg+dbe(init_mean=ema)", batch=100)
@@ -207,7 +249,9 @@ def owns(*each: Own) -> list[Own]:
 
 def test_what_is_equal_is_taken_once_and_tensors_that_differ_are_stacked() -> None:
     shared, a, b = torch.ones(3), torch.tensor([1.0]), torch.tensor([2.0])
-    each = owns(Own(shared, {"x": a, "array": np.arange(3)}), Own(shared, {"x": b, "array": np.arange(3)}))
+    each = owns(
+        Own(shared, {"x": a, "array": np.arange(3)}), Own(shared, {"x": b, "array": np.arange(3)})
+    )
     joined = StackedTree(each)
     (stacked,) = joined.rows.values()
     assert torch.equal(stacked, torch.tensor([[1.0], [2.0]]))
@@ -246,7 +290,10 @@ def test_what_differs_in_more_than_tensors_is_not_one(other: Own) -> None:
         StackedTree(owns(Own(torch.ones(3), {"x": 1}), other))
 
 
-@pytest.mark.parametrize("arrays", [(np.zeros(2), np.ones(2)), (np.zeros(2), np.zeros(3)), (np.zeros(2), np.zeros(2, np.int64))])
+@pytest.mark.parametrize(
+    "arrays",
+    [(np.zeros(2), np.ones(2)), (np.zeros(2), np.zeros(3)), (np.zeros(2), np.zeros(2, np.int64))],
+)
 def test_arrays_that_differ_are_not_one(arrays: tuple[Any, Any]) -> None:
     with pytest.raises(Unlike):
         StackedTree(owns(*(Own(torch.ones(3), {"x": array}) for array in arrays)))

@@ -1,4 +1,6 @@
-"""A party is left out of a run: nobody knows of it, and nothing else changes for the others than what it would have sent them."""
+"""A party is left out of a run: nobody knows of it, and nothing else changes for the others than
+what it would have sent them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from comity.experiments import config
 from comity.experiments.build import prepare
 from comity.studies import plan
 
-OTHERS = ("north", "south", "west")  # east, the second, is left out: the numbers of those after it change, their streams must not
+OTHERS = (
+    "north",
+    "south",
+    "west",
+)  # east, the second, is left out: the numbers of those after it change, their streams must not
 ALONE = [  # methods in which nobody has anything from anybody
     "solo", "fed-sps(alpha=0,beta=0)", "adcol(mu=0,hidden=8)", "relay(lambda_kd=0,lambda_disc=0,guarded=0.4)",
     "relay-p2p(lambda_kd=0,lambda_disc=0)",
@@ -31,19 +37,34 @@ ALONE = [  # methods in which nobody has anything from anybody
 
 def rows(result: comity.Result, *names: str) -> list[tuple[Any, ...]]:
     """What the metrics say of these parties' models."""
-    return [tuple(m) for m in result.metrics if m.party in names and m.metric in ("accuracy", "loss")]
+    return [
+        tuple(m) for m in result.metrics if m.party in names and m.metric in ("accuracy", "loss")
+    ]
 
 
 def right(folder: Path, *names: str) -> list[str]:
-    return [line for line in (folder / "outcomes.csv").read_text().splitlines() if line.split(",")[0] in names]
+    return [
+        line
+        for line in (folder / "outcomes.csv").read_text().splitlines()
+        if line.split(",")[0] in names
+    ]
 
 
-@pytest.mark.parametrize("more", [{}, {"participation": 0.5}, {"engine": "process", "workers": 2}], ids=str)
+@pytest.mark.parametrize(
+    "more", [{}, {"participation": 0.5}, {"engine": "process", "workers": 2}], ids=str
+)
 @pytest.mark.parametrize("text", ALONE)
-def test_who_learns_nothing_from_it_does_not_notice(text: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """Bit for bit in every round: data, test part, random streams, and the rounds in which one takes part."""
+def test_who_learns_nothing_from_it_does_not_notice(
+    text: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    """Bit for bit in every round: data, test part, random streams, and the rounds in which one
+    takes part.
+    """
     own = {"party": {"west": {"lr": 0.03, "batch": 5}}, "rounds": 3} | more
-    whole, less = run(text, tmp_path / "whole", **own), run(text, tmp_path / "less", without="east", **own)
+    whole, less = (
+        run(text, tmp_path / "whole", **own),
+        run(text, tmp_path / "less", without="east", **own),
+    )
     assert rows(less, *OTHERS) == rows(whole, *OTHERS)
     assert right(less.folder, *OTHERS) == right(whole.folder, *OTHERS)
     assert not rows(less, "east")
@@ -51,18 +72,34 @@ def test_who_learns_nothing_from_it_does_not_notice(text: str, more: dict[str, A
 
 
 @pytest.mark.parametrize(
-    "text", ["fedavg", "scaffold", "fedrep", "moon", "fedavg+prbm", "relay(lambda_kd=0,lambda_disc=0,guarded=0.4)"]
+    "text",
+    [
+        "fedavg",
+        "scaffold",
+        "fedrep",
+        "moon",
+        "fedavg+prbm",
+        "relay(lambda_kd=0,lambda_disc=0,guarded=0.4)",
+    ],
 )
-def test_first_replies_are_the_same(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the others answer in round 1, to the same letter, is bit for bit what they answer with everybody there."""
+def test_first_replies_are_the_same(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the others answer in round 1, to the same letter, is bit for bit what they answer with
+    everybody there.
+    """
     replies: dict[str, str] = {}
     function = LoopEngine.run
 
-    def listened(engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[Any]:
+    def listened(
+        engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[Any]:
         for i, answer in function(engine, call, messages, sealed_messages):
             if call.round == 1:
                 skeleton, tensors = flatten(answer.reply)
-                replies[engine.sites[i].party.name] = json.dumps(skeleton) + str([t.numpy().tobytes() for t in tensors])
+                replies[engine.sites[i].party.name] = json.dumps(skeleton) + str(
+                    [t.numpy().tobytes() for t in tensors]
+                )
             yield i, answer
 
     monkeypatch.setattr(LoopEngine, "run", listened)
@@ -74,18 +111,26 @@ def test_first_replies_are_the_same(text: str, tmp_path: Path, monkeypatch: pyte
     assert replies == {name: whole[name] for name in OTHERS}
 
 
-def test_every_method_runs_without_a_party_and_through_a_round_of_nobody(text: str, tmp_path: Path) -> None:
-    """One of four is drawn; where that is the missing one, the round passes in silence, and the plan knows."""
+def test_every_method_runs_without_a_party_and_through_a_round_of_nobody(
+    text: str, tmp_path: Path
+) -> None:
+    """One of four is drawn; where that is the missing one, the round passes in silence, and the
+    plan knows.
+    """
     few = {"participation": 0.25, "rounds": 3}
     assert [prepare(experiment(**few), ragged()).cohort(t) for t in (1, 2, 3)] == [[3], [1], [2]]
     result = run(text, tmp_path, without=["east"], **few)
     job = result.job
     assert (job.info.names, job.info.places, job.info.whole) == (OTHERS, (0, 2, 3), 4)
     assert [job.cohort(t) for t in (1, 2, 3)] == [[2], [], [1]]
-    silent = [] if text == "centralized" else [2]  # which draws nobody: the data are pooled before round 1
+    silent = (
+        [] if text == "centralized" else [2]
+    )  # which draws nobody: the data are pooled before round 1
     assert [m.round for m in result.metrics if m.metric == "silence"] == silent
     assert not {"east"} & {end for c in result.ledger for end in (c.src, c.dst)}
-    assert "east" not in {m.party for m in result.metrics} | {m.metric.removeprefix("overlap/") for m in result.metrics}
+    assert "east" not in {m.party for m in result.metrics} | {
+        m.metric.removeprefix("overlap/") for m in result.metrics
+    }
     _, each = plan.traffic(job)
     charged = Counter[tuple[int, str]]()
     for row in result.ledger:
@@ -94,7 +139,10 @@ def test_every_method_runs_without_a_party_and_through_a_round_of_nobody(text: s
         assert {kind: charged[t, kind] for kind in ("up", "down", "peer")} == vars(each[t - 1])
 
 
-@pytest.mark.parametrize("text", ["fedavg+dbe", "fed-sps", "relay-p2p", "adcol(slots=cohort,hidden=8)", "centralized", GOSSIP])
+@pytest.mark.parametrize(
+    "text",
+    ["fedavg+dbe", "fed-sps", "relay-p2p", "adcol(slots=cohort,hidden=8)", "centralized", GOSSIP],
+)
 def test_engines_agree_and_a_saved_experiment_repeats_it(text: str, tmp_path: Path) -> None:
     first = run(text, tmp_path / "loop", without="east")
     again = run(text, tmp_path / "process", engine="process", workers=2, without=("east",))
@@ -136,9 +184,14 @@ def test_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_newcomer_that_is_left_out(tmp_path: Path) -> None:
-    """Who is late is settled by the whole federation; the other newcomer's warm-up is what it would have been."""
+    """Who is late is settled by the whole federation; the other newcomer's warm-up is what it would
+    have been.
+    """
     late = {"newcomers": 2, "join_epochs": 2}
-    whole, less = run("fedavg", tmp_path / "whole", **late), run("fedavg", tmp_path / "less", without="south", **late)
+    whole, less = (
+        run("fedavg", tmp_path / "whole", **late),
+        run("fedavg", tmp_path / "less", without="south", **late),
+    )
     assert (less.job.info.names, less.job.info.newcomers) == (("north", "east"), ("west",))
     assert rows(less, "north", "east", "west") == rows(whole, "north", "east", "west")
     assert less.summary["newcomers"] == {"west": whole.summary["newcomers"]["west"]}
@@ -146,7 +199,10 @@ def test_a_newcomer_that_is_left_out(tmp_path: Path) -> None:
 
 def test_a_party_before_newcomers_is_left_out(tmp_path: Path) -> None:
     late = {"newcomers": 2, "join_epochs": 2}
-    whole, less = run("solo", tmp_path / "whole", **late), run("solo", tmp_path / "less", without="north", **late)
+    whole, less = (
+        run("solo", tmp_path / "whole", **late),
+        run("solo", tmp_path / "less", without="north", **late),
+    )
     assert (less.job.info.names, less.job.info.newcomers) == (("east",), ("south", "west"))
     assert less.summary["newcomers"] == whole.summary["newcomers"]
 
@@ -160,7 +216,9 @@ def test_a_peer_that_is_left_out_is_not_heard() -> None:
 
 
 def experiment(**settings: Any) -> config.Experiment:
-    return config.experiment({"algorithm": "relay", "data": "arrays", "partition": "given"} | settings)
+    return config.experiment(
+        {"algorithm": "relay", "data": "arrays", "partition": "given"} | settings
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,7 +237,9 @@ def test_refused(without: str, newcomers: int, said: str) -> None:
 
 
 def test_the_names_are_a_set() -> None:
-    assert experiment(without="b, a,b").without == ("a", "b") == experiment(without=["b", "a"]).without
+    assert (
+        experiment(without="b, a,b").without == ("a", "b") == experiment(without=["b", "a"]).without
+    )
     assert experiment(without=[]).without is None
     assert "without" not in config.write(experiment())
     assert 'without = ["a", "b"]' in config.write(experiment(without="b,a"))
@@ -188,8 +248,15 @@ def test_the_names_are_a_set() -> None:
 
 
 def test_the_relays_draw_belongs_to_the_party() -> None:
-    """Observations for the second of two are drawn as for the third of three, if the second of three was left out."""
-    uploads = {u: Upload(torch.full((1, 4), u), torch.ones(1), torch.randn(5, 1, 4), torch.ones(1).bool(), {}) for u in (0, 1)}
+    """Observations for the second of two are drawn as for the third of three, if the second of
+    three was left out.
+    """
+    uploads = {
+        u: Upload(
+            torch.full((1, 4), u), torch.ones(1), torch.randn(5, 1, 4), torch.ones(1).bool(), {}
+        )
+        for u in (0, 1)
+    }
 
     def bank(places: list[int]) -> Bank:
         return Bank(1, 4, uploads, dict.fromkeys(uploads, 1), 1, Key.root(0).bits, [], {}, places)
@@ -201,7 +268,9 @@ def test_the_relays_draw_belongs_to_the_party() -> None:
     assert not torch.equal(obs([], 1), obs([], 2))
 
 
-def test_who_is_asked_is_drawn_for_the_party(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_asked_is_drawn_for_the_party(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = set()
     key: Callable[..., Key] = Server.key
 

@@ -1,4 +1,6 @@
-"""A worker whose parties are on a device of their own, as on a GPU: letters and parcels come, and replies leave, on the CPU."""
+"""A worker whose parties are on a device of their own, as on a GPU: letters and parcels come, and
+replies leave, on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,20 @@ def on_one_actor(job: SimulatedRun) -> Engine:
 
 def go(text: str, folder: Path, **where: Any) -> comity.Result:
     lr = 0.02 if text.startswith(STEEP) else 0.1
-    settings: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "newcomers": 1, "engine": "loop", "lr": lr}
+    settings: dict[str, Any] = {
+        "model": "mlp2(width=8)",
+        "rounds": 2,
+        "newcomers": 1,
+        "engine": "loop",
+        "lr": lr,
+    }
     return comity.run(text, few(), out=folder, **settings | where)
 
 
 @pytest.mark.parametrize("text", ["scaffold", "fedavg+dbe", "fed-sps(attack_steps=2)", "relay"])
-def test_methods_whose_server_is_on_the_cpu(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_methods_whose_server_is_on_the_cpu(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is the same arithmetic as in a loop here; and whatever parties work with is far."""
     here = go(text, tmp_path / "here")
     seen: list[bool] = []
@@ -76,7 +86,9 @@ def test_methods_whose_server_is_on_the_cpu(text: str, tmp_path: Path, monkeypat
     assert all(seen)
 
 
-def test_a_worker_adds_up_there_and_its_sum_leaves_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_adds_up_there_and_its_sum_leaves_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Partial sums; that of one worker has the bits of a loop."""
     here = go("scaffold", tmp_path / "here")
     monkeypatch.setattr(SimulatedRun, "engine", on_one_actor)

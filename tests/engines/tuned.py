@@ -1,4 +1,5 @@
-"""A user's own file, and the only method here that does something after the last round: each party fine-tunes the global model.
+"""A user's own file, and the only method here that does something after the last round: each party
+fine-tunes the global model.
 
 Idea: FedAvg, then an epoch at each party, whose result it keeps.
 """
@@ -9,7 +10,20 @@ from dataclasses import replace
 from typing import ClassVar
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Empty, Info, Key, Model, Params, Party, Server, Traffic, algorithm, on_party, option, plain
+from comity.core import (
+    Empty,
+    Info,
+    Key,
+    Model,
+    Params,
+    Party,
+    Server,
+    Traffic,
+    algorithm,
+    on_party,
+    option,
+    plain,
+)
 
 
 @algorithm

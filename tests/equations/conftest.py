@@ -16,7 +16,9 @@ torch.set_num_threads(1)
 
 @pytest.fixture(autouse=True)
 def _no_global_randomness():
-    """A test's numbers come from keys and generators; nothing may disturb, or lean on, the global stream."""
+    """A test's numbers come from keys and generators; nothing may disturb, or lean on, the global
+    stream.
+    """
     before = torch.random.get_rng_state()
     yield
     assert torch.equal(before, torch.random.get_rng_state())

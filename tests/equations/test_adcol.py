@@ -11,7 +11,18 @@ from typing import Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import batch_of, federation, fit, net_of, noise, party_of, rounds, samples, task_of, worked
+from toys import (
+    batch_of,
+    federation,
+    fit,
+    net_of,
+    noise,
+    party_of,
+    rounds,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
@@ -28,27 +39,39 @@ FULL = Training(lr=2.0, momentum=0.9, batch=10**6, epochs=150)
 
 @pytest.mark.parametrize("m", [1.0, 2.0])
 def test_theorem_best_discriminator_of_two_gaussians_is_the_density_ratio(m: float) -> None:
-    """D*_k = P_k / sum_j P_j; log P_1/P_2 of N(0,1) and N(m,1) is -m z + m^2/2, so that is a linear D's logit difference."""
+    """D*_k = P_k / sum_j P_j; log P_1/P_2 of N(0,1) and N(m,1) is -m z + m^2/2, so that is a linear
+    D's logit difference.
+    """
     n = 50_000
     z = torch.cat([noise(n, 1, seed=1), m + noise(n, 1, seed=2)])
     task = Adcol(disc="linear").discriminator(1, 2)
-    D = fit(task.loss, task.init(Key(0)), Samples(z, torch.arange(2).repeat_interleave(n)), Key(1), FULL).theta
+    D = fit(
+        task.loss, task.init(Key(0)), Samples(z, torch.arange(2).repeat_interleave(n)), Key(1), FULL
+    ).theta
     slope = (D["out.weight"][0] - D["out.weight"][1]).item()
     intercept = (D["out.bias"][0] - D["out.bias"][1]).item()
     assert slope == pytest.approx(-m, rel=0.03)
     assert intercept == pytest.approx(m * m / 2, rel=0.03)
     grid = torch.linspace(-2, 4, 13)[:, None]
     first, second = torch.exp(-grid.square() / 2), torch.exp(-(grid - m).square() / 2)
-    torch.testing.assert_close(task.logits(D, grid).softmax(1)[:, :1], first / (first + second), rtol=0, atol=0.01)
+    torch.testing.assert_close(
+        task.logits(D, grid).softmax(1)[:, :1], first / (first + second), rtol=0, atol=0.01
+    )
 
 
 @pytest.mark.parametrize("disc", ["linear", "mlp"])
-def test_equal_distributions_leave_the_discriminator_with_chance(disc: Literal["linear", "mlp"]) -> None:
-    """The same vectors from every party: the best answer is 1/N, so KL = 0 and the server's CE = log N."""
+def test_equal_distributions_leave_the_discriminator_with_chance(
+    disc: Literal["linear", "mlp"],
+) -> None:
+    """The same vectors from every party: the best answer is 1/N, so KL = 0 and the server's CE =
+    log N.
+    """
     N, z = 3, noise(200, 4)
     task = Adcol(disc=disc, hidden=8).discriminator(4, N)
     data = Samples(z.repeat(N, 1), torch.arange(N).repeat_interleave(len(z)))
-    D = fit(task.loss, task.init(Key(0)), data, Key(1), Training(lr=0.5, batch=10**6, epochs=300)).theta
+    D = fit(
+        task.loss, task.init(Key(0)), data, Key(1), Training(lr=0.5, batch=10**6, epochs=300)
+    ).theta
     logits = task.logits(D, data.x)
     assert F.cross_entropy(logits, data.y).item() == pytest.approx(math.log(N), abs=2e-4)
     assert kl_from_uniform(logits).item() == pytest.approx(0, abs=2e-4)
@@ -60,7 +83,9 @@ def test_zero_output_layer_gives_exactly_chance(N: int) -> None:
     D = task.init(Key(0))
     D = D | {k: torch.zeros_like(D[k]) for k in ("out.weight", "out.bias")}
     logits = task.logits(D, noise(50, 8))
-    assert F.cross_entropy(logits, torch.arange(50) % N).item() == pytest.approx(math.log(N), abs=2e-6)
+    assert F.cross_entropy(logits, torch.arange(50) % N).item() == pytest.approx(
+        math.log(N), abs=2e-6
+    )
     assert kl_from_uniform(logits).item() == pytest.approx(0, abs=2e-6)
 
 
@@ -68,7 +93,9 @@ def test_zero_output_layer_gives_exactly_chance(N: int) -> None:
 
 
 def test_eq2_kl_from_uniform_to_the_discriminator() -> None:
-    """p = (3/4, 1/4): KL(u || p) = -log 2 - (log 3/4 + log 1/4) / 2 = 0.14384; KL(p || u) would be 0.13081."""
+    """p = (3/4, 1/4): KL(u || p) = -log 2 - (log 3/4 + log 1/4) / 2 = 0.14384; KL(p || u) would be
+    0.13081.
+    """
     value = kl_from_uniform(torch.tensor([[math.log(3), 0.0]])).item()
     assert value == pytest.approx(0.14384, abs=1e-5)
     assert abs(value - 0.13081) > 0.01
@@ -76,7 +103,9 @@ def test_eq2_kl_from_uniform_to_the_discriminator() -> None:
 
 def test_eq2_kl_is_a_mean_over_the_batch() -> None:
     """One row at 0.14384 and one at 0: neither summed over rows nor divided by N once more."""
-    assert kl_from_uniform(torch.tensor([[math.log(3), 0.0], [1.0, 1.0]])).item() == pytest.approx(0.07192, abs=1e-5)
+    assert kl_from_uniform(torch.tensor([[math.log(3), 0.0], [1.0, 1.0]])).item() == pytest.approx(
+        0.07192, abs=1e-5
+    )
 
 
 def test_eq2_is_cross_entropy_plus_mu_kl() -> None:
@@ -118,7 +147,9 @@ def test_eq2_gradient_is_zero_when_the_discriminator_is_constant() -> None:
 
 
 def _hash(theta: dict[str, torch.Tensor]) -> str:
-    return hashlib.sha256(b"".join(k.encode() + v.numpy().tobytes() for k, v in sorted(theta.items()))).hexdigest()
+    return hashlib.sha256(
+        b"".join(k.encode() + v.numpy().tobytes() for k, v in sorted(theta.items()))
+    ).hexdigest()
 
 
 def test_alg1_l11_local_training_leaves_the_discriminator_alone() -> None:
@@ -142,7 +173,9 @@ def _fraction(r: float, n: int) -> int:
     return math.ceil(Fraction(str(r)) * n)
 
 
-@pytest.mark.parametrize(("r", "n"), [(1.0, 13), (0.5, 13), (0.2, 15), (0.01, 13), (0.28, 25), (0.55, 100)])
+@pytest.mark.parametrize(
+    ("r", "n"), [(1.0, 13), (0.5, 13), (0.2, 15), (0.01, 13), (0.28, 25), (0.55, 100)]
+)
 def test_b11_representation_sampling_sends_exactly_ceil_rn_rows(r: float, n: int) -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(n, (6,), 3)
     adcol = Adcol(sampling=r, hidden=7)
@@ -150,7 +183,9 @@ def test_b11_representation_sampling_sends_exactly_ceil_rn_rows(r: float, n: int
     party = party_of(task, data, Training(lr=0.1), parties=3)
     mine, reply = worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3)))
     assert reply.z.shape == (_fraction(r, n), 5)
-    z = in_chunks(lambda x: task.features(mine.F, x), data.x)  # l.18: after training, in evaluation mode
+    z = in_chunks(
+        lambda x: task.features(mine.F, x), data.x
+    )  # l.18: after training, in evaluation mode
     nearest = torch.cdist(reply.z, z, compute_mode="donot_use_mm_for_euclid_dist").min(1)
     assert nearest.values.max() < 1e-6
     assert len(set(nearest.indices.tolist())) == len(reply.z), "drawn without replacement"
@@ -161,32 +196,58 @@ def test_b11_representation_sampling_is_fresh_each_round() -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(40, (6,), 3)
     adcol = Adcol(sampling=0.5, hidden=7, mu=0.0)
     still = party_of(task, data, Training(lr=0.0), parties=3)
-    message, mine = Game(adcol.discriminator(5, 3).init(Key(2)), {}), AdcolState(task.init(Key(1)), [])
+    message, mine = (
+        Game(adcol.discriminator(5, 3).init(Key(2)), {}),
+        AdcolState(task.init(Key(1)), []),
+    )
     root = Key.root(0)
-    drawn = [worked(adcol.local(mine, message, still, root.fold("party", 0, t, "local", 0)))[1].z for t in (1, 2)]
+    drawn = [
+        worked(adcol.local(mine, message, still, root.fold("party", 0, t, "local", 0)))[1].z
+        for t in (1, 2)
+    ]
     assert not torch.equal(*drawn)
 
 
 def test_alg1_l6_one_pass_of_sgd_on_the_discriminator() -> None:
-    """Frozen parties, one batch of all representations: D moves by one step of -lr times the gradient of its CE."""
+    """Frozen parties, one batch of all representations: D moves by one step of -lr times the
+    gradient of its CE.
+    """
     task = task_of("mlp2(width=5)", (6,), 3)
     data = [samples(9, (6,), 3, seed=1), samples(4, (6,), 3, seed=2)]
     adcol = Adcol(disc="linear")
     server, s = net_of(adcol, task, data, Training(lr=1e-30, batch=100))
-    server.info = Info(server.info.names, server.info.sizes, server.info.tasks, Training(lr=0.5, batch=100), server.info.shape)
+    server.info = Info(
+        server.info.names,
+        server.info.sizes,
+        server.info.tasks,
+        Training(lr=0.5, batch=100),
+        server.info.shape,
+    )
     D, after = s.D, rounds(adcol, server, s, 1).D
     theta = task.init(Key.root(0).fold("init"))
     z = torch.cat([task.features(theta, d.x) for d in data])
     label = torch.tensor([0] * 9 + [1] * 4)
-    wrong = (z @ D["out.weight"].T + D["out.bias"]).softmax(1) - F.one_hot(label, 2)  # d CE / d logits
-    torch.testing.assert_close(after["out.weight"], D["out.weight"] - 0.5 * wrong.T @ z / 13, rtol=0, atol=1e-6)
-    torch.testing.assert_close(after["out.bias"], D["out.bias"] - 0.5 * wrong.mean(0), rtol=0, atol=1e-6)
+    wrong = (z @ D["out.weight"].T + D["out.bias"]).softmax(1) - F.one_hot(
+        label, 2
+    )  # d CE / d logits
+    torch.testing.assert_close(
+        after["out.weight"], D["out.weight"] - 0.5 * wrong.T @ z / 13, rtol=0, atol=1e-6
+    )
+    torch.testing.assert_close(
+        after["out.bias"], D["out.bias"] - 0.5 * wrong.mean(0), rtol=0, atol=1e-6
+    )
 
 
 def test_b5_party_sampling_keeps_all_outputs_and_the_absent_keep_their_models() -> None:
     task = task_of("mlp2(width=5)", (6,), 3)
     adcol = Adcol(hidden=7)
-    server, s = net_of(adcol, task, [samples(8, (6,), 3, seed=i) for i in range(4)], Training(lr=0.1), participation=0.5)
+    server, s = net_of(
+        adcol,
+        task,
+        [samples(8, (6,), 3, seed=i) for i in range(4)],
+        Training(lr=0.1),
+        participation=0.5,
+    )
     before = [server.state(i).F for i in range(4)]
     D = rounds(adcol, server, s, 1).D
     took_part = server.sample(1)
@@ -209,7 +270,13 @@ def test_section5_discriminator_of_2048_512_512_5_weighs_5257236_bytes() -> None
 
 
 def _info(task: LearningTask, names: int, size: int) -> Info:
-    return Info(tuple(f"p{i}" for i in range(names)), (size,) * names, (task,) * names, Training(), (1, 28, 28))
+    return Info(
+        tuple(f"p{i}" for i in range(names)),
+        (size,) * names,
+        (task,) * names,
+        Training(),
+        (1, 28, 28),
+    )
 
 
 def test_section44_worked_example_fedavg_159_megabytes() -> None:
@@ -220,13 +287,24 @@ def test_section44_worked_example_fedavg_159_megabytes() -> None:
     assert sent.up + sent.down == 159_368_000
 
 
-@pytest.mark.parametrize(("outputs", "s_d", "total"), [(5, 68_628, 37_582_800), (100, 117_648, 42_484_800)])
-def test_section44_worked_example_adcol_37_and_42_megabytes(outputs: int, s_d: int, total: int) -> None:
-    """d = 128, a discriminator of two layers: the paper counted one with 5 outputs, though there are 100 parties.
+@pytest.mark.parametrize(
+    ("outputs", "s_d", "total"), [(5, 68_628, 37_582_800), (100, 117_648, 42_484_800)]
+)
+def test_section44_worked_example_adcol_37_and_42_megabytes(
+    outputs: int, s_d: int, total: int
+) -> None:
+    """d = 128, a discriminator of two layers: the paper counted one with 5 outputs, though there
+    are 100 parties.
 
-    60,000 representations are 4 * 60,000 * 128 = 30.72 MB (our closed form); our D has three layers, so theirs is built here.
+    60,000 representations are 4 * 60,000 * 128 = 30.72 MB (our closed form); our D has three
+    layers, so theirs is built here.
     """
-    D = Builder("two-layer", (128,)).stage("fc1", flat, linear(128), relu).stage("out", linear(outputs)).build()
+    D = (
+        Builder("two-layer", (128,))
+        .stage("fc1", flat, linear(128), relu)
+        .stage("out", linear(outputs))
+        .build()
+    )
     theirs = LearningTask(D, outputs, "fc1").bytes()
     assert theirs == s_d
     task = task_of("mlp2(width=128)", (1, 28, 28), 10)
@@ -251,22 +329,39 @@ def test_section44_bytes_a_round(
     """4 d sum ceil(r n_i) up and S_D to each down, on the ledger of a real run."""
     fed = federation(sizes)
     result = comity.run(
-        "adcol", fed, model=f"mlp2(width={d})", rounds=3, engine="loop", participation=participation, hidden=hidden, sampling=r
+        "adcol",
+        fed,
+        model=f"mlp2(width={d})",
+        rounds=3,
+        engine="loop",
+        participation=participation,
+        hidden=hidden,
+        sampling=r,
     )
     for t in (1, 2, 3):
         up: Counter[str] = Counter()
         down: Counter[str] = Counter()
         for row in result.ledger:
             if row.round == t and row.kind in ("up", "down"):
-                (up if row.kind == "up" else down)[row.src if row.kind == "up" else row.dst] += row.bytes
+                (up if row.kind == "up" else down)[row.src if row.kind == "up" else row.dst] += (
+                    row.bytes
+                )
         assert len(down) == cohort
         assert down == dict.fromkeys(down, _s_d(d, hidden, len(sizes)))
         assert up == {name: 4 * d * _fraction(r, sizes[int(name[1:])]) for name in down}
-    assert not [row for row in result.ledger if row.kind == "peer" or (row.round == 0 and row.kind in ("up", "down"))]
+    assert not [
+        row
+        for row in result.ledger
+        if row.kind == "peer" or (row.round == 0 and row.kind in ("up", "down"))
+    ]
 
 
 @pytest.mark.parametrize("r", [0.0, -0.5, 1.5])
 def test_b11_a_rate_outside_0_to_1_is_refused(r: float) -> None:
-    """No representations leave D nothing to learn from, and more than all there are cannot be drawn without replacement."""
+    """No representations leave D nothing to learn from, and more than all there are cannot be drawn
+    without replacement.
+    """
     with pytest.raises(comity.UsageError):
-        comity.run("adcol", federation((6, 7)), model="mlp2(width=4)", rounds=1, engine="loop", sampling=r)
+        comity.run(
+            "adcol", federation((6, 7)), model="mlp2(width=4)", rounds=1, engine="loop", sampling=r
+        )

@@ -1,7 +1,8 @@
-"""ADCOL's variants (Li, He, Song 2023): appendix B, section 5.1's projection head, future work. Each option changes what it says.
+"""ADCOL's variants (Li, He, Song 2023): appendix B, section 5.1's projection head, future work.
+Each option changes what it says.
 
-Expected weights come from loops written out here: torch.optim, networks as matrix products, KL from its definition. Only the
-order of the batches and the party's keys are the library's.
+Expected weights come from loops written out here: torch.optim, networks as matrix products, KL from
+its definition. Only the order of the batches and the party's keys are the library's.
 """
 
 from __future__ import annotations
@@ -38,7 +39,17 @@ import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.components.divergence import kl_from_uniform
 from comity.components.views import augmented, ntxent, second_view, simsiam
-from comity.core import Batch, Key, LearningTask, Params, Samples, Training, batches, descent, payload
+from comity.core import (
+    Batch,
+    Key,
+    LearningTask,
+    Params,
+    Samples,
+    Training,
+    batches,
+    descent,
+    payload,
+)
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.models import build
@@ -89,11 +100,18 @@ def eq2(Ds: list[Params], mu: float) -> Callable[[Params, Batch], Tensor]:
 
 
 def descended(
-    loss: Callable[[Params, Batch], Tensor], theta: Params, data: Samples, key: Key, how: Training = HOW, only: Any = None
+    loss: Callable[[Params, Batch], Tensor],
+    theta: Params,
+    data: Samples,
+    key: Key,
+    how: Training = HOW,
+    only: Any = None,
 ) -> Params:
     """torch.optim.SGD over the batches that this key gives."""
     theta = {k: v.clone() for k, v in theta.items()}
-    free = [v.requires_grad_() for k, v in theta.items() if "~" not in k and (only is None or k in only)]
+    free = [
+        v.requires_grad_() for k, v in theta.items() if "~" not in k and (only is None or k in only)
+    ]
     optimizer = torch.optim.SGD(free, lr=how.lr, momentum=how.momentum)
     for batch in batches(data, key, how):
         optimizer.zero_grad()
@@ -111,13 +129,20 @@ def server_key(t: int, purpose: str) -> Key:
 
 
 def game(
-    adcol: Adcol, participation: float = 1.0, sizes: tuple[int, ...] = SIZES, server_training: Training | None = None
+    adcol: Adcol,
+    participation: float = 1.0,
+    sizes: tuple[int, ...] = SIZES,
+    server_training: Training | None = None,
 ) -> tuple[list[Samples], LoopServer, Game]:
     """Parties that see the world differently, and the server before round 1."""
     data = [samples(n, SHAPE, CLASSES, seed=i + 1) for i, n in enumerate(sizes)]
     data = [Samples(d.x + 0.5 * i, d.y) for i, d in enumerate(data)]
-    server, s = net_of(adcol, task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES), data, HOW, participation)
-    if server_training is not None:  # D's own learning rate: discriminators of successive rounds differ well
+    server, s = net_of(
+        adcol, task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES), data, HOW, participation
+    )
+    if (
+        server_training is not None
+    ):  # D's own learning rate: discriminators of successive rounds differ well
         server.info = replace(server.info, training=server_training)
     return data, server, s
 
@@ -157,13 +182,20 @@ def s_d(d: int, layers: tuple[int, ...]) -> int:
 )  # fmt: skip
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_eq2_with_mu_0_is_solo_bit_for_bit(options: str, participation: float) -> None:
-    """D is still trained and sent, and discriminators are kept: nothing of it disturbs a party's own training."""
+    """D is still trained and sent, and discriminators are kept: nothing of it disturbs a party's
+    own training.
+    """
     model = BATCHNORM
-    ours = ran(f"adcol(mu=0,hidden=8{',' if options else ''}{options})", model, participation=participation)
+    ours = ran(
+        f"adcol(mu=0,hidden=8{',' if options else ''}{options})", model, participation=participation
+    )
     theirs = ran("solo", model, participation=participation)
     for name in theirs.job.info.names:
         assert same(ours.model(name).theta, theirs.model(name).theta), name
-    figures = [[r for r in run.metrics if r.metric in ("accuracy", "loss") and r.party != "server"] for run in (ours, theirs)]
+    figures = [
+        [r for r in run.metrics if r.metric in ("accuracy", "loss") and r.party != "server"]
+        for run in (ours, theirs)
+    ]
     assert len(figures[1]) == 4 * len(SIZES) * 2
     assert figures[0] == figures[1]
 
@@ -171,8 +203,12 @@ def test_eq2_with_mu_0_is_solo_bit_for_bit(options: str, participation: float) -
 # --- B.6: past discriminators
 
 
-def _played(participation: float, count: int = 9) -> list[tuple[int, int, Params, Params, list[Params], list[Params]]]:
-    """past=3: (round, party, weights before, weights after, discriminators the party got so far, all the server sent)."""
+def _played(
+    participation: float, count: int = 9
+) -> list[tuple[int, int, Params, Params, list[Params], list[Params]]]:
+    """past=3: (round, party, weights before, weights after, discriminators the party got so far,
+    all the server sent).
+    """
     adcol = Adcol(past=3, mu=3.0, hidden=HIDDEN)
     _, server, s = game(adcol, participation, server_training=Training(lr=0.5, batch=4, epochs=1))
     rows, sent = [], []
@@ -194,7 +230,9 @@ def _data(i: int) -> Samples:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participation: float) -> None:
-    """N_d = 3: CE + mu / 3 (KL_1 + KL_2 + KL_3) over the three that the party received last, whatever rounds it missed."""
+    """N_d = 3: CE + mu / 3 (KL_1 + KL_2 + KL_3) over the three that the party received last,
+    whatever rounds it missed.
+    """
     checked, told_apart, missed = 0, 0.0, 0.0
     for t, i, before, after, got, sent in _played(participation):
         if len(got) < 4:
@@ -203,16 +241,26 @@ def test_b6_eq18_penalty_is_the_mean_over_the_latest_discriminators(participatio
         expected = descended(eq2(latest, 3.0), before, _data(i), party_key(i, t))
         assert_near(after, expected)
         checked += 1
-        told_apart = max(told_apart, distance(expected, descended(eq2(latest[:1], 3.0), before, _data(i), party_key(i, t))))
+        told_apart = max(
+            told_apart,
+            distance(expected, descended(eq2(latest[:1], 3.0), before, _data(i), party_key(i, t))),
+        )
         if [id(D) for D in latest] != [id(D) for D in sent[:-4:-1]]:
-            missed = max(missed, distance(expected, descended(eq2(sent[:-4:-1], 3.0), before, _data(i), party_key(i, t))))
+            missed = max(
+                missed,
+                distance(
+                    expected, descended(eq2(sent[:-4:-1], 3.0), before, _data(i), party_key(i, t))
+                ),
+            )
     assert checked >= 4
     assert told_apart > 1e-3, "the newest alone would give other weights"
     assert (missed > 1e-3) == (participation < 1), "so would those that the party never got"
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_b6_the_first_trained_discriminator_received_stands_for_those_before_it(participation: float) -> None:
+def test_b6_the_first_trained_discriminator_received_stands_for_those_before_it(
+    participation: float,
+) -> None:
     for t, i, before, after, got, sent in _played(participation, 4):
         trained = [D for D in got if D is not sent[0]] or got
         latest = [*trained[::-1], trained[0], trained[0]][:3]
@@ -220,7 +268,9 @@ def test_b6_the_first_trained_discriminator_received_stands_for_those_before_it(
 
 
 def test_b6_eq18_early_rounds_repeat_the_discriminator_trained_in_round_1() -> None:
-    """D^i is the discriminator trained in round max(1, t - i), so from round 2 on the random one plays no part."""
+    """D^i is the discriminator trained in round max(1, t - i), so from round 2 on the random one
+    plays no part.
+    """
     for t, i, before, after, _, sent in _played(1.0, 4):
         if t > 1:  # sent[r] was trained in round r, sent[0] never
             latest = [sent[max(1, t - k)] for k in (1, 2, 3)]
@@ -229,15 +279,22 @@ def test_b6_eq18_early_rounds_repeat_the_discriminator_trained_in_round_1() -> N
 
 def test_b6_one_discriminator_is_the_standard_path_bit_for_bit() -> None:
     """past=1 is fit on CE + mu KL as eq. 2 has it, and nothing is kept."""
-    adcol, task = Adcol(past=1, mu=2.0, hidden=HIDDEN), task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES)
+    adcol, task = (
+        Adcol(past=1, mu=2.0, hidden=HIDDEN),
+        task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES),
+    )
     disc, data = adcol.discriminator(WIDTH, 4), samples(13, SHAPE, CLASSES)
     D, F_0 = disc.init(Key(2)), task.init(Key(1))
 
     def loss(theta: Params, batch: Batch) -> Tensor:
         z = task.features(theta, batch.x, train=True)
-        return F.cross_entropy(task.head(theta, z, train=True), batch.y) + 2.0 * kl_from_uniform(disc.logits(D, z))
+        return F.cross_entropy(task.head(theta, z, train=True), batch.y) + 2.0 * kl_from_uniform(
+            disc.logits(D, z)
+        )
 
-    mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party_of(task, data, HOW, parties=4), Key(3)))
+    mine, _ = worked(
+        adcol.local(AdcolState(F_0, []), Game(D, {}), party_of(task, data, HOW, parties=4), Key(3))
+    )
     assert same(mine.F, fit(loss, F_0, data, Key(3), HOW).theta)
     assert mine.past == []
 
@@ -268,7 +325,9 @@ def test_b6_only_the_newest_discriminator_is_sent(participation: float) -> None:
 
 
 def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
-    """CE alone; representations; the server fits an m-way D; the same parties train again with KL(1/m || D)."""
+    """CE alone; representations; the server fits an m-way D; the same parties train again with
+    KL(1/m || D).
+    """
     mu, server_training = 3.0, Training(lr=0.5, batch=4, epochs=1)
     adcol = Adcol(slots="cohort", mu=mu, hidden=HIDDEN)
     data, server, s = game(adcol, 0.5, (11, 7, 9, 6, 8, 10), server_training)
@@ -277,33 +336,49 @@ def test_b14_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
         before, trunk, cohort = weights_of(server), s.D, server.sample(t)
         assert len(cohort) == 3
         s = rounds(adcol, server, s, 1, first=t)
-        first = {i: descended(eq2([], mu), before[i], data[i], party_key(i, t)) for i in cohort}  # i: CE only
+        first = {
+            i: descended(eq2([], mu), before[i], data[i], party_key(i, t)) for i in cohort
+        }  # i: CE only
         local, align = replies[-2:]
         assert list(local) == list(align) == cohort
         for i in cohort:  # ii: after the first phase
             torch.testing.assert_close(local[i].z, encoded(first[i], data[i].x), rtol=0, atol=1e-5)
             assert payload(align[i]) == 0, "the second phase sends nothing"
         z = torch.cat([local[i].z for i in cohort])
-        label = torch.cat([torch.full((len(data[i]),), j) for j, i in enumerate(cohort)])  # slot j is the j-th party drawn
+        label = torch.cat(
+            [torch.full((len(data[i]),), j) for j, i in enumerate(cohort)]
+        )  # slot j is the j-th party drawn
         fresh = adcol.discriminator(WIDTH, 3).init(server_key(t, "slots"))
         D = {k: fresh[k] if k.startswith("out.") else v for k, v in trunk.items()}
         assert D["out.weight"].shape == (3, HIDDEN)
         D = descended(  # iii
-            lambda D, b: F.cross_entropy(judged(D, b.x), b.y), D, Samples(z, label), server_key(t, "discriminator"), server_training
+            lambda D, b: F.cross_entropy(judged(D, b.x), b.y),
+            D,
+            Samples(z, label),
+            server_key(t, "discriminator"),
+            server_training,
         )
         assert_near(s.D, D)
         for i in before:
             if i not in cohort:
                 assert same(server.state(i).F, before[i]), "unselected parties are left alone"
                 continue
-            second = descended(eq2([s.D], mu), first[i], data[i], party_key(i, t, "align"))  # iv and v
+            second = descended(
+                eq2([s.D], mu), first[i], data[i], party_key(i, t, "align")
+            )  # iv and v
             assert_near(server.state(i).F, second)
-            penalties.append(distance(second, descended(eq2([], mu), first[i], data[i], party_key(i, t, "align"))))
+            penalties.append(
+                distance(
+                    second, descended(eq2([], mu), first[i], data[i], party_key(i, t, "align"))
+                )
+            )
     assert max(penalties) > 1e-3, "the second phase has a penalty"
 
 
 def test_b14_two_local_phases_in_the_ledger() -> None:
-    """Exactly m = 2 of 4 send representations, then exactly they get D, with 2 outputs: 4 d sum n_i + m S_D."""
+    """Exactly m = 2 of 4 send representations, then exactly they get D, with 2 outputs: 4 d sum n_i
+    + m S_D.
+    """
     result = ran("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=4)
     cohorts = set()
     for t in (1, 2, 3, 4):
@@ -320,7 +395,9 @@ def test_b14_two_local_phases_in_the_ledger() -> None:
 
 def test_b14_unselected_parties_in_a_run_keep_their_weights() -> None:
     """The same run, one round longer: whoever was not drawn in the last round deploys what it had."""
-    shorter, longer = (ran("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=r) for r in (3, 4))
+    shorter, longer = (
+        ran("adcol(slots=cohort,hidden=7)", participation=0.5, rounds=r) for r in (3, 4)
+    )
     drawn = {r.src for r in longer.ledger if r.round == 4 and r.kind == "up"}
     for name in longer.job.info.names:
         assert same(shorter.model(name).theta, longer.model(name).theta) == (name not in drawn)
@@ -328,7 +405,9 @@ def test_b14_unselected_parties_in_a_run_keep_their_weights() -> None:
 
 def test_b14_a_phase_more_costs_steps() -> None:
     """3 rounds of 2 parties: each phase is one epoch, so twice as many steps as with slots=party."""
-    once, twice = (ran(f"adcol(slots={slots},hidden=7)", participation=0.5) for slots in ("party", "cohort"))
+    once, twice = (
+        ran(f"adcol(slots={slots},hidden=7)", participation=0.5) for slots in ("party", "cohort")
+    )
     assert twice.summary["steps"] == 2 * once.summary["steps"] > 0
 
 
@@ -347,12 +426,18 @@ def test_b14_what_of_the_discriminator_lives_on(carry: Literal["trunk", "keep", 
     survivors = {"trunk": trunk, "keep": trunk | {"out.weight", "out.bias"}, "reinit": set()}[carry]
     for t in (1, 2, 3):
         equal = {k for k in seen[t] if torch.equal(seen[t][k], seen[t - 1][k])}
-        assert equal == (survivors if t > 1 else survivors & trunk), "four outputs become two before round 1's D is made"
+        assert equal == (survivors if t > 1 else survivors & trunk), (
+            "four outputs become two before round 1's D is made"
+        )
 
 
 @pytest.mark.parametrize("carry", ["trunk", "keep", "reinit"])
-def test_b14_the_discriminator_that_lives_on_was_trained(carry: Literal["trunk", "keep", "reinit"]) -> None:
-    """One server step from what was carried: the trunk has moved since round 1, unless it is drawn again each round."""
+def test_b14_the_discriminator_that_lives_on_was_trained(
+    carry: Literal["trunk", "keep", "reinit"],
+) -> None:
+    """One server step from what was carried: the trunk has moved since round 1, unless it is drawn
+    again each round.
+    """
     adcol = Adcol(slots="cohort", disc_carry=carry, hidden=HIDDEN)
     _, server, s = game(adcol, 0.5)
     begun = s.D
@@ -378,14 +463,20 @@ def test_b14_the_number_of_parties_may_change(carry: Literal["trunk", "keep", "r
 
 
 def test_b14_a_party_that_does_not_answer_is_not_asked_again() -> None:
-    """D keeps the slot of the silent party; the second phase is for those that sent representations."""
+    """D keeps the slot of the silent party; the second phase is for those that sent
+    representations.
+    """
     adcol = Adcol(slots="cohort", hidden=HIDDEN)
     _, server, s = game(adcol)
     function, asked = server.engine.run, []
 
-    def without_party_1(call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+    def without_party_1(
+        call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[tuple[int, PartyResult]]:
         asked.append((call.function, list(messages)))
-        return function(call, {i: message for i, message in messages.items() if i != 1}, sealed_messages)
+        return function(
+            call, {i: message for i, message in messages.items() if i != 1}, sealed_messages
+        )
 
     server.engine.run = without_party_1
     s = rounds(adcol, server, s, 1)
@@ -403,7 +494,9 @@ def test_b14_mu_0_is_two_plain_trainings(participation: float) -> None:
         s = rounds(adcol, server, s, 1, first=t)
         for i in server.sample(t):
             for function in ("local", "align"):
-                expected[i] = fit(task.loss, expected[i], data[i], party_key(i, t, function), HOW).theta
+                expected[i] = fit(
+                    task.loss, expected[i], data[i], party_key(i, t, function), HOW
+                ).theta
     assert all(same(server.state(i).F, expected[i]) for i in expected)
 
 
@@ -417,14 +510,22 @@ def test_b14_past_discriminators_are_refused() -> None:
 SHAPES: dict[str, list[tuple[str, tuple[int, ...]]]] = {
     "linear": [("out", (5, 84))],  # B.15
     "mlp": [("fc1", (512, 84)), ("fc2", (512, 512)), ("out", (5, 512))],  # 5.1
-    "deep": [("fc1", (512, 84)), ("fc2", (512, 512)), ("fc3", (512, 512)), ("fc4", (512, 512)), ("out", (5, 512))],  # B.12
+    "deep": [
+        ("fc1", (512, 84)),
+        ("fc2", (512, 512)),
+        ("fc3", (512, 512)),
+        ("fc4", (512, 512)),
+        ("out", (5, 512)),
+    ],  # B.12
     "conv": [("conv1", (32, 1, 3, 3)), ("conv2", (64, 32, 3, 3)), ("out", (5, 64))],  # B.6
 }
 
 
 @pytest.mark.parametrize("disc", SHAPES)
 def test_b6_layers_of_the_discriminator(disc: Literal["linear", "mlp", "deep", "conv"]) -> None:
-    """84 values, 5 parties: 1, 3 or 5 FC layers, or two convolutions; each with biases and nothing else."""
+    """84 values, 5 parties: 1, 3 or 5 FC layers, or two convolutions; each with biases and nothing
+    else.
+    """
     task = Adcol(disc=disc).discriminator(84, 5)
     D = task.init(Key(0))
     expected: dict[str, tuple[int, ...]] = {}
@@ -451,12 +552,22 @@ def test_b6_bytes_with_another_discriminator(disc: str) -> None:
 
 
 @pytest.mark.parametrize("disc", ["linear", "mlp", "deep", "conv"])
-def test_b6_every_discriminator_learns_and_punishes(disc: Literal["linear", "mlp", "deep", "conv"]) -> None:
-    """Two clouds far apart: D tells them apart after some passes, and its gradient reaches the representations."""
+def test_b6_every_discriminator_learns_and_punishes(
+    disc: Literal["linear", "mlp", "deep", "conv"],
+) -> None:
+    """Two clouds far apart: D tells them apart after some passes, and its gradient reaches the
+    representations.
+    """
     task = Adcol(disc=disc, hidden=16).discriminator(20, 2)
     z = torch.cat([noise(60, 20, seed=1) + 1, noise(60, 20, seed=2) - 1])
     data = Samples(z, torch.arange(2).repeat_interleave(60))
-    D = fit(task.loss, task.init(Key(0)), data, Key(1), Training(lr=0.1, momentum=0.9, batch=20, epochs=15)).theta
+    D = fit(
+        task.loss,
+        task.init(Key(0)),
+        data,
+        Key(1),
+        Training(lr=0.1, momentum=0.9, batch=20, epochs=15),
+    ).theta
     assert (task.logits(D, z).argmax(1) == data.y).float().mean() > 0.95
     z = z.clone().requires_grad_()
     (grad,) = torch.autograd.grad(kl_from_uniform(task.logits(D, z)), z)
@@ -477,7 +588,9 @@ def test_b6_conv_takes_any_width_as_an_image(width: int, image: tuple[int, int, 
     padded[:, :width] = z
     x = F.relu(F.conv2d(padded.view(4, *image), D["conv1.weight"], D["conv1.bias"], padding=1))
     x = F.relu(F.conv2d(x, D["conv2.weight"], D["conv2.bias"], padding=1)).mean((2, 3))
-    torch.testing.assert_close(task.logits(D, z), x @ D["out.weight"].T + D["out.bias"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        task.logits(D, z), x @ D["out.weight"].T + D["out.bias"], rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("hidden", [1, 9])
@@ -495,37 +608,64 @@ def test_section5_hidden_is_the_width_of_every_hidden_layer(hidden: int) -> None
 def test_alg1_l7_passes_over_the_representations(passes: int) -> None:
     """Parties that stand still: D is what torch.optim makes of the union of their representations."""
     adcol = Adcol(disc_epochs=passes, hidden=HIDDEN)
-    server_training = Training(lr=0.3, momentum=0.5, batch=4, epochs=7)  # the parties' epochs are not the server's
+    server_training = Training(
+        lr=0.3, momentum=0.5, batch=4, epochs=7
+    )  # the parties' epochs are not the server's
     data, server, s = game(adcol, server_training=server_training)
     for site in map(server.engine.sites.__getitem__, server.info.parties):
         site.party = replace(site.party, training=Training(lr=1e-30))
     theta = server.state(0).F
     after = rounds(adcol, server, s, 1).D
-    union = Samples(torch.cat([encoded(theta, d.x) for d in data]), torch.arange(4).repeat_interleave(torch.tensor(SIZES)))
+    union = Samples(
+        torch.cat([encoded(theta, d.x) for d in data]),
+        torch.arange(4).repeat_interleave(torch.tensor(SIZES)),
+    )
 
     def named(D: Params, batch: Batch) -> Tensor:
         return F.cross_entropy(judged(D, batch.x), batch.y)
 
-    assert_near(after, descended(named, s.D, union, server_key(1, "discriminator"), replace(server_training, epochs=passes)))
+    assert_near(
+        after,
+        descended(
+            named,
+            s.D,
+            union,
+            server_key(1, "discriminator"),
+            replace(server_training, epochs=passes),
+        ),
+    )
     assert same(after, s.D) == (passes == 0)
 
 
 def test_alg1_l7_passes_are_counted_as_the_servers_steps() -> None:
     """33 representations in batches of 4 are 9 steps a pass; three rounds."""
-    assert [ran(f"adcol(disc_epochs={e},hidden=7)").summary["server_steps"] for e in (0, 1, 2)] == [0, 27, 54]
+    assert [ran(f"adcol(disc_epochs={e},hidden=7)").summary["server_steps"] for e in (0, 1, 2)] == [
+        0,
+        27,
+        54,
+    ]
 
 
 # --- B.11: representation sampling
 
 
 def test_b11_a_rate_of_1_is_no_sampling() -> None:
-    """All rows, in the order of the data; a whole run is the same bit for bit, and a smaller rate is another."""
-    adcol, task = Adcol(sampling=1.0, hidden=HIDDEN), task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES)
+    """All rows, in the order of the data; a whole run is the same bit for bit, and a smaller rate
+    is another.
+    """
+    adcol, task = (
+        Adcol(sampling=1.0, hidden=HIDDEN),
+        task_of(f"mlp2(width={WIDTH})", SHAPE, CLASSES),
+    )
     data, D = samples(13, SHAPE, CLASSES), adcol.discriminator(WIDTH, 2).init(Key(2))
     party = party_of(task, data, HOW, parties=2)
     mine, reply = worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party, Key(3)))
     torch.testing.assert_close(reply.z, encoded(mine.F, data.x), rtol=0, atol=1e-6)
-    plain, full, half = ran("adcol(hidden=7)"), ran("adcol(hidden=7,sampling=1)"), ran("adcol(hidden=7,sampling=0.5)")
+    plain, full, half = (
+        ran("adcol(hidden=7)"),
+        ran("adcol(hidden=7,sampling=1)"),
+        ran("adcol(hidden=7,sampling=0.5)"),
+    )
     assert same(plain.model("p0").theta, full.model("p0").theta)
     assert plain.metrics == full.metrics
     assert not same(plain.model("p0").theta, half.model("p0").theta)
@@ -533,13 +673,20 @@ def test_b11_a_rate_of_1_is_no_sampling() -> None:
 
 # --- B.10: shared predictor; whole models
 
-AVERAGED = {"predictor": {"fc3.weight", "fc3.bias"}, "model": {f"fc{k}.{p}" for k in (1, 2, 3) for p in ("weight", "bias")}}
+AVERAGED = {
+    "predictor": {"fc3.weight", "fc3.bias"},
+    "model": {f"fc{k}.{p}" for k in (1, 2, 3) for p in ("weight", "bias")},
+}
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("aggregate", AVERAGED)
-def test_b10_average_weighted_by_sample_counts(aggregate: Literal["predictor", "model"], participation: float) -> None:
-    """A round starts from the party's own weights with the averaged ones in their place, and ends with a new average."""
+def test_b10_average_weighted_by_sample_counts(
+    aggregate: Literal["predictor", "model"], participation: float
+) -> None:
+    """A round starts from the party's own weights with the averaged ones in their place, and ends
+    with a new average.
+    """
     mu, names = 3.0, AVERAGED[aggregate]
     adcol = Adcol(aggregate=aggregate, mu=mu, hidden=HIDDEN)
     data, server, s = game(adcol, participation)
@@ -549,7 +696,9 @@ def test_b10_average_weighted_by_sample_counts(aggregate: Literal["predictor", "
         for i in before:
             if i in cohort:
                 begin = {k: sent.shared[k] if k in names else v for k, v in before[i].items()}
-                assert_near(server.state(i).F, descended(eq2([sent.D], mu), begin, data[i], party_key(i, t)))
+                assert_near(
+                    server.state(i).F, descended(eq2([sent.D], mu), begin, data[i], party_key(i, t))
+                )
             else:
                 assert same(server.state(i).F, before[i])
         assert set(s.shared) == names
@@ -560,26 +709,37 @@ def test_b10_average_weighted_by_sample_counts(aggregate: Literal["predictor", "
             plain = sum(server.state(i).F[k].double() for i in cohort) / len(cohort)
             assert t < 3 or (average - plain).abs().max() > 1e-5, "parties differ in size"
     encoders = [server.state(i).F["fc1.weight"] for i in server.info.parties]
-    assert not any(torch.equal(encoders[0], other) for other in encoders[1:]), "everybody has an encoder of their own"
+    assert not any(torch.equal(encoders[0], other) for other in encoders[1:]), (
+        "everybody has an encoder of their own"
+    )
 
 
 @pytest.mark.parametrize("aggregate", ["none", "predictor", "model"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_b10_bytes(aggregate: str, participation: float) -> None:
-    """2 m S_pred more, half of it each way: S_pred = 4 (5*3 + 3) here, a whole mlp2 4 (35 + 30 + 18)."""
+    """2 m S_pred more, half of it each way: S_pred = 4 (5*3 + 3) here, a whole mlp2 4 (35 + 30 +
+    18).
+    """
     extra = {"none": 0, "predictor": 4 * 18, "model": 4 * 83}[aggregate]
     m = round(4 * participation)
-    plain, result = (traffic(ran(f"adcol(hidden=7,aggregate={a})", participation=participation)) for a in ("none", aggregate))
+    plain, result = (
+        traffic(ran(f"adcol(hidden=7,aggregate={a})", participation=participation))
+        for a in ("none", aggregate)
+    )
     for t in (1, 2, 3):
         for kind in ("local up", "local down"):
             assert result[t][kind] == plain[t][kind] + m * extra
 
 
-@pytest.mark.parametrize(("bn", "values"), [("all", 8 * 2 + 2 + 4 * 2 + 9), ("params_only", 8 * 2 + 2 + 2 * 2 + 9), ("none", 27)])
+@pytest.mark.parametrize(
+    ("bn", "values"),
+    [("all", 8 * 2 + 2 + 4 * 2 + 9), ("params_only", 8 * 2 + 2 + 2 * 2 + 9), ("none", 27)],
+)
 def test_b10_predictor_of_two_layers_with_batchnorm_policies(bn: str, values: int) -> None:
     """A predictor 8 -> 2, BatchNorm, 2 -> 3; what the experiment keeps at home is not averaged."""
     plain, shared = (
-        traffic(ran(f"adcol(hidden=7,aggregate={a})", f"mlp2(width={WIDTH},projection=8)", bn=bn)) for a in ("none", "predictor")
+        traffic(ran(f"adcol(hidden=7,aggregate={a})", f"mlp2(width={WIDTH},projection=8)", bn=bn))
+        for a in ("none", "predictor")
     )
     for t in (1, 2, 3):
         assert shared[t]["local up"] - plain[t]["local up"] == 4 * 4 * values
@@ -606,7 +766,9 @@ def test_b10_parties_with_other_architectures_cannot_average(aggregate: str) -> 
 
 @pytest.mark.parametrize("aggregate", ["predictor", "model"])
 def test_b10_with_b14_is_refused(aggregate: Literal["predictor", "model"]) -> None:
-    """With slots=cohort parties go on training after they have sent: there is nothing right to average."""
+    """With slots=cohort parties go on training after they have sent: there is nothing right to
+    average.
+    """
     with pytest.raises(comity.UsageError, match="aggregate"):
         game(Adcol(slots="cohort", aggregate=aggregate, hidden=HIDDEN))
 
@@ -616,12 +778,14 @@ def test_b10_with_b14_is_refused(aggregate: Literal["predictor", "model"]) -> No
 
 @pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize(
-    ("model", "shape", "n", "min_batch"), [("mlp2(width=5)", SHAPE, 13, 1), (BATCHNORM, IMAGE, 23, 2), (BATCHNORM, IMAGE, 21, 2)]
+    ("model", "shape", "n", "min_batch"),
+    [("mlp2(width=5)", SHAPE, 13, 1), (BATCHNORM, IMAGE, 23, 2), (BATCHNORM, IMAGE, 21, 2)],
 )
 def test_a9_representations_as_the_last_epoch_made_them(
     model: str, shape: tuple[int, ...], n: int, min_batch: int, epochs: int
 ) -> None:
-    """Each row is the training-mode feature at the weights before its batch's step; batches of 5, 21 samples drop one.
+    """Each row is the training-mode feature at the weights before its batch's step; batches of 5,
+    21 samples drop one.
 
     In double precision, as BatchNorm over few samples makes much of the last bit.
     """
@@ -631,7 +795,10 @@ def test_a9_representations_as_the_last_epoch_made_them(
     party = party_of(task, data, how, parties=2)
     judge = Adcol(hidden=HIDDEN).discriminator(task.width, 2)
     D, F_0 = ({k: v.double() for k, v in t.init(Key(1)).items()} for t in (judge, task))
-    rows, last = torch.full((n, task.width), torch.nan, dtype=torch.float64), (epochs - 1) * how.steps_for(n) // epochs
+    rows, last = (
+        torch.full((n, task.width), torch.nan, dtype=torch.float64),
+        (epochs - 1) * how.steps_for(n) // epochs,
+    )
 
     def loss(theta: Params, batch: Batch) -> Tensor:
         z = task.features(theta, batch.x, train=True)
@@ -642,7 +809,11 @@ def test_a9_representations_as_the_last_epoch_made_them(
     F_1 = descended(loss, F_0, data, Key(3), how)
     afterwards = task.features(F_1, data.x)
     (mine, reply), (plain, usual) = (
-        worked(Adcol(hidden=HIDDEN, rep_mode=mode).local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
+        worked(
+            Adcol(hidden=HIDDEN, rep_mode=mode).local(
+                AdcolState(F_0, []), Game(D, {}), party, Key(3)
+            )
+        )
         for mode in ("last_epoch", "after")
     )
     assert same(mine.F, plain.F), "training is the same"
@@ -659,10 +830,14 @@ def test_a9_representations_as_the_last_epoch_made_them(
 
 
 def test_a9_bytes_and_sampling_are_the_same() -> None:
-    runs = [ran(f"adcol(hidden=7,sampling=0.4,rep_mode={mode})") for mode in ("after", "last_epoch")]
+    runs = [
+        ran(f"adcol(hidden=7,sampling=0.4,rep_mode={mode})") for mode in ("after", "last_epoch")
+    ]
     assert traffic(runs[0]) == traffic(runs[1])
     assert traffic(runs[0])[1]["local up"] == 4 * WIDTH * (5 + 3 + 4 + 3)  # 0.4 of 11, 7, 9 and 6
-    assert not same(runs[0].model("p0").theta, runs[1].model("p0").theta), "D learned from other rows"
+    assert not same(runs[0].model("p0").theta, runs[1].model("p0").theta), (
+        "D learned from other rows"
+    )
 
 
 def test_a9_a_partys_data_are_not_written_to() -> None:
@@ -674,7 +849,14 @@ def test_a9_a_partys_data_are_not_written_to() -> None:
     before, adcol = data.x.clone(), Adcol(rep_mode="last_epoch", hidden=HIDDEN)
     D = adcol.discriminator(6, 2).init(Key(2))
     with task.network.layer_stream(Key(4)):
-        worked(adcol.local(AdcolState(task.init(Key(1)), []), Game(D, {}), party_of(task, data, HOW, parties=2), Key(3)))
+        worked(
+            adcol.local(
+                AdcolState(task.init(Key(1)), []),
+                Game(D, {}),
+                party_of(task, data, HOW, parties=2),
+                Key(3),
+            )
+        )
     assert torch.equal(data.x, before)
 
 
@@ -684,7 +866,9 @@ SELF = ["simsiam", "ntxent"]
 
 
 def test_ntxent_by_hand() -> None:
-    """Two samples at right angles, tau = 1/2. Equal views: -log(e^2 / (e^2 + 2)), whatever their lengths; swapped: + 2."""
+    """Two samples at right angles, tau = 1/2. Equal views: -log(e^2 / (e^2 + 2)), whatever their
+    lengths; swapped: + 2.
+    """
     a = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert ntxent(a, 3 * a, 0.5).item() == pytest.approx(math.log(1 + 2 * math.exp(-2)), rel=1e-6)
     assert ntxent(a, a.flip(0), 0.5).item() == pytest.approx(math.log(2 + math.exp(2)), rel=1e-6)
@@ -692,28 +876,41 @@ def test_ntxent_by_hand() -> None:
 
 @pytest.mark.parametrize("tau", [0.5, 0.1])
 def test_ntxent_is_chens_formula(tau: float) -> None:
-    """l(i, j) = -log exp(s_ij / tau) / sum_{k != i} exp(s_ik / tau), averaged over both orders of all n pairs."""
+    """l(i, j) = -log exp(s_ij / tau) / sum_{k != i} exp(s_ik / tau), averaged over both orders of
+    all n pairs.
+    """
     a, b = noise(4, 3, seed=1).double(), noise(4, 3, seed=2).double()
     views = [*a, *b]
 
     def s(i: int, k: int) -> float:
         return math.exp(float(views[i] @ views[k] / views[i].norm() / views[k].norm()) / tau)
 
-    terms = [-math.log(s(i, (i + 4) % 8) / sum(s(i, k) for k in range(8) if k != i)) for i in range(8)]
+    terms = [
+        -math.log(s(i, (i + 4) % 8) / sum(s(i, k) for k in range(8) if k != i)) for i in range(8)
+    ]
     assert ntxent(a, b, tau).item() == pytest.approx(sum(terms) / 8, rel=1e-9)
 
 
 def test_simsiam_by_hand() -> None:
-    """A predictor that is ReLU alone: cos((1,0), (1,1)) = cos((1,1), (1,0)) = 1 / sqrt 2; a negative part is cut before it."""
+    """A predictor that is ReLU alone: cos((1,0), (1,1)) = cos((1,1), (1,0)) = 1 / sqrt 2; a
+    negative part is cut before it.
+    """
     theta = {"simsiam.down": torch.eye(2), "simsiam.up": torch.eye(2)}
     a, b = torch.tensor([[1.0, 0.0]]), torch.tensor([[5.0, 5.0]])
     assert simsiam(a, b, theta).item() == pytest.approx(-(0.5**0.5), rel=1e-6)
-    assert simsiam(torch.tensor([[1.0, -1.0]]), a, theta).item() == pytest.approx(-(1 + 0.5**0.5) / 2, rel=1e-6)
+    assert simsiam(torch.tensor([[1.0, -1.0]]), a, theta).item() == pytest.approx(
+        -(1 + 0.5**0.5) / 2, rel=1e-6
+    )
 
 
 def test_simsiam_stops_the_gradient_at_the_other_view() -> None:
-    """dL/da is that of D(p(a), b) / 2 with b constant, measured by differences; without the stop it would be another."""
-    theta = {"simsiam.down": noise(3, 4, seed=1).double(), "simsiam.up": noise(4, 3, seed=2).double()}
+    """dL/da is that of D(p(a), b) / 2 with b constant, measured by differences; without the stop it
+    would be another.
+    """
+    theta = {
+        "simsiam.down": noise(3, 4, seed=1).double(),
+        "simsiam.up": noise(4, 3, seed=2).double(),
+    }
     a, b = noise(2, 4, seed=5).double(), noise(2, 4, seed=6).double()
 
     def predictor(z: Tensor) -> Tensor:
@@ -733,7 +930,9 @@ def test_simsiam_stops_the_gradient_at_the_other_view() -> None:
         for at in range(a.numel()):
             step = torch.zeros_like(a).view(-1)
             step[at] = h
-            out.view(-1)[at] = (function(a + step.view_as(a)) - function(a - step.view_as(a))) / (2 * h)
+            out.view(-1)[at] = (function(a + step.view_as(a)) - function(a - step.view_as(a))) / (
+                2 * h
+            )
         return out
 
     free = a.clone().requires_grad_()
@@ -745,8 +944,12 @@ def test_simsiam_stops_the_gradient_at_the_other_view() -> None:
 
 
 @pytest.mark.parametrize("objective", SELF)
-def test_future_work_replaces_the_cross_entropy_alone(objective: Literal["simsiam", "ntxent"]) -> None:
-    """Eq. 2 becomes L_self(G(x), G(x')) + mu KL(u || D(G(x))), x' another view of x; the KL term is on x itself."""
+def test_future_work_replaces_the_cross_entropy_alone(
+    objective: Literal["simsiam", "ntxent"],
+) -> None:
+    """Eq. 2 becomes L_self(G(x), G(x')) + mu KL(u || D(G(x))), x' another view of x; the KL term is
+    on x itself.
+    """
     adcol, data = Adcol(objective=objective, mu=2.0, hidden=HIDDEN), samples(8, SHAPE, CLASSES)
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
     task = adcol.task(party)
@@ -757,11 +960,15 @@ def test_future_work_replaces_the_cross_entropy_alone(objective: Literal["simsia
     judges, batch = Judges([D], None), batch_of(data)
     batch.drawn = second_view(batch, BatchKey(0, batch.number), judges)
     value = adcol.eq2(task, theta, batch, judges)
-    assert value.item() == pytest.approx((expected + 2.0 * divergence(judged(D, z))).item(), abs=1e-5)
+    assert value.item() == pytest.approx(
+        (expected + 2.0 * divergence(judged(D, z))).item(), abs=1e-5
+    )
 
 
 def test_future_work_simsiam_has_a_predictor_that_is_trained_and_stays_at_home() -> None:
-    plain, ours = (ran(f"adcol(hidden=7,objective={o})", "mlp2(width=16)") for o in ("ce", "simsiam"))
+    plain, ours = (
+        ran(f"adcol(hidden=7,objective={o})", "mlp2(width=16)") for o in ("ce", "simsiam")
+    )
     theta = [ours.model(name).theta for name in ("p0", "p1")]
     for name, shape in (("simsiam.down", (8, 16)), ("simsiam.up", (16, 8))):
         assert tuple(theta[0][name].shape) == shape
@@ -776,7 +983,9 @@ def test_future_work_simsiam_has_a_predictor_that_is_trained_and_stays_at_home()
 def test_future_work_labels_do_not_reach_the_body(
     objective: Literal["simsiam", "ntxent"], model: str, slots: Literal["party", "cohort"]
 ) -> None:
-    """Other labels, the same bodies and the same D bit for bit, buffers included; only heads differ."""
+    """Other labels, the same bodies and the same D bit for bit, buffers included; only heads
+    differ.
+    """
     shape = SHAPE if model.startswith("mlp2") else IMAGE
     task = task_of(model, shape, CLASSES)
     adcol = Adcol(objective=objective, slots=slots, hidden=HIDDEN)
@@ -792,21 +1001,30 @@ def test_future_work_labels_do_not_reach_the_body(
     assert same(D, D_other)
     for i in (0, 1):
         for name in one[i]:
-            assert torch.equal(one[i][name], other[i][name]) == (name not in task.head_names or "~" in name), name
+            assert torch.equal(one[i][name], other[i][name]) == (
+                name not in task.head_names or "~" in name
+            ), name
     moved = [k for k in begin if k not in task.head_names and not torch.equal(begin[k], one[0][k])]
     assert "fc1.weight" in moved, "the body did learn"
 
 
 @pytest.mark.parametrize("objective", SELF)
-def test_future_work_head_is_a_probe_on_the_frozen_body(objective: Literal["simsiam", "ntxent"]) -> None:
-    """First the body without labels, then logistic regression on its representations; the old head is where it starts."""
+def test_future_work_head_is_a_probe_on_the_frozen_body(
+    objective: Literal["simsiam", "ntxent"],
+) -> None:
+    """First the body without labels, then logistic regression on its representations; the old head
+    is where it starts.
+    """
     adcol, data = Adcol(objective=objective, mu=1.0, hidden=HIDDEN), samples(13, SHAPE, CLASSES)
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
     F_0, D = adcol.task(party).init(Key(1)), adcol.discriminator(16, 3).init(Key(2))
     mine, reply = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
 
     def self_supervised(theta: Params, batch: Batch) -> Tensor:
-        z, other = (encoded(theta, x) for x in (batch.x, augmented(batch.x, Key(3).fold("view", batch.number))))
+        z, other = (
+            encoded(theta, x)
+            for x in (batch.x, augmented(batch.x, Key(3).fold("view", batch.number)))
+        )
         value = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
         return value + divergence(judged(D, z))
 
@@ -818,27 +1036,38 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(objective: Literal["sims
     def probe(theta: Params, batch: Batch) -> Tensor:
         return F.cross_entropy(predicted(theta, z[batch.indices]), batch.y)
 
-    expected = descended(probe, expected, data, Key(3).fold("probe"), only={"fc3.weight", "fc3.bias"})
+    expected = descended(
+        probe, expected, data, Key(3).fold("probe"), only={"fc3.weight", "fc3.bias"}
+    )
     assert_near(mine.F, expected)
     torch.testing.assert_close(reply.z, z, rtol=0, atol=1e-5)
 
 
 def test_future_work_probe_leaves_the_bodys_running_statistics_alone() -> None:
-    """Spec 0 (a): a frozen network is in evaluation mode; without a step of the probe the body is the same."""
+    """Spec 0 (a): a frozen network is in evaluation mode; without a step of the probe the body is
+    the same.
+    """
     task, data = task_of(BATCHNORM, IMAGE, CLASSES), samples(20, IMAGE, CLASSES)
     adcol = Adcol(objective="ntxent", hidden=HIDDEN)
     party = party_of(task, data, Training(lr=0.1, batch=5, min_batch=2), parties=2)
     F_0, D = adcol.task(party).init(Key(1)), adcol.discriminator(task.width, 2).init(Key(2))
-    asked = party.fit(adcol.eq2, F_0, Key(3), Judges([D], None), task=adcol.task(party), draw=second_view)
+    asked = party.fit(
+        adcol.eq2, F_0, Key(3), Judges([D], None), task=adcol.task(party), draw=second_view
+    )
     body = descent.train(asked).theta
     mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
-    assert [k for k in body if k not in task.head_names and not torch.equal(body[k], mine.F[k])] == []
+    assert [
+        k for k in body if k not in task.head_names and not torch.equal(body[k], mine.F[k])
+    ] == []
 
 
 @cache
 def _digits() -> comity.Federation:
     digits = comity.load("digits")
-    parts = {name: (digits.x[at : at + 300], digits.y[at : at + 300]) for name, at in (("north", 0), ("south", 300))}
+    parts = {
+        name: (digits.x[at : at + 300], digits.y[at : at + 300])
+        for name, at in (("north", 0), ("south", 300))
+    }
     return comity.Federation.from_arrays(parts, classes=10)
 
 
@@ -847,7 +1076,14 @@ def test_future_work_learns_digits(objective: str) -> None:
     """Far better than chance (0.1), and the self-supervised loss itself falls."""
     text = f"adcol(objective={objective},mu=0.1,hidden=16)"
     result = comity.run(
-        text, _digits(), model="mlp2(width=48,projection=32)", rounds=5, lr=0.1, batch=32, epochs=3, engine="loop"
+        text,
+        _digits(),
+        model="mlp2(width=48,projection=32)",
+        rounds=5,
+        lr=0.1,
+        batch=32,
+        epochs=3,
+        engine="loop",
     )
     assert result.summary["accuracy"]["mean"] > 0.4
     party = result.job.parties[0]
@@ -856,12 +1092,17 @@ def test_future_work_learns_digits(objective: str) -> None:
     task, batch = adcol.task(party), batch_of(party.data.train)
     batch.drawn = second_view(batch, BatchKey(0, batch.number), None)
     with torch.no_grad():
-        begin, end = (task.loss(theta, batch) for theta in (task.init(ROOT.fold("init")), result.model("north").theta))
+        begin, end = (
+            task.loss(theta, batch)
+            for theta in (task.init(ROOT.fold("init")), result.model("north").theta)
+        )
     assert end < begin - 0.05
 
 
 def test_future_work_another_view_is_rolled_a_little_and_noisy() -> None:
-    """16 x 16 images move by at most 2 each way, cyclically, and each value gets noise of a tenth of the batch's spread."""
+    """16 x 16 images move by at most 2 each way, cyclically, and each value gets noise of a tenth
+    of the batch's spread.
+    """
     x = noise(40, 2, 16, 16, seed=1)
     view = augmented(x, Key(5))
     assert torch.equal(view, augmented(x, Key(5)))
@@ -901,13 +1142,22 @@ def test_future_work_another_view_of_a_single_number_is_finite() -> None:
         ("mlp2(width=6,projection=2048)", SHAPE, 6, 2048, 512),
     ],
 )
-def test_section5_projection_head_and_predictor(model: str, shape: tuple[int, ...], encoder: int, d: int, hidden: int) -> None:
-    """Three FC layers with BatchNorm, ReLU after the first two; the representation; FC, BatchNorm, ReLU, FC."""
+def test_section5_projection_head_and_predictor(
+    model: str, shape: tuple[int, ...], encoder: int, d: int, hidden: int
+) -> None:
+    """Three FC layers with BatchNorm, ReLU after the first two; the representation; FC, BatchNorm,
+    ReLU, FC.
+    """
     task = task_of(model, shape, CLASSES)
     assert task.cut == "proj3"
     assert task.width == d
     theta = task.init(Key(1))
-    layers = {"proj1": (encoder, encoder), "proj2": (encoder, encoder), "proj3": (d, encoder), "pred1": (hidden, d)}
+    layers = {
+        "proj1": (encoder, encoder),
+        "proj2": (encoder, encoder),
+        "proj3": (d, encoder),
+        "pred1": (hidden, d),
+    }
     for name, size in layers.items():
         assert tuple(theta[f"{name}.weight"].shape) == size
         assert {k for k in theta if k.startswith(f"{name}.bn.")} <= task.norm_names
@@ -918,8 +1168,14 @@ def test_section5_projection_head_and_predictor(model: str, shape: tuple[int, ..
 
     def layer(name: str, x: Tensor, train: bool) -> Tensor:
         x = x @ theta[f"{name}.weight"].T + theta[f"{name}.bias"]
-        mean, var = (x.mean(0), x.var(0, correction=0)) if train else (theta[f"{name}.bn.~mean"], theta[f"{name}.bn.~var"])
-        return (x - mean) / (var + 1e-5).sqrt() * theta[f"{name}.bn.weight"] + theta[f"{name}.bn.bias"]
+        mean, var = (
+            (x.mean(0), x.var(0, correction=0))
+            if train
+            else (theta[f"{name}.bn.~mean"], theta[f"{name}.bn.~var"])
+        )
+        return (x - mean) / (var + 1e-5).sqrt() * theta[f"{name}.bn.weight"] + theta[
+            f"{name}.bn.bias"
+        ]
 
     x = noise(20, *shape, seed=2)
     at = task.network.stages.index("proj1")
@@ -931,7 +1187,9 @@ def test_section5_projection_head_and_predictor(model: str, shape: tuple[int, ..
         own = {k: v.clone() for k, v in theta.items()}
         below = task.network.run({k: v.clone() for k, v in theta.items()}, x, train, 0, at)
         assert below.shape == (20, encoder)
-        z = layer("proj3", F.relu(layer("proj2", F.relu(layer("proj1", below, train)), train)), train)
+        z = layer(
+            "proj3", F.relu(layer("proj2", F.relu(layer("proj1", below, train)), train)), train
+        )
         torch.testing.assert_close(task.features(own, x, train), z, rtol=0, atol=1e-4)
         assert z.min() < 0, "no ReLU after the third"
         y = F.relu(layer("pred1", z, train)) @ theta["pred2.weight"].T + theta["pred2.bias"]

@@ -1,4 +1,6 @@
-"""FLRA: descent on the weights and ascent on the change of the inputs, in one step; a change that is too dear is FedAvg."""
+"""FLRA: descent on the weights and ascent on the change of the inputs, in one step; a change that
+is too dear is FedAvg.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,29 @@ class Line(LearningTask):
 
 
 def at(*x: float) -> Samples:
-    return Samples(torch.tensor([[each] for each in x], dtype=torch.float64), torch.zeros(len(x), dtype=torch.int64))
+    return Samples(
+        torch.tensor([[each] for each in x], dtype=torch.float64),
+        torch.zeros(len(x), dtype=torch.int64),
+    )
 
 
 @pytest.mark.parametrize("shift", ["diagonal", "full"])
 def test_fedrobust_two_steps_by_hand(shift: str) -> None:
-    """w = 1, x = 2: slopes are 2 in w, 2 in Λ and 1 in δ; w ← 0.8, Λ ← 1.1, δ ← 0.05. Then Λx + δ = 2.25."""
+    """w = 1, x = 2: slopes are 2 in w, 2 in Λ and 1 in δ; w ← 0.8, Λ ← 1.1, δ ← 0.05. Then Λx + δ =
+    2.25.
+    """
     algorithm = AffineRobust(lam=1.0, ascent_lr=0.05, shift=shift)  # type: ignore[arg-type]
-    server, s = net_of(algorithm, Line(OneNumber(1.0), classes=1, cut="body"), [at(2.0)], FULL_BATCH)
-    expected = [(0.8, 0.1, 0.05), (0.8 - 0.1 * 0.8 * 2.25, 0.1 + 0.05 * (0.8 * 0.8 * 2 - 0.2), 0.05 + 0.05 * (0.8 * 0.8 - 0.1))]
+    server, s = net_of(
+        algorithm, Line(OneNumber(1.0), classes=1, cut="body"), [at(2.0)], FULL_BATCH
+    )
+    expected = [
+        (0.8, 0.1, 0.05),
+        (
+            0.8 - 0.1 * 0.8 * 2.25,
+            0.1 + 0.05 * (0.8 * 0.8 * 2 - 0.2),
+            0.05 + 0.05 * (0.8 * 0.8 - 0.1),
+        ),
+    ]
     for t, (w, change, delta) in enumerate(expected, 1):
         s = rounds(algorithm, server, s, 1, first=t)
         assert s["body.w"].item() == pytest.approx(w, abs=1e-7)
@@ -42,7 +58,9 @@ def test_fedrobust_two_steps_by_hand(shift: str) -> None:
 
 
 def test_the_inner_maximum_is_found() -> None:
-    """With w held (lr → 0) Λ and δ climb to the maximum of (w((1 + D)x + δ) − 1)²/2 − λ(D² + δ²): D = gwx/(2λ), δ = gw/(2λ)."""
+    """With w held (lr → 0) Λ and δ climb to the maximum of (w((1 + D)x + δ) − 1)²/2 − λ(D² + δ²): D
+    = gwx/(2λ), δ = gw/(2λ).
+    """
     algorithm = AffineRobust(lam=3.0, ascent_lr=0.1)
     how = Training(lr=1e-12, batch=10, epochs=60)
     server, s = net_of(algorithm, Line(OneNumber(0.5), classes=1, cut="body"), [at(1.0)], how)
@@ -57,7 +75,9 @@ def test_the_inner_maximum_is_found() -> None:
 @pytest.mark.parametrize("model", ["mlp2", "batchnorm"])
 def test_too_dear_a_change_is_fedavg(model: str, participation: float) -> None:
     """λ → ∞, to the bit."""
-    assert_same(ran("affine-robust(lam=1e30)", model, participation), ran("fedavg", model, participation))
+    assert_same(
+        ran("affine-robust(lam=1e30)", model, participation), ran("fedavg", model, participation)
+    )
 
 
 @pytest.mark.parametrize("text", ["lam=0.1", "ascent_lr=0.01", "shift=full"])

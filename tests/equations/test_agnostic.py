@@ -1,4 +1,6 @@
-"""AFL and DRFA: the worst mixture of parties, on quadratics whose answers are known; and the projection that both need."""
+"""AFL and DRFA: the worst mixture of parties, on quadratics whose answers are known; and the
+projection that both need.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def test_mean_loss_is_that_of_all_samples_however_many_at_a_time() -> None:
 
 
 def test_afl_two_rounds_by_hand() -> None:
-    """b = 1 and 3, w = 0: F = (0.5, 4.5), w ← 0.2, λ ← Π(0.55, 0.95) = (0.3, 0.7); then w ← 0.3·0.28 + 0.7·0.48 = 0.42."""
+    """b = 1 and 3, w = 0: F = (0.5, 4.5), w ← 0.2, λ ← Π(0.55, 0.95) = (0.3, 0.7); then w ←
+    0.3·0.28 + 0.7·0.48 = 0.42.
+    """
     algorithm = Afl(lam_lr=0.1)
     server, s = net_of(algorithm, bowl(), [rows(1, 1), rows(1, 3)], STEP)
     s = rounds(algorithm, server, s, 1)
@@ -100,7 +104,9 @@ def test_afl_two_rounds_by_hand() -> None:
 
 
 def test_afl_finds_the_minimax_point() -> None:
-    """w²/2 and 4(w − 3)²/2 are equal at w = 2, where λ = (2/3, 1/3) balances their slopes; FedAvg's point is 2.4."""
+    """w²/2 and 4(w − 3)²/2 are equal at w = 2, where λ = (2/3, 1/3) balances their slopes; FedAvg's
+    point is 2.4.
+    """
     algorithm = Afl(lam_lr=0.05)
     server, s = net_of(algorithm, bowl(), [rows(1, 0), rows(4, 3)], STEP)
     s = rounds(algorithm, server, s, 300)
@@ -113,7 +119,9 @@ def test_afl_forgets_a_party_that_is_never_the_worst() -> None:
     server, s = net_of(algorithm, bowl(), [rows(1, 0), rows(1, 9)], STEP)
     s = rounds(algorithm, server, s, 2)
     assert s.lam == pytest.approx([0, 1])
-    assert s.theta["body.w"].item() == pytest.approx(0.45 + 0.1 * (9 - 0.45))  # a weight of 0 counts for nothing
+    assert s.theta["body.w"].item() == pytest.approx(
+        0.45 + 0.1 * (9 - 0.45)
+    )  # a weight of 0 counts for nothing
 
 
 def test_afl_of_nobody_with_weight_leaves_the_model() -> None:
@@ -127,8 +135,17 @@ def test_afl_of_nobody_with_weight_leaves_the_model() -> None:
 @pytest.mark.parametrize("method", ["afl", "drfa"])
 def test_one_party_is_fedavg(method: str) -> None:
     """Up to rounding: its weight is 1 here, and its number of samples in FedAvg."""
-    settings: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "lr": 0.1, "batch": 4, "engine": "loop"}
-    ours, theirs = (comity.run(text, federation((14,)), **settings).model("p0").theta for text in (method, "fedavg"))
+    settings: dict[str, Any] = {
+        "model": "mlp2(width=7)",
+        "rounds": 3,
+        "lr": 0.1,
+        "batch": 4,
+        "engine": "loop",
+    }
+    ours, theirs = (
+        comity.run(text, federation((14,)), **settings).model("p0").theta
+        for text in (method, "fedavg")
+    )
     assert_near(ours, theirs, atol=1e-6)
 
 
@@ -137,9 +154,14 @@ def test_afl_that_never_moves_lambda_is_fedavg() -> None:
     assert_near(child.model("p0").theta, parent.model("p0").theta, atol=1e-6)
 
 
-@pytest.mark.parametrize("text", ["afl(lam_lr=1)", "afl(begin=samples)", "drfa(lam_lr=0.5)", "drfa(begin=samples)"])
+@pytest.mark.parametrize(
+    "text", ["afl(lam_lr=1)", "afl(begin=samples)", "drfa(lam_lr=0.5)", "drfa(begin=samples)"]
+)
 def test_no_option_is_without_effect(text: str) -> None:
-    usual, other = (ran(method, "mlp2", 1.0).model("p0").theta["fc1.weight"] for method in (text.partition("(")[0], text))
+    usual, other = (
+        ran(method, "mlp2", 1.0).model("p0").theta["fc1.weight"]
+        for method in (text.partition("(")[0], text)
+    )
     assert not torch.equal(usual, other)
 
 
@@ -147,7 +169,9 @@ def test_no_option_is_without_effect(text: str) -> None:
 
 
 def test_drfa_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
-    """All draws fall on party 0 (λ = (1, 0)): w after t steps from 0 is 1 − 0.9^t, and the losses of the snapshot raise λ."""
+    """All draws fall on party 0 (λ = (1, 0)): w after t steps from 0 is 1 − 0.9^t, and the losses
+    of the snapshot raise λ.
+    """
     algorithm = Drfa(lam_lr=0.01)
     server, s = net_of(algorithm, bowl(), [rows(1, 1, 4), rows(1, 3, 4)], STEP)
     s = rounds(algorithm, server, Mixture(s.theta, [1.0, 0.0]), 1)
@@ -163,13 +187,23 @@ def test_drfa_a_round_by_hand(replies: list[dict[int, Any]]) -> None:
     assert s.lam == pytest.approx(onto_simplex(numbers(1, 0) + 4 * 0.01 * v).tolist())
 
 
-def test_drfa_judges_the_snapshot_also_where_parties_start_from_weights_of_their_own(replies: list[dict[int, Any]]) -> None:
-    settings: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 1, "batch": 4, "engine": "loop", "init": "own"}
+def test_drfa_judges_the_snapshot_also_where_parties_start_from_weights_of_their_own(
+    replies: list[dict[int, Any]],
+) -> None:
+    settings: dict[str, Any] = {
+        "model": "mlp2(width=7)",
+        "rounds": 1,
+        "batch": 4,
+        "engine": "loop",
+        "init": "own",
+    }
     job = comity.run("drfa", federation((9, 14)), **settings).job
     *trained, judged = replies
     sent = [reply.snapshot for each in trained for reply in each.values()]
     w = {k: torch.stack([theta[k] for theta in sent]).mean(0) for k in sent[0]}
-    expected = {i: mean_loss(party.task, w, party.data.train) for i, party in enumerate(job.parties)}
+    expected = {
+        i: mean_loss(party.task, w, party.data.train) for i, party in enumerate(job.parties)
+    }
     assert judged == pytest.approx(expected, abs=1e-6)
 
 
@@ -181,11 +215,16 @@ def test_drfa_draws_parties_by_lambda_and_snapshots_evenly(replies: list[dict[in
         rounds(algorithm, server, Mixture(s.theta, [0.75, 0.25]), 1, first=t)
         (i, reply), _ = *replies[0].items(), replies[1]
         parties[i] += 1
-        moments[next(k for k in range(5) if abs(1 - 0.9**k - reply.snapshot["body.w"].item()) < 1e-9)] += 1
+        moments[
+            next(k for k in range(5) if abs(1 - 0.9**k - reply.snapshot["body.w"].item()) < 1e-9)
+        ] += 1
         replies.clear()
     assert parties[0] / n == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / n) ** 0.5)
     assert set(moments) == {1, 2, 3, 4}
-    assert all(count / n == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / n) ** 0.5) for count in moments.values())
+    assert all(
+        count / n == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / n) ** 0.5)
+        for count in moments.values()
+    )
 
 
 def test_drfa_counts_half_the_judges_twice(replies: list[dict[int, Any]]) -> None:

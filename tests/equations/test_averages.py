@@ -40,16 +40,23 @@ def test_average_leaves_its_inputs_alone() -> None:
 
 def test_average_takes_whole_numbers_from_the_first_party() -> None:
     """num_batches_tracked: the first participant's, whatever the order in which replies arrived."""
-    models = {5: {"n~": torch.tensor(70), "w": torch.ones(1)}, 2: {"n~": torch.tensor(3), "w": torch.ones(1)}}
+    models = {
+        5: {"n~": torch.tensor(70), "w": torch.ones(1)},
+        2: {"n~": torch.tensor(3), "w": torch.ones(1)},
+    }
     made = average(models, {5: 9, 2: 1})["n~"]
     assert made.item() == 3
     assert made.dtype == torch.int64
 
 
 def test_alg1_weighted_average_by_hand() -> None:
-    """f_1 = 2 (w-1)^2 with 3 samples, f_2 = (w-7)^2/2 with 1; one step of 0.1 from 0: (3 * 0.4 + 1 * 0.7) / 4 = 0.475."""
+    """f_1 = 2 (w-1)^2 with 3 samples, f_2 = (w-7)^2/2 with 1; one step of 0.1 from 0: (3 * 0.4 + 1
+    * 0.7) / 4 = 0.475.
+    """
     fedavg = FedAvg()
-    server, s = net_of(fedavg, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=100, steps=1))
+    server, s = net_of(
+        fedavg, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=100, steps=1)
+    )
     assert rounds(fedavg, server, s, 1)["body.w"].item() == pytest.approx(0.475)
 
 
@@ -57,7 +64,9 @@ def test_alg1_weights_are_those_of_the_cohort() -> None:
     """n_i / n_S, not n_i / n: with two of four parties the shares still add up to 1."""
     data = [rows(1, 10, count=1), rows(1, 20, count=2), rows(1, 30, count=3), rows(1, 40, count=4)]
     fedavg = FedAvg()
-    server, s = net_of(fedavg, quadratic(), data, Training(lr=1.0, batch=100, steps=1), participation=0.5)
+    server, s = net_of(
+        fedavg, quadratic(), data, Training(lr=1.0, batch=100, steps=1), participation=0.5
+    )
     i, j = server.sample(1)
     optimum, n = (10, 20, 30, 40), (1, 2, 3, 4)  # a step of 1 on curvature 1 lands on b
     expected = (n[i] * optimum[i] + n[j] * optimum[j]) / (n[i] + n[j])
@@ -76,7 +85,9 @@ def test_alg1_everybody_starts_from_the_same_weights() -> None:
 
 
 def asked_by(method: FedProx, theta: Params, m: Model, party: Party) -> FitRequest[Any]:
-    """The one training that FedProx asks for when it begins at `theta`, wherever the received model is."""
+    """The one training that FedProx asks for when it begins at `theta`, wherever the received model
+    is.
+    """
     asked = method.trained(theta, m, party, Key(0)).send(None)
     assert isinstance(asked, FitRequest)
     return asked
@@ -101,7 +112,9 @@ def test_fedprox_eq2_gradient_is_mu_times_the_distance(mu: float) -> None:
 
 
 def test_fedprox_eq2_by_hand() -> None:
-    """f = 2 (w-1)^2, mu = 2, from w_t = 0: 0 -> 0.4 (no pull yet) -> 0.4 + 0.1 * 4 * 0.6 - 0.1 * 2 * 0.4 = 0.56."""
+    """f = 2 (w-1)^2, mu = 2, from w_t = 0: 0 -> 0.4 (no pull yet) -> 0.4 + 0.1 * 4 * 0.6 - 0.1 * 2
+    * 0.4 = 0.56.
+    """
     fedprox = FedProx(mu=2.0)
     server, s = net_of(fedprox, quadratic(), [rows(4, 1)], Training(lr=0.1, batch=100, steps=2))
     assert rounds(fedprox, server, s, 1)["body.w"].item() == pytest.approx(0.56)
@@ -109,14 +122,18 @@ def test_fedprox_eq2_by_hand() -> None:
 
 @pytest.mark.parametrize("policy", ["all", "params_only", "none"])
 def test_fedprox_eq2_holds_only_what_was_received_and_is_trained(policy: str) -> None:
-    """Moved by 1: running statistics (policy all), and whatever BatchNorm keeps at home; nothing is pulled."""
+    """Moved by 1: running statistics (policy all), and whatever BatchNorm keeps at home; nothing is
+    pulled.
+    """
     network = build(BN_NET, IMAGE, 3)
     task = LearningTask(network, 3, network.cut, batchnorm_private(network, policy))
     data, theta = samples(6, IMAGE, 3), task.init(Key(1))
     received = Model({k: v for k, v in theta.items() if k not in task.private})
 
     moved = {k: v + 1.0 if k in task.private or "~" in k else v.clone() for k, v in theta.items()}
-    asked = asked_by(FedProx(mu=5.0), moved, received, party_of(task, data, Training(lr=0.1, batch=6)))
+    asked = asked_by(
+        FedProx(mu=5.0), moved, received, party_of(task, data, Training(lr=0.1, batch=6))
+    )
     assert asked.pull is not None
     assert asked.pull.to.keys() == {k for k in theta if k not in task.private and "~" not in k}
     one_step = train(asked)
@@ -130,7 +147,9 @@ def test_fedprox_eq2_holds_only_what_was_received_and_is_trained(policy: str) ->
 def _batchnorm(task: LearningTask) -> set[str]:
     """By hand: FedBN's digit net has a BatchNorm after each of its first five layers."""
     layers = ("conv1", "conv2", "conv3", "fc1", "fc2")
-    names = {f"{layer}.bn.{part}" for layer in layers for part in ("weight", "bias", "~mean", "~var")}
+    names = {
+        f"{layer}.bn.{part}" for layer in layers for part in ("weight", "bias", "~mean", "~var")
+    }
     assert names <= set(task.shapes)
     return names
 
@@ -157,21 +176,29 @@ def _expected_home(case: str, task: LearningTask) -> set[str]:
      "fedprox/params_only", "scaffold/params_only", "scaffold/none"],
 )  # fmt: skip
 def test_section0_what_is_averaged_and_what_stays(case: str, replies: list[dict[int, Any]]) -> None:
-    """Each shared name is the weighted mean of what the parties sent; each other name never leaves and differs by party."""
+    """Each shared name is the weighted mean of what the parties sent; each other name never leaves
+    and differs by party.
+    """
     policy: Any
     method, policy = case.split("/")
     fed = federation((9, 14, 22), shape=IMAGE)
-    result = comity.run(method, fed, model=BN_NET, bn=policy, rounds=1, batch=4, lr=0.1, engine="loop")
+    result = comity.run(
+        method, fed, model=BN_NET, bn=policy, rounds=1, batch=4, lr=0.1, engine="loop"
+    )
     task = result.job.info.task
     home = _expected_home(case, task)
     (sent,) = [call for call in replies if hasattr(call[0], "theta")]  # the others are evaluations
     assert all(set(reply.theta) == set(task.shapes) - home for reply in sent.values())
-    weights = dict.fromkeys(sent, 1 / 3) if method == "scaffold" else {0: 9 / 45, 1: 14 / 45, 2: 22 / 45}
+    weights = (
+        dict.fromkeys(sent, 1 / 3) if method == "scaffold" else {0: 9 / 45, 1: 14 / 45, 2: 22 / 45}
+    )
     deployed = [result.model(name).theta for name in fed.names]
     start = task.init(result.job.root.fold("init"))
     for name in task.shapes:
         if name in home:
-            assert not torch.equal(deployed[0][name], start[name]), f"{name} was not trained at home"
+            assert not torch.equal(deployed[0][name], start[name]), (
+                f"{name} was not trained at home"
+            )
             assert not torch.equal(deployed[0][name], deployed[1][name]), name
             continue
         mean = sum(weight * sent[i].theta[name].double() for i, weight in weights.items())
@@ -185,8 +212,12 @@ def _pair() -> tuple[nn.Module, nn.Module]:
         return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU()), nn.Linear(5, 3)
 
 
-def test_section0_num_batches_tracked_comes_from_the_first_participant(replies: list[dict[int, Any]]) -> None:
-    """7, 5 and 3 batches a round: after one round everybody counts 7, after two 14, though the mean would be 5."""
+def test_section0_num_batches_tracked_comes_from_the_first_participant(
+    replies: list[dict[int, Any]],
+) -> None:
+    """7, 5 and 3 batches a round: after one round everybody counts 7, after two 14, though the mean
+    would be 5.
+    """
     fed = federation((28, 20, 12))
     name = "encoder.1.~num_batches_tracked"
     for count in (1, 2):
@@ -202,7 +233,9 @@ def test_section0_num_batches_tracked_comes_from_the_first_participant(replies: 
 def test_section0_num_batches_tracked_of_a_part_of_the_parties() -> None:
     """The first *participant*: with two of four drawn, the one with the lower number counts."""
     fed = federation((4, 8, 12, 16))
-    result = comity.run("fedavg", fed, model=_pair(), rounds=1, batch=4, participation=0.5, engine="loop")
+    result = comity.run(
+        "fedavg", fed, model=_pair(), rounds=1, batch=4, participation=0.5, engine="loop"
+    )
     first = result.job.cohort(1)[0]
     assert result.model("p0").theta["encoder.1.~num_batches_tracked"].item() == first + 1
 
@@ -227,8 +260,12 @@ def test_fedbn_knows_batchnorm_by_type_not_by_name(replies: list[dict[int, Any]]
 
 
 @pytest.mark.parametrize("cut", ["fc1", "fc2"])
-def test_fedper_personal_layers_are_those_behind_the_cut(cut: str, replies: list[dict[int, Any]]) -> None:
-    comity.run("fedper", federation((8, 12)), model="mlp2(width=4)", cut=cut, rounds=1, engine="loop")
+def test_fedper_personal_layers_are_those_behind_the_cut(
+    cut: str, replies: list[dict[int, Any]]
+) -> None:
+    comity.run(
+        "fedper", federation((8, 12)), model="mlp2(width=4)", cut=cut, rounds=1, engine="loop"
+    )
     sent = set(next(call for call in replies if hasattr(call[0], "theta"))[0].theta)
     base = {"fc1.weight", "fc1.bias"} | ({"fc2.weight", "fc2.bias"} if cut == "fc2" else set())
     assert sent == base
@@ -238,7 +275,19 @@ def test_fedper_personal_layers_are_those_behind_the_cut(cut: str, replies: list
 
 
 @pytest.mark.parametrize(
-    "method", ["solo", "centralized", "fedavg", "fedprox", "fedbn", "fedper", "scaffold", "adcol", "fedavg+dbe", "fedper+mr"]
+    "method",
+    [
+        "solo",
+        "centralized",
+        "fedavg",
+        "fedprox",
+        "fedbn",
+        "fedper",
+        "scaffold",
+        "adcol",
+        "fedavg+dbe",
+        "fedper+mr",
+    ],
 )
 def test_section0_batchnorm_never_meets_a_last_batch_of_one(method: str) -> None:
     """9 and 5 samples in batches of 4 leave one, and so do all 25 together: that batch is dropped."""

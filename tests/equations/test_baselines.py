@@ -18,7 +18,13 @@ from comity.algorithms.moon import contrast
 from comity.core import Key, Model, Training, drop, keep
 
 SIZES = (9, 14, 6)
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 2, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 2,
+    "engine": "loop",
+    "lr": 0.1,
+    "batch": 4,
+}
 
 
 def weights(method: str, **settings: object) -> list[dict[str, torch.Tensor]]:
@@ -34,7 +40,10 @@ def test_lg_fedavg_shares_the_head_and_nothing_else():
 
 def test_lg_fedavg_and_fedper_share_complementary_parts():
     total = comity.run("fedavg", federation(SIZES), **SETTINGS).summary["bytes"]["up"]
-    parts = [comity.run(m, federation(SIZES), **SETTINGS).summary["bytes"]["up"] for m in ("lg-fedavg", "fedper")]
+    parts = [
+        comity.run(m, federation(SIZES), **SETTINGS).summary["bytes"]["up"]
+        for m in ("lg-fedavg", "fedper")
+    ]
     assert sum(parts) == total
 
 
@@ -51,7 +60,11 @@ def test_fedrep_alg1_head_first_then_body():
     heads = task.head_names
     how = Training(lr=0.1, batch=8)
     method = FedRep(head_epochs=1)
-    mine, reply = worked(method.local(keep(theta, heads), Model(drop(theta, heads)), party_of(task, data, how), Key(3)))
+    mine, reply = worked(
+        method.local(
+            keep(theta, heads), Model(drop(theta, heads)), party_of(task, data, how), Key(3)
+        )
+    )
 
     def step(at: dict[str, torch.Tensor], names: frozenset[str]) -> dict[str, torch.Tensor]:
         free = {k: v.clone().requires_grad_() for k, v in at.items()}
@@ -85,7 +98,11 @@ def test_fd_gamma_0_is_solo(distance):
 
 
 def test_fd_with_distillation_is_not_solo():
-    assert any(not torch.equal(a[k], b[k]) for a, b in zip(weights("fd"), weights("solo"), strict=True) for k in a)
+    assert any(
+        not torch.equal(a[k], b[k])
+        for a, b in zip(weights("fd"), weights("solo"), strict=True)
+        for k in a
+    )
 
 
 def two_parties() -> Bank:
@@ -96,7 +113,9 @@ def two_parties() -> Bank:
 
 def test_fd_pools_by_class_counts():
     teacher = Fd().message_for(two_parties(), 0)
-    assert torch.equal(teacher.logits, torch.tensor([[2.0, 0.5], [0.0, 4.0]]))  # (3·1 + 1·5)/4, (3·0 + 1·2)/4
+    assert torch.equal(
+        teacher.logits, torch.tensor([[2.0, 0.5], [0.0, 4.0]])
+    )  # (3·1 + 1·5)/4, (3·0 + 1·2)/4
     assert teacher.known.tolist() == [True, True]
 
 
@@ -115,14 +134,20 @@ def test_fd_eq1_by_hand():
     for distance in ("mse", "ce"):
         value = Fd(gamma=2.0, distance=distance).eq1(task, theta, batch, Teacher(target, known))
         t = target[data.y]
-        gap = (own - t).square().sum(1) / 3 if distance == "mse" else -(t.softmax(1) * own.log_softmax(1)).sum(1)
+        gap = (
+            (own - t).square().sum(1) / 3
+            if distance == "mse"
+            else -(t.softmax(1) * own.log_softmax(1)).sum(1)
+        )
         by_hand = F.cross_entropy(own, data.y) + 2.0 * (mask * gap).mean()
         assert value == pytest.approx(by_hand.item(), abs=1e-6)
 
 
 def test_fd_lets_architectures_differ():
     names = federation(SIZES).names
-    result = comity.run("fd", federation(SIZES), **SETTINGS | {"party": {names[1]: {"model": "linear"}}})
+    result = comity.run(
+        "fd", federation(SIZES), **SETTINGS | {"party": {names[1]: {"model": "linear"}}}
+    )
     assert result.model(names[1]).task.network.name == "linear"
     assert result.model(names[0]).task.network.name == "mlp2"
 
@@ -144,7 +169,9 @@ def test_moon_eq3_is_log_2_in_a_partys_first_round():
 def test_moon_mu_0_is_fedavg(settings):
     fed = federation(SIZES, shape=(1, 8, 8)) if settings else federation(SIZES)
     chosen = SETTINGS | {"rounds": 3} | ({"model": settings["model"]} if settings else {})
-    ours, parent = (comity.run(m, fed, **chosen | extra) for m, extra in (("moon", {"mu": 0}), ("fedavg", {})))
+    ours, parent = (
+        comity.run(m, fed, **chosen | extra) for m, extra in (("moon", {"mu": 0}), ("fedavg", {}))
+    )
     a, b = ours.model(fed.names[0]).theta, parent.model(fed.names[0]).theta
     assert all(torch.equal(a[k], b[k]) for k in b)
 
@@ -152,7 +179,9 @@ def test_moon_mu_0_is_fedavg(settings):
 def test_moon_first_round_is_fedavg_up_to_the_constant_gradient():
     """With z_prev = z_glob the contrast's gradient vanishes: softplus(0) of equal similarities."""
     ours, parent = weights("moon", rounds=1, mu=10), weights("fedavg", rounds=1)
-    assert all(torch.allclose(a[k], b[k], atol=1e-6) for a, b in zip(ours, parent, strict=True) for k in b)
+    assert all(
+        torch.allclose(a[k], b[k], atol=1e-6) for a, b in zip(ours, parent, strict=True) for k in b
+    )
     later, fedavg = weights("moon", rounds=3, mu=10), weights("fedavg", rounds=3)
     assert any(not torch.allclose(later[0][k], fedavg[0][k], atol=1e-4) for k in fedavg[0])
 
@@ -168,7 +197,11 @@ def test_ditto_lambda_0_is_solo():
 
 def test_ditto_trains_the_global_model_as_fedavg():
     sent = {
-        m: [row for row in comity.run(m, federation(SIZES), **SETTINGS).ledger if row.kind in ("up", "down")]
+        m: [
+            row
+            for row in comity.run(m, federation(SIZES), **SETTINGS).ledger
+            if row.kind in ("up", "down")
+        ]
         for m in ("ditto", "fedavg")
     }
     assert sent["ditto"] == sent["fedavg"]
@@ -182,13 +215,17 @@ def test_ditto_step_by_hand():
     party = party_of(task, data, Training(lr=0.1, batch=8))
     mine, _ = worked(method.local(DittoState({}, v), Model(w), party, Key(3)))
     free = {k: x.clone().requires_grad_() for k, x in v.items()}
-    grads = torch.autograd.grad(F.cross_entropy(task.logits(free, data.x), data.y), list(free.values()))
+    grads = torch.autograd.grad(
+        F.cross_entropy(task.logits(free, data.x), data.y), list(free.values())
+    )
     for (k, x), g in zip(v.items(), grads, strict=True):
         assert torch.allclose(mine.v[k], x - 0.1 * (g + 0.5 * (x - w[k])), atol=1e-6)
 
 
 def test_ditto_mr_leaves_the_personal_model_alone_at_lambda_0():
-    """MR is asked of shared parameters only (DBE 5.2.3): with no pull to w, v_i is SOLO whatever κ is."""
+    """MR is asked of shared parameters only (DBE 5.2.3): with no pull to w, v_i is SOLO whatever κ
+    is.
+    """
     ours, alone = weights("ditto(lam=0)+mr", kappa=50, rounds=3), weights("solo", rounds=3)
     assert all(torch.equal(a[k], b[k]) for a, b in zip(ours, alone, strict=True) for k in b)
 

@@ -1,4 +1,6 @@
-"""DBE (Zhang et al. 2023): eq. 5 (PRBM), eq. 7 (MR), Algorithm 1 and its first exchange, Table 1's offsets, Table 3's noise."""
+"""DBE (Zhang et al. 2023): eq. 5 (PRBM), eq. 7 (MR), Algorithm 1 and its first exchange, Table 1's
+offsets, Table 3's noise.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import batch_of, federation, fit, net_of, noise, party_of, rounds, samples, task_of, worked
+from toys import (
+    batch_of,
+    federation,
+    fit,
+    net_of,
+    noise,
+    party_of,
+    rounds,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity.algorithms import compose
@@ -63,22 +76,30 @@ def test_eq7_gradient_vanishes_at_the_consensus() -> None:
 
 
 def test_eq7_running_mean_and_no_gradient_through_the_past() -> None:
-    """m_2 = (1 - mu) mu mean_1 + mu mean_2, and only the current batch's part of it carries a gradient."""
+    """m_2 = (1 - mu) mu mean_1 + mu mean_2, and only the current batch's part of it carries a
+    gradient.
+    """
     B, mu, consensus = 4, 0.3, noise(K, seed=1)
     task = biased(mu=mu, consensus=consensus)
     first, second = noise(B, K, seed=2).requires_grad_(), noise(B, K, seed=3).requires_grad_()
     scratch: dict[str, Tensor] = {}
     regulariser(task, first, scratch)
     value = regulariser(task, second, scratch)
-    past, now = torch.autograd.grad(value, [first, second], allow_unused=True, materialize_grads=True)
+    past, now = torch.autograd.grad(
+        value, [first, second], allow_unused=True, materialize_grads=True
+    )
     m = (1 - mu) * mu * first.detach().mean(0) + mu * second.detach().mean(0)
     assert value.item() == pytest.approx((m - consensus).square().mean().item() / 2, rel=1e-4)
-    torch.testing.assert_close(now, (mu * (m - consensus) / (B * K)).expand(B, K), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        now, (mu * (m - consensus) / (B * K)).expand(B, K), rtol=0, atol=1e-6
+    )
     assert past.abs().max() == 0
 
 
 def test_eq7_running_mean_starts_from_zero_in_every_local_training() -> None:
-    """The first batch's loss is CE + kappa/2 mean (mu mean f(x) - z)^2, in the second training as in the first."""
+    """The first batch's loss is CE + kappa/2 mean (mu mean f(x) - z)^2, in the second training as
+    in the first.
+    """
     kappa, mu, consensus = 7.0, 0.4, noise(K, seed=1)
     task = biased(kappa, mu, consensus)
     data = samples(12, SHAPE, CLASSES)
@@ -88,7 +109,14 @@ def test_eq7_running_mean_starts_from_zero_in_every_local_training() -> None:
     def loss(theta: Params, batch: Batch) -> Tensor:
         value = task.loss(theta, batch)
         if batch.number == 0:
-            seen.append(({k: v.detach().clone() for k, v in theta.items()}, batch.x, batch.y, value.detach()))
+            seen.append(
+                (
+                    {k: v.detach().clone() for k, v in theta.items()},
+                    batch.x,
+                    batch.y,
+                    value.detach(),
+                )
+            )
         return value
 
     for training in (0, 1):
@@ -111,7 +139,9 @@ def test_eq5_offset_before_a_linear_head_shifts_logits_by_a_constant() -> None:
     assert theta[OFFSET].shape == (K,)
     assert not theta[OFFSET].any(), "offsets start at 0"
     shift = task.head(theta | {OFFSET: p}, z) - task.head(theta, z)
-    torch.testing.assert_close(shift, (theta["fc3.weight"] @ p).expand(7, CLASSES), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        shift, (theta["fc3.weight"] @ p).expand(7, CLASSES), rtol=0, atol=1e-6
+    )
 
 
 def test_eq5_gradient_of_the_offset() -> None:
@@ -161,7 +191,9 @@ def test_table1_offset_at_an_inner_cut_is_added_there() -> None:
     theta = wrapped.init(Key(1)) | {OFFSET: p}
     x = party.data.train.x
     inner = F.max_pool2d(F.relu(F.conv2d(x, theta["conv1.weight"], theta["conv1.bias"])), 2) + p
-    inner = F.max_pool2d(F.relu(F.conv2d(inner, theta["conv2.weight"], theta["conv2.bias"])), 2).flatten(1)
+    inner = F.max_pool2d(
+        F.relu(F.conv2d(inner, theta["conv2.weight"], theta["conv2.bias"])), 2
+    ).flatten(1)
     inner = F.relu(inner @ theta["fc1.weight"].T + theta["fc1.bias"])
     expected = inner @ theta["fc2.weight"].T + theta["fc2.bias"]
     torch.testing.assert_close(wrapped.logits(theta, x), expected, rtol=0, atol=1e-5)
@@ -171,7 +203,9 @@ def test_table1_offset_at_an_inner_cut_is_added_there() -> None:
 
 
 def test_alg1_consensus_is_the_weighted_mean_of_exact_means() -> None:
-    """At a learning rate of 0 the initial epoch changes nothing, so z = sum_i (n_i / n) mean f(x; theta_0)."""
+    """At a learning rate of 0 the initial epoch changes nothing, so z = sum_i (n_i / n) mean f(x;
+    theta_0).
+    """
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     data = [samples(9, SHAPE, CLASSES, seed=1), samples(3, SHAPE, CLASSES, seed=2)]
     dbe = Dbe(host=FedAvg())
@@ -179,11 +213,15 @@ def test_alg1_consensus_is_the_weighted_mean_of_exact_means() -> None:
     theta = task.init(Key.root(0).fold("init"))
     means = [task.features(theta, d.x).mean(0) for d in data]
     for i in (0, 1):
-        torch.testing.assert_close(server.state(i).extra.z, 0.75 * means[0] + 0.25 * means[1], rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            server.state(i).extra.z, 0.75 * means[0] + 0.25 * means[1], rtol=0, atol=1e-6
+        )
 
 
 def test_alg1_initial_training_has_neither_offset_nor_regulariser_and_is_thrown_away() -> None:
-    """A party's mean comes after one plain epoch from theta_0, one batch here; round 1 starts from theta_0 again."""
+    """A party's mean comes after one plain epoch from theta_0, one batch here; round 1 starts from
+    theta_0 again.
+    """
     task = task_of(f"mlp2(width={K})", SHAPE, CLASSES)
     data = samples(9, SHAPE, CLASSES, seed=1)
     dbe = Dbe(host=FedAvg(), kappa=1000.0)
@@ -192,9 +230,13 @@ def test_alg1_initial_training_has_neither_offset_nor_regulariser_and_is_thrown_
     assert all(torch.equal(s.host[k], v) for k, v in theta.items())
     assert not server.state(0).host[OFFSET].any()
     params = {k: v.clone().requires_grad_() for k, v in theta.items()}
-    grads = torch.autograd.grad(F.cross_entropy(task.logits(params, data.x), data.y), list(params.values()))
+    grads = torch.autograd.grad(
+        F.cross_entropy(task.logits(params, data.x), data.y), list(params.values())
+    )
     stepped = {k: v - 0.3 * g for (k, v), g in zip(theta.items(), grads, strict=True)}
-    torch.testing.assert_close(server.state(0).extra.z, task.features(stepped, data.x).mean(0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        server.state(0).extra.z, task.features(stepped, data.x).mean(0), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("host", ["fedavg", "fedprox", "scaffold"])
@@ -289,7 +331,10 @@ def test_table2_prbm_makes_no_exchange_of_its_own_and_mr_has_no_offset() -> None
     assert OFFSET not in mr.model("p0").theta
 
 
-@pytest.mark.parametrize("text", ["solo+dbe", "adcol+dbe", "centralized+mr", "fedper+dbe", "fedper+prbm", "fedavg+dbe+mr"])
+@pytest.mark.parametrize(
+    "text",
+    ["solo+dbe", "adcol+dbe", "centralized+mr", "fedper+dbe", "fedper+prbm", "fedavg+dbe+mr"],
+)
 def test_hosts_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(comity.UsageError):
         compose(text)
@@ -303,11 +348,15 @@ def test_table3_no_noise_is_the_identity() -> None:
     assert torch.equal(Dbe(host=FedAvg()).noised(z, Key(3)), z)
 
 
-@pytest.mark.parametrize(("s", "q"), [(0.05, 0.2), (0.5, 0.2), (5.0, 0.0), (0.05, 0.9), (0.05, 1.0)])
+@pytest.mark.parametrize(
+    ("s", "q"), [(0.05, 0.2), (0.5, 0.2), (5.0, 0.0), (0.05, 0.9), (0.05, 1.0)]
+)
 def test_table3_noise_has_mean_1_minus_q_and_variance_s2(s: float, q: float) -> None:
     """(1 - q) z + N(0, s^2) over 100,000 values; four standard errors are allowed."""
     n, value = 100_000, 3.0
-    noised = Dbe(host=FedAvg(), noise_s=s, noise_q=q).noised(torch.full((n,), value), Key(3)).double()
+    noised = (
+        Dbe(host=FedAvg(), noise_s=s, noise_q=q).noised(torch.full((n,), value), Key(3)).double()
+    )
     assert noised.mean().item() == pytest.approx((1 - q) * value, abs=4 * s / n**0.5 + 1e-6)
     assert noised.var().item() == pytest.approx(s * s, rel=4 * (2 / n) ** 0.5)
 
@@ -328,6 +377,12 @@ def test_frozen_offset_stays_at_zero_and_gets_no_gradient() -> None:
     task = biased(kappa=0.0)
     assert isinstance(task, Biased)
     frozen = replace(task, frozen=True)
-    done = fit(frozen.loss, frozen.init(Key(1)), samples(9, SHAPE, CLASSES), Key(2), Training(lr=0.5, momentum=0.9, epochs=3))
+    done = fit(
+        frozen.loss,
+        frozen.init(Key(1)),
+        samples(9, SHAPE, CLASSES),
+        Key(2),
+        Training(lr=0.5, momentum=0.9, epochs=3),
+    )
     assert not done.theta[OFFSET].any()
     assert MEAN not in done.theta

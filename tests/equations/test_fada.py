@@ -1,4 +1,6 @@
-"""FADA: a target whose labels nobody looks at, what sources and target minimise, and how much each source counts."""
+"""FADA: a target whose labels nobody looks at, what sources and target minimise, and how much each
+source counts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,20 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import assert_near, batch_of, distance, federation, net_of, noise, party_of, rounds, same, samples, task_of, worked
+from toys import (
+    assert_near,
+    batch_of,
+    distance,
+    federation,
+    net_of,
+    noise,
+    party_of,
+    rounds,
+    same,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity.algorithms.fada import NOBODY, SOURCE, TARGET, Fada, Judges, Lesson
@@ -16,7 +31,13 @@ from comity.components.discriminator import labelled
 from comity.core import Key, Params, Samples, Training, UsageError
 
 SIZES = (12, 12, 14)
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "lr": 0.1, "batch": 4, "engine": "loop"}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 3,
+    "lr": 0.1,
+    "batch": 4,
+    "engine": "loop",
+}
 
 
 def thetas(text: str, fed: comity.Federation | None = None, **settings: Any) -> dict[str, Params]:
@@ -48,7 +69,12 @@ def test_the_targets_training_labels_change_nothing(options: str) -> None:
 
 def test_each_in_turn_is_as_many_runs() -> None:
     """By the bit, whichever party is the target; and it never saw that party's labels."""
-    every = thetas("fada(target=each)", bn="none", model="fedbn-cnn(scale=0.03)", fed=federation(SIZES, shape=(1, 8, 8)))
+    every = thetas(
+        "fada(target=each)",
+        bn="none",
+        model="fedbn-cnn(scale=0.03)",
+        fed=federation(SIZES, shape=(1, 8, 8)),
+    )
     for name, theta in every.items():
         fed = federation(SIZES, shape=(1, 8, 8))
         one = thetas(f"fada(target={name})", bn="none", model="fedbn-cnn(scale=0.03)", fed=fed)
@@ -57,14 +83,20 @@ def test_each_in_turn_is_as_many_runs() -> None:
 
 
 def test_without_its_extras_it_is_fedavg_of_the_sources() -> None:
-    """μ = 0 and equal weights; the sources have equally many samples. Up to rounding, as FedAvg divides by 24, and this by 2."""
+    """μ = 0 and equal weights; the sources have equally many samples. Up to rounding, as FedAvg
+    divides by 24, and this by 2.
+    """
     ours = thetas("fada(mu=0,attention=uniform)")
     theirs = thetas("fedavg", federation(SIZES[:2]))
     assert_near(ours["p2"], theirs["p0"], atol=1e-6)
 
 
 def test_the_losses_of_source_and_target() -> None:
-    task, data, fada = task_of("mlp2(width=7)", (6,), 3), samples(5, (6,), 3), Fada(mu=0.3, hidden=4)
+    task, data, fada = (
+        task_of("mlp2(width=7)", (6,), 3),
+        samples(5, (6,), 3),
+        Fada(mu=0.3, hidden=4),
+    )
     theta, batch = task.init(Key(1)), batch_of(data)
     disc = fada.identifier(task.width)
     first, second = disc.init(Key(2)), disc.init(Key(3))
@@ -77,11 +109,15 @@ def test_the_losses_of_source_and_target() -> None:
     source = fada.taught(task, theta, batch, Judges([first], torch.tensor(TARGET)))
     target = fada.confused(task, theta, batch, Judges([first, second], torch.tensor(SOURCE)))
     assert source.item() == pytest.approx((ce + 0.3 * taken(first, TARGET)).item(), abs=1e-6)
-    assert target.item() == pytest.approx((0.3 * (taken(first, SOURCE) + taken(second, SOURCE)) / 2).item(), abs=1e-6)
+    assert target.item() == pytest.approx(
+        (0.3 * (taken(first, SOURCE) + taken(second, SOURCE)) / 2).item(), abs=1e-6
+    )
 
 
 def test_clusters_by_hand() -> None:
-    """0, 1, 10, 11 in two clusters: 4 · 0.25 within them, 101 in all. Size does not matter; too few points say nothing."""
+    """0, 1, 10, 11 in two clusters: 4 · 0.25 within them, 101 in all. Size does not matter; too few
+    points say nothing.
+    """
     z = torch.tensor([[0.0], [1.0], [10.0], [11.0]])
     assert left_in_clusters(z, 2, Key(0)) == pytest.approx(1 / 101)
     assert left_in_clusters(100 * z, 2, Key(0)) == pytest.approx(1 / 101)
@@ -89,18 +125,25 @@ def test_clusters_by_hand() -> None:
 
 
 def test_sources_count_by_the_targets_clusters() -> None:
-    """Nobody trains (μ = 0): α_i ∝ W_1/W_k of the target's features by each source's model, and the model is their mean by α."""
+    """Nobody trains (μ = 0): α_i ∝ W_1/W_k of the target's features by each source's model, and the
+    model is their mean by α.
+    """
     task, fada = task_of("mlp2(width=7)", (6,), 3), Fada(mu=0)
     data = samples(20, (6,), 3)
     models = {4: task.init(Key(1)), 7: task.init(Key(2))}
     lessons = {i: Lesson(theta, {}) for i, theta in models.items()}
     key = Key(5)
     _, reply = worked(fada.adapt({NOBODY: {}}, lessons, party_of(task, data, Training(), i=9), key))
-    fit = {i: 1 / left_in_clusters(task.features(theta, data.x), 3, key.fold("clusters")) for i, theta in models.items()}
+    fit = {
+        i: 1 / left_in_clusters(task.features(theta, data.x), 3, key.fold("clusters"))
+        for i, theta in models.items()
+    }
     share = fit[4] / (fit[4] + fit[7])
     assert reply.attention == pytest.approx({4: share, 7: 1 - share})
     assert share != pytest.approx(0.5, abs=1e-3)
-    assert_near(reply.theta, {k: share * models[4][k] + (1 - share) * models[7][k] for k in models[4]})
+    assert_near(
+        reply.theta, {k: share * models[4][k] + (1 - share) * models[7][k] for k in models[4]}
+    )
 
 
 def test_the_target_moves_its_extractor_only() -> None:
@@ -113,7 +156,9 @@ def test_the_target_moves_its_extractor_only() -> None:
 
 
 def test_an_identifiers_loss_counts_both_sides_alike() -> None:
-    """min CE(DI(G_i(x)), source) + CE(DI(G_t(x)), target), each a mean of its own: of 3 rows and of 9, a step of 0.1."""
+    """min CE(DI(G_i(x)), source) + CE(DI(G_t(x)), target), each a mean of its own: of 3 rows and of
+    9, a step of 0.1.
+    """
     fada, task = Fada(hidden=4), task_of("mlp2(width=7)", (6,), 3)
     server, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=12))
     z_i, z_t = noise(3, 7), noise(9, 7, seed=1) + 1
@@ -135,7 +180,9 @@ def test_identifiers_learn_to_tell_source_from_target() -> None:
 
 
 def test_confusing_brings_features_nearer() -> None:
-    """Two parties, the target's inputs moved: with a strong adversary its features end nearer to the source's."""
+    """Two parties, the target's inputs moved: with a strong adversary its features end nearer to
+    the source's.
+    """
     source = samples(60, (6,), 3)
     target = Samples(samples(60, (6,), 3, seed=4).x + 2.0, source.y)
     task, apart = task_of("mlp2(width=7)", (6,), 3), {}
@@ -148,7 +195,9 @@ def test_confusing_brings_features_nearer() -> None:
     assert apart[1.0] < 0.8 * apart[0.0]
 
 
-@pytest.mark.parametrize("option", ["mu=1", "attention=uniform", "disc=linear", "hidden=9", "disc_epochs=3", "target=p0"])
+@pytest.mark.parametrize(
+    "option", ["mu=1", "attention=uniform", "disc=linear", "hidden=9", "disc_epochs=3", "target=p0"]
+)
 def test_no_option_is_without_effect(option: str) -> None:
     assert distance(thetas("fada")["p2"], thetas(f"fada({option})")["p2"]) > 0
 
@@ -159,4 +208,6 @@ def test_what_it_cannot_do_is_refused() -> None:
     with pytest.raises(UsageError, match="at least two parties"):
         thetas("fada", federation((9,)))
     with pytest.raises(UsageError, match="--opt-state reset"):
-        thetas("fada(target=each)", participation=0.7, opt_state="keep", optimizer="sgd(momentum=0.9)")
+        thetas(
+            "fada(target=each)", participation=0.7, opt_state="keep", optimizer="sgd(momentum=0.9)"
+        )

@@ -14,12 +14,28 @@ from toys import batch_of, federation, noise, party_of, same, samples, task_of, 
 
 import comity
 from comity.algorithms.fedcp import CONTEXT, OWN, POLICY, FedCp, Separated, mmd
-from comity.algorithms.gpfl import BETA, EMBEDDING, GAMMA, GENERIC, PERSONAL, Frozen, Gpfl, Valved, guided
+from comity.algorithms.gpfl import (
+    BETA,
+    EMBEDDING,
+    GAMMA,
+    GENERIC,
+    PERSONAL,
+    Frozen,
+    Gpfl,
+    Valved,
+    guided,
+)
 from comity.core import Key, LearningTask, Model, Params, Samples, Training, drop, keep
 from comity.studies import export
 
 SIZES = (9, 14, 6)
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 2, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 2,
+    "engine": "loop",
+    "lr": 0.1,
+    "batch": 4,
+}
 DATA = samples(8, (6,), 3)
 
 
@@ -37,7 +53,9 @@ def stepped(value: Any, theta: Params, names: frozenset[str], lr: float) -> Para
     """One step of gradient descent on `names`."""
     free = {k: v.clone().requires_grad_(k in names) for k, v in theta.items()}
     order = sorted(names)
-    grads = dict(zip(order, torch.autograd.grad(value(free), [free[k] for k in order]), strict=True))
+    grads = dict(
+        zip(order, torch.autograd.grad(value(free), [free[k] for k in order]), strict=True)
+    )
     return {k: (v - lr * grads[k] if k in names else v).detach() for k, v in free.items()}
 
 
@@ -57,7 +75,9 @@ def test_fedcp_answer_by_hand() -> None:
     method, task, theta = fedcp()
     h = task.features(theta, DATA.x)
     v = theta[OWN + "fc3.weight"].sum(0)
-    a = normed((v / v.norm() * h) @ theta[POLICY + "weight"].T + theta[POLICY + "bias"]).clamp(min=0)
+    a = normed((v / v.norm() * h) @ theta[POLICY + "weight"].T + theta[POLICY + "bias"]).clamp(
+        min=0
+    )
     r = a[:, :5].exp() / (a[:, :5].exp() + a[:, 5:].exp())
     by_hand = (r * h) @ theta["fc3.weight"].T + theta["fc3.bias"]
     by_hand = by_hand + ((1 - r) * h) @ theta[OWN + "fc3.weight"].T + theta[OWN + "fc3.bias"]
@@ -76,7 +96,10 @@ def test_fedcp_mmd_by_hand() -> None:
     x, y = noise(4, 3, seed=1), noise(4, 3, seed=2)
 
     def k(a: Tensor, b: Tensor) -> float:
-        return sum(math.exp(-(math.dist(a.tolist(), b.tolist()) ** 2) / (2 * width)) for width in (10, 15, 20, 50))
+        return sum(
+            math.exp(-(math.dist(a.tolist(), b.tolist()) ** 2) / (2 * width))
+            for width in (10, 15, 20, 50)
+        )
 
     pairs = [(i, j) for i in range(4) for j in range(4)]
     by_hand = sum(k(x[i], x[j]) + k(y[i], y[j]) - 2 * k(x[i], y[j]) for i, j in pairs) / 16
@@ -86,23 +109,31 @@ def test_fedcp_mmd_by_hand() -> None:
 
 @pytest.mark.parametrize(("upload", "share"), [("half", 0.5), ("own", 1.0)])
 def test_fedcp_two_steps_by_hand_and_what_is_sent(upload: Any, share: float) -> None:
-    """In the first step the discrepancy is 0; the global head stays, the others move, and a mixture of heads is sent."""
+    """In the first step the discrepancy is 0; the global head stays, the others move, and a mixture
+    of heads is sent.
+    """
     method, task, theta = fedcp(FedCp(lam=2.0, upload=upload))
     assert isinstance(task, Separated)
     bare, how = task.inner, Training(lr=0.1, batch=8, epochs=2)
     own = keep(theta, task.private)
-    mine, reply = worked(method.local(own, Model(drop(theta, task.private)), party_of(bare, DATA, how), Key(3)))
+    mine, reply = worked(
+        method.local(own, Model(drop(theta, task.private)), party_of(bare, DATA, how), Key(3))
+    )
     context = method.in_context(theta, task)
     h_g = bare.features(theta, DATA.x)
 
     def value(at: Params) -> Tensor:
-        return F.cross_entropy(task.logits(at, DATA.x), DATA.y) + 2.0 * mmd(bare.features(at, DATA.x), h_g)
+        return F.cross_entropy(task.logits(at, DATA.x), DATA.y) + 2.0 * mmd(
+            bare.features(at, DATA.x), h_g
+        )
 
     moving = frozenset(theta.keys() - task.head_names)
     after = stepped(value, stepped(value, context, moving, 0.1), moving, 0.1)
     for k in ("fc3.weight", "fc3.bias"):
         assert torch.allclose(mine[OWN + k], after[OWN + k], atol=1e-5)
-        assert torch.allclose(reply.theta[k], share * after[OWN + k] + (1 - share) * theta[k], atol=1e-5)
+        assert torch.allclose(
+            reply.theta[k], share * after[OWN + k] + (1 - share) * theta[k], atol=1e-5
+        )
     assert mine.keys() == task.private
     assert reply.theta.keys() == theta.keys() - task.private
     for k in reply.theta.keys() - task.head_names:
@@ -111,17 +142,29 @@ def test_fedcp_two_steps_by_hand_and_what_is_sent(upload: Any, share: float) -> 
 
 def test_fedcp_heads_begin_alike_and_only_the_own_stays_at_a_party() -> None:
     a, b, _ = weights("fedcp")
-    assert {k for k in a if not torch.equal(a[k], b[k])} == {OWN + "fc3.weight", OWN + "fc3.bias", CONTEXT}
+    assert {k for k in a if not torch.equal(a[k], b[k])} == {
+        OWN + "fc3.weight",
+        OWN + "fc3.bias",
+        CONTEXT,
+    }
 
 
 def test_fedcp_needs_a_head_of_linear_layers() -> None:
     with pytest.raises(comity.UsageError, match="head of linear layers"):
-        comity.run("fedcp", comity.load("digits").partition("iid", parties=2), rounds=1, model="lenet5", cut="conv1")
+        comity.run(
+            "fedcp",
+            comity.load("digits").partition("iid", parties=2),
+            rounds=1,
+            model="lenet5",
+            cut="conv1",
+        )
 
 
 @pytest.mark.parametrize("option", [{"lam": 0}, {"upload": "own"}, {"gumbel": True}])
 def test_no_option_of_fedcp_is_without_effect(option: dict[str, Any]) -> None:
-    assert not all(same(a, b) for a, b in zip(weights("fedcp"), weights("fedcp", **option), strict=True))
+    assert not all(
+        same(a, b) for a, b in zip(weights("fedcp"), weights("fedcp", **option), strict=True)
+    )
 
 
 def test_fedcp_gumbel_noise_is_gumbels() -> None:
@@ -154,7 +197,9 @@ def valved(theta: Params, f: Tensor, condition: Tensor) -> Tensor:
 
 
 def test_gpfl_conditions_by_hand() -> None:
-    """Three samples of class 0, one of class 2: p_i is three quarters of the one embedding and a quarter of the other."""
+    """Three samples of class 0, one of class 2: p_i is three quarters of the one embedding and a
+    quarter of the other.
+    """
     method, task, theta = gpfl()
     party = party_of(task, Samples(noise(4, 6), torch.tensor([0, 0, 2, 0])), Training())
     found = method.conditioned(theta, party)
@@ -179,23 +224,34 @@ def by_hand(task: Valved, theta: Params, C: Tensor, data: Samples, lam: float, m
 def test_gpfl_loss_by_hand(mlg: Any) -> None:
     method, task, theta = gpfl(Gpfl(lam=0.3, mlg=mlg))
     C = noise(3, 5, seed=7)
-    begin = theta | keep(method.conditioned({EMBEDDING: C}, party_of(task, DATA, Training())), frozenset({GENERIC, PERSONAL}))
+    begin = theta | keep(
+        method.conditioned({EMBEDDING: C}, party_of(task, DATA, Training())),
+        frozenset({GENERIC, PERSONAL}),
+    )
     counts = torch.bincount(DATA.y, minlength=3).float()
     assert torch.allclose(begin[PERSONAL], counts @ C / 8, atol=1e-6)
     found = method.loss(task, begin, batch_of(DATA), Frozen(C))
-    assert found.item() == pytest.approx(by_hand(task, theta, C, Samples(DATA.x, DATA.y), 0.3, mlg).item(), abs=1e-5)
+    assert found.item() == pytest.approx(
+        by_hand(task, theta, C, Samples(DATA.x, DATA.y), 0.3, mlg).item(), abs=1e-5
+    )
 
 
 def test_gpfl_two_steps_by_hand_with_weight_decay_on_embeddings_and_valve() -> None:
     method, task, theta = gpfl(Gpfl(lam=0.3, mu=0.2))
     how = Training(lr=0.1, batch=8, epochs=2)
     heads = task.head_names
-    mine, reply = worked(method.local(keep(theta, heads), Model(drop(theta, heads)), party_of(task.inner, DATA, how), Key(3)))
+    mine, reply = worked(
+        method.local(
+            keep(theta, heads), Model(drop(theta, heads)), party_of(task.inner, DATA, how), Key(3)
+        )
+    )
     C, decayed = theta[EMBEDDING], guided(frozenset(theta))
     assert len(decayed) == 9
 
     def value(at: Params) -> Tensor:
-        return by_hand(task, at, C, DATA, 0.3, "code") + 0.1 * sum(at[k].square().sum() for k in decayed)
+        return by_hand(task, at, C, DATA, 0.3, "code") + 0.1 * sum(
+            at[k].square().sum() for k in decayed
+        )
 
     every = frozenset(theta)
     after = stepped(value, stepped(value, theta, every, 0.1), every, 0.1)
@@ -222,7 +278,9 @@ def test_gpfl_deploys_the_personal_route() -> None:
 
 @pytest.mark.parametrize("option", [{"lam": 1}, {"mu": 0}, {"mlg": "paper"}])
 def test_no_option_of_gpfl_is_without_effect(option: dict[str, Any]) -> None:
-    assert not all(same(a, b) for a, b in zip(weights("gpfl"), weights("gpfl", **option), strict=True))
+    assert not all(
+        same(a, b) for a, b in zip(weights("gpfl"), weights("gpfl", **option), strict=True)
+    )
 
 
 # --- both

@@ -1,6 +1,8 @@
-"""Fed-SPS (anonymous, ICLR): eqs. 7-9 and Algorithm 1 (T and its dual), eqs. 12 and 13, Algorithm 2, special cases, options.
+"""Fed-SPS (anonymous, ICLR): eqs. 7-9 and Algorithm 1 (T and its dual), eqs. 12 and 13, Algorithm
+2, special cases, options.
 
-Expected values come from hand calculation, or from plain torch in the second section; nothing there calls the method.
+Expected values come from hand calculation, or from plain torch in the second section; nothing there
+calls the method.
 """
 
 from __future__ import annotations
@@ -17,7 +19,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from toys import LoopServer, batch_of, federation, net_of, noise, party_of, rounds, samples, task_of, worked
+from toys import (
+    LoopServer,
+    batch_of,
+    federation,
+    net_of,
+    noise,
+    party_of,
+    rounds,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState
@@ -26,7 +39,17 @@ from comity.components.attack import next_lambda
 from comity.components.choice import peer_chances, remembered
 from comity.components.overlap import Help
 from comity.components.peer import Group
-from comity.core import Empty, Key, LearningTask, Model, Params, PartyData, Samples, Sealed, Training
+from comity.core import (
+    Empty,
+    Key,
+    LearningTask,
+    Model,
+    Params,
+    PartyData,
+    Samples,
+    Sealed,
+    Training,
+)
 from comity.core.call import PartyResult
 from comity.core.key import BatchKey
 from comity.core.record import unseal
@@ -52,10 +75,14 @@ def three() -> tuple[Samples, ...]:
     return tuple(Samples(s.x + 0.4 * i, s.y) for i, s in enumerate(made))
 
 
-def named(parts: Sequence[Samples] = (), names: Sequence[str] = ("north", "south", "east")) -> comity.Federation:
+def named(
+    parts: Sequence[Samples] = (), names: Sequence[str] = ("north", "south", "east")
+) -> comity.Federation:
     """The three with names, a test set each, and no validation."""
     test = samples(6, SHAPE, CLASSES, seed=9)
-    parties = {n: ((p.x, p.y), (test.x, test.y)) for n, p in zip(names, parts or three(), strict=True)}
+    parties = {
+        n: ((p.x, p.y), (test.x, test.y)) for n, p in zip(names, parts or three(), strict=True)
+    }
     return comity.Federation.from_arrays(parties, validation=0.0, classes=CLASSES)
 
 
@@ -66,7 +93,9 @@ def models(server: LoopServer, n: int = 3) -> list[Params]:
 def assert_close(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=partial("{}: {}".format, name))
+        torch.testing.assert_close(
+            ours[name], value, rtol=0, atol=atol, msg=partial("{}: {}".format, name)
+        )
 
 
 def assert_same(ours: Params, theirs: Params) -> None:
@@ -110,14 +139,27 @@ def moved(theta: Params, lr: float, *terms: tuple[float, Params]) -> Params:
     return {k: v - lr * sum(weight * g[k] for weight, g in terms) for k, v in theta.items()}
 
 
-def pgd_of(theta: Params, data: Samples, epsilon: float = 0.03, low: float | None = None, high: float | None = None) -> Tensor:
-    """Five steps of 0.01 · sign, each followed by the projection to the ball and to the range of the data."""
-    least, most = data.x.min().item() if low is None else low, data.x.max().item() if high is None else high
+def pgd_of(
+    theta: Params,
+    data: Samples,
+    epsilon: float = 0.03,
+    low: float | None = None,
+    high: float | None = None,
+) -> Tensor:
+    """Five steps of 0.01 · sign, each followed by the projection to the ball and to the range of
+    the data.
+    """
+    least, most = (
+        data.x.min().item() if low is None else low,
+        data.x.max().item() if high is None else high,
+    )
     z = data.x.clone()
     for _ in range(5):
         z.requires_grad_()
         (slope,) = torch.autograd.grad(each_loss(theta, z, data.y).mean(), z)
-        z = torch.min(torch.max(z.detach() + 0.01 * slope.sign(), data.x - epsilon), data.x + epsilon).clamp(least, most)
+        z = torch.min(
+            torch.max(z.detach() + 0.01 * slope.sign(), data.x - epsilon), data.x + epsilon
+        ).clamp(least, most)
     return z
 
 
@@ -129,17 +171,26 @@ def selected(theta: Params, data: Samples, bad: Tensor) -> Tensor:
 def round_of(
     h: list[Params], data: Sequence[Samples], lr: float, alpha: float, beta: float
 ) -> tuple[list[Params], list[list[float]], list[list[Params]]]:
-    """One round of Algorithm 2 with full batches: new models, the share of j's samples in ODA_ij, and their gradients."""
+    """One round of Algorithm 2 with full batches: new models, the share of j's samples in ODA_ij,
+    and their gradients.
+    """
     bad = [pgd_of(h_j, d) for h_j, d in zip(h, data, strict=True)]
     new, share, grads = [], [], []
     for i, h_i in enumerate(h):
         oda = [selected(h_i, d, b) for d, b in zip(data, bad, strict=True)]
         g = [
-            mean_grad(h_i, b[s], d.y[s]) if s.any() else {k: torch.zeros_like(v) for k, v in h_i.items()}
+            (
+                mean_grad(h_i, b[s], d.y[s])
+                if s.any()
+                else {k: torch.zeros_like(v) for k, v in h_i.items()}
+            )
             for d, b, s in zip(data, bad, oda, strict=True)
         ]
         peers = [(beta / (len(h) - 1), g[j]) for j in range(len(h)) if j != i]
-        own = (1.0, mean_grad(h_i, data[i].x, data[i].y)), (alpha, mean_grad(h_i, bad[i], data[i].y))
+        own = (
+            (1.0, mean_grad(h_i, data[i].x, data[i].y)),
+            (alpha, mean_grad(h_i, bad[i], data[i].y)),
+        )
         new.append(moved(h_i, lr, *own, *peers))
         share.append([s.double().mean().item() for s in oda])
         grads.append(g)
@@ -150,7 +201,10 @@ def round_of(
 
 
 def line(*w: float) -> Params:
-    return {"fc.weight": torch.stack([torch.zeros(len(w)), torch.tensor(w)]), "fc.bias": torch.tensor([0.0, 40.0])}
+    return {
+        "fc.weight": torch.stack([torch.zeros(len(w)), torch.tensor(w)]),
+        "fc.bias": torch.tensor([0.0, 40.0]),
+    }
 
 
 def multiplier(lam: float) -> Tensor:
@@ -171,7 +225,9 @@ def attacked(
     return z, after.item()
 
 
-def linear_case(fed: FedSps, w: tuple[float, ...], x: Tensor, calls: int = 1, lam: float | None = None) -> tuple[Tensor, float]:
+def linear_case(
+    fed: FedSps, w: tuple[float, ...], x: Tensor, calls: int = 1, lam: float | None = None
+) -> tuple[Tensor, float]:
     """Where T puts x in its last call, and λ after it."""
     lam = fed.lambda0 if lam is None else lam
     for n in range(calls):
@@ -202,8 +258,12 @@ def test_spec2_pgd_on_images() -> None:
     assert torch.equal(z, x + 0.03 * torch.tensor([[[1.0, -1.0], [0.0, 1.0]]]))
 
 
-@pytest.mark.parametrize(("r", "lambda0", "alpha_lambda"), [(1.0, 1.0, 0.5), (1.0, 8.0, 0.5), (0.5, 8.0, 4.0)])
-def test_spec2_eq7_wasserstein_on_a_linear_loss(r: float, lambda0: float, alpha_lambda: float) -> None:
+@pytest.mark.parametrize(
+    ("r", "lambda0", "alpha_lambda"), [(1.0, 1.0, 0.5), (1.0, 8.0, 0.5), (0.5, 8.0, 4.0)]
+)
+def test_spec2_eq7_wasserstein_on_a_linear_loss(
+    r: float, lambda0: float, alpha_lambda: float
+) -> None:
     """Budget r²: λ → |w|/(2r), the displacement is r·w/|w|, and both sides of eq. 7 are w·x + r|w|."""
     x, w = noise(8, 3), torch.tensor(W)
     fed = wasserstein(epsilon=r, lambda0=lambda0, lambda_lr=alpha_lambda, attack_steps=25)
@@ -220,9 +280,16 @@ def test_spec2_eq7_wasserstein_on_a_linear_loss(r: float, lambda0: float, alpha_
 def test_spec2_wasserstein_on_images() -> None:
     """The distance of an image is over all its values: r·w/|w| with |w| = 4."""
     x = noise(6, 1, 2, 2)
-    z, lam = linear_case(wasserstein(epsilon=1.0, lambda_lr=0.5, attack_steps=30), (2.0, -2.0, 2.0, -2.0), x, calls=30)
+    z, lam = linear_case(
+        wasserstein(epsilon=1.0, lambda_lr=0.5, attack_steps=30),
+        (2.0, -2.0, 2.0, -2.0),
+        x,
+        calls=30,
+    )
     assert lam == pytest.approx(2.0, rel=1e-3)
-    torch.testing.assert_close(z - x, torch.tensor([[[0.5, -0.5], [0.5, -0.5]]]).expand(6, 1, 2, 2), rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        z - x, torch.tensor([[[0.5, -0.5], [0.5, -0.5]]]).expand(6, 1, 2, 2), rtol=0, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize(("options", "n", "eta"), [
@@ -230,7 +297,9 @@ def test_spec2_wasserstein_on_images() -> None:
     ({"attack_steps": 2, "attack_lr": 0.3}, 2, 0.3),
 ])  # fmt: skip
 @pytest.mark.parametrize("lam", [0.5, 3.0])
-def test_eq9_wasserstein_steps_and_their_size(options: dict[str, Any], n: int, eta: float, lam: float) -> None:
+def test_eq9_wasserstein_steps_and_their_size(
+    options: dict[str, Any], n: int, eta: float, lam: float
+) -> None:
     """z − x ← (z − x + ηw)/(1 + 2λη), n times: (1 − (1 + 2λη)^−n) w/(2λ); the default is 15 of 0.1."""
     x = noise(8, 3)
     z, _ = linear_case(wasserstein(**options), W, x, lam=lam)
@@ -246,26 +315,36 @@ def test_pgd_steps_and_their_size(options: dict[str, Any], step: float) -> None:
     """Inside a large ball, n steps of η; the default is 5 of 0.01."""
     x = noise(8, 3)
     z, _ = linear_case(FedSps(**{"epsilon": 100.0, "clamp": "none", **options}), W, x)
-    torch.testing.assert_close(z - x, (step * torch.tensor([1.0, -1.0, 0.0])).expand(8, 3), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        z - x, (step * torch.tensor([1.0, -1.0, 0.0])).expand(8, 3), rtol=0, atol=1e-6
+    )
 
 
 def test_alg1_each_sample_follows_its_own_loss_whatever_the_batch() -> None:
-    """The ascent is on each sample's loss, not on a mean over the batch: twice the batch, the same z."""
+    """The ascent is on each sample's loss, not on a mean over the batch: twice the batch, the same
+    z.
+    """
     x = noise(8, 3)
     z, _ = linear_case(wasserstein(), W, x)
     both, _ = linear_case(wasserstein(), W, torch.cat([x, x]))
     torch.testing.assert_close(both[:8], z, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"attack": "wasserstein"}, {"attack": "wasserstein", "cost": "l2"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"attack": "wasserstein"}, {"attack": "wasserstein", "cost": "l2"}], ids=str
+)
 def test_alg1_the_attack_is_a_function_of_its_arguments(options: dict[str, Any]) -> None:
-    """Twice the same gives twice the same, and nothing that it was given is written to: neither samples nor weights nor λ."""
+    """Twice the same gives twice the same, and nothing that it was given is written to: neither
+    samples nor weights nor λ.
+    """
     x, y, h, lam = three()[0].x, three()[0].y, mlp().init(Key(1)), multiplier(0.01)
     fed = FedSps(**options)
     T, start = fed.attacker(), 1e-4 * noise(*x.shape)
     before = {"x": x.clone(), "start": start.clone()} | {k: v.clone() for k, v in h.items()}
     held = party_of(mlp(), Samples(x, y), FULL).data
-    (z, after), (again, after_again) = (T(mlp(), h, x, y, start, lam, fed.range_of(held)) for _ in range(2))
+    (z, after), (again, after_again) = (
+        T(mlp(), h, x, y, start, lam, fed.range_of(held)) for _ in range(2)
+    )
     assert torch.equal(z, again)
     assert torch.equal(after, after_again)
     assert differ({"x": z}, {"x": x}) > 1e-3
@@ -278,18 +357,28 @@ def test_alg1_the_attack_is_a_function_of_its_arguments(options: dict[str, Any])
     ({}, 0.0), ({"code_compat": True}, 1e-3),
     ({"attack": "wasserstein"}, 1e-4), ({"attack": "wasserstein", "code_compat": True}, 1e-4),
 ])  # fmt: skip
-def test_alg1_where_the_attack_begins_is_drawn_for_each_batch(options: dict[str, Any], scale: float) -> None:
-    """PGD begins at x, the public code's a thousandth beside it, Algorithm 1 where ‖z − x‖ has a slope; each batch elsewhere."""
+def test_alg1_where_the_attack_begins_is_drawn_for_each_batch(
+    options: dict[str, Any], scale: float
+) -> None:
+    """PGD begins at x, the public code's a thousandth beside it, Algorithm 1 where ‖z − x‖ has a
+    slope; each batch elsewhere.
+    """
     fed = FedSps(**options)
     data = Samples(torch.zeros(50, 60), torch.zeros(50, dtype=torch.int64))
     batches = [(0, Key(1)), (0, Key(1)), (1, Key(1)), (0, Key(2))]
     nothing: Any = None  # where an attack begins depends on nothing that was heard
-    made = [fed.noise(replace(batch_of(data), number=n), BatchKey(key.bits, n), nothing) for n, key in batches]
+    made = [
+        fed.noise(replace(batch_of(data), number=n), BatchKey(key.bits, n), nothing)
+        for n, key in batches
+    ]
     if not scale:
         assert made == [None] * 4
         return
     first, again, next_batch, other_key = (one for one in made if one is not None)
-    assert all(one.std().item() == pytest.approx(scale, rel=0.06) for one in (first, again, next_batch, other_key))
+    assert all(
+        one.std().item() == pytest.approx(scale, rel=0.06)
+        for one in (first, again, next_batch, other_key)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, next_batch)
     assert not torch.equal(first, other_key)
@@ -299,7 +388,9 @@ def test_alg1_l5_lambda_by_hand() -> None:
     """λ ← max(0, λ − α_λ (budget − mean d)): d = (1, 3)."""
     d = torch.tensor([1.0, 3.0])
     one = multiplier(1.0)
-    assert next_lambda(one, 0.1, 1.5, d).item() == pytest.approx(1.05)  # farther than allowed: dearer
+    assert next_lambda(one, 0.1, 1.5, d).item() == pytest.approx(
+        1.05
+    )  # farther than allowed: dearer
     assert next_lambda(one, 0.1, 4.0, d).item() == pytest.approx(0.8)  # nearer: cheaper
     assert next_lambda(one, 0.1, 2.0, d).item() == pytest.approx(1.0)
     assert next_lambda(one, 0.1, 100.0, d).item() == 0.0
@@ -309,7 +400,9 @@ def test_alg1_l5_lambda_by_hand() -> None:
     ("l2sq", 0.5, True), ("l2sq", 2.3, True), ("l2sq", 2.4, False), ("l2sq", 3.0, False), ("l2", 0.5, True), ("l2", 9.0, False),
 ])  # fmt: skip
 def test_alg1_l5_lambda_moves_to_the_budget(cost: str, epsilon: float, up: bool) -> None:
-    """At λ = 1, 15 steps of 0.1: |z − x| is 2.5 · (1 − 1.2^−15) = 2.338 with a square (budget ε²), 1.5 · (5 − 1) without."""
+    """At λ = 1, 15 steps of 0.1: |z − x| is 2.5 · (1 − 1.2^−15) = 2.338 with a square (budget ε²),
+    1.5 · (5 − 1) without.
+    """
     _, lam = linear_case(wasserstein(cost=cost, epsilon=epsilon), W, noise(8, 3), lam=1.0)
     d = {"l2sq": 2.338**2, "l2": 6.0}[cost]
     assert lam == pytest.approx(1 + 0.1 * (d - epsilon ** (2 if cost == "l2sq" else 1)), abs=0.02)
@@ -323,7 +416,9 @@ def test_alg1_l5_lambda_is_never_negative() -> None:
 
 @pytest.mark.parametrize("alpha_lambda", [0.0, 0.1, 0.7])
 def test_lambda0_and_lambda_lr_in_a_round(alpha_lambda: float) -> None:
-    """l.6 calls T once a round; at a steep linear loss λ_1 = λ_0 + α_λ (d − ε²) with d known, and the party remembers it."""
+    """l.6 calls T once a round; at a steep linear loss λ_1 = λ_0 + α_λ (d − ε²) with d known, and
+    the party remembers it.
+    """
     n, lam0, eta = 15, 2.0, 0.1
     task = task_of("linear", (3,), 2)
     data = Samples(noise(8, 3), torch.zeros(8, dtype=torch.int64))
@@ -358,7 +453,12 @@ def test_lambda_is_kept_from_round_to_round_and_pgd_leaves_it() -> None:
 def test_the_own_term_updates_lambda_too() -> None:
     """α > 0: T runs once for the peers and once for each of the two local batches."""
     fed = FedSps(attack="wasserstein", lambda0=3.0, epsilon=2.0, alpha=0.1)
-    server, s = net_of(fed, mlp(), [samples(8, SHAPE, CLASSES, seed=i) for i in range(3)], Training(lr=0.01, batch=4))
+    server, s = net_of(
+        fed,
+        mlp(),
+        [samples(8, SHAPE, CLASSES, seed=i) for i in range(3)],
+        Training(lr=0.01, batch=4),
+    )
     rounds(fed, server, s, 1)
     assert [server.state(i).lam for i in range(3)] == pytest.approx([3 - 3 * 0.4] * 3, abs=0.02)
 
@@ -376,7 +476,9 @@ def test_cost_l2_with_a_wide_budget() -> None:
 
 
 def test_cost_l2_with_the_default_budget_stays_within_it() -> None:
-    """ε = 0.03: beyond λ = |w| = 5 the best z is x itself, so λ has no reason to grow from 6, nor samples to leave."""
+    """ε = 0.03: beyond λ = |w| = 5 the best z is x itself, so λ has no reason to grow from 6, nor
+    samples to leave.
+    """
     x = noise(4, 3)
     z, lam = linear_case(wasserstein(cost="l2", lambda_lr=1.0), W, x, calls=60, lam=6.0)
     assert lam < 6.5
@@ -387,14 +489,23 @@ THREE: Scaled = ((0.5, 0.4, 0.3), (0.5, 0.25, 0.2))  # mean and std of three cha
 
 
 def test_units_pixel_is_one_over_std_by_channel() -> None:
-    """x = (pixel − mean)/std: 0.03 of a pixel is 0.03/std, and pixels of 0 and 1 are −mean/std and (1 − mean)/std."""
+    """x = (pixel − mean)/std: 0.03 of a pixel is 0.03/std, and pixels of 0 and 1 are −mean/std and
+    (1 − mean)/std.
+    """
     x = 0.1 * noise(4, 3, 2, 1)
     w = (1.0, -2.0, 3.0, 4.0, -5.0, 0.0)
     z, _ = attacked(FedSps(units="pixel", clamp="none"), w, x, 1.0, Key(0), THREE)
     sign = torch.tensor(w).sign().view(3, 2, 1)
-    torch.testing.assert_close(z, x + torch.tensor([0.06, 0.12, 0.15]).view(3, 1, 1) * sign, rtol=0, atol=1e-6)
-    wide, _ = attacked(FedSps(units="pixel", clamp="unit", epsilon=9.0, attack_lr=9.0), w, x, 1.0, Key(0), THREE)
-    black, white = torch.tensor([-1.0, -1.6, -1.5]).view(3, 1, 1), torch.tensor([1.0, 2.4, 3.5]).view(3, 1, 1)
+    torch.testing.assert_close(
+        z, x + torch.tensor([0.06, 0.12, 0.15]).view(3, 1, 1) * sign, rtol=0, atol=1e-6
+    )
+    wide, _ = attacked(
+        FedSps(units="pixel", clamp="unit", epsilon=9.0, attack_lr=9.0), w, x, 1.0, Key(0), THREE
+    )
+    black, white = (
+        torch.tensor([-1.0, -1.6, -1.5]).view(3, 1, 1),
+        torch.tensor([1.0, 2.4, 3.5]).view(3, 1, 1),
+    )
     expected = torch.where(sign > 0, white, torch.where(sign < 0, black, x))
     torch.testing.assert_close(wide, expected, rtol=0, atol=1e-6)
 
@@ -412,7 +523,9 @@ def test_units_pixel_wasserstein_is_algorithm_1_on_pixels(cost: Literal["l2sq", 
 
 
 def test_units_pixel_in_a_run_is_twice_as_far_where_std_is_a_half() -> None:
-    """Digits are normalised by 0.5 and 0.5, which doubles exactly: 0.03 of a pixel is 0.06 of an input, bit for bit."""
+    """Digits are normalised by 0.5 and 0.5, which doubles exactly: 0.03 of a pixel is 0.06 of an
+    input, bit for bit.
+    """
     how: dict[str, Any] = {
         "data": "digits",
         "partition": "iid|keep(samples=30)",
@@ -437,7 +550,9 @@ def test_units_pixel_is_for_images() -> None:
 
 
 def test_clamp() -> None:
-    """Two values at the ends of the data and one within: x + 0.03·sign(w) stops at the range that is asked for."""
+    """Two values at the ends of the data and one within: x + 0.03·sign(w) stops at the range that
+    is asked for.
+    """
     x = torch.tensor([[2.0, -1.0, 0.5], [0.99, 0.01, 0.5]])
     free = x + 0.03 * torch.tensor([1.0, -1.0, 1.0])
     expected: dict[Literal["none", "data", "unit"], Tensor] = {
@@ -455,19 +570,30 @@ def test_clamp() -> None:
 
 def test_clamp_data_is_the_range_of_all_of_a_partys_data() -> None:
     """Not of the few samples perturbed: those lie within (−5, 5), and so does what becomes of them."""
-    task, data = task_of("linear", (1,), 2), Samples(torch.tensor([[-5.0], [0.0], [0.1], [0.2], [5.0]]), torch.zeros(5).long())
+    task, data = (
+        task_of("linear", (1,), 2),
+        Samples(torch.tensor([[-5.0], [0.0], [0.1], [0.2], [5.0]]), torch.zeros(5).long()),
+    )
     party = replace(party_of(task, data, Training(batch=1)), inbox={1: Model(line(1.0))})
     fed = FedSps(mode="samples", select="all", epsilon=0.5, attack_lr=0.5)
     seen = set()
     for n in range(40):
-        _, sealed_messages = worked(fed.assist(FedSpsState(line(1.0), 1.0, {}, {}), Empty(), party, Key(n)))
+        _, sealed_messages = worked(
+            fed.assist(FedSpsState(line(1.0), 1.0, {}, {}), Empty(), party, Key(n))
+        )
         ((_, sealed),) = sealed_messages.items()
         seen.add(round(unseal(sealed).x.item(), 4))
     assert seen == {-4.5, 0.5, 0.6, 0.7, 5.0}
 
 
 def test_the_labels_stay() -> None:
-    given = assisted(FedSps(mode="samples", select="all"), mlp().init(Key(1)), {7: mlp().init(Key(2))}, three()[0], mlp())[7]
+    given = assisted(
+        FedSps(mode="samples", select="all"),
+        mlp().init(Key(1)),
+        {7: mlp().init(Key(2))},
+        three()[0],
+        mlp(),
+    )[7]
     assert given.y is not None
     assert given.y.tolist() == three()[0].y.tolist()
 
@@ -485,13 +611,19 @@ def assisted(
     first: Params | None = None,
 ) -> dict[int, Help]:
     """What a party with this model and these data tells each asker."""
-    party = replace(party_of(task, data, how), inbox={i: Model(theirs) for i, theirs in askers.items()})
-    _, sealed_messages = worked(fed.assist(FedSpsState(h, fed.lambda0, {}, first or {}), Empty(), party, Key(5)))
+    party = replace(
+        party_of(task, data, how), inbox={i: Model(theirs) for i, theirs in askers.items()}
+    )
+    _, sealed_messages = worked(
+        fed.assist(FedSpsState(h, fed.lambda0, {}, first or {}), Empty(), party, Key(5))
+    )
     return {i: unseal(sealed) for i, sealed in sealed_messages.items()}
 
 
 def test_eq12_by_hand_and_asymmetric() -> None:
-    """w_i = (3, −1), w_j = (1, 2): j's samples move by ε(1, 1) and raise i's loss by 2ε; i's by ε(1, −1), j's loss falls by ε."""
+    """w_i = (3, −1), w_j = (1, 2): j's samples move by ε(1, 1) and raise i's loss by 2ε; i's by
+    ε(1, −1), j's loss falls by ε.
+    """
     task = task_of("linear", (2,), 2)
     data = Samples(noise(6, 2), torch.zeros(6, dtype=torch.int64))
     i, j = line(3.0, -1.0), line(1.0, 2.0)
@@ -502,20 +634,33 @@ def test_eq12_by_hand_and_asymmetric() -> None:
     assert all(not g.any() for g in ji.grads.values())
     bad = data.x + 0.03
     assert ij.loss == pytest.approx((40 + bad @ torch.tensor([3.0, -1.0])).mean().item(), rel=1e-6)
-    assert ij.grads["fc.weight"][1].tolist() == pytest.approx(bad.mean(0).tolist(), abs=1e-5)  # d (40 + w·x) / dw
+    assert ij.grads["fc.weight"][1].tolist() == pytest.approx(
+        bad.mean(0).tolist(), abs=1e-5
+    )  # d (40 + w·x) / dw
 
 
 @pytest.mark.parametrize("select", ["strict", "geq", "all"])
 def test_eq12_selection_by_torch(select: Literal["strict", "geq", "all"]) -> None:
-    """j's perturbed samples, those of them that raise the asker's loss, their mean loss, share and gradient."""
+    """j's perturbed samples, those of them that raise the asker's loss, their mean loss, share and
+    gradient.
+    """
     j, asker, data = mlp().init(Key(1)), mlp().init(Key(2)), three()[2]
     given = assisted(FedSps(select=select), j, {4: asker}, data, mlp())[4]
     bad = pgd_of(j, data)
     gap = each_loss(asker, bad, data.y) - each_loss(asker, data.x, data.y)
-    assert 0 < (gap > 0).sum() < (gap >= 0).sum() < len(data), "a case that says something: some units are dead"
-    chosen = {"strict": gap > 0, "geq": gap >= 0, "all": torch.ones_like(gap, dtype=torch.bool)}[select]
-    assert (given.count, given.overlap) == (int(chosen.sum()), pytest.approx(chosen.double().mean().item()))
-    assert given.loss == pytest.approx(each_loss(asker, bad[chosen], data.y[chosen]).mean().item(), abs=1e-5)
+    assert 0 < (gap > 0).sum() < (gap >= 0).sum() < len(data), (
+        "a case that says something: some units are dead"
+    )
+    chosen = {"strict": gap > 0, "geq": gap >= 0, "all": torch.ones_like(gap, dtype=torch.bool)}[
+        select
+    ]
+    assert (given.count, given.overlap) == (
+        int(chosen.sum()),
+        pytest.approx(chosen.double().mean().item()),
+    )
+    assert given.loss == pytest.approx(
+        each_loss(asker, bad[chosen], data.y[chosen]).mean().item(), abs=1e-5
+    )
     assert_close(given.grads, mean_grad(asker, bad[chosen], data.y[chosen]))
     assert given.x is None
     assert given.y is None
@@ -526,12 +671,16 @@ def test_select_geq_takes_what_did_not_change() -> None:
     counts = {}
     for select in ("strict", "geq", "all"):
         fed = FedSps(select=select, epsilon=0.0)
-        counts[select] = assisted(fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[2], mlp())[4].count
+        counts[select] = assisted(
+            fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[2], mlp()
+        )[4].count
     assert counts == {"strict": 0, "geq": 23, "all": 23}
 
 
 def test_eq12_equal_models_select_every_sample_whose_own_loss_rose() -> None:
-    """A trained j, large steps: some of its own samples do not get worse, and exactly the others are in the overlap."""
+    """A trained j, large steps: some of its own samples do not get worse, and exactly the others
+    are in the overlap.
+    """
     data, j = three()[2], mlp().init(Key(1))
     fed = FedSps(attack_lr=2.0, epsilon=3.0, attack_steps=1, clamp="none", mode="samples")
     given = assisted(fed, j, {4: j}, data, mlp())[4]
@@ -552,11 +701,18 @@ def test_eq12_each_asker_is_answered_for_its_own_model() -> None:
     assert differ(both[4].grads, both[5].grads) > 1e-3
 
 
-@pytest.mark.parametrize(("overlap_batch", "batch", "count"), [(0, 4, 4), (0, 100, 11), (7, 4, 7), (3, 100, 3), (50, 4, 11)])
+@pytest.mark.parametrize(
+    ("overlap_batch", "batch", "count"),
+    [(0, 4, 4), (0, 100, 11), (7, 4, 7), (3, 100, 3), (50, 4, 11)],
+)
 def test_l5_overlap_batch(overlap_batch: int, batch: int, count: int) -> None:
-    """As many different samples of one's own as asked for; 0 is a mini-batch, and there are no more than 11."""
+    """As many different samples of one's own as asked for; 0 is a mini-batch, and there are no more
+    than 11.
+    """
     fed = FedSps(mode="samples", select="all", overlap_batch=overlap_batch)
-    given = assisted(fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[1], mlp(), Training(batch=batch))[4]
+    given = assisted(
+        fed, mlp().init(Key(1)), {4: mlp().init(Key(2))}, three()[1], mlp(), Training(batch=batch)
+    )[4]
     assert given.x is not None
     assert given.y is not None
     assert given.count == len(given.x) == len(given.y) == count
@@ -570,8 +726,14 @@ def test_l5_another_batch_each_round() -> None:
     party = replace(party_of(mlp(), three()[2], FULL), inbox={4: Model(mlp().init(Key(2)))})
     drawn = set()
     for n in range(6):
-        _, sealed_messages = worked(fed.assist(FedSpsState(mlp().init(Key(1)), 1.0, {}, {}), Empty(), party, Key(n)))
-        drawn.add(tuple(sorted(torch.cdist(unseal(sealed_messages[4]).x, three()[2].x).argmin(1).tolist())))
+        _, sealed_messages = worked(
+            fed.assist(FedSpsState(mlp().init(Key(1)), 1.0, {}, {}), Empty(), party, Key(n))
+        )
+        drawn.add(
+            tuple(
+                sorted(torch.cdist(unseal(sealed_messages[4]).x, three()[2].x).argmin(1).tolist())
+            )
+        )
     assert len(drawn) > 1
 
 
@@ -579,31 +741,47 @@ def test_gradients_are_taken_in_evaluation_mode_and_nothing_is_touched() -> None
     """With BatchNorm: running statistics are used, and neither the asker's nor j's move."""
     task = task_of("fedbn-cnn(scale=0.06)", (1, 8, 8), CLASSES)
     data = samples(12, (1, 8, 8), CLASSES)
-    theta = {k: v + 0.1 * noise(*v.shape, seed=7).abs() if "~" in k else v for k, v in task.init(Key(2)).items()}
+    theta = {
+        k: v + 0.1 * noise(*v.shape, seed=7).abs() if "~" in k else v
+        for k, v in task.init(Key(2)).items()
+    }
     mine = task.init(Key(1))
     before = [{k: v.clone() for k, v in t.items()} for t in (mine, theta)]
     given = assisted(FedSps(select="all", epsilon=0.0), mine, {4: theta}, data, task)[4]
     names = [k for k in theta if "~" not in k]
     free = theta | {k: theta[k].clone().requires_grad_() for k in names}
-    grads = torch.autograd.grad(F.cross_entropy(task.logits(free, data.x), data.y), [free[k] for k in names])
+    grads = torch.autograd.grad(
+        F.cross_entropy(task.logits(free, data.x), data.y), [free[k] for k in names]
+    )
     assert_close(given.grads, dict(zip(names, grads, strict=True)), atol=1e-6)
     assert_same(mine, before[0])
     assert_same(theta, before[1])
 
 
 def test_private_names_do_not_cross_and_are_js_own() -> None:
-    """bn=none: i's model comes without BatchNorm, j puts its own in, and no gradient of it goes back."""
+    """bn=none: i's model comes without BatchNorm, j puts its own in, and no gradient of it goes
+    back.
+    """
     task = task_of("fedbn-cnn(scale=0.06)", (1, 8, 8), CLASSES)
     task = task.keeping(task.norm_names)
     data = samples(12, (1, 8, 8), CLASSES)
     asker = {k: v for k, v in task.init(Key(2)).items() if k not in task.private}
-    mine = {k: v + 0.3 * noise(*v.shape, seed=7).abs() if k in task.private else v for k, v in task.init(Key(1)).items()}
+    mine = {
+        k: v + 0.3 * noise(*v.shape, seed=7).abs() if k in task.private else v
+        for k, v in task.init(Key(1)).items()
+    }
     given = assisted(FedSps(select="all", epsilon=0.0), mine, {4: asker}, data, task)[4]
     free = {k: v.clone().requires_grad_() for k, v in asker.items()}
     whole = free | {k: mine[k] for k in task.private}
-    grads = torch.autograd.grad(F.cross_entropy(task.logits(whole, data.x), data.y), list(free.values()))
+    grads = torch.autograd.grad(
+        F.cross_entropy(task.logits(whole, data.x), data.y), list(free.values())
+    )
     assert_close(given.grads, dict(zip(free, grads, strict=True)), atol=1e-6)
-    _, sent = worked(FedSps().send(FedSpsState(mine, 1.0, {}, {}), Group([1]), party_of(task, data, FULL), Key(0)))
+    _, sent = worked(
+        FedSps().send(
+            FedSpsState(mine, 1.0, {}, {}), Group([1]), party_of(task, data, FULL), Key(0)
+        )
+    )
     assert set(sent) == {1}
     assert_same(unseal(sent[1]).theta, {k: v for k, v in mine.items() if k not in task.private})
 
@@ -623,7 +801,9 @@ def local_step(
     party = replace(party_of(task, three()[0], how), inbox=helps)
     if validation is not None:
         party = replace(party, data=PartyData(three()[0], validation, party.data.test))
-    state, _ = worked(fed.local(FedSpsState(h, 1.0, {}, h if fed.code_compat else {}), Empty(), party, Key(5)))
+    state, _ = worked(
+        fed.local(FedSpsState(h, 1.0, {}, h if fed.code_compat else {}), Empty(), party, Key(5))
+    )
     return h, state
 
 
@@ -634,19 +814,28 @@ def noisy(h: Params, seed: int) -> Params:
 @pytest.mark.parametrize(("reduce", "weights"), [
     ("mean", (0.5, 0.5)), ("sum", (1.0, 1.0)), ("pool", (0.25, 0.75)),
 ])  # fmt: skip
-def test_eq13_reduce_by_hand(reduce: Literal["mean", "sum", "pool"], weights: tuple[float, float]) -> None:
+def test_eq13_reduce_by_hand(
+    reduce: Literal["mean", "sum", "pool"], weights: tuple[float, float]
+) -> None:
     """Peers with 2 and 6 selected samples: (g + g')/2, g + g', (2g + 6g')/8."""
     g, other = noisy(mlp().init(Key(1)), 10), noisy(mlp().init(Key(1)), 20)
-    h, state = local_step(FedSps(alpha=0.0, beta=0.7, reduce=reduce), {3: given_by(g, 2), 8: given_by(other, 6)})
+    h, state = local_step(
+        FedSps(alpha=0.0, beta=0.7, reduce=reduce), {3: given_by(g, 2), 8: given_by(other, 6)}
+    )
     own = mean_grad(h, three()[0].x, three()[0].y)
-    assert_close(state.h, moved(h, 0.2, (1.0, own), (0.7 * weights[0], g), (0.7 * weights[1], other)))
+    assert_close(
+        state.h, moved(h, 0.2, (1.0, own), (0.7 * weights[0], g), (0.7 * weights[1], other))
+    )
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum", "pool"])
 def test_eq13_peers_without_overlap(reduce: Literal["mean", "sum", "pool"]) -> None:
     """Nothing was found: gradients of zero, and a pool of no samples does not divide by zero."""
     nothing = {k: torch.zeros_like(v) for k, v in mlp().init(Key(1)).items()}
-    h, state = local_step(FedSps(alpha=0.0, reduce=reduce), {3: given_by(nothing, 0, 0.0), 8: given_by(nothing, 0, 0.0)})
+    h, state = local_step(
+        FedSps(alpha=0.0, reduce=reduce),
+        {3: given_by(nothing, 0, 0.0), 8: given_by(nothing, 0, 0.0)},
+    )
     assert_close(state.h, moved(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y))), atol=1e-6)
 
 
@@ -656,13 +845,19 @@ def test_eq13_mean_is_over_the_peers_asked() -> None:
     nothing = {k: torch.zeros_like(v) for k, v in g.items()}
     weights: dict[Literal["mean", "pool"], float] = {"mean": 0.25, "pool": 0.5}
     for reduce, weight in weights.items():
-        h, state = local_step(FedSps(alpha=0.0, beta=0.5, reduce=reduce), {3: given_by(g, 4), 8: given_by(nothing, 0)})
-        assert_close(state.h, moved(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y)), (weight, g)))
+        h, state = local_step(
+            FedSps(alpha=0.0, beta=0.5, reduce=reduce), {3: given_by(g, 4), 8: given_by(nothing, 0)}
+        )
+        assert_close(
+            state.h, moved(h, 0.2, (1.0, mean_grad(h, three()[0].x, three()[0].y)), (weight, g))
+        )
 
 
 @pytest.mark.parametrize("collab_steps", [1, 3])
 def test_l12_l14_a_gradient_acts_once(collab_steps: int) -> None:
-    """Two epochs of one batch: a gradient that peers sent is of the weights they got, so it acts in the first step alone."""
+    """Two epochs of one batch: a gradient that peers sent is of the weights they got, so it acts in
+    the first step alone.
+    """
     g = noisy(mlp().init(Key(1)), 10)
     fed = FedSps(alpha=0.0, beta=0.7, collab_steps=collab_steps)
     h, state = local_step(fed, {3: given_by(g)}, replace(FULL, epochs=2))
@@ -671,25 +866,36 @@ def test_l12_l14_a_gradient_acts_once(collab_steps: int) -> None:
     assert_close(state.h, moved(after, 0.2, (1.0, mean_grad(after, x, y))))
 
 
-@pytest.mark.parametrize(("reduce", "weights"), [("mean", (0.5, 0.5)), ("sum", (1.0, 1.0)), ("pool", (0.4, 0.6))])
+@pytest.mark.parametrize(
+    ("reduce", "weights"), [("mean", (0.5, 0.5)), ("sum", (1.0, 1.0)), ("pool", (0.4, 0.6))]
+)
 def test_samples_at_hand_give_a_new_gradient_in_every_collaborative_step(
     reduce: Literal["mean", "sum", "pool"], weights: tuple[float, float]
 ) -> None:
-    """Peers gave 4 and 6 samples, which stay; two collaborative steps and one more: their gradient is of the present weights."""
+    """Peers gave 4 and 6 samples, which stay; two collaborative steps and one more: their gradient
+    is of the present weights.
+    """
     one, other = samples(4, SHAPE, CLASSES, seed=41), samples(6, SHAPE, CLASSES, seed=42)
-    helps = {3: Help({}, one.x, one.y.int(), 1.0, 4, 0.5), 8: Help({}, other.x, other.y.int(), 1.0, 6, 0.5)}
+    helps = {
+        3: Help({}, one.x, one.y.int(), 1.0, 4, 0.5),
+        8: Help({}, other.x, other.y.int(), 1.0, 6, 0.5),
+    }
     fed = FedSps(alpha=0.0, beta=0.7, mode="samples", reduce=reduce, collab_steps=2)
     first, state = local_step(fed, helps, replace(FULL, epochs=2))
     h, (x, y) = first, (three()[0].x, three()[0].y)
     for step in range(3):
-        theirs = [(0.7 * w, mean_grad(h, d.x, d.y)) for w, d in zip(weights, (one, other), strict=True)]
+        theirs = [
+            (0.7 * w, mean_grad(h, d.x, d.y)) for w, d in zip(weights, (one, other), strict=True)
+        ]
         h = moved(h, 0.2, (1.0, mean_grad(h, x, y)), *(theirs if step < 2 else ()))
     assert_close(state.h, h)
 
 
 @pytest.mark.parametrize("tune", ["round", "off"])
 def test_collab_steps_are_exchanges_whose_gradients_are_new(tune: Literal["round", "off"]) -> None:
-    """Full batches, one epoch: three collaborative steps are three of Algorithm 2's rounds, by torch; overlaps are means."""
+    """Full batches, one epoch: three collaborative steps are three of Algorithm 2's rounds, by
+    torch; overlaps are means.
+    """
     fed = FedSps(alpha=0.3, beta=0.7, collab_steps=3, tune=tune)
     server, s = net_of(fed, mlp(), three(), FULL)
     rounds(fed, server, s, 1)
@@ -708,7 +914,9 @@ def test_collab_steps_are_exchanges_whose_gradients_are_new(tune: Literal["round
 
 
 def test_collab_steps_then_the_epochs_that_tune() -> None:
-    """Two collaborative steps, the second of them the first of two epochs of one batch: three steps, the last by oneself."""
+    """Two collaborative steps, the second of them the first of two epochs of one batch: three
+    steps, the last by oneself.
+    """
     fed = FedSps(alpha=0.3, beta=0.7, collab_steps=2)
     server, s = net_of(fed, mlp(), three(), replace(FULL, epochs=2))
     rounds(fed, server, s, 1)
@@ -720,14 +928,19 @@ def test_collab_steps_then_the_epochs_that_tune() -> None:
 
 
 def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
-    """v ← 0.5 v + g over the collaborative steps of two rounds: all are trainings of one work, which the party remembers."""
+    """v ← 0.5 v + g over the collaborative steps of two rounds: all are trainings of one work,
+    which the party remembers.
+    """
     ends = []
     for steps, t in ((2, 2), (1, 4)):
         fed = FedSps(alpha=0.0, beta=0.7, collab_steps=steps, tune="off")
         server, s = net_of(fed, mlp(), three(), replace(FULL, momentum=0.5, keep=True))
         rounds(fed, server, s, t)
         ends.append(models(server))
-    h, v = [mlp().init(Key.root(0).fold("init"))] * 3, [{k: torch.zeros_like(w) for k, w in mlp().init(Key(0)).items()}] * 3
+    h, v = (
+        [mlp().init(Key.root(0).fold("init"))] * 3,
+        [{k: torch.zeros_like(w) for k, w in mlp().init(Key(0)).items()}] * 3,
+    )
     for _ in range(4):
         new, _, _ = round_of(h, three(), 1.0, 0.0, 0.7)
         v = [{k: 0.5 * u[k] + (a[k] - b[k]) for k in u} for u, a, b in zip(v, h, new, strict=True)]
@@ -745,7 +958,9 @@ def test_collab_steps_keep_their_momentum_where_optimizers_do() -> None:
     ({"collab_steps": 2}, {"momentum": 0.5, "keep": True}, False),
     ({"tune": "end"}, {"momentum": 0.5}, True),
 ], ids=str)  # fmt: skip
-def test_a_caution_where_collaborative_steps_forget(options: dict[str, Any], how: dict[str, Any], said: bool) -> None:
+def test_a_caution_where_collaborative_steps_forget(
+    options: dict[str, Any], how: dict[str, Any], said: bool
+) -> None:
     info = net_of(FedSps(), mlp(), three(), replace(FULL, **how))[0].info
     assert bool(FedSps(**options).warnings(info)) == said
 
@@ -767,7 +982,9 @@ def alone_with(fed: FedSps, task: LearningTask, data: Samples, how: Training) ->
 
 
 def test_alpha_mode_eval_takes_running_values_and_leaves_them() -> None:
-    """One step by autograd: ∇ of the training loss, and α ∇ of the perturbed samples' in evaluation mode; ε = 0, so T is x."""
+    """One step by autograd: ∇ of the training loss, and α ∇ of the perturbed samples' in evaluation
+    mode; ε = 0, so T is x.
+    """
     task, data = normed()
     ends = {
         mode: alone_with(FedSps(alpha=0.8, beta=0.0, epsilon=0.0, alpha_mode=mode), task, data, FULL)
@@ -780,21 +997,33 @@ def test_alpha_mode_eval_takes_running_values_and_leaves_them() -> None:
     value = task.loss(free, batch_of(data))
     value = value + 0.8 * F.cross_entropy(task.logits(free, data.x), data.y)
     grads = dict(zip(names, torch.autograd.grad(value, [free[k] for k in names]), strict=True))
-    assert_close({k: ends["eval"][k] for k in names}, {k: theta[k] - 0.2 * g for k, g in grads.items()})
+    assert_close(
+        {k: ends["eval"][k] for k in names}, {k: theta[k] - 0.2 * g for k, g in grads.items()}
+    )
     buffers = [k for k in theta if "~" in k]
     assert_same({k: ends["eval"][k] for k in buffers}, {k: alone[k] for k in buffers})
-    assert differ({k: ends["train"][k].float() for k in buffers}, {k: alone[k].float() for k in buffers}) > 1e-3
+    assert (
+        differ(
+            {k: ends["train"][k].float() for k in buffers}, {k: alone[k].float() for k in buffers}
+        )
+        > 1e-3
+    )
 
 
 def test_alpha_mode_is_nothing_without_layers_that_differ() -> None:
-    ends = [alone_with(FedSps(alpha=0.8, beta=0.0, alpha_mode=mode), mlp(), three()[0], FULL) for mode in ("train", "eval")]
+    ends = [
+        alone_with(FedSps(alpha=0.8, beta=0.0, alpha_mode=mode), mlp(), three()[0], FULL)
+        for mode in ("train", "eval")
+    ]
     assert_same(*ends)
 
 
 def test_eq13_alpha_term_follows_the_present_model() -> None:
     """Two steps: the second step's own samples are perturbed against the model as it is by then."""
     x, y = three()[0].x, three()[0].y
-    first, state = local_step(FedSps(alpha=0.8, epsilon=0.5, attack_lr=0.2, clamp="none"), {}, replace(FULL, epochs=2))
+    first, state = local_step(
+        FedSps(alpha=0.8, epsilon=0.5, attack_lr=0.2, clamp="none"), {}, replace(FULL, epochs=2)
+    )
     h = first
     for _ in range(2):
         z = x.clone()
@@ -822,7 +1051,9 @@ def test_spec5_gradient_and_samples_give_the_same_update() -> None:
 # --- special cases
 
 
-@pytest.mark.parametrize("how", [Training(lr=0.1, batch=4, momentum=0.9, epochs=2), Training("adam", lr=0.01, batch=5)])
+@pytest.mark.parametrize(
+    "how", [Training(lr=0.1, batch=4, momentum=0.9, epochs=2), Training("adam", lr=0.01, batch=5)]
+)
 def test_spec1_alpha_beta_0_is_solo_bit_for_bit_and_silent(how: Training) -> None:
     fed, solo = FedSps(alpha=0.0, beta=0.0), Solo()
     server, s = net_of(fed, mlp(), three(), how, participation=0.7)
@@ -911,11 +1142,15 @@ def test_alg2_two_rounds_by_torch() -> None:
         for i, north in enumerate(names):
             for j, south in enumerate(names):
                 if i != j:
-                    assert rows[t, north, f"overlap/{south}"] == pytest.approx(shares[t - 1][i][j], abs=1e-6)
+                    assert rows[t, north, f"overlap/{south}"] == pytest.approx(
+                        shares[t - 1][i][j], abs=1e-6
+                    )
 
 
 def test_alg2_overlaps_are_shares_and_asymmetric() -> None:
-    rows = {(m.party, m.metric): m.value for m in whole().metrics if m.split == "train" and m.round == 2}
+    rows = {
+        (m.party, m.metric): m.value for m in whole().metrics if m.split == "train" and m.round == 2
+    }
     assert all(0 <= value <= 1 for value in rows.values())
     assert rows["north", "overlap/south"] != rows["south", "overlap/north"]
     assert any(0 < value < 1 for value in rows.values())
@@ -925,10 +1160,14 @@ def test_alg2_overlaps_are_shares_and_asymmetric() -> None:
 def test_eq12_at_the_common_start_the_overlap_is_the_share_of_ones_own_losses_that_rose() -> None:
     """h^i = h^j in round 1: ODA_ij does not depend on i."""
     theta = mlp().init(Key.root(0).fold("init"))
-    rows = {(m.party, m.metric): m.value for m in whole().metrics if m.split == "train" and m.round == 1}
+    rows = {
+        (m.party, m.metric): m.value for m in whole().metrics if m.split == "train" and m.round == 1
+    }
     for j, name in enumerate(("north", "south", "east")):
         own = selected(theta, three()[j], pgd_of(theta, three()[j])).double().mean().item()
-        assert [v for (_, metric), v in rows.items() if metric == f"overlap/{name}"] == pytest.approx([own, own], abs=1e-6)
+        assert [
+            v for (_, metric), v in rows.items() if metric == f"overlap/{name}"
+        ] == pytest.approx([own, own], abs=1e-6)
 
 
 def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -936,12 +1175,18 @@ def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -
     function = LoopEngine.run
     order = []
 
-    def backwards(self: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+    def backwards(
+        self: LoopEngine, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[tuple[int, PartyResult]]:
         for i, answer in function(self, call, dict(reversed(messages.items())), sealed_messages):
             order.append(i)
             yield i, answer
 
-    for options in ({"attack": "wasserstein"}, {"peers": 1}, {"code_compat": True, "reduce": "pool"}):
+    for options in (
+        {"attack": "wasserstein"},
+        {"peers": 1},
+        {"code_compat": True, "reduce": "pool"},
+    ):
         ends = []
         for patched in (False, True):
             with monkeypatch.context() as patch:
@@ -983,7 +1228,9 @@ def test_alg2_only_those_drawn_take_part() -> None:
         assert (differ(before[i], server.state(i).h) > 0) == (i in drawn)
     names = {f"p{i}" for i in drawn}
     assert {row.src for row in server.ledger.rows} - {"server"} == names
-    assert {(n.party, n.metric) for n in server.notes} == {(a, f"overlap/{b}") for a in names for b in names if a != b}
+    assert {(n.party, n.metric) for n in server.notes} == {
+        (a, f"overlap/{b}") for a in names for b in names if a != b
+    }
 
 
 @pytest.mark.filterwarnings("ignore:.*near-copies")
@@ -991,8 +1238,12 @@ def test_alg2_only_those_drawn_take_part() -> None:
 @pytest.mark.parametrize(("tune", "collab_steps", "per_round", "after"), [
     ("round", 1, 4, 0), ("off", 1, 1, 0), ("end", 1, 1, 4), ("round", 3, 6, 0), ("off", 3, 3, 0), ("end", 3, 3, 4),
 ])  # fmt: skip
-def test_l14_tune_steps(tune: str, collab_steps: int, per_round: int, after: int, mode: str) -> None:
-    """20 samples in batches of 10, two epochs: 4 steps a training, the first collaborative; three parties, three rounds."""
+def test_l14_tune_steps(
+    tune: str, collab_steps: int, per_round: int, after: int, mode: str
+) -> None:
+    """20 samples in batches of 10, two epochs: 4 steps a training, the first collaborative; three
+    parties, three rounds.
+    """
     fed = federation((20, 20, 20))
     how: dict[str, Any] = {"model": SMALL, "rounds": 3, "epochs": 2, "engine": "loop"}
     result = comity.run("fed-sps", fed, **how, tune=tune, collab_steps=collab_steps, mode=mode)
@@ -1000,7 +1251,9 @@ def test_l14_tune_steps(tune: str, collab_steps: int, per_round: int, after: int
     splits = {m.split for m in result.metrics if m.metric == "accuracy"}
     assert ("test-unfinished" in splits) == (tune == "end")
     if tune == "end":
-        assert {(m.round, m.party) for m in result.metrics if m.split == "test-unfinished"} == {(3, f"p{i}") for i in range(3)}
+        assert {(m.round, m.party) for m in result.metrics if m.split == "test-unfinished"} == {
+            (3, f"p{i}") for i in range(3)
+        }
 
 
 def test_l14_tune_end_is_off_and_then_one_local_training_with_the_own_terms() -> None:
@@ -1012,7 +1265,9 @@ def test_l14_tune_end_is_off_and_then_one_local_training_with_the_own_terms() ->
         )  # fmt: skip
     for name, d in zip(("north", "south", "east"), three(), strict=True):
         h = ends["off"].model(name).theta
-        expected = moved(h, 0.3, (1.0, mean_grad(h, d.x, d.y)), (0.3, mean_grad(h, pgd_of(h, d), d.y)))
+        expected = moved(
+            h, 0.3, (1.0, mean_grad(h, d.x, d.y)), (0.3, mean_grad(h, pgd_of(h, d), d.y))
+        )
         assert_close(ends["end"].model(name).theta, expected)
     judged = []
     for tune, split in (("off", "test"), ("end", "test-unfinished")):
@@ -1023,15 +1278,21 @@ def test_l14_tune_end_is_off_and_then_one_local_training_with_the_own_terms() ->
 
 
 def test_l14_newcomers_are_tuned_too() -> None:
-    """3 · (2 · 1 + 2) steps of the parties; the newcomer's step, and its warm-up of three epochs of two batches."""
+    """3 · (2 · 1 + 2) steps of the parties; the newcomer's step, and its warm-up of three epochs of
+    two batches.
+    """
     fed = federation((20, 20, 20, 20))
-    result = comity.run("fed-sps", fed, model=SMALL, rounds=2, engine="loop", newcomers=1, join_epochs=3, tune="end")
+    result = comity.run(
+        "fed-sps", fed, model=SMALL, rounds=2, engine="loop", newcomers=1, join_epochs=3, tune="end"
+    )
     assert result.summary["steps"] >= 12 + 6
 
 
 def test_newcomers_ask_everybody() -> None:
     fed = federation((20, 20, 20, 20))
-    result = comity.run("fed-sps", fed, model=SMALL, rounds=1, engine="loop", newcomers=1, join_epochs=3)
+    result = comity.run(
+        "fed-sps", fed, model=SMALL, rounds=1, engine="loop", newcomers=1, join_epochs=3
+    )
     rows = {(row.src, row.dst) for row in result.ledger if row.round == 2 and row.kind == "peer"}
     assert rows == {(a, b) for i in range(3) for a, b in (("p3", f"p{i}"), (f"p{i}", "p3"))}
     assert result.summary["steps"] == 3 * 2 + 6
@@ -1041,10 +1302,21 @@ def test_newcomers_collaborate_as_often() -> None:
     """Two exchanges with each of three parties, as the closed form says."""
     fed = federation((20, 20, 20, 20))
     result = comity.run(
-        "fed-sps", fed, model="mlp2(width=7)", rounds=1, engine="loop", newcomers=1, join_epochs=3, collab_steps=2
+        "fed-sps",
+        fed,
+        model="mlp2(width=7)",
+        rounds=1,
+        engine="loop",
+        newcomers=1,
+        join_epochs=3,
+        collab_steps=2,
     )
     found = sum(row.bytes for row in result.ledger if row.round == 2 and row.kind == "peer")
-    assert found == result.job.algorithm.join_traffic(result.job.info).peer == 2 * 3 * (2 * WIDTH7 + 12)
+    assert (
+        found
+        == result.job.algorithm.join_traffic(result.job.info).peer
+        == 2 * 3 * (2 * WIDTH7 + 12)
+    )
     assert result.summary["steps"] == 3 * 3 + 7
 
 
@@ -1062,15 +1334,25 @@ def test_spec8_chances_by_hand() -> None:
 def test_spec8_unseen_peers_have_the_mean_score() -> None:
     """(1, ?, 5): the unknown has 3, which is 0 when standardised; ±√1.5 for the others."""
     e = [math.exp(s) for s in (-math.sqrt(1.5), 0, math.sqrt(1.5))]
-    assert peer_chances({1: 1.0, 3: 5.0}, [1, 2, 3], 0.0, 1.0).tolist() == pytest.approx([v / sum(e) for v in e])
+    assert peer_chances({1: 1.0, 3: 5.0}, [1, 2, 3], 0.0, 1.0).tolist() == pytest.approx(
+        [v / sum(e) for v in e]
+    )
     assert peer_chances({}, [4, 5], 0.0, 1.0).tolist() == [0.5, 0.5]
-    assert peer_chances({9: 7.0}, [4, 5], 0.0, 1.0).tolist() == [0.5, 0.5], "who is not there does not count"
+    assert peer_chances({9: 7.0}, [4, 5], 0.0, 1.0).tolist() == [
+        0.5,
+        0.5,
+    ], "who is not there does not count"
 
 
-@pytest.mark.parametrize("scores", [{1: 1.0, 2: -5.0, 3: 100.0}, {}, {1: 2.0, 2: 2.0, 3: 2.0}, {2: math.nan}, {2: math.inf}])
+@pytest.mark.parametrize(
+    "scores",
+    [{1: 1.0, 2: -5.0, 3: 100.0}, {}, {1: 2.0, 2: 2.0, 3: 2.0}, {2: math.nan}, {2: math.inf}],
+)
 @pytest.mark.parametrize("explore", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 50.0])
-def test_spec8_chances_sum_to_1_and_xi_1_is_uniform(scores: dict[int, float], explore: float, temperature: float) -> None:
+def test_spec8_chances_sum_to_1_and_xi_1_is_uniform(
+    scores: dict[int, float], explore: float, temperature: float
+) -> None:
     chances = peer_chances(scores, [1, 2, 3], explore, temperature)
     assert chances.sum().item() == pytest.approx(1)
     assert chances.min().item() >= explore / 3 - 1e-12
@@ -1086,7 +1368,11 @@ def test_temperature_tells_peers_apart() -> None:
 
 @pytest.mark.parametrize(("explore", "temperature"), [(0.2, 1.0), (1.0, 1.0), (0.0, 0.5)])
 def test_spec8_peers_are_drawn_by_these_chances(explore: float, temperature: float) -> None:
-    fed, n, scores = FedSps(peers=1, explore=explore, temperature=temperature), 3000, {0: 1.0, 2: 2.0, 5: 4.0}
+    fed, n, scores = (
+        FedSps(peers=1, explore=explore, temperature=temperature),
+        3000,
+        {0: 1.0, 2: 2.0, 5: 4.0},
+    )
     drawn = Counter(j for k in range(n) for j in fed.chosen(scores, [0, 2, 5], Key(k)))
     mean = 7 / 3
     spread = math.sqrt(sum((s - mean) ** 2 for s in scores.values()) / 3)
@@ -1107,12 +1393,18 @@ def test_spec8_without_replacement_and_all_if_there_are_no_more() -> None:
 
 @pytest.mark.parametrize("peers", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"code_compat": True}])
-def test_spec8_exactly_m_peers_a_round_and_never_oneself(peers: int, options: dict[str, Any]) -> None:
+def test_spec8_exactly_m_peers_a_round_and_never_oneself(
+    peers: int, options: dict[str, Any]
+) -> None:
     fed = FedSps(peers=peers, explore=0.5, **options)
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(5)]
     server, s = net_of(fed, mlp(), data, FULL)
     rounds(fed, server, s, 6)
-    asked = Counter((row.round, row.src) for row in server.ledger.rows if row.call == "assist" and row.kind == "peer")
+    asked = Counter(
+        (row.round, row.src)
+        for row in server.ledger.rows
+        if row.call == "assist" and row.kind == "peer"
+    )
     assert asked == {(t, f"p{i}"): peers for t in range(1, 7) for i in range(5)}
     edges = {(row.src, row.dst) for row in server.ledger.rows if row.kind == "peer"}
     assert all(a != b for a, b in edges)
@@ -1134,12 +1426,16 @@ def test_score_overlap_over_rounds() -> None:
     gave = {(n.round, n.party, n.metric): n.value for n in server.notes}
     for i in range(4):
         o = {j: [gave[t, f"p{i}", f"overlap/p{j}"] for t in (1, 2, 3)] for j in range(4) if j != i}
-        assert server.state(i).scores == pytest.approx({j: 0.81 * a + 0.09 * b + 0.1 * c for j, (a, b, c) in o.items()})
+        assert server.state(i).scores == pytest.approx(
+            {j: 0.81 * a + 0.09 * b + 0.1 * c for j, (a, b, c) in o.items()}
+        )
     assert len(set(gave.values())) > 2
 
 
 def test_score_gain_is_the_drop_by_that_peers_step() -> None:
-    """L_i(h) − L_i(h − lr·β·g_ij), on the training samples if nothing is held out; twice, as a moving average."""
+    """L_i(h) − L_i(h − lr·β·g_ij), on the training samples if nothing is held out; twice, as a
+    moving average.
+    """
     fed = FedSps(peers=2, alpha=0.3, beta=0.7)
     server, s = net_of(fed, mlp(), three(), FULL)
     h = [mlp().init(Key.root(0).fold("init"))] * 3
@@ -1151,9 +1447,13 @@ def test_score_gain_is_the_drop_by_that_peers_step() -> None:
             for j in range(3):
                 if j != i:
                     there = moved(h[i], 0.2, (0.7, grads[i][j]))
-                    gain = (each_loss(h[i], d.x, d.y).mean() - each_loss(there, d.x, d.y).mean()).item()
+                    gain = (
+                        each_loss(h[i], d.x, d.y).mean() - each_loss(there, d.x, d.y).mean()
+                    ).item()
                     scores[i, j] = gain if t == 1 else 0.9 * scores[i, j] + 0.1 * gain
-            assert server.state(i).scores == pytest.approx({j: scores[i, j] for j in range(3) if j != i}, abs=1e-6)
+            assert server.state(i).scores == pytest.approx(
+                {j: scores[i, j] for j in range(3) if j != i}, abs=1e-6
+            )
         h = new
     assert max(map(abs, scores.values())) > 1e-3
 
@@ -1163,14 +1463,23 @@ def test_score_gain_is_on_validation_samples_if_there_are_any() -> None:
     g, other = noisy(mlp().init(Key(1)), 10), noisy(mlp().init(Key(1)), 20)
     for score in ("gain", "overlap"):
         helps = {3: given_by(g, overlap=0.25), 8: given_by(other, overlap=0.75)}
-        h, state = local_step(FedSps(peers=2, alpha=0.0, beta=0.7, score=score), helps, validation=held)
+        h, state = local_step(
+            FedSps(peers=2, alpha=0.0, beta=0.7, score=score), helps, validation=held
+        )
         before = each_loss(h, held.x, held.y).mean()
-        gain = {j: (before - each_loss(moved(h, 0.2, (0.7, v)), held.x, held.y).mean()).item() for j, v in ((3, g), (8, other))}
-        assert state.scores == pytest.approx(gain if score == "gain" else {3: 0.25, 8: 0.75}, abs=1e-5)
+        gain = {
+            j: (before - each_loss(moved(h, 0.2, (0.7, v)), held.x, held.y).mean()).item()
+            for j, v in ((3, g), (8, other))
+        }
+        assert state.scores == pytest.approx(
+            gain if score == "gain" else {3: 0.25, 8: 0.75}, abs=1e-5
+        )
 
 
 def test_scores_lead_to_those_who_help() -> None:
-    """With sharp exploitation a party goes on asking whom its scores prefer; with ξ = 1 it does not."""
+    """With sharp exploitation a party goes on asking whom its scores prefer; with ξ = 1 it does
+    not.
+    """
     data = [samples(8, SHAPE, CLASSES, seed=i) for i in range(4)]
     asked = {}
     for explore in (0.0, 1.0):
@@ -1210,11 +1519,20 @@ def test_code_compat_keeps_the_first_weights() -> None:
 
 
 def test_code_compat_starts_from_noise_of_a_thousandth() -> None:
-    """One step of almost nothing leaves the noise alone: N(0, 0.001²); without the option there is none."""
+    """One step of almost nothing leaves the noise alone: N(0, 0.001²); without the option there is
+    none.
+    """
     task = task_of("linear", (50,), 2)
     data = Samples(torch.full((60, 50), 0.5), torch.zeros(60, dtype=torch.int64))
     for compat, scale in ((True, 0.001), (False, 0.0)):
-        fed = FedSps(mode="samples", select="all", code_compat=compat, attack_steps=1, attack_lr=1e-12, clamp="none")
+        fed = FedSps(
+            mode="samples",
+            select="all",
+            code_compat=compat,
+            attack_steps=1,
+            attack_lr=1e-12,
+            clamp="none",
+        )
         h = line(*[1.0] * 50)
         given = assisted(fed, h, {4: h}, data, task, first=h)[4]
         assert given.x is not None
@@ -1224,13 +1542,17 @@ def test_code_compat_starts_from_noise_of_a_thousandth() -> None:
 
 
 @pytest.mark.parametrize("clamp", ["data", "none", "unit"])
-def test_code_compat_clamps_to_0_and_1_whatever_clamp_says(clamp: Literal["data", "none", "unit"]) -> None:
+def test_code_compat_clamps_to_0_and_1_whatever_clamp_says(
+    clamp: Literal["data", "none", "unit"],
+) -> None:
     """Normalised inputs lose what is negative, as in the public code."""
     task, h = task_of("linear", (2,), 2), line(1.0, -1.0)
     data = Samples(torch.tensor([[-2.0, 0.5], [0.99, 3.0]]), torch.zeros(2, dtype=torch.int64))
     fed = FedSps(mode="samples", select="all", code_compat=True, clamp=clamp)
     expected = torch.tensor([[0.0, 0.47], [1.0, 1.0]])
-    torch.testing.assert_close(assisted(fed, h, {4: h}, data, task, first=h)[4].x, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        assisted(fed, h, {4: h}, data, task, first=h)[4].x, expected, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("select", ["strict", "all"])
@@ -1238,19 +1560,25 @@ def test_code_compat_gives_the_clean_loss_of_the_selected(select: Literal["stric
     """Chosen by their perturbed loss, but as they were; without a selection all perturbed ones."""
     first, asker = mlp().init(Key(1)), mlp().init(Key(2))
     data = Samples(three()[2].x.sigmoid(), three()[2].y)
-    given = assisted(FedSps(code_compat=True, select=select), asker, {4: asker}, data, mlp(), first=first)[4]
+    given = assisted(
+        FedSps(code_compat=True, select=select), asker, {4: asker}, data, mlp(), first=first
+    )[4]
     bad = pgd_of(first, data, low=0.0, high=1.0)
     chosen = selected(asker, data, bad)
     assert 0 < chosen.sum() < len(data)
     x, s = (data.x, chosen) if select == "strict" else (bad, torch.ones_like(chosen))
     assert given.count == s.sum()
     assert given.loss == pytest.approx(each_loss(asker, x[s], data.y[s]).mean().item(), abs=1e-4)
-    assert_close(given.grads, mean_grad(asker, x[s], data.y[s]), atol=2e-4)  # the noise is left out here
+    assert_close(
+        given.grads, mean_grad(asker, x[s], data.y[s]), atol=2e-4
+    )  # the noise is left out here
 
 
 @pytest.mark.parametrize("reduce", ["pool", "mean"])
 def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> None:
-    """T on the first weights, also for the α term; one's own batch among the pooled ones; the clean loss of the selected."""
+    """T on the first weights, also for the α term; one's own batch among the pooled ones; the clean
+    loss of the selected.
+    """
     data = [Samples(d.x.sigmoid(), d.y) for d in three()]
     fed = FedSps(alpha=0.3, beta=0.9, code_compat=True, reduce=reduce)
     task = task_of("linear", SHAPE, CLASSES)
@@ -1268,7 +1596,10 @@ def test_code_compat_two_rounds_by_torch(reduce: Literal["pool", "mean"]) -> Non
                 (0.9 * (int(c.sum()) if reduce == "pool" else 1) / total, mean_grad(h_i, d.x[c], d.y[c]))
                 for c, d in zip(oda, data, strict=True) if c.any()
             ]  # fmt: skip
-            own = (1.0, mean_grad(h_i, data[i].x, data[i].y)), (0.3, mean_grad(h_i, bad[i], data[i].y))
+            own = (
+                (1.0, mean_grad(h_i, data[i].x, data[i].y)),
+                (0.3, mean_grad(h_i, bad[i], data[i].y)),
+            )
             new.append(moved(h_i, 3.0, *own, *terms))
         h = new
         for ours, theirs in zip(models(server), h, strict=True):
@@ -1295,7 +1626,9 @@ class Wire:
         self.sealed_messages: list[Any] = []
         function = LoopEngine.run
 
-        def listening(engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+        def listening(
+            engine: LoopEngine, call: Any, messages: Any, sealed_messages: Any
+        ) -> Iterator[tuple[int, PartyResult]]:
             self.open += [message.content for message in messages.values()]
             self.sealed_messages += sealed_messages.values()
             for i, answer in function(engine, call, messages, sealed_messages):
@@ -1310,15 +1643,23 @@ def leaves(tree: Any) -> list[Any]:
         return [leaf for f in fields(tree) for leaf in leaves(getattr(tree, f.name))]
     if isinstance(tree, dict):
         tree = [*tree, *tree.values()]
-    return [leaf for part in tree for leaf in leaves(part)] if isinstance(tree, list | tuple) else [tree]
+    return (
+        [leaf for part in tree for leaf in leaves(part)]
+        if isinstance(tree, list | tuple)
+        else [tree]
+    )
 
 
 @pytest.mark.parametrize("options", [
     {}, {"mode": "samples"}, {"peers": 1, "code_compat": True}, {"tune": "end", "attack": "wasserstein"}, {"beta": 0.0},
     {"collab_steps": 2},
 ], ids=str)  # fmt: skip
-def test_the_server_holds_no_tensor(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Letters and replies hold numbers and sealed parcels only: whom one may ask, and shares of overlap."""
+def test_the_server_holds_no_tensor(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Letters and replies hold numbers and sealed parcels only: whom one may ask, and shares of
+    overlap.
+    """
     wire = Wire(monkeypatch)
     fed = FedSps(**options)
     server, s = net_of(fed, mlp(), three(), FULL)
@@ -1376,17 +1717,34 @@ def charged(result: comity.Result) -> dict[int, Counter[str]]:
     ({"bn": "none"}, 4, 12),
 ], ids=str)  # fmt: skip
 def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> None:
-    """Σ edges (2 S + 12) between peers a step; the server hears a share from each edge and says whom one may ask."""
+    """Σ edges (2 S + 12) between peers a step; the server hears a share from each edge and says
+    whom one may ask.
+    """
     n = settings.get("collab_steps", 1)
-    result = comity.run("fed-sps", federation((9, 5, 14, 6)), model="mlp2(width=7)", rounds=2, engine="loop", **settings)
+    result = comity.run(
+        "fed-sps",
+        federation((9, 5, 14, 6)),
+        model="mlp2(width=7)",
+        rounds=2,
+        engine="loop",
+        **settings,
+    )
     _, closed = plan.traffic(result.job)
     for t in (1, 2):
         found = charged(result)[t]
         assert found["peer"] == closed[t - 1].peer == n * edges * (2 * WIDTH7 + 12)
         assert found["up"] == closed[t - 1].up == n * 4 * edges
         assert found["down"] == closed[t - 1].down == n * 4 * k * (k - 1)
-    ways = {(row.round, row.src, row.dst, row.bytes) for row in result.ledger if row.call == "assist" and row.kind == "peer"}
-    back = {(row.round, row.dst, row.src, row.bytes) for row in result.ledger if row.call == "local" and row.kind == "peer"}
+    ways = {
+        (row.round, row.src, row.dst, row.bytes)
+        for row in result.ledger
+        if row.call == "assist" and row.kind == "peer"
+    }
+    back = {
+        (row.round, row.dst, row.src, row.bytes)
+        for row in result.ledger
+        if row.call == "local" and row.kind == "peer"
+    }
     assert {way[3] for way in ways} <= {WIDTH7}
     assert {(*way[:3], WIDTH7 + 12) for way in ways} == back
 
@@ -1396,27 +1754,54 @@ def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> No
 ])  # fmt: skip
 @pytest.mark.parametrize("peers", [0, 1])
 def test_spec8_bytes_with_batchnorm(bn: Any, there: int, back: int, peers: int) -> None:
-    """64·9 + 9 + 9·10 + 10 weights, 18 of BatchNorm, 18 running values and a counter: buffers go, but have no gradient."""
+    """64·9 + 9 + 9·10 + 10 weights, 18 of BatchNorm, 18 running values and a counter: buffers go,
+    but have no gradient.
+    """
     with torch.random.fork_rng(devices=[]):
-        pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()), nn.Linear(9, 10)
+        pair = (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU()),
+            nn.Linear(9, 10),
+        )
     fed = federation((9, 5, 14, 6), shape=(1, 8, 8), classes=10, test=10)
     result = comity.run("fed-sps", fed, model=pair, rounds=2, engine="loop", bn=bn, peers=peers)
     _, closed = plan.traffic(result.job)
     for t in (1, 2):
-        assert charged(result)[t]["peer"] == closed[t - 1].peer == (4 if peers else 12) * (there + back + 12)
+        assert (
+            charged(result)[t]["peer"]
+            == closed[t - 1].peer
+            == (4 if peers else 12) * (there + back + 12)
+        )
 
 
 @pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("collab_steps", [1, 4])
 @pytest.mark.parametrize(("select", "exact"), [("strict", False), ("all", True)])
 def test_spec8_bytes_of_samples(select: str, exact: bool, collab_steps: int) -> None:
-    """S there; 12 and count · (4·6 + 4) back, where count = overlap · 8; closed form: all 8. More steps send no more."""
+    """S there; 12 and count · (4·6 + 4) back, where count = overlap · 8; closed form: all 8. More
+    steps send no more.
+    """
     fed = federation((9, 15, 14))
-    how: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "batch": 8, "lr": 0.5, "engine": "loop"}
-    result = comity.run("fed-sps", fed, **how, mode="samples", select=select, collab_steps=collab_steps)
-    shares = {(m.round, m.party, m.metric.removeprefix("overlap/")): m.value for m in result.metrics if m.split == "train"}
+    how: dict[str, Any] = {
+        "model": "mlp2(width=7)",
+        "rounds": 3,
+        "batch": 8,
+        "lr": 0.5,
+        "engine": "loop",
+    }
+    result = comity.run(
+        "fed-sps", fed, **how, mode="samples", select=select, collab_steps=collab_steps
+    )
+    shares = {
+        (m.round, m.party, m.metric.removeprefix("overlap/")): m.value
+        for m in result.metrics
+        if m.split == "train"
+    }
     counts = {edge: round(8 * share) for edge, share in shares.items()}
-    back = {(row.round, row.dst, row.src): row.bytes for row in result.ledger if row.call == "local" and row.kind == "peer"}
+    back = {
+        (row.round, row.dst, row.src): row.bytes
+        for row in result.ledger
+        if row.call == "local" and row.kind == "peer"
+    }
     assert back == {edge: 12 + 28 * count for edge, count in counts.items()}
     assert len(back) == 3 * 6
     _, closed = plan.traffic(result.job)
@@ -1432,8 +1817,12 @@ def test_spec8_bytes_of_samples(select: str, exact: bool, collab_steps: int) -> 
 @pytest.mark.parametrize("options", [
     {}, {"attack": "wasserstein"}, {"attack": "wasserstein", "cost": "l2"}, {"code_compat": True, "peers": 1},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize(("shape", "model"), [((6,), "linear"), ((6,), SMALL), ((1, 8, 8), "fedbn-cnn(scale=0.06)")])
-def test_vectors_and_images_run(shape: tuple[int, ...], model: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "model"), [((6,), "linear"), ((6,), SMALL), ((1, 8, 8), "fedbn-cnn(scale=0.06)")]
+)
+def test_vectors_and_images_run(
+    shape: tuple[int, ...], model: str, options: dict[str, Any]
+) -> None:
     fed = federation((12, 9, 14), shape=shape)
     first = comity.run("solo", fed, model=model, rounds=1, engine="loop")
     result = comity.run("fed-sps", fed, model=model, rounds=2, engine="loop", **options)
@@ -1448,7 +1837,9 @@ def test_vectors_and_images_run(shape: tuple[int, ...], model: str, options: dic
 
 def test_architectures_must_be_equal() -> None:
     with pytest.raises(comity.UsageError, match="one architecture"):
-        comity.run("fed-sps", named(), model=SMALL, rounds=1, party={"south": {"model": "mlp2(width=4)"}})
+        comity.run(
+            "fed-sps", named(), model=SMALL, rounds=1, party={"south": {"model": "mlp2(width=4)"}}
+        )
 
 
 @pytest.mark.parametrize("wrong", [
@@ -1463,7 +1854,13 @@ VARIANTS: list[dict[str, Any]] = [
     {"attack": "wasserstein", "epsilon": 0.5, "lambda0": 0.5},
     {"peers": 1, "explore": 0.1, "temperature": 0.3},
     {"code_compat": True, "tune": "end"},
-    {"collab_steps": 3, "tune": "end", "peers": 1, "opt_state": "keep", "optimizer": "sgd(momentum=0.5)"},
+    {
+        "collab_steps": 3,
+        "tune": "end",
+        "peers": 1,
+        "opt_state": "keep",
+        "optimizer": "sgd(momentum=0.5)",
+    },
     {"collab_steps": 2, "mode": "samples", "alpha_mode": "eval"},
 ]
 
@@ -1473,7 +1870,9 @@ Straight = Callable[[dict[str, Any]], comity.Result]
 
 def settled(folder: Path, **settings: Any) -> comity.Result:
     fed = federation((19, 11, 24, 15))
-    return comity.run("fed-sps", fed, model=SMALL, rounds=4, out=folder, lr=0.3, beta=2.0, **settings)
+    return comity.run(
+        "fed-sps", fed, model=SMALL, rounds=4, out=folder, lr=0.3, beta=2.0, **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -1483,14 +1882,19 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> Straight:
 
     def of(options: dict[str, Any]) -> comity.Result:
         if str(options) not in made:
-            made[str(options)] = settled(tmp_path_factory.mktemp("straight") / "run", engine="loop", **options)
+            made[str(options)] = settled(
+                tmp_path_factory.mktemp("straight") / "run", engine="loop", **options
+            )
         return made[str(options)]
 
     return of
 
 
 def remains(result: comity.Result) -> tuple[dict[str, bytes], dict[str, Params]]:
-    written = {name: (result.folder / name).read_bytes() for name in ("metrics.csv", "ledger.csv", "outcomes.csv")}
+    written = {
+        name: (result.folder / name).read_bytes()
+        for name in ("metrics.csv", "ledger.csv", "outcomes.csv")
+    }
     return written, {name: result.model(name).theta for name in result.job.info.names}
 
 
@@ -1522,13 +1926,17 @@ class Stop(Quiet):
 @pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_process_equals_loop(options: dict[str, Any], straight: Straight, tmp_path: Path) -> None:
-    assert_same_run(settled(tmp_path / "process", engine="process", workers=2, **options), straight(options))
+    assert_same_run(
+        settled(tmp_path / "process", engine="process", workers=2, **options), straight(options)
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_stacked_equals_loop(options: dict[str, Any], straight: Straight, tmp_path: Path) -> None:
-    """Parties that are attacked together: the same samples, multipliers and peers, up to rounding; the same bytes."""
+    """Parties that are attacked together: the same samples, multipliers and peers, up to rounding;
+    the same bytes.
+    """
     ours = settled(tmp_path / "stacked", engine="stacked", **options)
     theirs = straight(options)
     (tables, thetas), (their_tables, their_thetas) = remains(ours), remains(theirs)

@@ -1,4 +1,6 @@
-"""FedALA: eqs. 4 and 5 on quadratics, when W is learnt and for how long, and FedAvg as what remains without it."""
+"""FedALA: eqs. 4 and 5 on quadratics, when W is learnt and for how long, and FedAvg as what remains
+without it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from comity.algorithms.fedala import STEADY, AlaState, Both, FedAla, converged, 
 from comity.core import Key, Model, Params, Training, is_buffer
 
 SIZES = (9, 14, 6)
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 3,
+    "engine": "loop",
+    "lr": 0.1,
+    "batch": 4,
+}
 NAME = "body.w"
 ONE = Training(lr=0.1, batch=1)
 
@@ -22,7 +30,9 @@ def one(value: float) -> Params:
     return {NAME: torch.tensor([value], dtype=torch.float64)}
 
 
-def learnt(method: FedAla, mine: float, received: float, W: float | None, a: float = 1.0, b: float = 0.0) -> float:
+def learnt(
+    method: FedAla, mine: float, received: float, W: float | None, a: float = 1.0, b: float = 0.0
+) -> float:
     """W of a party whose loss is a/2 (w − b)²."""
     state = AlaState({}, one(mine), {} if W is None else one(W))
     party = party_of(quadratic(), rows(a, b), ONE)
@@ -36,7 +46,9 @@ def weights(method: str, **settings: object) -> list[Params]:
 
 def test_eq4_by_hand_and_exact_at_both_ends() -> None:
     for w, expected in ((0.0, 0.1), (1.0, 0.7), (0.25, 0.25)):
-        assert merged(Both(one(0.1), one(0.7)), one(w))[NAME].item() == (expected if w in (0, 1) else pytest.approx(expected))
+        assert merged(Both(one(0.1), one(0.7)), one(w))[NAME].item() == (
+            expected if w in (0, 1) else pytest.approx(expected)
+        )
 
 
 def test_eq5_one_step_by_hand() -> None:
@@ -44,9 +56,15 @@ def test_eq5_one_step_by_hand() -> None:
     assert learnt(FedAla(eta=0.1), mine=2.5, received=3, W=1, a=2, b=1) == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(("mine", "received", "expected"), [(-1.0, 3.0, 0.25), (1.0, 3.0, 0.0), (-3.0, -1.0, 1.0)])
-def test_eq5_converges_to_the_best_mixture_within_0_and_1(mine: float, received: float, expected: float) -> None:
-    """The optimum 0 lies a quarter of the way from −1 to 3; from 1 to 3 and from −3 to −1 it lies outside."""
+@pytest.mark.parametrize(
+    ("mine", "received", "expected"), [(-1.0, 3.0, 0.25), (1.0, 3.0, 0.0), (-3.0, -1.0, 1.0)]
+)
+def test_eq5_converges_to_the_best_mixture_within_0_and_1(
+    mine: float, received: float, expected: float
+) -> None:
+    """The optimum 0 lies a quarter of the way from −1 to 3; from 1 to 3 and from −3 to −1 it lies
+    outside.
+    """
     W = 1.0
     for _ in range(60):
         W = learnt(FedAla(eta=0.05), mine, received, W)
@@ -54,12 +72,16 @@ def test_eq5_converges_to_the_best_mixture_within_0_and_1(mine: float, received:
 
 
 def test_alg1_l8_the_first_time_w_is_learnt_until_losses_are_steady() -> None:
-    """Losses spread by less than 0.1 at once here, so that it takes the 11 epochs that are looked at."""
+    """Losses spread by less than 0.1 at once here, so that it takes the 11 epochs that are looked
+    at.
+    """
     W = 1.0
     for _ in range(STEADY + 1):
         W = learnt(FedAla(eta=0.01), 2.0, 2.5, W)
     assert learnt(FedAla(eta=0.01), 2.0, 2.5, None) == pytest.approx(W)
-    assert learnt(FedAla(eta=0.01, start_epochs=1), 2.0, 2.5, None) == pytest.approx(learnt(FedAla(eta=0.01), 2.0, 2.5, 1.0))
+    assert learnt(FedAla(eta=0.01, start_epochs=1), 2.0, 2.5, None) == pytest.approx(
+        learnt(FedAla(eta=0.01), 2.0, 2.5, 1.0)
+    )
 
 
 def test_converged() -> None:
@@ -70,7 +92,9 @@ def test_converged() -> None:
 
 
 def test_alg1_round_by_round() -> None:
-    """First round: as received. Second: W from 1. What is trained from is eq. 4, and what is deployed is, with the newest Θ."""
+    """First round: as received. Second: W from 1. What is trained from is eq. 4, and what is
+    deployed is, with the newest Θ.
+    """
     method = FedAla(eta=0.1)
     data = [rows(1, 4), rows(1, -2)]
     server, s = net_of(method, quadratic(), data, ONE)
@@ -87,7 +111,9 @@ def test_alg1_round_by_round() -> None:
     assert server.state(0).previous[NAME].item() == pytest.approx(start - 0.1 * (start - 4))
     mine = server.state(0)
     deployed = method.deployed_model(mine, Model(s), server.engine.sites[0].party)[NAME].item()
-    assert deployed == pytest.approx(mine.previous[NAME].item() + (s[NAME].item() - mine.previous[NAME].item()) * W)
+    assert deployed == pytest.approx(
+        mine.previous[NAME].item() + (s[NAME].item() - mine.previous[NAME].item()) * W
+    )
 
 
 @pytest.mark.parametrize(("p", "stages"), [(1, "3"), (2, "23"), (3, "123"), (9, "123")])
@@ -109,14 +135,21 @@ def test_lower_layers_are_the_global_models() -> None:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd(momentum=0.9)", "adam"])
 def test_eta_0_is_fedavg(optimizer: str) -> None:
-    """Also with an optimizer that remembers: learning W takes nothing from it, however many epochs it took."""
+    """Also with an optimizer that remembers: learning W takes nothing from it, however many epochs
+    it took.
+    """
     kept = {"optimizer": optimizer, "opt_state": "keep", "rounds": 4}
-    assert all(same(a, b) for a, b in zip(weights("fedala", eta=0, **kept), weights("fedavg", **kept), strict=True))
+    assert all(
+        same(a, b)
+        for a, b in zip(weights("fedala", eta=0, **kept), weights("fedavg", **kept), strict=True)
+    )
 
 
 @pytest.mark.parametrize("option", [{"eta": 0.1}, {"p": 2}, {"s": 40}, {"start_epochs": 2}])
 def test_no_option_is_without_effect(option: dict[str, float]) -> None:
-    assert not all(same(a, b) for a, b in zip(weights("fedala", **option), weights("fedala"), strict=True))
+    assert not all(
+        same(a, b) for a, b in zip(weights("fedala", **option), weights("fedala"), strict=True)
+    )
 
 
 @pytest.mark.parametrize("option", ["p=0", "s=0", "s=101", "eta=-1", "start_epochs=0"])

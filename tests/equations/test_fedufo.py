@@ -1,7 +1,9 @@
-"""FedUFO and FedUAD (Zhang et al., ICCV 2021): eqs. 1-12 as the paper numbers them, dynamic sampling, the two stages, bytes.
+"""FedUFO and FedUAD (Zhang et al., ICCV 2021): eqs. 1-12 as the paper numbers them, dynamic
+sampling, the two stages, bytes.
 
-`written` is a round in plain torch: full batches, networks as matrix products, losses from their definitions. Of the library it
-takes the initial weights only, and where a test trains in mini-batches their order.
+`written` is a round in plain torch: full batches, networks as matrix products, losses from their
+definitions. Of the library it takes the initial weights only, and where a test trains in
+mini-batches their order.
 """
 
 from __future__ import annotations
@@ -47,7 +49,17 @@ from comity.components.consensus import agreed, class_shares
 from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.components.divergence import kl, uniform_cross_entropy
 from comity.components.server_steps import momentum_step
-from comity.core import Batch, FitRequest, Key, LearningTask, Params, Party, Samples, Training, batches
+from comity.core import (
+    Batch,
+    FitRequest,
+    Key,
+    LearningTask,
+    Params,
+    Party,
+    Samples,
+    Training,
+    batches,
+)
 from comity.core.call import PartyResult
 from comity.errors import UsageError
 from comity.experiments import checkpoint
@@ -57,12 +69,24 @@ from comity.studies import plan
 SHAPE, CLASSES, WIDTH = (6,), 4, 5
 MODEL = f"mlp2(width={WIDTH})"
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"
-HOW = Training(lr=0.1, momentum=0.9, decay=2e-4, batch=100, epochs=3)  # section 4.1.1 but for the batch: all samples
+HOW = Training(
+    lr=0.1, momentum=0.9, decay=2e-4, batch=100, epochs=3
+)  # section 4.1.1 but for the batch: all samples
 SIZES = (12, 9, 15, 6, 10)
 ROOT = Key.root(0)
 OFF: dict[str, Any] = {"uad": False, "cgr": False, "cgl": False, "dynamic": "off"}
 ALIGN, REFINE, PLAIN = "align", "local", "align"  # the works of FedUFO's stages, and FedUAD's
-OWN = ("uad", "cgr", "cgl", "lam", "stage_one", "dynamic", "target", "direction", "cgr_weight")  # fedufo's, beside feduad's
+OWN = (
+    "uad",
+    "cgr",
+    "cgl",
+    "lam",
+    "stage_one",
+    "dynamic",
+    "target",
+    "direction",
+    "cgr_weight",
+)  # fedufo's, beside feduad's
 
 # --- the paper written out
 
@@ -91,10 +115,14 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     return (p * (p / q).log()).sum(1).mean()
 
 
-def descended(loss: Callable[[Params], Tensor], theta: Params, count: int, how: Training = HOW) -> Params:
+def descended(
+    loss: Callable[[Params], Tensor], theta: Params, count: int, how: Training = HOW
+) -> Params:
     """`count` steps of torch.optim.SGD, each on all samples."""
     free = {k: v.clone().requires_grad_() for k, v in theta.items()}
-    optimizer = torch.optim.SGD(free.values(), lr=how.lr, momentum=how.momentum, weight_decay=how.decay)
+    optimizer = torch.optim.SGD(
+        free.values(), lr=how.lr, momentum=how.momentum, weight_decay=how.decay
+    )
     for _ in range(count):
         optimizer.zero_grad()
         loss(free).backward()
@@ -102,7 +130,9 @@ def descended(loss: Callable[[Params], Tensor], theta: Params, count: int, how: 
     return {k: v.detach() for k, v in free.items()}
 
 
-def group_target(priors: Mapping[int, Params], data: Mapping[int, Samples], x: Tensor, target: str) -> Tensor:
+def group_target(
+    priors: Mapping[int, Params], data: Mapping[int, Samples], x: Tensor, target: str
+) -> Tensor:
     """Eqs. 6 and 7, class by class; p_j[c] = 1/K_c where nobody has class c."""
     v = torch.zeros(len(x), CLASSES)
     for j, theta in priors.items():
@@ -122,9 +152,11 @@ def written(
     disc_epochs: int = 1, first: bool = False, how: Training = HOW, cgr_weight: float = 1.0, reduction: str = "sum",
     begin: str = "w",
 ) -> tuple[dict[int, Params], dict[int, Params]]:  # fmt: skip
-    """Steps 1-3 of figure 2 for the group `data`: the posteriors and what became of the Ds; `first`: D learns first, from w.
+    """Steps 1-3 of figure 2 for the group `data`: the posteriors and what became of the Ds;
+    `first`: D learns first, from w.
 
-    reduction=mean is a mean over all that a term is made of: of n samples' C classes, of n samples' K logarithms and K again.
+    reduction=mean is a mean over all that a term is made of: of n samples' C classes, of n samples'
+    K logarithms and K again.
     """
     learnt = dict(Ds)
     posteriors: dict[int, Params] = {}
@@ -143,10 +175,14 @@ def written(
         def eq5(D: Params, z: Tensor, k: int = k, theirs: dict[int, Tensor] = theirs) -> Tensor:
             value = -judged(D, z).softmax(1)[:, label[k]].log().mean()
             for j, other in theirs.items():
-                value = value - judged(D, other).softmax(1)[:, label[j]].log().mean() / (len(data) - 1)
+                value = value - judged(D, other).softmax(1)[:, label[j]].log().mean() / (
+                    len(data) - 1
+                )
             return value
 
-        def eq12(theta: Params, x: Tensor = x, y: Tensor = d.y, k: int = k, teachers: Any = teachers) -> Tensor:
+        def eq12(
+            theta: Params, x: Tensor = x, y: Tensor = d.y, k: int = k, teachers: Any = teachers
+        ) -> Tensor:
             y_hat = predicted(theta, x).softmax(1)
             value = -y_hat[torch.arange(len(y)), y].log().mean()
             if uad:
@@ -154,7 +190,11 @@ def written(
                 eq4 = -d_hat.log().sum(1).mean() / d_hat.shape[1]
                 value = value + (eq4 / d_hat.shape[1] if reduction == "mean" else eq4)
             for weight, answer in teachers:  # eqs. 8 and 10
-                apart = divergence(y_hat, answer) if direction == "reverse" else divergence(answer, y_hat)
+                apart = (
+                    divergence(y_hat, answer)
+                    if direction == "reverse"
+                    else divergence(answer, y_hat)
+                )
                 value = value + weight * (apart / CLASSES if reduction == "mean" else apart)
             return value
 
@@ -172,16 +212,28 @@ def mean_of(models: Mapping[int, Params], sizes: Mapping[int, int]) -> Params:
     """sum_k n_k / n w_k, in double precision."""
     total = sum(sizes[k] for k in models)
     names = next(iter(models.values()))
-    return {n: sum((sizes[k] / total * m[n].double() for k, m in models.items()), torch.zeros(())).float() for n in names}
+    return {
+        n: (
+            sum(
+                (sizes[k] / total * m[n].double() for k, m in models.items()), torch.zeros(())
+            ).float()
+        )
+        for n in names
+    }
 
 
 # --- helpers
 
 
 def party_data(i: int) -> Samples:
-    """Party i sees the world in its own way, and two of classes 0, 1 and 2 twice to one; nobody has class 3."""
+    """Party i sees the world in its own way, and two of classes 0, 1 and 2 twice to one; nobody has
+    class 3.
+    """
     n = SIZES[i % len(SIZES)]
-    return Samples(noise(n, *SHAPE, seed=i + 1) + 0.4 * i, torch.tensor([(i + (k % 3 == 2)) % 3 for k in range(n)]))
+    return Samples(
+        noise(n, *SHAPE, seed=i + 1) + 0.4 * i,
+        torch.tensor([(i + (k % 3 == 2)) % 3 for k in range(n)]),
+    )
 
 
 def game(
@@ -195,16 +247,24 @@ def game(
 
 
 class Wire:
-    """What passed: of each call its round and work, the letters, the edges of its parcels, the replies."""
+    """What passed: of each call its round and work, the letters, the edges of its parcels, the
+    replies.
+    """
 
     def __init__(self, server: LoopServer) -> None:
-        self.calls: list[tuple[int, str, dict[int, Any], list[tuple[int, int]], dict[int, Any]]] = []
+        self.calls: list[
+            tuple[int, str, dict[int, Any], list[tuple[int, int]], dict[int, Any]]
+        ] = []
         function = server.engine.run
 
-        def listening(call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+        def listening(
+            call: Any, messages: Any, sealed_messages: Any
+        ) -> Iterator[tuple[int, PartyResult]]:
             replies: dict[int, Any] = {}
             contents = {i: message.content for i, message in messages.items()}
-            self.calls.append((call.round, call.function, contents, sorted(sealed_messages), replies))
+            self.calls.append(
+                (call.round, call.function, contents, sorted(sealed_messages), replies)
+            )
             for i, answer in function(call, messages, sealed_messages):
                 replies[i] = answer.reply
                 yield i, answer
@@ -233,7 +293,9 @@ def party_function(fed: FedUad) -> Any:
 
 
 def option_text(chosen: Mapping[str, Any]) -> str:
-    return ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in chosen.items())
+    return ",".join(
+        f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in chosen.items()
+    )
 
 
 def text(name: str, chosen: Mapping[str, Any]) -> str:
@@ -241,7 +303,9 @@ def text(name: str, chosen: Mapping[str, Any]) -> str:
 
 
 @cache
-def ran(algorithm: str, model: str = MODEL, out: Path | None = None, parties: int = 4, **settings: Any) -> comity.Result:
+def ran(
+    algorithm: str, model: str = MODEL, out: Path | None = None, parties: int = 4, **settings: Any
+) -> comity.Result:
     shape = IMAGE if model.startswith("fedbn") else SHAPE
     usual: dict[str, Any] = {"rounds": 4, "batch": 4, "lr": 0.05, "engine": "loop"}
     fed = federation((11, 7, 9, 6, 8)[:parties], shape=shape)
@@ -271,17 +335,26 @@ def test_eq4_is_log_k_at_constant_logits_with_zero_gradient_and_more_elsewhere(K
 
 def test_eq4_by_hand() -> None:
     """d = (3/4, 1/4): -(log 3/4 + log 1/4) / 2 = 0.83699; with a row at log 2 the mean is 0.76507."""
-    assert uniform_cross_entropy(torch.tensor([[math.log(3), 0.0]])).item() == pytest.approx(0.836988, abs=1e-5)
-    assert uniform_cross_entropy(torch.tensor([[math.log(3), 0.0], [2.0, 2.0]])).item() == pytest.approx(0.765068, abs=1e-5)
+    assert uniform_cross_entropy(torch.tensor([[math.log(3), 0.0]])).item() == pytest.approx(
+        0.836988, abs=1e-5
+    )
+    assert uniform_cross_entropy(
+        torch.tensor([[math.log(3), 0.0], [2.0, 2.0]])
+    ).item() == pytest.approx(0.765068, abs=1e-5)
 
 
-def _posterior(fed: FedUad, D: Params, how: Training, others: Mapping[int, Prior] | None = None) -> tuple[Params, Both]:
+def _posterior(
+    fed: FedUad, D: Params, how: Training, others: Mapping[int, Prior] | None = None
+) -> tuple[Params, Both]:
     """w, and the reply of party 0 of 3 to D in a round in which it has a prior."""
     task, data = task_of(MODEL, SHAPE, CLASSES), party_data(0)
     w = task.init(Key(1))
     party = replace(party_of(task, data, how, parties=3), inbox=dict(others or {}))
     own = Prior({k: v + 0.1 for k, v in w.items()}, torch.tensor([8, 4, 0, 0]))
-    return w, worked(party_function(fed)(FedUadState({}, w, own, {}), Both({}, D), party, Key(3)))[1]
+    return (
+        w,
+        worked(party_function(fed)(FedUadState({}, w, own, {}), Both({}, D), party, Key(3)))[1],
+    )
 
 
 def _priors() -> dict[int, Prior]:
@@ -301,7 +374,10 @@ def test_eq4_gradient_goes_through_d_to_the_extractor_and_not_to_the_classifier(
 
 
 def test_eq4_a_discriminator_without_an_opinion_changes_nothing() -> None:
-    D = {k: torch.zeros_like(v) for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()}
+    D = {
+        k: torch.zeros_like(v)
+        for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()
+    }
     _, with_term = _posterior(FedUad(disc_epochs=0), D, HOW, _priors())
     _, without = _posterior(FedUfo(**OFF), {}, HOW)
     assert_near(with_term.theta, without.theta, 1e-6)
@@ -318,8 +394,10 @@ def _three_way() -> tuple[LearningTask, Params]:
 
 
 def test_eq5_by_hand() -> None:
-    """Mine: logits (0, log 2, 0), label 1, softmax (1/4, 1/2, 1/4): log 2. Party 0's: (log 3, 0, 0): log 5/3. Party 2's:
-    (0, 0, 0): log 3. BatchedTraining log 2 + (log 5/3 + log 3) / 2 = log 2 + log(5) / 2 = 1.49787."""
+    """Mine: logits (0, log 2, 0), label 1, softmax (1/4, 1/2, 1/4): log 2. Party 0's: (log 3, 0,
+    0): log 5/3. Party 2's: (0, 0, 0): log 3. BatchedTraining log 2 + (log 5/3 + log 3) / 2 = log 2
+    + log(5) / 2 = 1.49787.
+    """
     disc, D = _three_way()
     mine = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
     batch = batch_of(with_others(mine, [torch.tensor([[math.log(3), 0.0]]), torch.zeros(1, 2)]))
@@ -328,7 +406,9 @@ def test_eq5_by_hand() -> None:
 
 
 def test_eq5_other_extractors_speak_of_the_same_samples() -> None:
-    """A batch of samples 2 and 0 takes rows 2 and 0 of what the others made, and is a mean over the batch."""
+    """A batch of samples 2 and 0 takes rows 2 and 0 of what the others made, and is a mean over the
+    batch.
+    """
     disc, D = _three_way()
     theirs = torch.tensor([[math.log(3), 0.0], [50.0, 50.0], [0.0, 0.0]])
     data = with_others(Samples(torch.zeros(3, 2), torch.zeros(3, dtype=torch.int64)), [theirs])
@@ -344,21 +424,27 @@ def test_eq5_a_group_of_one_has_the_first_term_only() -> None:
     disc, D = _three_way()
     mine = Samples(torch.tensor([[0.0, math.log(2)]]), torch.tensor([0]))
     owners = Owners(torch.tensor(1), torch.zeros(0, dtype=torch.int64))
-    assert tell_apart(disc, D, batch_of(with_others(mine, [])), owners).item() == pytest.approx(math.log(2), abs=1e-6)
+    assert tell_apart(disc, D, batch_of(with_others(mine, [])), owners).item() == pytest.approx(
+        math.log(2), abs=1e-6
+    )
 
 
 # --- eqs. 6 and 7: what the group expects
 
 
 def test_eq7_shares_of_the_group_by_class() -> None:
-    """Class 0: 3 and 1 of 4; class 1: nobody's but the second's; class 2: nobody has it, so 1/2 each."""
+    """Class 0: 3 and 1 of 4; class 1: nobody's but the second's; class 2: nobody has it, so 1/2
+    each.
+    """
     p = class_shares({4: torch.tensor([3, 0, 0]), 9: torch.tensor([1, 5, 0])})
     torch.testing.assert_close(p[4], torch.tensor([0.75, 0.0, 0.5]))
     torch.testing.assert_close(p[9], torch.tensor([0.25, 1.0, 0.5]))
 
 
 def test_eq7_u9_a_class_that_nobody_has_is_shared_evenly() -> None:
-    """Three parties without class 1: 1/3 each, and over any group the shares of every class add up to 1."""
+    """Three parties without class 1: 1/3 each, and over any group the shares of every class add up
+    to 1.
+    """
     p = class_shares({j: torch.tensor([j, 0, 7]) for j in (1, 2, 3)})
     assert [p[j][1].item() for j in (1, 2, 3)] == pytest.approx([1 / 3] * 3)
     torch.testing.assert_close(sum(p.values()), torch.ones(3))
@@ -367,10 +453,15 @@ def test_eq7_u9_a_class_that_nobody_has_is_shared_evenly() -> None:
 @pytest.mark.parametrize(
     ("target", "expected"),
     [
-        # p_1 = (3/4, 0), p_2 = (1/4, 1); answers (3/4, 1/4) and (1/5, 4/5): v = (9/16 + 1/20, 4/5) = (0.6125, 0.8).
-        ("softmax", [1 / (1 + math.exp(0.8 - 0.6125)), 1 / (1 + math.exp(0.6125 - 0.8))]),  # 0.45326, 0.54674
+        # p_1 = (3/4, 0), p_2 = (1/4, 1); answers (3/4, 1/4) and (1/5, 4/5): v = (9/16 + 1/20, 4/5)
+        # = (0.6125, 0.8).
+        (
+            "softmax",
+            [1 / (1 + math.exp(0.8 - 0.6125)), 1 / (1 + math.exp(0.6125 - 0.8))],
+        ),  # 0.45326, 0.54674
         ("l1", [0.6125 / 1.4125, 0.8 / 1.4125]),  # 0.43363, 0.56637
-        # Logits (log 3, 0) and (0, log 4): their mean by p is (3/4 log 3, log 4), so odds of 3^(3/4) to 4.
+        # Logits (log 3, 0) and (0, log 4): their mean by p is (3/4 log 3, log 4), so odds of
+        # 3^(3/4) to 4.
         ("logits", [3**0.75 / (3**0.75 + 4), 4 / (3**0.75 + 4)]),  # 0.36301, 0.63699
     ],
 )
@@ -381,29 +472,55 @@ def test_eq7_target_of_two_parties_by_hand(target: str, expected: list[float]) -
 
 
 def test_eq7_u1_bounds_of_a_softmax_of_probabilities() -> None:
-    """C = 10: no entry above e/(e + 9) = 0.2320 nor below 1/(1 + 9e) = 0.0393, and sure answers reach the upper bound."""
+    """C = 10: no entry above e/(e + 9) = 0.2320 nor below 1/(1 + 9e) = 0.0393, and sure answers
+    reach the upper bound.
+    """
     low, high = 1 / (1 + 9 * math.e), math.e / (math.e + 9)
-    counts = {j: torch.randint(0, 9, (10,), generator=torch.Generator().manual_seed(j)) for j in range(4)}
+    counts = {
+        j: torch.randint(0, 9, (10,), generator=torch.Generator().manual_seed(j)) for j in range(4)
+    }
     for scale in (0.0, 1.0, 10.0, 1000.0):
-        found = agreed({j: scale * noise(50, 10, seed=j) for j in range(4)}, counts, "softmax").exp()
+        found = agreed(
+            {j: scale * noise(50, 10, seed=j) for j in range(4)}, counts, "softmax"
+        ).exp()
         assert low - 1e-6 <= found.min().item()
         assert found.max().item() <= high + 1e-6
         torch.testing.assert_close(found.sum(1), torch.ones(50))
-    sure = agreed({j: 1000 * F.one_hot(torch.arange(10), 10).float() for j in range(4)}, counts, "softmax").exp()
+    sure = agreed(
+        {j: 1000 * F.one_hot(torch.arange(10), 10).float() for j in range(4)}, counts, "softmax"
+    ).exp()
     torch.testing.assert_close(sure.diagonal(), torch.full((10,), high))
-    opposed = 1000 * torch.eye(2)  # v = (1, 1, 0, ..., 0) where each is sure of what it alone has: the lowest is above `low`
-    half = agreed({j: F.pad(opposed[j : j + 1], (0, 8)) for j in (0, 1)}, {0: torch.eye(10)[0], 1: torch.eye(10)[1]}, "softmax")
-    assert half.exp()[0].tolist() == pytest.approx([math.e / (2 * math.e + 8)] * 2 + [1 / (2 * math.e + 8)] * 8, abs=1e-6)
-    nine = {j: 1000 * F.one_hot(torch.tensor([j]), 10).float() for j in range(9)}  # nine ones and a zero: the lower bound
+    opposed = 1000 * torch.eye(
+        2
+    )  # v = (1, 1, 0, ..., 0) where each is sure of what it alone has: the lowest is above `low`
+    half = agreed(
+        {j: F.pad(opposed[j : j + 1], (0, 8)) for j in (0, 1)},
+        {0: torch.eye(10)[0], 1: torch.eye(10)[1]},
+        "softmax",
+    )
+    assert half.exp()[0].tolist() == pytest.approx(
+        [math.e / (2 * math.e + 8)] * 2 + [1 / (2 * math.e + 8)] * 8, abs=1e-6
+    )
+    nine = {
+        j: 1000 * F.one_hot(torch.tensor([j]), 10).float() for j in range(9)
+    }  # nine ones and a zero: the lower bound
     lowest = agreed(nine, {j: torch.eye(10)[j] for j in range(9)}, "softmax").exp()
     assert lowest[0, 9].item() == pytest.approx(low, abs=1e-6)
 
 
 def test_eq7_equal_priors_agree_with_each_other() -> None:
-    """Every class is there, so sum_j p_j = 1 and v is the common answer: l1 gives it back, softmax its softmax."""
+    """Every class is there, so sum_j p_j = 1 and v is the common answer: l1 gives it back, softmax
+    its softmax.
+    """
     answer = 2 * noise(6, 10, seed=3)
-    counts = {j: torch.randint(1, 9, (10,), generator=torch.Generator().manual_seed(j)) for j in range(3)}
-    for target, expected in (("l1", answer.softmax(1)), ("softmax", answer.softmax(1).softmax(1)), ("logits", answer.softmax(1))):
+    counts = {
+        j: torch.randint(1, 9, (10,), generator=torch.Generator().manual_seed(j)) for j in range(3)
+    }
+    for target, expected in (
+        ("l1", answer.softmax(1)),
+        ("softmax", answer.softmax(1).softmax(1)),
+        ("logits", answer.softmax(1)),
+    ):
         found = agreed(dict.fromkeys(range(3), answer), counts, target).exp()
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
@@ -427,7 +544,9 @@ def test_eq8_kl_by_hand_in_its_direction() -> None:
 
 
 def _taught(fed: FedUfo, mine: FedUadState, party: Party) -> Batch:
-    """All samples as stage two asks to train the posterior on them: what the teachers answer comes along."""
+    """All samples as stage two asks to train the posterior on them: what the teachers answer comes
+    along.
+    """
     function = fed.local(mine, Both({}, {}), party, Key(0))
     asked = function.send(None)
     function.close()
@@ -443,12 +562,16 @@ def _sure(*odds: float) -> Params:
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
 @pytest.mark.parametrize("lam", [0.0, 1.0, 3.0])
 def test_eq12_consensus_terms_by_hand(direction: Literal["reverse", "forward"], lam: float) -> None:
-    """The posterior says (1/2, 1/2), w (3/4, 1/4); priors (3/4, 1/4) with counts (3, 0) and (1/5, 4/5) with (1, 5), whose
-    target is 0.43363 to 0.56637 by l1. CE = log 2; CGL 0.14384 or 0.13081; CGR 0.00889 or 0.00884."""
+    """The posterior says (1/2, 1/2), w (3/4, 1/4); priors (3/4, 1/4) with counts (3, 0) and (1/5,
+    4/5) with (1, 5), whose target is 0.43363 to 0.56637 by l1. CE = log 2; CGL 0.14384 or 0.13081;
+    CGR 0.00889 or 0.00884.
+    """
     task, x = task_of("linear", (2,), 2), noise(4, 2)
     mine = Prior(_sure(3, 1), torch.tensor([3, 0]))
     other = Prior(_sure(1, 4), torch.tensor([1, 5]))
-    party = replace(party_of(task, Samples(x, torch.tensor([0, 0, 0, 1])), HOW, parties=2), inbox={1: other})
+    party = replace(
+        party_of(task, Samples(x, torch.tensor([0, 0, 0, 1])), HOW, parties=2), inbox={1: other}
+    )
     q = 0.6125 / 1.4125
     to_group = {"reverse": 0.5 * math.log(0.5 / q) + 0.5 * math.log(0.5 / (1 - q)),
                 "forward": q * math.log(2 * q) + (1 - q) * math.log(2 * (1 - q))}[direction]  # fmt: skip
@@ -488,7 +611,9 @@ def test_eq10_is_zero_with_zero_gradient_where_the_posterior_is_the_global_model
 
 
 @pytest.mark.parametrize("direction", ["reverse", "forward"])
-def test_eq10_the_first_step_of_a_round_is_fedavgs(direction: Literal["reverse", "forward"]) -> None:
+def test_eq10_the_first_step_of_a_round_is_fedavgs(
+    direction: Literal["reverse", "forward"],
+) -> None:
     """One full batch: lambda = 1000 changes nothing; from the second step on it does."""
     for epochs, equal in ((1, True), (2, False)):
         how = Training(lr=1e-3, batch=100, epochs=epochs)
@@ -504,7 +629,9 @@ def test_eq8_and_eq10_teachers_answer_in_evaluation_mode() -> None:
     task, data = task_of(BATCHNORM, IMAGE, CLASSES), samples(8, IMAGE, CLASSES, seed=4)
     w, one, two, theta = (task.init(Key(k)) for k in (1, 2, 3, 4))
     before = digest(w, one, two)
-    party = replace(party_of(task, data, HOW, parties=2), inbox={1: Prior(two, torch.tensor([2, 2, 2, 2]))})
+    party = replace(
+        party_of(task, data, HOW, parties=2), inbox={1: Prior(two, torch.tensor([2, 2, 2, 2]))}
+    )
     fed = FedUfo(lam=2.0)
     batch = _taught(fed, FedUadState({}, w, Prior(one, torch.tensor([2, 2, 2, 2])), {}), party)
     fresh = {k: v.clone() for k, v in theta.items()}
@@ -512,16 +639,28 @@ def test_eq8_and_eq10_teachers_answer_in_evaluation_mode() -> None:
     value = fed.objective(task, fresh, z, batch).item()
     fresh = {k: v.clone() for k, v in theta.items()}
     y_hat = task.head(fresh, task.features(fresh, data.x, train=True), train=True).softmax(1)
-    each = torch.cat([(task.logits(one, row[None]).softmax(1) + task.logits(two, row[None]).softmax(1)) / 2 for row in data.x])
+    each = torch.cat(
+        [
+            (task.logits(one, row[None]).softmax(1) + task.logits(two, row[None]).softmax(1)) / 2
+            for row in data.x
+        ]
+    )
     at_w = torch.cat([task.logits(w, row[None]).softmax(1) for row in data.x])
-    expected = F.cross_entropy(y_hat.log(), data.y) + divergence(y_hat, each.softmax(1)) + 2 * divergence(y_hat, at_w)
+    expected = (
+        F.cross_entropy(y_hat.log(), data.y)
+        + divergence(y_hat, each.softmax(1))
+        + 2 * divergence(y_hat, at_w)
+    )
     assert value == pytest.approx(expected.item(), abs=1e-5)
     assert digest(w, one, two) == before, "running statistics stand still"
 
 
 # --- figure 2: whole rounds
 
-SWITCHES = [dict(zip(("uad", "cgr", "cgl"), on, strict=True)) for on in itertools.product((True, False), repeat=3)]
+SWITCHES = [
+    dict(zip(("uad", "cgr", "cgl"), on, strict=True))
+    for on in itertools.product((True, False), repeat=3)
+]
 ROUNDS: list[dict[str, Any]] = [
     *SWITCHES, {"lam": 0.0}, {"lam": 10.0}, {"target": "l1"}, {"target": "logits"}, {"direction": "forward"},
     {"direction": "forward", "target": "l1", "lam": 1.0}, {"disc": "mlp"}, {"disc": "linear"}, {"disc_epochs": 0},
@@ -534,18 +673,38 @@ ROUNDS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def _by_hand(fed: FedUad, data: Mapping[int, Samples], server: LoopServer, s: Any, t: int, **stage: Any) -> tuple[Any, Any]:
-    """The posteriors and Ds of round t from the state before it, by `written`; `stage` says what a stage leaves out."""
+def _by_hand(
+    fed: FedUad, data: Mapping[int, Samples], server: LoopServer, s: Any, t: int, **stage: Any
+) -> tuple[Any, Any]:
+    """The posteriors and Ds of round t from the state before it, by `written`; `stage` says what a
+    stage leaves out.
+    """
     group = server.sample(t)
     where = "fresh" if fed.outputs == "group" else fed.disc_state
     label = {k: j if fed.outputs == "group" else k for j, k in enumerate(group)}
     Ds: dict[int, Params] = {k: {} for k in group}
     if fed.uad and where == "fresh":
-        fresh = discriminator(fed.disc, WIDTH, WIDTH, len(group) if fed.outputs == "group" else len(server.info.names))
-        Ds = {k: fresh.init(ROOT.fold("party", k, t, party_function(fed).__name__, 0).fold("fresh")) for k in group}
+        fresh = discriminator(
+            fed.disc, WIDTH, WIDTH, len(group) if fed.outputs == "group" else len(server.info.names)
+        )
+        Ds = {
+            k: fresh.init(ROOT.fold("party", k, t, party_function(fed).__name__, 0).fold("fresh"))
+            for k in group
+        }
     elif fed.uad:
         Ds = {k: s.D if where == "federated" else server.state(k).D for k in group}
-    names = ("uad", "cgr", "cgl", "lam", "target", "direction", "disc_epochs", "cgr_weight", "reduction", "begin")
+    names = (
+        "uad",
+        "cgr",
+        "cgl",
+        "lam",
+        "target",
+        "direction",
+        "disc_epochs",
+        "cgr_weight",
+        "reduction",
+        "begin",
+    )
     chosen = {n: getattr(fed, n) for n in names if hasattr(fed, n)} | stage
     return written({k: data[k] for k in group}, s.w, Ds, label, first=where == "fresh", **chosen)
 
@@ -579,12 +738,16 @@ def test_eq12_rounds_written_out(chosen: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_figure2_two_parties_one_batch(epochs: int) -> None:
-    """The plainest round: everybody, all three terms, plain SGD; then a second one from what it left."""
+    """The plainest round: everybody, all three terms, plain SGD; then a second one from what it
+    left.
+    """
     fed, how = FedUfo(), Training(lr=0.1, batch=100, epochs=epochs)
     data, server, s = game(fed, 2, 1.0, how)
     for t in (1, 2):
         posteriors, Ds = written(data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how)
-        plain, _ = written(data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how, uad=False, cgr=False, cgl=False)
+        plain, _ = written(
+            data, s.w, {0: s.D, 1: s.D}, {0: 0, 1: 1}, how=how, uad=False, cgr=False, cgl=False
+        )
         s = rounds(fed, server, s, 1, first=t)
         assert_near(s.w, mean_of(posteriors, {0: 12, 1: 9}))
         assert_near(s.D, mean_of(Ds, {0: 12, 1: 9}))
@@ -608,7 +771,9 @@ def test_figure2_a_group_of_one() -> None:
 @pytest.mark.parametrize("disc_state", ["federated", "local", "fresh"])
 @pytest.mark.parametrize("more", [{}, {"reduction": "mean", "begin": "prior"}], ids=str)
 def test_feduad_rounds_written_out(
-    outputs: Literal["all", "group"], disc_state: Literal["federated", "local", "fresh"], more: dict[str, Any]
+    outputs: Literal["all", "group"],
+    disc_state: Literal["federated", "local", "fresh"],
+    more: dict[str, Any],
 ) -> None:
     """Eq. 11: CE + L_uniform."""
     fed = FedUad(outputs=outputs, disc_state=disc_state, **more)
@@ -640,13 +805,17 @@ def test_every_option_is_in_this_file() -> None:
             assert set(values) <= {option.default, *OTHERS[option.name]}, option.name
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in OTHERS.items() for value in values])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in OTHERS.items() for value in values]
+)
 def test_no_option_is_without_effect(name: str, value: Any) -> None:
     """Half of the parties a round: other weights than by the defaults, and finite ones."""
     how = {"parties": 5, "participation": 0.6, "seed": 1, "rounds": 8 if name == "dynamic" else 4}
     begin = {"stage_one": 0.0} if name == "dynamic" else {}
     for method in ("fedufo", "feduad") if name not in OWN else ("fedufo",):
-        usual, other = (ran(text(method, chosen), **how) for chosen in (begin, {**begin, name: value}))
+        usual, other = (
+            ran(text(method, chosen), **how) for chosen in (begin, {**begin, name: value})
+        )
         assert distance(usual.model("p0").theta, other.model("p0").theta) > 1e-6
         assert all(v.isfinite().all() for v in other.model("p0").theta.values())
 
@@ -668,22 +837,38 @@ def test_all_extras_off_is_fedavg_bit_for_bit(participation: float, bn: str) -> 
 
 
 def test_a_weight_of_zero_leaves_fedavg() -> None:
-    """D learns, but nobody listens to it; all samples in one batch, as the posterior's batches are its own."""
+    """D learns, but nobody listens to it; all samples in one batch, as the posterior's batches are
+    its own.
+    """
     theirs = ran("fedavg", batch=1000).model("p0").theta
-    far = [distance(ran(f"feduad(weight={w})", batch=1000).model("p0").theta, theirs) for w in (0, 0.01, 0.1)]
+    far = [
+        distance(ran(f"feduad(weight={w})", batch=1000).model("p0").theta, theirs)
+        for w in (0, 0.01, 0.1)
+    ]
     assert far[0] < 1e-6 < far[1] < far[2]
 
 
 @pytest.mark.parametrize("alternate", ["round", "batch"])
 def test_a_mean_is_a_sum_with_smaller_weights(alternate: str) -> None:
-    """C = 3 classes and K = 4 parties: CGR and λ are divided by 3, L_uni by 4. The usual losses' default would be this."""
-    means = ran(f"fedufo(alternate={alternate},reduction=mean,lam=3,cgr_weight=2,weight=0.5,stage_one=0.25)")
-    sums = ran(f"fedufo(alternate={alternate},lam=1,cgr_weight={2 / 3},weight=0.125,stage_one=0.25)")
+    """C = 3 classes and K = 4 parties: CGR and λ are divided by 3, L_uni by 4. The usual losses'
+    default would be this.
+    """
+    means = ran(
+        f"fedufo(alternate={alternate},reduction=mean,lam=3,cgr_weight=2,weight=0.5,stage_one=0.25)"
+    )
+    sums = ran(
+        f"fedufo(alternate={alternate},lam=1,cgr_weight={2 / 3},weight=0.125,stage_one=0.25)"
+    )
     assert_near(means.model("p0").theta, sums.model("p0").theta, 1e-6)
-    one, other = (ran(f"feduad(alternate={alternate},{how})").model("p0").theta for how in ("reduction=mean", "weight=0.25"))
+    one, other = (
+        ran(f"feduad(alternate={alternate},{how})").model("p0").theta
+        for how in ("reduction=mean", "weight=0.25")
+    )
     assert_near(one, other, 1e-6)
     y_hat, teacher = (noise(5, 3, seed=k).softmax(1) for k in (1, 2))
-    library = F.kl_div(y_hat.log(), teacher, reduction="none").mean()  # KL(teacher ‖ ŷ) over all 5 · 3 values
+    library = F.kl_div(
+        y_hat.log(), teacher, reduction="none"
+    ).mean()  # KL(teacher ‖ ŷ) over all 5 · 3 values
     assert (kl(teacher.log(), y_hat.log()) / 3).item() == pytest.approx(library.item(), rel=1e-5)
 
 
@@ -692,12 +877,20 @@ def test_begin_prior_needs_a_prior() -> None:
         ran("fedufo(uad=false,cgr=false,begin=prior)")
 
 
-FEDUAD = [{}, {"participation": 0.5}, {"participation": 0.5, "disc_state": "local"}, {"outputs": "group"}, {"alternate": "batch"}]
+FEDUAD = [
+    {},
+    {"participation": 0.5},
+    {"participation": 0.5, "disc_state": "local"},
+    {"outputs": "group"},
+    {"alternate": "batch"},
+]
 
 
 @pytest.mark.parametrize("settings", FEDUAD, ids=str)
 @pytest.mark.parametrize("stage_one", [0.0, 0.5])
-def test_feduad_is_fedufo_without_consensus_bit_for_bit(settings: dict[str, Any], stage_one: float) -> None:
+def test_feduad_is_fedufo_without_consensus_bit_for_bit(
+    settings: dict[str, Any], stage_one: float
+) -> None:
     """With CGR and CGL off both stages minimise eq. 11."""
     theirs = ran("feduad", **settings)
     ours = ran(f"fedufo(cgr=false,cgl=false,dynamic=off,stage_one={stage_one})", **settings)
@@ -713,7 +906,9 @@ def test_feduad_is_the_first_stage_of_fedufo_bit_for_bit() -> None:
 
 
 def test_feduad_is_the_first_stage_of_fedufo_with_the_same_parties() -> None:
-    """Section 3.3.2: dynamic sampling is adopted together with the CGL loss, which stage one does not have."""
+    """Section 3.3.2: dynamic sampling is adopted together with the CGL loss, which stage one does
+    not have.
+    """
     fed = FedUfo(stage_one=1.0)
     _, server, s = game(fed, 5, 0.6, planned=6)
     wire = Wire(server)
@@ -725,7 +920,9 @@ def test_feduad_is_the_first_stage_of_fedufo_with_the_same_parties() -> None:
 
 
 @pytest.mark.parametrize("uad", [True, False])
-@pytest.mark.parametrize(("stage_one", "first"), [(0.0, 0), (0.25, 1), (0.3, 1), (0.5, 2), (0.99, 3), (1.0, 4)])
+@pytest.mark.parametrize(
+    ("stage_one", "first"), [(0.0, 0), (0.25, 1), (0.3, 1), (0.5, 2), (0.99, 3), (1.0, 4)]
+)
 def test_stage_one_is_a_share_of_the_rounds(stage_one: float, first: int, uad: bool) -> None:
     """Of four rounds the first have work `align`; without UAD there is none."""
     result = ran(text("fedufo", {"stage_one": stage_one, "uad": uad}))
@@ -734,7 +931,9 @@ def test_stage_one_is_a_share_of_the_rounds(stage_one: float, first: int, uad: b
         assert works == {ALIGN if uad and t <= first else REFINE}
 
 
-@pytest.mark.parametrize(("share", "planned", "last"), [(0.29, 100, 29), (0.58, 50, 29), (0.57, 100, 57)])
+@pytest.mark.parametrize(
+    ("share", "planned", "last"), [(0.29, 100, 29), (0.58, 50, 29), (0.57, 100, 57)]
+)
 def test_stage_one_ends_where_a_person_reckons(share: float, planned: int, last: int) -> None:
     fed = FedUfo(stage_one=share)
     _, server, s = game(fed, 2, 1.0, planned=planned)
@@ -760,7 +959,9 @@ def test_stage_one_has_eq11_and_stage_two_eq12_from_its_w_and_d() -> None:
 
 @pytest.mark.parametrize("on", SWITCHES, ids=option_text)
 def test_works_of_a_round(on: dict[str, Any]) -> None:
-    """Priors are made and swapped for UAD and CGR only; every party of the group sends its prior to every other."""
+    """Priors are made and swapped for UAD and CGR only; every party of the group sends its prior to
+    every other.
+    """
     fed = FedUfo(dynamic="off", **on)
     _, server, s = game(fed, 4, 1.0)
     wire = Wire(server)
@@ -768,7 +969,9 @@ def test_works_of_a_round(on: dict[str, Any]) -> None:
     exchange = on["uad"] or on["cgr"]
     *before, posterior = wire.works(1)
     assert before == (["prior"] if exchange else [])
-    assert posterior == REFINE or (posterior == ALIGN and on == {"uad": True, "cgr": False, "cgl": False})
+    assert posterior == REFINE or (
+        posterior == ALIGN and on == {"uad": True, "cgr": False, "cgl": False}
+    )
     assert wire.calls[-1][3] == (sorted(itertools.permutations(range(4), 2)) if exchange else [])
     assert all(bool(reply.D) == on["uad"] for reply in wire.replies(1).values())
     assert all(reply.accuracy is None for reply in wire.replies(1).values())
@@ -778,25 +981,38 @@ def test_works_of_a_round(on: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("alternate", ["round", "batch"])
-def test_stage_two_leaves_teachers_priors_and_letters_alone(alternate: Literal["round", "batch"]) -> None:
-    """BatchNorm, whose running statistics a training pass would move; nothing asks for gradients afterwards."""
+def test_stage_two_leaves_teachers_priors_and_letters_alone(
+    alternate: Literal["round", "batch"],
+) -> None:
+    """BatchNorm, whose running statistics a training pass would move; nothing asks for gradients
+    afterwards.
+    """
     task, data = task_of(BATCHNORM, IMAGE, CLASSES), samples(12, IMAGE, CLASSES, seed=4)
     w, own, one, two = (task.init(Key(k)) for k in (1, 2, 3, 4))
     D = discriminator("shallow", task.width, task.width, 3).init(Key(5))
     counts = torch.tensor([3, 3, 3, 3])
     inbox = {1: Prior(one, counts), 2: Prior(two, counts)}
-    party = replace(party_of(task, data, Training(lr=0.05, batch=5, epochs=2, min_batch=2), parties=3), inbox=inbox)
+    party = replace(
+        party_of(task, data, Training(lr=0.05, batch=5, epochs=2, min_batch=2), parties=3),
+        inbox=inbox,
+    )
     before = digest(w, own, one, two, D, {"x": data.x, "counts": counts})
     mine = FedUadState({}, w, Prior(own, counts), {})
     _, reply = worked(party_function(FedUfo(alternate=alternate))(mine, Both({}, D), party, Key(6)))
     assert digest(w, own, one, two, D, {"x": data.x, "counts": counts}) == before
-    assert not any(v.requires_grad for tree in (w, own, one, two, D, reply.theta, reply.D) for v in tree.values())
+    assert not any(
+        v.requires_grad
+        for tree in (w, own, one, two, D, reply.theta, reply.D)
+        for v in tree.values()
+    )
     assert not same(reply.theta, w)
     assert not same(reply.D, D)
 
 
 def test_stage_one_d_stands_still_while_h_learns_and_h_while_d_learns() -> None:
-    """Without passes of D it is as it came, so h's epochs did not touch it; with them h ends where it did without."""
+    """Without passes of D it is as it came, so h's epochs did not touch it; with them h ends where
+    it did without.
+    """
     D = discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2))
     for make in (FedUad, FedUfo):
         still, moved = (_posterior(make(disc_epochs=e), D, HOW, _priors())[1] for e in (0, 5))
@@ -808,9 +1024,13 @@ def test_stage_one_d_stands_still_while_h_learns_and_h_while_d_learns() -> None:
 # --- section 3.3.2: dynamic sampling
 
 
-@pytest.mark.parametrize(("count", "n"), [(1, 1), (1, 6), (2, 6), (5, 6), (5, 12), (6, 6), (10, 100)])
+@pytest.mark.parametrize(
+    ("count", "n"), [(1, 1), (1, 6), (2, 6), (5, 6), (5, 12), (6, 6), (10, 100)]
+)
 def test_dynamic_sampling_takes_the_worst_half(count: int, n: int) -> None:
-    """K_c different parties, floor(K_c / 2) of them the worst; the others are drawn from all the rest."""
+    """K_c different parties, floor(K_c / 2) of them the worst; the others are drawn from all the
+    rest.
+    """
     scores = {k: ((k * 7) % n) / n for k in range(n)}
     worst = sorted(scores, key=scores.__getitem__)[: count // 2]
     drawn: Counter[int] = Counter()
@@ -826,7 +1046,9 @@ def test_dynamic_sampling_takes_the_worst_half(count: int, n: int) -> None:
 
 
 def test_dynamic_sampling_takes_the_never_seen_first() -> None:
-    """Parties 2 and 5 are unknown, and 0 is at nothing: of four places two are by score, three of six."""
+    """Parties 2 and 5 are unknown, and 0 is at nothing: of four places two are by score, three of
+    six.
+    """
     scores = {0: 0.0, 1: 0.9, 3: 0.8, 4: 0.1}
     for seed in range(30):
         assert {2, 5} <= set(with_the_worst(4, 6, scores, Key(seed)))
@@ -841,10 +1063,16 @@ def _accuracy(w: Params, data: Samples) -> float:
     return (predicted(w, data.x).argmax(1) == data.y).double().mean().item()
 
 
-@pytest.mark.parametrize("chosen", [{}, {"uad": False}, {"uad": False, "cgr": False}], ids=option_text)
+@pytest.mark.parametrize(
+    "chosen", [{}, {"uad": False}, {"uad": False, "cgr": False}], ids=option_text
+)
 @pytest.mark.parametrize("dynamic", ["last", "fresh"])
-def test_dynamic_sampling_over_a_run(dynamic: Literal["last", "fresh"], chosen: dict[str, Any]) -> None:
-    """Eight parties, four a round: the two of lowest accuracy of w on their training data, as of their last round or now."""
+def test_dynamic_sampling_over_a_run(
+    dynamic: Literal["last", "fresh"], chosen: dict[str, Any]
+) -> None:
+    """Eight parties, four a round: the two of lowest accuracy of w on their training data, as of
+    their last round or now.
+    """
     fed = FedUfo(dynamic=dynamic, stage_one=0.0, **chosen)
     data, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=12)
     wire = Wire(server)
@@ -856,12 +1084,16 @@ def test_dynamic_sampling_over_a_run(dynamic: Literal["last", "fresh"], chosen: 
         s = rounds(fed, server, s, 1, first=t)
         group = wire.group(t)
         assert len(set(group)) == 4
-        assert sorted(seen[i] for i in group)[:2] == sorted(seen.values())[:2], "the two worst, whoever wins a tie"
+        assert sorted(seen[i] for i in group)[:2] == sorted(seen.values())[:2], (
+            "the two worst, whoever wins a tie"
+        )
         unlike_sample += group != server.sample(t)
         not_the_worst += sorted(seen[i] for i in group) != sorted(seen.values())[:4]
         known |= {i: now[i] for i in group}
         if dynamic == "last":
-            assert {i: r.accuracy for i, r in wire.replies(t).items()} == pytest.approx({i: now[i] for i in group})
+            assert {i: r.accuracy for i, r in wire.replies(t).items()} == pytest.approx(
+                {i: now[i] for i in group}
+            )
             assert s.accuracy == pytest.approx(known)
             assert "look" not in wire.works(t)
         else:
@@ -869,14 +1101,21 @@ def test_dynamic_sampling_over_a_run(dynamic: Literal["last", "fresh"], chosen: 
             assert (function, list(messages)) == ("look", list(range(8)))
             assert looks == pytest.approx(now)
             assert all(r.accuracy is None and r.theta for r in wire.replies(t).values())
-            assert not any(m.theta for when, w, mail, *_ in wire.calls if when == t and w != "look" for m in mail.values())
+            assert not any(
+                m.theta
+                for when, w, mail, *_ in wire.calls
+                if when == t and w != "look"
+                for m in mail.values()
+            )
     assert unlike_sample > 3
     assert not_the_worst > 3, "half of the group is drawn at random"
     assert dynamic == "fresh" or set(known) == set(range(8)), "nobody is left out for long"
 
 
 @pytest.mark.parametrize("dynamic", ["last", "fresh"])
-def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(dynamic: Literal["last", "fresh"]) -> None:
+def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(
+    dynamic: Literal["last", "fresh"],
+) -> None:
     fed = FedUfo(dynamic=dynamic)
     _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=16)
     wire = Wire(server)
@@ -884,7 +1123,9 @@ def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(dynamic: Litera
     usual = [wire.group(t) == server.sample(t) for t in range(1, 17)]
     assert all(usual[:8])
     assert not all(usual[8:])
-    assert [("look" in wire.works(t)) for t in range(1, 17)] == [False] * 8 + [dynamic == "fresh"] * 8
+    assert [("look" in wire.works(t)) for t in range(1, 17)] == [False] * 8 + [
+        dynamic == "fresh"
+    ] * 8
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
@@ -892,11 +1133,17 @@ def test_bytes_of_fresh_looks_come_with_stage_two(participation: float) -> None:
     result = ran("fedufo(dynamic=fresh)", participation=participation, rounds=4)
     _, planned = plan.traffic(result.job)
     for t in (1, 2, 3, 4):
-        assert _charged(result, t) == {kind: size for kind, size in vars(planned[t - 1]).items() if size}
+        assert _charged(result, t) == {
+            kind: size for kind, size in vars(planned[t - 1]).items() if size
+        }
     assert planned[2].up == planned[1].up + 4 * 4
 
 
-@pytest.mark.parametrize("chosen", [{"dynamic": "off"}, {"cgl": False}, {"cgl": False, "dynamic": "fresh"}], ids=option_text)
+@pytest.mark.parametrize(
+    "chosen",
+    [{"dynamic": "off"}, {"cgl": False}, {"cgl": False, "dynamic": "fresh"}],
+    ids=option_text,
+)
 def test_dynamic_sampling_is_off_or_without_cgl_the_usual_one(chosen: dict[str, Any]) -> None:
     fed = FedUfo(**chosen)
     _, server, s = game(fed, 8, 0.5, Training(lr=0.1, batch=5), planned=4)
@@ -922,7 +1169,9 @@ def _silent(server: LoopServer, name: str, who: int, when: int) -> None:
     """Party `who` is not reached by that work in round `when`."""
     function = server.engine.run
 
-    def without(call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+    def without(
+        call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[tuple[int, PartyResult]]:
         gone = who if (call.function, call.round) == (name, when) else -1
         messages = {i: m for i, m in messages.items() if i != gone}
         return function(call, messages, {e: p for e, p in sealed_messages.items() if e[1] != gone})
@@ -982,9 +1231,16 @@ def test_eq12_classification_loss_is_the_tasks() -> None:
 # --- the discriminator
 
 
-@pytest.mark.parametrize(("disc", "layers"), [("linear", ("out",)), ("shallow", ("fc1", "out")), ("mlp", ("fc1", "fc2", "out"))])
-def test_section411_layers_of_the_discriminator(disc: Literal["linear", "shallow", "mlp"], layers: tuple[str, ...]) -> None:
-    """Two FC layers, the first as wide as its input (200 on MNIST), K = 100 outputs; three for re-identification; or one."""
+@pytest.mark.parametrize(
+    ("disc", "layers"),
+    [("linear", ("out",)), ("shallow", ("fc1", "out")), ("mlp", ("fc1", "fc2", "out"))],
+)
+def test_section411_layers_of_the_discriminator(
+    disc: Literal["linear", "shallow", "mlp"], layers: tuple[str, ...]
+) -> None:
+    """Two FC layers, the first as wide as its input (200 on MNIST), K = 100 outputs; three for
+    re-identification; or one.
+    """
     expected: dict[str, tuple[int, ...]] = {}
     for name in layers:
         shape = (100 if name == "out" else 200, 200)
@@ -992,7 +1248,9 @@ def test_section411_layers_of_the_discriminator(disc: Literal["linear", "shallow
     D = FedUad(disc=disc).discriminator(200, 100).init(Key(0))
     assert {k: tuple(v.shape) for k, v in D.items()} == expected
     z = noise(4, 200)
-    torch.testing.assert_close(FedUad(disc=disc).discriminator(200, 100).logits(D, z), judged(D, z), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        FedUad(disc=disc).discriminator(200, 100).logits(D, z), judged(D, z), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(("outputs", "count"), [("all", 5), ("group", 3)])
@@ -1033,9 +1291,17 @@ def test_u4_federated_d_is_the_weighted_average_of_the_groups() -> None:
 
 
 @pytest.mark.parametrize("where", ["local", "fresh", "group"])
-def test_u4_a_d_that_is_not_averaged_does_not_travel(where: Literal["local", "fresh", "group"]) -> None:
-    """A local D stays at its party from round to round; a fresh one, or one of the group, leaves no trace."""
-    fed = FedUfo(dynamic="off", outputs="group") if where == "group" else FedUfo(dynamic="off", disc_state=where)
+def test_u4_a_d_that_is_not_averaged_does_not_travel(
+    where: Literal["local", "fresh", "group"],
+) -> None:
+    """A local D stays at its party from round to round; a fresh one, or one of the group, leaves no
+    trace.
+    """
+    fed = (
+        FedUfo(dynamic="off", outputs="group")
+        if where == "group"
+        else FedUfo(dynamic="off", disc_state=where)
+    )
     _, server, s = game(fed)
     wire = Wire(server)
     before = [server.state(i).D for i in range(5)]
@@ -1057,10 +1323,15 @@ def test_u4_a_d_that_is_not_averaged_does_not_travel(where: Literal["local", "fr
 
 
 def _alternating(momentum: float, weight: float = 1.0) -> tuple[Both, Params, Params]:
-    """What FedUAD's posterior comes to with D at each batch, and the same by a loop of two of torch's optimizers."""
+    """What FedUAD's posterior comes to with D at each batch, and the same by a loop of two of
+    torch's optimizers.
+    """
     how = Training(lr=0.2, momentum=momentum, batch=5, epochs=2)
     task, data = task_of(MODEL, SHAPE, CLASSES), party_data(0)
-    w, D = task.init(Key(1)), {k: 3 * v for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()}
+    w, D = (
+        task.init(Key(1)),
+        {k: 3 * v for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()},
+    )
     inbox = _priors()
     party = replace(party_of(task, data, how, parties=3), inbox=inbox)
     fed = FedUad(alternate="batch", weight=weight)
@@ -1071,7 +1342,10 @@ def _alternating(momentum: float, weight: float = 1.0) -> tuple[Both, Params, Pa
     for batch in batches(data, Key(3), how):
         z = encoded(theta, batch.x)
         logits = z @ theta["fc3.weight"].T + theta["fc3.bias"]
-        eq11 = F.cross_entropy(logits, batch.y) - weight * judged(d, z).log_softmax(1).sum(1).mean() / 3
+        eq11 = (
+            F.cross_entropy(logits, batch.y)
+            - weight * judged(d, z).log_softmax(1).sum(1).mean() / 3
+        )
         on_h.zero_grad()
         eq11.backward()
         on_h.step()
@@ -1088,12 +1362,16 @@ def _alternating(momentum: float, weight: float = 1.0) -> tuple[Both, Params, Pa
 
 
 def test_u5_d_learns_after_each_batch() -> None:
-    """On the batch's features as h made them; D is new at the next batch. Twelve samples, batches of 5, 5 and 2, twice."""
+    """On the batch's features as h made them; D is new at the next batch. Twelve samples, batches
+    of 5, 5 and 2, twice.
+    """
     reply, theta, D = _alternating(0.0)
     assert_near(reply.theta, theta)
     assert_near(reply.D, D)
     D_0 = {k: 3 * v for k, v in discriminator("shallow", WIDTH, WIDTH, 3).init(Key(2)).items()}
-    _, frozen = _posterior(FedUad(disc_epochs=0), D_0, Training(lr=0.2, batch=5, epochs=2), _priors())
+    _, frozen = _posterior(
+        FedUad(disc_epochs=0), D_0, Training(lr=0.2, batch=5, epochs=2), _priors()
+    )
     assert distance(frozen.theta, theta) > 1e-4, "with D frozen for the epochs h would be another"
 
 
@@ -1105,16 +1383,23 @@ def test_u5_d_learns_by_the_experiments_optimizer() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])
 def test_u5_the_weight_is_eq4s_alone(weight: float) -> None:
-    """Posterior and D take their steps together, but D's is on eq. 5 as printed, and it gets nothing of eq. 4."""
+    """Posterior and D take their steps together, but D's is on eq. 5 as printed, and it gets
+    nothing of eq. 4.
+    """
     reply, theta, D = _alternating(0.0, weight)
     assert_near(reply.theta, theta)
     assert_near(reply.D, D)
 
 
 def test_u14_steps_of_both_alternations_are_counted() -> None:
-    """Prior, posterior and D: one epoch and one pass each are as many steps thrice; posterior and D together are one step."""
+    """Prior, posterior and D: one epoch and one pass each are as many steps thrice; posterior and D
+    together are one step.
+    """
     epoch = sum(math.ceil(n / 4) for n in (11, 7, 9, 6))
-    assert [ran(f"feduad(alternate={a})").summary["steps"] for a in ("round", "batch")] == [4 * 3 * epoch, 4 * 2 * epoch]
+    assert [ran(f"feduad(alternate={a})").summary["steps"] for a in ("round", "batch")] == [
+        4 * 3 * epoch,
+        4 * 2 * epoch,
+    ]
 
 
 def test_u14_steps() -> None:
@@ -1122,7 +1407,9 @@ def test_u14_steps() -> None:
     epoch = sum(math.ceil(n / 4) for n in (11, 7, 9, 6))
     expected = {"feduad": 3, "feduad(disc_epochs=0)": 2, "feduad(disc_epochs=4,disc_state=fresh)": 6, "fedufo": 3,
                 "fedufo(uad=false)": 2, "fedufo(uad=false,cgr=false)": 1}  # fmt: skip
-    assert {name: ran(name).summary["steps"] for name in expected} == {k: 4 * v * epoch for k, v in expected.items()}
+    assert {name: ran(name).summary["steps"] for name in expected} == {
+        k: 4 * v * epoch for k, v in expected.items()
+    }
 
 
 # --- the server's steps
@@ -1130,8 +1417,13 @@ def test_u14_steps() -> None:
 
 @pytest.mark.parametrize(("lr", "beta"), [(0.5, 0.0), (1.0, 0.9), (0.3, 0.5)])
 def test_u8_server_steps_over_two_rounds(lr: float, beta: float) -> None:
-    """v_1 = mean_1 - w_0, w_1 = w_0 + lr v_1; v_2 = beta v_1 + mean_2 - w_1, w_2 = w_1 + lr v_2. D is averaged all the same."""
-    for fed in (FedUad(server_lr=lr, server_momentum=beta), FedUfo(server_lr=lr, server_momentum=beta, dynamic="off")):
+    """v_1 = mean_1 - w_0, w_1 = w_0 + lr v_1; v_2 = beta v_1 + mean_2 - w_1, w_2 = w_1 + lr v_2. D
+    is averaged all the same.
+    """
+    for fed in (
+        FedUad(server_lr=lr, server_momentum=beta),
+        FedUfo(server_lr=lr, server_momentum=beta, dynamic="off"),
+    ):
         _, server, s = game(fed)
         wire, sizes = Wire(server), dict(enumerate(SIZES))
         w, v = s.w, {k: torch.zeros_like(x) for k, x in s.w.items()}
@@ -1146,8 +1438,13 @@ def test_u8_server_steps_over_two_rounds(lr: float, beta: float) -> None:
 
 
 def test_u8_by_numbers_and_buffers_are_averaged() -> None:
-    """w = 1, mean 3, v = 0.5, beta = 0.8, lr = 0.1: v = 0.4 + 2, w = 1.24; a running mean goes to the mean itself."""
-    w, mean = {"a": torch.tensor([1.0]), "~m": torch.tensor([1.0])}, {"a": torch.tensor([3.0]), "~m": torch.tensor([7.0])}
+    """w = 1, mean 3, v = 0.5, beta = 0.8, lr = 0.1: v = 0.4 + 2, w = 1.24; a running mean goes to
+    the mean itself.
+    """
+    w, mean = (
+        {"a": torch.tensor([1.0]), "~m": torch.tensor([1.0])},
+        {"a": torch.tensor([3.0]), "~m": torch.tensor([7.0])},
+    )
     new, v = momentum_step(w, mean, {"a": torch.tensor([0.5])}, 0.1, 0.8)
     assert v["a"].item() == pytest.approx(2.4)
     assert new["a"].item() == pytest.approx(1.24)
@@ -1159,7 +1456,9 @@ def test_u8_by_numbers_and_buffers_are_averaged() -> None:
 
 
 def test_eq7_with_batchnorm_at_home_the_own_prior_is_what_training_made() -> None:
-    """bn=none, a group of one: the target is softmax(softmax(h(x; prior))), with the prior's own BatchNorm."""
+    """bn=none, a group of one: the target is softmax(softmax(h(x; prior))), with the prior's own
+    BatchNorm.
+    """
     task = task_of(BATCHNORM, IMAGE, CLASSES)
     task = replace(task, private=task.norm_names)
     data = samples(12, IMAGE, CLASSES, seed=4)
@@ -1182,9 +1481,14 @@ def test_eq7_with_batchnorm_at_home_the_own_prior_is_what_training_made() -> Non
 
 # --- section 5 and spec 2.1: bytes
 
-S_L, S_D, COUNTS = 4 * ((6 + 1) * 5 + (5 + 1) * 5 + (5 + 1) * 3), 4 * ((5 + 1) * 5 + (5 + 1) * 4), 4 * 3
+S_L, S_D, COUNTS = (
+    4 * ((6 + 1) * 5 + (5 + 1) * 5 + (5 + 1) * 3),
+    4 * ((5 + 1) * 5 + (5 + 1) * 4),
+    4 * 3,
+)
 BYTES: list[tuple[str, dict[str, Any], int, int, int, bool]] = [
-    # method, options, up and down of each in the group in S_L and S_D, 4-byte figures up, whether priors are swapped
+    # method, options, up and down of each in the group in S_L and S_D, 4-byte figures up, whether
+    # priors are swapped
     ("feduad", {}, 1, 1, 0, True),
     ("feduad", {"disc_state": "local"}, 1, 0, 0, True),
     ("feduad", {"disc_state": "fresh"}, 1, 0, 0, True),
@@ -1214,13 +1518,23 @@ def _charged(result: comity.Result, t: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize(
-    ("method", "chosen", "models", "discs", "figures", "swap"), BYTES, ids=[text(name, o) for name, o, *_ in BYTES]
+    ("method", "chosen", "models", "discs", "figures", "swap"),
+    BYTES,
+    ids=[text(name, o) for name, o, *_ in BYTES],
 )
 @pytest.mark.parametrize(("participation", "K_c"), [(1.0, 4), (0.5, 2)])
 def test_bytes_of_a_round(
-    method: str, chosen: dict[str, Any], models: int, discs: int, figures: int, swap: bool, participation: float, K_c: int
+    method: str,
+    chosen: dict[str, Any],
+    models: int,
+    discs: int,
+    figures: int,
+    swap: bool,
+    participation: float,
+    K_c: int,
 ) -> None:
-    """K_c (2 S_L + 2 S_D + (K_c - 1)(S_L + 4 C + 4)), 4 K_c more with dynamic sampling; FedAvg's 2 K_c S_L for CGL alone.
+    """K_c (2 S_L + 2 S_D + (K_c - 1)(S_L + 4 C + 4)), 4 K_c more with dynamic sampling; FedAvg's 2
+    K_c S_L for CGL alone.
 
     The last 4 names one of the group, for whom a prior is sealed.
     """
@@ -1236,12 +1550,18 @@ def test_bytes_of_a_round(
         assert vars(planned[t - 1]) == {"peer": 0} | expected
 
 
-@pytest.mark.parametrize("chosen", [{}, {"uad": False, "cgr": False}, {"disc_state": "local"}], ids=option_text)
+@pytest.mark.parametrize(
+    "chosen", [{}, {"uad": False, "cgr": False}, {"disc_state": "local"}], ids=option_text
+)
 @pytest.mark.parametrize(("participation", "K_c"), [(1.0, 4), (0.5, 2)])
 def test_bytes_of_fresh_looks(chosen: dict[str, Any], participation: float, K_c: int) -> None:
     """U10: all K = 4 get w and answer a figure, so (K - K_c) S_L down and 4 K up come to a round."""
     exchange, D = chosen.get("cgr", True), S_D if chosen == {} else 0
-    result = ran(text("fedufo", {"dynamic": "fresh", "stage_one": 0.0, **chosen}), participation=participation, rounds=2)
+    result = ran(
+        text("fedufo", {"dynamic": "fresh", "stage_one": 0.0, **chosen}),
+        participation=participation,
+        rounds=2,
+    )
     _, planned = plan.traffic(result.job)
     for t in (1, 2):
         expected = {"up": K_c * (S_L + D) + 4 * 4, "down": 4 * S_L + K_c * D}
@@ -1254,17 +1574,24 @@ def test_bytes_of_fresh_looks(chosen: dict[str, Any], participation: float, K_c:
 
 def test_bytes_of_cgl_alone_are_fedavgs() -> None:
     """Section 5: no extra communication cost."""
-    ours, theirs = ran("fedufo(uad=false,cgr=false,dynamic=off)", participation=0.5), ran("fedavg", participation=0.5)
+    ours, theirs = (
+        ran("fedufo(uad=false,cgr=false,dynamic=off)", participation=0.5),
+        ran("fedavg", participation=0.5),
+    )
     assert ours.ledger == theirs.ledger
     assert _charged(ours, 1) == {"up": 2 * S_L, "down": 2 * S_L}
     assert not same(ours.model("p0").theta, theirs.model("p0").theta)
 
 
 def test_bytes_of_five_parties_are_six_models_each() -> None:
-    """N = K_c = 5: a model down with the names of four others, one up, four to them; 4 C bytes of each parcel are counts."""
+    """N = K_c = 5: a model down with the names of four others, one up, four to them; 4 C bytes of
+    each parcel are counts.
+    """
     result = ran("fedufo(disc_state=local,dynamic=off)", parties=5)
     for t in (1, 2, 3, 4):
-        rows = [row for row in result.ledger if row.round == t and row.kind in ("up", "down", "peer")]
+        rows = [
+            row for row in result.ledger if row.round == t and row.kind in ("up", "down", "peer")
+        ]
         for name in result.job.info.names:
             its = [row for row in rows if row.src == name or (row.kind, row.dst) == ("down", name)]
             more = {"up": 0, "down": 4 * 4, "peer": COUNTS}
@@ -1272,7 +1599,9 @@ def test_bytes_of_five_parties_are_six_models_each() -> None:
         assert sum(row.bytes for row in rows) == 5 * 6 * S_L + 5 * 4 * (COUNTS + 4)
 
 
-@pytest.mark.parametrize(("disc", "size"), [("linear", 24), ("shallow", 30 + 24), ("mlp", 30 + 30 + 24)])
+@pytest.mark.parametrize(
+    ("disc", "size"), [("linear", 24), ("shallow", 30 + 24), ("mlp", 30 + 30 + 24)]
+)
 def test_bytes_of_each_discriminator(disc: str, size: int) -> None:
     """5 values, 4 parties: (5 + 1) 5 a hidden layer and (5 + 1) 4 for the last."""
     assert _charged(ran(f"feduad(disc={disc})"), 1)["up"] == 4 * (S_L + 4 * size)
@@ -1286,7 +1615,9 @@ def test_pacc_is_the_global_models_accuracy_on_pooled_data(method: str) -> None:
     """A row for each evaluation; the last is the deployed model's, which is everybody's."""
     result = ran(method)
     rows = [row for row in result.metrics if row.split == "pooled"]
-    assert [(row.round, row.party, row.metric) for row in rows] == [(t, "server", "accuracy") for t in range(5)]
+    assert [(row.round, row.party, row.metric) for row in rows] == [
+        (t, "server", "accuracy") for t in range(5)
+    ]
     models = all_weights(result)
     assert all(same(model, models[0]) for model in models)
     parties: list[Party] = result.job.parties
@@ -1307,12 +1638,18 @@ HALF: dict[str, Any] = {"participation": 0.5, "rounds": 4}
 
 
 def _tables(result: comity.Result) -> list[bytes]:
-    return [(result.folder / name).read_bytes() for name in ("metrics.csv", "ledger.csv", "outcomes.csv")]
+    return [
+        (result.folder / name).read_bytes()
+        for name in ("metrics.csv", "ledger.csv", "outcomes.csv")
+    ]
 
 
 @pytest.mark.parametrize("method", STATEFUL[:3])
 def test_process_equals_loop(method: str, tmp_path: Path) -> None:
-    ours, theirs = ran(method, BATCHNORM, engine="process", workers=2, out=tmp_path, **HALF), ran(method, BATCHNORM, **HALF)
+    ours, theirs = (
+        ran(method, BATCHNORM, engine="process", workers=2, out=tmp_path, **HALF),
+        ran(method, BATCHNORM, **HALF),
+    )
     assert _tables(ours) == _tables(theirs)
     assert all(map(same, all_weights(ours), all_weights(theirs)))
 
@@ -1337,14 +1674,21 @@ class Stop(Quiet):
 
 @pytest.mark.parametrize("answers", [1, 3])
 @pytest.mark.parametrize("method", STATEFUL)
-def test_resumed_equals_straight(method: str, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in round 3 of 4, among the first or the second work's answers: accuracies, local Ds and velocity are states."""
+def test_resumed_equals_straight(
+    method: str, answers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped in round 3 of 4, among the first or the second work's answers: accuracies, local Ds
+    and velocity are states.
+    """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         ran(method, BATCHNORM, out=tmp_path, progress=Stop(3, answers), **HALF)
     assert json.loads((tmp_path / "checkpoints" / "manifest.json").read_text())["round"] == 2
     watch = Stop(99, 1)
-    ours, theirs = ran(method, BATCHNORM, out=tmp_path, resume=True, progress=watch, **HALF), ran(method, BATCHNORM, **HALF)
+    ours, theirs = (
+        ran(method, BATCHNORM, out=tmp_path, resume=True, progress=watch, **HALF),
+        ran(method, BATCHNORM, **HALF),
+    )
     assert watch.first == 2
     assert _tables(ours) == _tables(theirs)
     assert all(map(same, all_weights(ours), all_weights(theirs)))

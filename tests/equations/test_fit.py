@@ -1,4 +1,6 @@
-"""Local training: our optimizers are torch's, batches are what section 0 of the specification says, inputs stay as they were."""
+"""Local training: our optimizers are torch's, batches are what section 0 of the specification says,
+inputs stay as they were.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,23 @@ from comity.engines.running_call import KeptMoments, RunningCall
 SHAPE, CLASSES = (6,), 3
 OPTIMIZERS: dict[str, tuple[Training, Callable[[Any], torch.optim.Optimizer]]] = {
     "sgd": (Training(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
-    "sgd-decay": (Training(lr=0.1, decay=0.01), lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01)),
-    "sgd-momentum": (Training(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "sgd-decay": (
+        Training(lr=0.1, decay=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01),
+    ),
+    "sgd-momentum": (
+        Training(lr=0.1, momentum=0.9),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    ),
     "sgd-momentum-decay": (
         Training(lr=0.05, momentum=0.5, decay=1e-3),
         lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5, weight_decay=1e-3),
     ),
     "adam": (Training("adam", lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
-    "adam-decay": (Training("adam", lr=0.01, decay=0.1), lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1)),
+    "adam-decay": (
+        Training("adam", lr=0.01, decay=0.1),
+        lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.1),
+    ),
 }
 
 
@@ -39,12 +50,17 @@ def changed(how: Training, **settings: Any) -> Training:
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_ten_steps_equal_torch_optim(kind: str) -> None:
-    """The same batches through nn.Linear and torch.optim: exactly, or up to rounding where gradients are never written out."""
+    """The same batches through nn.Linear and torch.optim: exactly, or up to rounding where
+    gradients are never written out.
+    """
     how, make = OPTIMIZERS[kind]
     how = changed(how, batch=4, steps=10)
     task, data = task_of("mlp2(width=5)", SHAPE, CLASSES), samples(14, SHAPE, CLASSES)
     theta = task.init(Key(1))
-    layers = {name: nn.utils.skip_init(nn.Linear, *reversed(theta[f"{name}.weight"].shape)) for name in ("fc1", "fc2", "fc3")}
+    layers = {
+        name: nn.utils.skip_init(nn.Linear, *reversed(theta[f"{name}.weight"].shape))
+        for name in ("fc1", "fc2", "fc3")
+    }
     for name, layer in layers.items():
         layer.load_state_dict({"weight": theta[f"{name}.weight"], "bias": theta[f"{name}.bias"]})
     model = nn.Sequential(layers["fc1"], nn.ReLU(), layers["fc2"], nn.ReLU(), layers["fc3"])
@@ -59,8 +75,14 @@ def test_ten_steps_equal_torch_optim(kind: str) -> None:
     assert count == done.steps == 10
     for name, layer in layers.items():
         ours, theirs = done.theta[f"{name}.weight"], layer.weight.detach()
-        torch.testing.assert_close(ours, theirs, **({"rtol": 0, "atol": 0} if kind == "adam" else {"rtol": 1e-5, "atol": 1e-7}))
-        torch.testing.assert_close(done.theta[f"{name}.bias"], layer.bias.detach(), rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(
+            ours,
+            theirs,
+            **({"rtol": 0, "atol": 0} if kind == "adam" else {"rtol": 1e-5, "atol": 1e-7}),
+        )
+        torch.testing.assert_close(
+            done.theta[f"{name}.bias"], layer.bias.detach(), rtol=1e-5, atol=1e-7
+        )
 
 
 # --- a loss that does not look at its batch: what is left is the optimizer
@@ -71,7 +93,11 @@ def bowl(theta: Params, batch: Batch) -> Tensor:
     return (theta["a"].square() * torch.tensor([1.0, 4.0])).sum() + (theta["b"] - 1).pow(4).sum()
 
 
-START = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor([[3.0]]), "c.~buffer": torch.tensor([7.0])}
+START = {
+    "a": torch.tensor([1.0, -2.0]),
+    "b": torch.tensor([[3.0]]),
+    "c.~buffer": torch.tensor([7.0]),
+}
 ONE = Samples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64))
 
 
@@ -83,7 +109,9 @@ def test_moments_continue_as_one_long_training(kind: str) -> None:
     second = fit(bowl, first.theta, ONE, Key(2), changed(how, steps=6), moments=first.moments)
     assert all(torch.equal(second.theta[k], whole.theta[k]) for k in START)
     restarted = fit(bowl, first.theta, ONE, Key(2), changed(how, steps=6))
-    assert torch.equal(restarted.theta["a"], whole.theta["a"]) == (not how.momentum and how.optimizer == "sgd")
+    assert torch.equal(restarted.theta["a"], whole.theta["a"]) == (
+        not how.momentum and how.optimizer == "sgd"
+    )
 
 
 @pytest.mark.parametrize("kind", ["sgd-momentum", "adam"])
@@ -116,7 +144,9 @@ def test_fit_changes_none_of_its_inputs(kind: str) -> None:
     done = fit(task.loss, theta, data, Key(3), how, add=add, moments=moments)
     assert all(torch.equal(a, b) for a, b in zip(before, inputs, strict=True))
     assert not any(v.requires_grad for v in (*inputs, *done.theta.values()))
-    assert not torch.equal(done.theta["conv1.bn.~mean"], theta["conv1.bn.~mean"]), "running statistics follow training"
+    assert not torch.equal(done.theta["conv1.bn.~mean"], theta["conv1.bn.~mean"]), (
+        "running statistics follow training"
+    )
     assert not _same(done.theta, theta)
 
 
@@ -131,7 +161,9 @@ def test_add_is_added_to_every_gradient() -> None:
 
 
 def test_only_trains_what_it_names() -> None:
-    done = fit(bowl, START, ONE, Key(0), Training(lr=0.01, momentum=0.9, steps=3), only=frozenset({"b"}))
+    done = fit(
+        bowl, START, ONE, Key(0), Training(lr=0.01, momentum=0.9, steps=3), only=frozenset({"b"})
+    )
     assert torch.equal(done.theta["a"], START["a"])
     assert not torch.equal(done.theta["b"], START["b"])
     assert done.moments is not None
@@ -140,7 +172,13 @@ def test_only_trains_what_it_names() -> None:
 
 def test_loss_of_the_last_batch() -> None:
     """One step from 3 on w^2 with lr 0.1: the loss seen was 9, and w is 2.4 afterwards."""
-    done = fit(lambda theta, batch: theta["w"].square().sum(), {"w": torch.tensor([3.0])}, ONE, Key(0), Training(lr=0.1, steps=1))
+    done = fit(
+        lambda theta, batch: theta["w"].square().sum(),
+        {"w": torch.tensor([3.0])},
+        ONE,
+        Key(0),
+        Training(lr=0.1, steps=1),
+    )
     assert done.loss is not None
     assert done.loss.item() == 9
     assert done.theta["w"].item() == pytest.approx(2.4)
@@ -199,7 +237,9 @@ def test_section0_batch_sizes(how: Training, n: int, expected: list[int]) -> Non
     assert how.steps_for(n) == len(expected)
 
 
-@pytest.mark.parametrize("how", [Training(batch=1, min_batch=2), Training(batch=1, min_batch=2, steps=3)])
+@pytest.mark.parametrize(
+    "how", [Training(batch=1, min_batch=2), Training(batch=1, min_batch=2, steps=3)]
+)
 def test_section0_batches_of_one_are_all_dropped_under_batchnorm(how: Training) -> None:
     """Every batch is too small: no step is made, and nobody waits for one."""
     assert steps_of(how, 5) == []
@@ -213,7 +253,9 @@ def test_section0_batch_1_with_batchnorm_ends() -> None:
     fed = comity.Federation.from_arrays(parties)
     with within(4):
         try:
-            result = comity.run("fedavg", fed, model="fedbn-cnn(scale=0.03)", rounds=1, batch=1, engine="loop")
+            result = comity.run(
+                "fedavg", fed, model="fedbn-cnn(scale=0.03)", rounds=1, batch=1, engine="loop"
+            )
         except comity.UsageError:
             return
     assert result.summary["steps"] == 0
@@ -244,7 +286,9 @@ def test_equal_keys_equal_orders_other_keys_other_orders() -> None:
 
 
 def test_scratch_lives_for_one_fit() -> None:
-    """A loss may carry something from batch to batch, and finds nothing when the next training begins."""
+    """A loss may carry something from batch to batch, and finds nothing when the next training
+    begins.
+    """
     found: list[int] = []
 
     def loss(theta: Params, batch: Batch) -> Tensor:
@@ -253,8 +297,14 @@ def test_scratch_lives_for_one_fit() -> None:
         return theta["w"].sum()
 
     for training in (0, 1):
-        done = fit(loss, {"w": torch.zeros(1)}, samples(6, (1,), 2), Key(training), Training(batch=2))
-        assert list(done.scratch) == ["batch 0", "batch 1", "batch 2"], "the work finds it when the training is over"
+        done = fit(
+            loss, {"w": torch.zeros(1)}, samples(6, (1,), 2), Key(training), Training(batch=2)
+        )
+        assert list(done.scratch) == [
+            "batch 0",
+            "batch 1",
+            "batch 2",
+        ], "the work finds it when the training is over"
     assert found == [0, 1, 2, 0, 1, 2]
 
 
@@ -264,8 +314,13 @@ def test_a_running_work_counts_the_steps_of_all_it_asks_for() -> None:
     party = party_of(task, samples(6, SHAPE, CLASSES), Training(batch=3))
 
     async def function() -> tuple[list[int], int]:
-        made = [await party.fit(plain, task.init(Key(1)), Key(i), training=Training(steps=n)) for i, n in enumerate((3, 4))]
-        return [done.steps for done in made], await party.fold(lambda count, batch: count + 1, 0, Key(2))
+        made = [
+            await party.fit(plain, task.init(Key(1)), Key(i), training=Training(steps=n))
+            for i, n in enumerate((3, 4))
+        ]
+        return [done.steps for done in made], await party.fold(
+            lambda count, batch: count + 1, 0, Key(2)
+        )
 
     running = RunningCall(function(), CallId("a work", 0, 0, 0), KeptMoments({}, ""), nullcontext())
     counted = [running.steps]
@@ -277,11 +332,18 @@ def test_a_running_work_counts_the_steps_of_all_it_asks_for() -> None:
 
 
 def test_a_run_counts_the_steps_of_all_parties() -> None:
-    """3 rounds of 2 epochs: parties with 9 and 5 samples in batches of 4 make 3 and 2 steps an epoch."""
+    """3 rounds of 2 epochs: parties with 9 and 5 samples in batches of 4 make 3 and 2 steps an
+    epoch.
+    """
     counts = Counter({"p0": 9, "p1": 5})
-    parties = {n: ((noise(c, 6, seed=1), torch.arange(c) % 2), (noise(4, 6, seed=2), [0, 1, 0, 1])) for n, c in counts.items()}
+    parties = {
+        n: ((noise(c, 6, seed=1), torch.arange(c) % 2), (noise(4, 6, seed=2), [0, 1, 0, 1]))
+        for n, c in counts.items()
+    }
     fed = comity.Federation.from_arrays(parties, validation=0.0)
-    result = comity.run("fedavg", fed, model="mlp2(width=4)", rounds=3, epochs=2, batch=4, engine="loop")
+    result = comity.run(
+        "fedavg", fed, model="mlp2(width=4)", rounds=3, epochs=2, batch=4, engine="loop"
+    )
     assert result.summary["steps"] == 3 * 2 * (3 + 2)
 
 
@@ -290,4 +352,6 @@ def test_the_gradient_is_that_of_the_mean_over_the_batch() -> None:
     task, data = task_of("mlp2(width=5)", SHAPE, CLASSES), samples(6, SHAPE, CLASSES)
     twice = Samples(torch.cat([data.x, data.x]), torch.cat([data.y, data.y]))
     theta = task.init(Key(1))
-    assert task.loss(theta, batch_of(twice)).item() == pytest.approx(task.loss(theta, batch_of(data)).item(), rel=1e-6)
+    assert task.loss(theta, batch_of(twice)).item() == pytest.approx(
+        task.loss(theta, batch_of(data)).item(), rel=1e-6
+    )

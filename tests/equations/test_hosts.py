@@ -1,4 +1,6 @@
-"""FedGen, FedRoD, FedBABU and APFL: their objectives and steps by hand, their reductions, and what DBE's parts do around them."""
+"""FedGen, FedRoD, FedBABU and APFL: their objectives and steps by hand, their reductions, and what
+DBE's parts do around them.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ import torch
 import torch.nn.functional as F
 from test_reductions import assert_same, ran
 from torch import Tensor, nn
-from toys import batch_of, federation, net_of, noise, party_of, quadratic, rounds, rows, samples, task_of, worked
+from toys import (
+    batch_of,
+    federation,
+    net_of,
+    noise,
+    party_of,
+    quadratic,
+    rounds,
+    rows,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity.algorithms.apfl import Apfl, ApflState
@@ -23,12 +37,31 @@ from comity.algorithms.fedgen import Generator as Given
 from comity.algorithms.fedrod import OWN, FedRod
 from comity.algorithms.mr import Mr
 from comity.components.pilot import Mean
-from comity.core import Algorithm, Batch, Key, LearningTask, Model, Params, Party, Samples, Training, descent, drop, keep
+from comity.core import (
+    Algorithm,
+    Batch,
+    Key,
+    LearningTask,
+    Model,
+    Params,
+    Party,
+    Samples,
+    Training,
+    descent,
+    drop,
+    keep,
+)
 from comity.core.key import BatchKey
 
 SHAPE, CLASSES, K = (6,), 3, 5
 SIZES = (9, 14, 6)
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 3,
+    "engine": "loop",
+    "lr": 0.1,
+    "batch": 4,
+}
 SMALL = "gen_steps=4,noise=3,hidden=6"
 
 
@@ -47,12 +80,18 @@ def deployed(method: str, **settings: Any) -> list[Params]:
 
 def logits(theta: Params, x: Tensor) -> Tensor:
     """McMahan's 2NN, written down again."""
-    z = F.relu(F.relu(x @ theta["fc1.weight"].T + theta["fc1.bias"]) @ theta["fc2.weight"].T + theta["fc2.bias"])
+    z = F.relu(
+        F.relu(x @ theta["fc1.weight"].T + theta["fc1.bias"]) @ theta["fc2.weight"].T
+        + theta["fc2.bias"]
+    )
     return z @ theta["fc3.weight"].T + theta["fc3.bias"]
 
 
 def body(theta: Params, x: Tensor) -> Tensor:
-    return F.relu(F.relu(x @ theta["fc1.weight"].T + theta["fc1.bias"]) @ theta["fc2.weight"].T + theta["fc2.bias"])
+    return F.relu(
+        F.relu(x @ theta["fc1.weight"].T + theta["fc1.bias"]) @ theta["fc2.weight"].T
+        + theta["fc2.bias"]
+    )
 
 
 def linear(theta: Params, z: Tensor, prefix: str = "") -> Tensor:
@@ -64,7 +103,9 @@ def free(theta: Params) -> Params:
 
 
 def grads_of(value: Tensor, theta: Params) -> Params:
-    found = torch.autograd.grad(value, list(theta.values()), allow_unused=True, materialize_grads=True)
+    found = torch.autograd.grad(
+        value, list(theta.values()), allow_unused=True, materialize_grads=True
+    )
     return dict(zip(theta, found, strict=True))
 
 
@@ -84,14 +125,27 @@ class Generator(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             hidden, given = G["gen1.weight"].shape
-            self.fc1, self.bn, self.fc2 = nn.Linear(given, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, len(G["gen2.bias"]))
-        names = {"fc1.weight": "gen1.weight", "fc1.bias": "gen1.bias", "bn.weight": "gen1.bn.weight", "bn.bias": "gen1.bn.bias"}
+            self.fc1, self.bn, self.fc2 = (
+                nn.Linear(given, hidden),
+                nn.BatchNorm1d(hidden),
+                nn.Linear(hidden, len(G["gen2.bias"])),
+            )
+        names = {
+            "fc1.weight": "gen1.weight",
+            "fc1.bias": "gen1.bias",
+            "bn.weight": "gen1.bn.weight",
+            "bn.bias": "gen1.bn.bias",
+        }
         names |= {"bn.running_mean": "gen1.bn.~mean", "bn.running_var": "gen1.bn.~var"}
         self.names = names | {"fc2.weight": "gen2.weight", "fc2.bias": "gen2.bias"}
-        self.load_state_dict({ours: G[theirs].clone() for ours, theirs in self.names.items()}, strict=False)
+        self.load_state_dict(
+            {ours: G[theirs].clone() for ours, theirs in self.names.items()}, strict=False
+        )
 
     def forward(self, eps: Tensor, y: Tensor) -> Tensor:
-        return self.fc2(F.relu(self.bn(self.fc1(torch.cat([eps, F.one_hot(y, CLASSES).float()], 1)))))
+        return self.fc2(
+            F.relu(self.bn(self.fc1(torch.cat([eps, F.one_hot(y, CLASSES).float()], 1))))
+        )
 
     def params(self) -> Params:
         mine = self.state_dict()
@@ -109,13 +163,20 @@ def eps_of(key: Key, count: int, width: int = 4) -> Tensor:
 def j_g(method: FedGen, task: LearningTask, G: Params, y: Tensor, heads: Ensemble) -> Tensor:
     """The generator's objective on one batch of labels, with the noise that belongs to it."""
     batch = batch_of(Samples(y, y))
-    return method.j_g(task, G, replace(batch, drawn=method.noises(batch, BatchKey(0, batch.number), heads)), heads)
+    return method.j_g(
+        task, G, replace(batch, drawn=method.noises(batch, BatchKey(0, batch.number), heads)), heads
+    )
 
 
 def j_k(method: FedGen, task: LearningTask, theta: Params, data: Samples, given: Given) -> Tensor:
     """A party's objective on one batch, with the labels and the noise that belong to it."""
     batch = batch_of(data)
-    return method.j_k(task, theta, replace(batch, drawn=method.wanted(batch, BatchKey(0, batch.number), given)), given)
+    return method.j_k(
+        task,
+        theta,
+        replace(batch, drawn=method.wanted(batch, BatchKey(0, batch.number), given)),
+        given,
+    )
 
 
 def test_fedgen_objective_of_the_generator() -> None:
@@ -130,7 +191,9 @@ def test_fedgen_objective_of_the_generator() -> None:
 
 
 def test_fedgen_diversity_term_by_hand() -> None:
-    """Pairs (i, j), (j, i) count, (i, i) add nothing: exp(−(2/4) · mean(4, 16) · mean(1, 3)) = exp(−10)."""
+    """Pairs (i, j), (j, i) count, (i, i) add nothing: exp(−(2/4) · mean(4, 16) · mean(1, 3)) =
+    exp(−10).
+    """
     eps, z = torch.tensor([[0.0, 0.0], [2.0, 4.0]]), torch.tensor([[1.0, 1.0], [2.0, -2.0]])
     assert sameness(eps, z).item() == pytest.approx(math.exp(-10), rel=1e-5)
     assert sameness(eps, torch.ones(2, 3, 2, 2)).item() == 1, "one z for all noise"
@@ -139,12 +202,20 @@ def test_fedgen_diversity_term_by_hand() -> None:
     with_it, without = (j_g(gen(diversity=eta), task, G, y, heads).item() for eta in (2.0, 0.0))
     eps = eps_of(Key(0).fold("made", 0), 4)
     z = Generator(G)(eps, y)
-    apart = [(eps[i] - eps[j]).square().mean() * (z[i] - z[j]).abs().mean() for i in range(4) for j in range(4)]
+    apart = [
+        (eps[i] - eps[j]).square().mean() * (z[i] - z[j]).abs().mean()
+        for i in range(4)
+        for j in range(4)
+    ]
     assert with_it - without == pytest.approx(2 * math.exp(-sum(apart).item() / 16), abs=1e-5)
 
 
-def test_fedgen_server_trains_the_generator_by_adam_over_rounds(replies: list[dict[int, Any]]) -> None:
-    """G follows torch's Adam on CE(9/12 h_1 + 3/12 h_2, y), over the heads that came; moments and statistics are kept."""
+def test_fedgen_server_trains_the_generator_by_adam_over_rounds(
+    replies: list[dict[int, Any]],
+) -> None:
+    """G follows torch's Adam on CE(9/12 h_1 + 3/12 h_2, y), over the heads that came; moments and
+    statistics are kept.
+    """
     task, method = small(), gen(gen_steps=3, gen_batch=6, gen_lr=0.01)
     data = [samples(9, SHAPE, CLASSES, seed=1), samples(3, SHAPE, CLASSES, seed=2)]
     server, s = net_of(method, task, data, Training(lr=0.3, batch=4, epochs=3))
@@ -153,15 +224,21 @@ def test_fedgen_server_trains_the_generator_by_adam_over_rounds(replies: list[di
     s = rounds(method, server, s, 2)
     for t, sent in zip((1, 2), replies[-2:], strict=True):
         drawn = Key.root(0).fold("server", t, "labels").generator()
-        labels = torch.multinomial(torch.tensor([4.0, 4.0, 4.0]), 18, replacement=True, generator=drawn)
+        labels = torch.multinomial(
+            torch.tensor([4.0, 4.0, 4.0]), 18, replacement=True, generator=drawn
+        )
         key = Key.root(0).fold("server", t, "generator")
         order = key.fold("order", 0).permutation(18)
         for number, y in enumerate(labels[order].split(6)):
             adam.zero_grad()
             z = reference(eps_of(key.fold("made", number), 6), y)
-            F.cross_entropy(0.75 * linear(sent[0].theta, z) + 0.25 * linear(sent[1].theta, z), y).backward()
+            F.cross_entropy(
+                0.75 * linear(sent[0].theta, z) + 0.25 * linear(sent[1].theta, z), y
+            ).backward()
             adam.step()
-    before_batchnorm = frozenset({"gen1.bias", "gen1.bn.~mean"})  # without a gradient but for rounding, which Adam blows up
+    before_batchnorm = frozenset(
+        {"gen1.bias", "gen1.bn.~mean"}
+    )  # without a gradient but for rounding, which Adam blows up
     assert_close(drop(s.G, before_batchnorm), drop(reference.params(), before_batchnorm), atol=2e-5)
 
 
@@ -175,7 +252,9 @@ def test_fedgen_learned_representations_are_recognised_by_the_heads() -> None:
 
 
 def test_fedgen_objective_of_a_party() -> None:
-    """CE on data + λ CE(h(G(ŷ, ε)), ŷ) with ŷ from p̂ and G in evaluation mode; the second part moves the head alone."""
+    """CE on data + λ CE(h(G(ŷ, ε)), ŷ) with ŷ from p̂ and G in evaluation mode; the second part
+    moves the head alone.
+    """
     task, method, data = small(), gen(weight=2.5), samples(8, SHAPE, CLASSES)
     G, counts = method.generator(task).init(Key(5)), torch.tensor([5, 0, 1], dtype=torch.int32)
     G |= {"gen1.bn.~mean": noise(8, seed=1), "gen1.bn.~var": noise(8, seed=2).exp()}
@@ -186,18 +265,31 @@ def test_fedgen_objective_of_a_party() -> None:
     assert 1 not in y, "a class that nobody has is not asked for"
     z = Generator(G).eval()(eps_of(key, 8), y).detach()
     generated = 2.5 * F.cross_entropy(linear(theta, z), y)
-    assert value.item() == pytest.approx((F.cross_entropy(logits(theta, data.x), data.y) + generated).item(), abs=1e-6)
-    ours, plain = grads_of(value, theta), grads_of(F.cross_entropy(logits(theta, data.x), data.y), theta)
+    assert value.item() == pytest.approx(
+        (F.cross_entropy(logits(theta, data.x), data.y) + generated).item(), abs=1e-6
+    )
+    ours, plain = (
+        grads_of(value, theta),
+        grads_of(F.cross_entropy(logits(theta, data.x), data.y), theta),
+    )
     assert_close(drop(ours, task.head_names), drop(plain, task.head_names))
     assert not torch.allclose(ours["fc3.weight"], plain["fc3.weight"], atol=1e-4)
 
 
 def test_fedgen_label_histogram_is_pooled_and_shared_once(replies: list[dict[int, Any]]) -> None:
-    data = [Samples(noise(4, *SHAPE), torch.tensor([0, 0, 0, 2])), Samples(noise(2, *SHAPE), torch.tensor([2, 0]))]
+    data = [
+        Samples(noise(4, *SHAPE), torch.tensor([0, 0, 0, 2])),
+        Samples(noise(2, *SHAPE), torch.tensor([2, 0])),
+    ]
     method = gen()
     server, s = net_of(method, small(), data, Training(lr=0.1, batch=4))
     assert [replies[0][i].counts.tolist() for i in (0, 1)] == [[3, 0, 1], [1, 0, 1]]
-    assert s.labels.tolist() == server.state(0).labels.tolist() == server.state(1).labels.tolist() == [4, 0, 2]
+    assert (
+        s.labels.tolist()
+        == server.state(0).labels.tolist()
+        == server.state(1).labels.tolist()
+        == [4, 0, 2]
+    )
     assert dict(server.ledger.total) == {"up": 2 * 4 * CLASSES, "down": 2 * 4 * CLASSES}
     rounds(method, server, s, 2)
     assert server.state(1).labels.tolist() == [4, 0, 2]
@@ -226,8 +318,14 @@ def test_fedgen_weight_0_is_fedavg(model: str, participation: float, wrapper: st
 
 def test_fedgen_weight_0_is_fedavg_with_batchnorm_in_the_head() -> None:
     """Generated z leave the head's running statistics alone."""
-    fed, how = federation(SIZES, shape=(1, 8, 8)), SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "cut": "fc1"}
-    ours, parent = (comity.run(text, fed, **how).model("p0").theta for text in (f"fedgen(weight=0,{SMALL})", "fedavg"))
+    fed, how = (
+        federation(SIZES, shape=(1, 8, 8)),
+        SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "cut": "fc1"},
+    )
+    ours, parent = (
+        comity.run(text, fed, **how).model("p0").theta
+        for text in (f"fedgen(weight=0,{SMALL})", "fedavg")
+    )
     assert all(torch.equal(ours[k], parent[k]) for k in parent)
 
 
@@ -238,12 +336,16 @@ def test_fedgen_switched_on_is_not_fedavg() -> None:
 
 def wrapped(wrapper: Dbe, party: Party, consensus: Tensor | None = None) -> Party:
     """The party as a host sees it inside a wrapper."""
-    return wrapper.wrap_party(party, wrapper.extra(Key(0), party) if consensus is None else Mean(consensus))
+    return wrapper.wrap_party(
+        party, wrapper.extra(Key(0), party) if consensus is None else Mean(consensus)
+    )
 
 
 @pytest.mark.parametrize("cut", ["", "fc1"])
 def test_fedgen_generated_z_meet_no_offset(cut: str) -> None:
-    """In DBE, wherever its offset sits, generated z are z^g at the model's own cut: CE(h(z), ŷ) knows no offset."""
+    """In DBE, wherever its offset sits, generated z are z^g at the model's own cut: CE(h(z), ŷ)
+    knows no offset.
+    """
     method, data = gen(), samples(8, (1, 8, 8), CLASSES)
     task = task_of("lenet5(width=5)", (1, 8, 8), CLASSES)
     if cut:
@@ -261,13 +363,19 @@ def test_fedgen_generated_z_meet_no_offset(cut: str) -> None:
 
 
 def test_fedgen_takes_dbe_at_another_cut() -> None:
-    fed, how = federation(SIZES, shape=(1, 8, 8)), SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "bn": "none"}
+    fed, how = (
+        federation(SIZES, shape=(1, 8, 8)),
+        SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "bn": "none"},
+    )
     result = comity.run(f"fedgen({SMALL})+dbe(cut=conv1)", fed, **how)
     assert result.model("p0").theta[OFFSET].shape == (2, 4, 4)
 
 
 def test_fedgen_needs_whole_heads_at_the_server() -> None:
-    fed, how = federation(SIZES, shape=(1, 8, 8)), SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "cut": "fc1"}
+    fed, how = (
+        federation(SIZES, shape=(1, 8, 8)),
+        SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "cut": "fc1"},
+    )
     with pytest.raises(comity.UsageError, match="needs whole heads"):
         comity.run("fedgen", fed, **how, bn="params_only")
 
@@ -283,21 +391,29 @@ def uneven() -> Samples:
 def rod(data: Samples) -> tuple[LearningTask, Params]:
     party = FedRod().party_for(party_of(small(), data, Training()), {})
     theta = party.task.init(Key(1))
-    return party.task, theta | {k: v + 0.1 * noise(*v.shape, seed=8) for k, v in theta.items() if k.startswith(OWN)}
+    return party.task, theta | {
+        k: v + 0.1 * noise(*v.shape, seed=8) for k, v in theta.items() if k.startswith(OWN)
+    }
 
 
 def test_fedrod_balanced_softmax_by_hand() -> None:
-    """−log(n_y e^{g_y} / Σ_c n_c e^{g_c}) with n = (2, 0, 5), and CE(g + p, y) for the personal head."""
+    """−log(n_y e^{g_y} / Σ_c n_c e^{g_c}) with n = (2, 0, 5), and CE(g + p, y) for the personal
+    head.
+    """
     task, theta = rod(data := uneven())
     z = body(theta, data.x)
     g, p = linear(theta, z), linear(theta, z, OWN)
     weight = torch.tensor([2.0, 0.0, 5.0]) * g.exp()
     generic = -(weight[torch.arange(7), data.y] / weight.sum(1)).log().mean()
     personal = -((g + p).softmax(1)[torch.arange(7), data.y]).log().mean()
-    assert task.loss(theta, batch_of(data)).item() == pytest.approx((generic + personal).item(), abs=1e-5)
+    assert task.loss(theta, batch_of(data)).item() == pytest.approx(
+        (generic + personal).item(), abs=1e-5
+    )
 
 
-def test_fedrod_trains_body_and_generic_head_by_the_one_and_the_personal_head_by_the_other() -> None:
+def test_fedrod_trains_body_and_generic_head_by_the_one_and_the_personal_head_by_the_other() -> (
+    None
+):
     task, theta = rod(data := uneven())
     theta = free(theta)
     ours = grads_of(task.loss(theta, batch_of(data)), theta)
@@ -305,7 +421,9 @@ def test_fedrod_trains_body_and_generic_head_by_the_one_and_the_personal_head_by
     weight = torch.tensor([2.0, 0.0, 5.0]) * linear(theta, z).exp()
     generic = grads_of(-(weight[torch.arange(7), data.y] / weight.sum(1)).log().mean(), theta)
     z = body(theta, data.x).detach()
-    personal = grads_of(F.cross_entropy(linear(theta, z).detach() + linear(theta, z, OWN), data.y), theta)
+    personal = grads_of(
+        F.cross_entropy(linear(theta, z).detach() + linear(theta, z, OWN), data.y), theta
+    )
     assert_close(ours, {k: personal[k] if k.startswith(OWN) else generic[k] for k in theta})
     assert all(ours[k].abs().max() > 1e-4 for k in theta)
 
@@ -326,7 +444,9 @@ def test_fedrod_predicts_by_the_sum_of_both_heads() -> None:
         model = result.model(name)
         x = noise(11, *SHAPE, seed=5)
         z = body(model.theta, x)
-        torch.testing.assert_close(model.logits(x), linear(model.theta, z) + linear(model.theta, z, OWN))
+        torch.testing.assert_close(
+            model.logits(x), linear(model.theta, z) + linear(model.theta, z, OWN)
+        )
     a, b = (result.model(name).theta for name in ("p0", "p1"))
     assert all(torch.equal(a[k], b[k]) != k.startswith(OWN) for k in a)
 
@@ -339,9 +459,19 @@ def test_fedrod_generic_part_with_balanced_classes_is_fedavg() -> None:
 
 
 def test_fedrod_sends_what_fedavg_sends(replies: list[dict[int, Any]]) -> None:
-    sent = {m: [row for row in run(m).ledger if row.kind in ("up", "down")] for m in ("fedrod", "fedavg")}
+    sent = {
+        m: [row for row in run(m).ledger if row.kind in ("up", "down")]
+        for m in ("fedrod", "fedavg")
+    }
     assert sent["fedrod"] == sent["fedavg"]
-    assert not [k for call in replies for r in call.values() if hasattr(r, "theta") for k in r.theta if k.startswith(OWN)]
+    assert not [
+        k
+        for call in replies
+        for r in call.values()
+        if hasattr(r, "theta")
+        for k in r.theta
+        if k.startswith(OWN)
+    ]
 
 
 def test_fedrod_mr_goes_once_to_the_generic_loss() -> None:
@@ -372,9 +502,13 @@ def test_fedrod_mr_at_another_cut_moves_neither_head() -> None:
 
 
 def test_fedrod_with_batchnorm_in_both_heads() -> None:
-    """Each head has running statistics of its own; the generic ones are averaged, the personal ones stay."""
+    """Each head has running statistics of its own; the generic ones are averaged, the personal ones
+    stay.
+    """
     fed = federation(SIZES, shape=(1, 8, 8))
-    result = comity.run("fedrod+mr(cut=conv1)", fed, **SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "cut": "fc1"})
+    result = comity.run(
+        "fedrod+mr(cut=conv1)", fed, **SETTINGS | {"model": "fedbn-cnn(scale=0.03)", "cut": "fc1"}
+    )
     a, b = (result.model(name).theta for name in ("p0", "p1"))
     stat = "fc2.bn.~mean"
     assert torch.equal(a[stat], b[stat])
@@ -412,7 +546,9 @@ def test_fedbabu_head_is_the_first_one_until_it_is_tuned() -> None:
     thetas = deployed("fedbabu(finetune_epochs=0)")
     for theta in thetas:
         assert all(torch.equal(theta[k], initial[k]) for k in ("fc3.weight", "fc3.bias"))
-        assert all(torch.equal(theta[k], thetas[0][k]) for k in theta), "one model before fine-tuning"
+        assert all(torch.equal(theta[k], thetas[0][k]) for k in theta), (
+            "one model before fine-tuning"
+        )
     assert not torch.equal(thetas[0]["fc2.weight"], initial["fc2.weight"])
 
 
@@ -421,7 +557,10 @@ def test_fedbabu_before_tuning_is_fedrep_without_head_epochs() -> None:
     assert all(torch.equal(a[k], b[k]) for a, b in zip(ours, theirs, strict=True) for k in b)
 
 
-@pytest.mark.parametrize(("which", "moves"), [("all", ("fc1", "fc2", "fc3")), ("head", ("fc3",)), ("body", ("fc1", "fc2"))])
+@pytest.mark.parametrize(
+    ("which", "moves"),
+    [("all", ("fc1", "fc2", "fc3")), ("head", ("fc3",)), ("body", ("fc1", "fc2"))],
+)
 def test_fedbabu_fine_tuning_by_hand(which: str, moves: tuple[str, ...]) -> None:
     """Two epochs of one batch each, from the averaged body and the first head."""
     method, party, head, rest = babu(finetune=which, finetune_epochs=2)
@@ -438,16 +577,26 @@ def test_fedbabu_reports_before_and_after_and_pays_for_the_last_download() -> No
     result = run("fedbabu", lr=0.3)
     untuned = run("fedbabu(finetune_epochs=0)", lr=0.3)
     accuracy = {
-        split: [row.value for row in result.metrics if row.split == split and row.metric == "accuracy" and row.round == 3]
+        split: [
+            row.value
+            for row in result.metrics
+            if row.split == split and row.metric == "accuracy" and row.round == 3
+        ]
         for split in ("test", "test-unfinished")
     }
     assert len(accuracy["test"]) == len(accuracy["test-unfinished"]) == len(SIZES)
-    assert result.summary["accuracy"]["unfinished"] == pytest.approx(sum(accuracy["test-unfinished"]) / len(SIZES))
+    assert result.summary["accuracy"]["unfinished"] == pytest.approx(
+        sum(accuracy["test-unfinished"]) / len(SIZES)
+    )
     assert accuracy["test-unfinished"] == [
-        row.value for row in untuned.metrics if row.split == "test" and row.metric == "accuracy" and row.round == 3
+        row.value
+        for row in untuned.metrics
+        if row.split == "test" and row.metric == "accuracy" and row.round == 3
     ]
     tuned = [row for row in result.ledger if row.call == "tune"]
-    assert [(row.round, row.kind, row.bytes) for row in tuned] == [(3, "down", 4 * (6 * 7 + 7 + 7 * 7 + 7))] * len(SIZES)
+    assert [(row.round, row.kind, row.bytes) for row in tuned] == [
+        (3, "down", 4 * (6 * 7 + 7 + 7 * 7 + 7))
+    ] * len(SIZES)
 
 
 def test_fedbabu_mr_is_not_asked_of_tuned_models() -> None:
@@ -466,7 +615,9 @@ def mixed(alpha: float, v: Params, w: Params) -> Params:
     return {k: alpha * v[k] + (1 - alpha) * w[k] for k in v}
 
 
-def apfl_step(alpha: float, v: Params, w: Params, data: Samples, lr: float) -> tuple[Params, Params, float]:
+def apfl_step(
+    alpha: float, v: Params, w: Params, data: Samples, lr: float
+) -> tuple[Params, Params, float]:
     """Algorithm 1 and the adaptive α, as printed: both gradients before any step."""
     grads_w = grads_of(F.cross_entropy(logits(at := free(w), data.x), data.y), at)
     grads = grads_of(F.cross_entropy(logits(at := free(mixed(alpha, v, w)), data.x), data.y), at)
@@ -490,12 +641,15 @@ def test_apfl_alg1_two_steps_by_hand() -> None:
     assert_close(mine.w, w)
     assert_close(mine.v, v)
     assert mine.alpha.item() == pytest.approx(alpha, abs=1e-6)
-    assert_close(Apfl().deployed_model(mine, Model({}), party_of(task, data, how)), mixed(alpha, v, w))
+    assert_close(
+        Apfl().deployed_model(mine, Model({}), party_of(task, data, how)), mixed(alpha, v, w)
+    )
 
 
 @pytest.mark.parametrize(("v", "expected"), [(4.0, 1.0), (-4.0, 0.0)])
 def test_apfl_alpha_stays_between_0_and_1(v: float, expected: float) -> None:
-    """f(x) = ½ (x − 10)², w = 0: ⟨v − w, ∇f(v̄)⟩ = v (v/2 − 10) = −32 or 48, and α = ½ ± more than ½ at η = 0.1.
+    """f(x) = ½ (x − 10)², w = 0: ⟨v − w, ∇f(v̄)⟩ = v (v/2 − 10) = −32 or 48, and α = ½ ± more than
+    ½ at η = 0.1.
 
     The second step, on the clipped α, finds v̄ = v or w again where it lies: v moves by η α ∇f(v̄).
     """
@@ -526,23 +680,35 @@ def test_apfl_trains_the_global_model_as_fedavg_whatever_alpha_is() -> None:
 def test_apfl_alpha_0_deploys_its_copy_of_the_global_model(replies: list[dict[int, Any]]) -> None:
     thetas = deployed("apfl(alpha=0,adaptive=false)")
     sent = [call for call in replies if hasattr(call[0], "theta")][-1]
-    assert all(torch.equal(theta[k], sent[i].theta[k]) for i, theta in enumerate(thetas) for k in theta)
+    assert all(
+        torch.equal(theta[k], sent[i].theta[k]) for i, theta in enumerate(thetas) for k in theta
+    )
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("model", ["mlp2", "batchnorm"])
-def test_apfl_alpha_1_is_solo(model: str, participation: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_apfl_alpha_1_is_solo(
+    model: str, participation: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mixture's gradients are always written out; if solo's are too, the bits are the same."""
     whole = descent._train
     monkeypatch.setattr(descent, "_train", lambda request, thin: whole(request, thin=False))
     anew = ran.__wrapped__  # another test's solo, kept, was not written out
-    assert_same(anew("apfl(alpha=1,adaptive=false)", model, participation), anew("solo", model, participation))
+    assert_same(
+        anew("apfl(alpha=1,adaptive=false)", model, participation),
+        anew("solo", model, participation),
+    )
 
 
 def test_apfl_finds_each_partys_optimum_and_the_common_one() -> None:
     """f_i = ½ (x − b_i)², b = (0, 8): w → 4 and v̄_i → b_i, whatever α has become."""
     method = Apfl()
-    server, w = net_of(method, quadratic(3.0), [rows(1.0, 0.0), rows(1.0, 8.0)], Training(lr=0.1, batch=1, epochs=3))
+    server, w = net_of(
+        method,
+        quadratic(3.0),
+        [rows(1.0, 0.0), rows(1.0, 8.0)],
+        Training(lr=0.1, batch=1, epochs=3),
+    )
     w = rounds(method, server, w, 150)
     assert w["body.w"].item() == pytest.approx(4.0, abs=1e-3)
     for i, b in enumerate((0.0, 8.0)):
@@ -555,14 +721,23 @@ def test_apfl_mr_is_asked_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     task, mu, consensus, kappa = small(), 0.4, noise(K, seed=6), 2.0
     first, second = samples(4, SHAPE, CLASSES, seed=1), samples(4, SHAPE, CLASSES, seed=2)
     method = Apfl()
-    inside = wrapped(Mr(host=method, kappa=kappa, mu=mu), party_of(task, first, Training()), consensus).task
+    inside = wrapped(
+        Mr(host=method, kappa=kappa, mu=mu), party_of(task, first, Training()), consensus
+    ).task
     w, v = task.init(Key(1)), task.init(Key(2))
-    theta = {f"w.{k}": x for k, x in w.items()} | {f"v.{k}": x for k, x in v.items()} | {"alpha": torch.tensor(0.3)}
+    theta = (
+        {f"w.{k}": x for k, x in w.items()}
+        | {f"v.{k}": x for k, x in v.items()}
+        | {"alpha": torch.tensor(0.3)}
+    )
     scratch: dict[str, Tensor] = {}
     extra = []
     for number, data in enumerate((first, second)):
         batch = Batch(data.x, data.y, torch.arange(4), number, scratch)
-        with_mr, plain = method.both(inside, theta, batch, None), method.both(task, theta, batch_of(data), None)
+        with_mr, plain = (
+            method.both(inside, theta, batch, None),
+            method.both(task, theta, batch_of(data), None),
+        )
         extra.append((with_mr - plain).item())
     expected = [0.0, 0.0]
     for at in (w, mixed(0.3, v, w)):
@@ -589,12 +764,17 @@ def test_mr_changes_the_shared_extractor_of(host: str, replies: list[dict[int, A
     for text in (host, f"{host}+mr(kappa=0)", f"{host}+mr(kappa=50)"):
         replies.clear()
         run(text)
-        uploads.append([call[0].theta["fc1.weight"] for call in replies if hasattr(call[0], "theta")][-1])
+        uploads.append(
+            [call[0].theta["fc1.weight"] for call in replies if hasattr(call[0], "theta")][-1]
+        )
     assert torch.equal(uploads[0], uploads[1])
     assert not torch.allclose(uploads[0], uploads[2], atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["fedrod", "fedbabu", "apfl", f"fedgen({SMALL})", f"fedgen({SMALL})+dbe", "fedbabu+mr"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedrod", "fedbabu", "apfl", f"fedgen({SMALL})", f"fedgen({SMALL})+dbe", "fedbabu+mr"],
+)
 def test_a_newcomer_trains_and_keeps_what_it_trained(method: str) -> None:
     result = run(method, newcomers=1, join_epochs=4)
     late = result.job.info.newcomers[0]
@@ -606,7 +786,11 @@ def test_a_newcomer_trains_and_keeps_what_it_trained(method: str) -> None:
 
 def test_fedgen_newcomer_learns_the_histogram() -> None:
     result = run(f"fedgen({SMALL})", newcomers=1)
-    rows_ = [row for row in result.ledger if row.call == "agree" and row.dst == result.job.info.newcomers[0]]
+    rows_ = [
+        row
+        for row in result.ledger
+        if row.call == "agree" and row.dst == result.job.info.newcomers[0]
+    ]
     assert [(row.kind, row.bytes) for row in rows_] == [("down", 4 * CLASSES)]
 
 

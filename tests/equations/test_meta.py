@@ -1,4 +1,6 @@
-"""Per-FedAvg, FedReptile, q-FFL and FedMeta: what their equations say of problems that can be worked out by hand."""
+"""Per-FedAvg, FedReptile, q-FFL and FedMeta: what their equations say of problems that can be
+worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ from comity.experiments.folder import RunFolder
 from comity.studies.export import export, load
 
 SIZES = (9, 14, 6)
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 2, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 2,
+    "engine": "loop",
+    "lr": 0.1,
+    "batch": 4,
+}
 A, B = 2.0, 3.0
 """The curvature and the optimum of the quadratic."""
 
@@ -60,7 +68,9 @@ def alike(ours: list[Params], theirs: list[Params]) -> bool:
 
 @pytest.mark.parametrize(("order", "power"), [("fo", 1), ("hf", 2)])
 def test_per_fedavg_alg1_on_a_quadratic(order, power):
-    """f = a/2 (w − b)²: w̃ − b = (1 − αa)(w − b); FO leaves out the Hessian a, HF's finite difference is exact."""
+    """f = a/2 (w − b)²: w̃ − b = (1 − αa)(w − b); FO leaves out the Hessian a, HF's finite
+    difference is exact.
+    """
     alpha, beta, steps = 0.1, 0.05, 3
     method = PerFedAvg(alpha=alpha, order=order, delta=0.5)
     k = method.parts
@@ -84,7 +94,9 @@ def test_per_fedavg_hf_is_the_gradient_of_the_meta_objective():
     task64 = {k: v.double() for k, v in task.init(Key(1)).items()}
     x, y = data.x.double(), data.y
     w = {k: v.clone().requires_grad_() for k, v in task64.items()}
-    inner = torch.autograd.grad(F.cross_entropy(task.logits(w, x), y), list(w.values()), create_graph=True)
+    inner = torch.autograd.grad(
+        F.cross_entropy(task.logits(w, x), y), list(w.values()), create_graph=True
+    )
     ahead = {k: v - 0.3 * g for (k, v), g in zip(w.items(), inner, strict=True)}
     exact = torch.autograd.grad(F.cross_entropy(task.logits(ahead, x), y), list(w.values()))
     for method, near in ((PerFedAvg(order="hf", delta=1e-4), True), (PerFedAvg(), False)):
@@ -96,10 +108,15 @@ def test_per_fedavg_hf_is_the_gradient_of_the_meta_objective():
 
 
 def test_per_fedavg_without_a_step_is_fedavg():
-    """α = 0, and all samples of a party alike, so that it does not matter which half of a batch counts."""
+    """α = 0, and all samples of a party alike, so that it does not matter which half of a batch
+    counts.
+    """
     data = [rows(1.0, 2.0, 8), rows(3.0, -1.0, 4)]
     ends = []
-    for method in (comity.algorithms.compose("per-fedavg(alpha=0)"), comity.algorithms.compose("fedavg")):
+    for method in (
+        comity.algorithms.compose("per-fedavg(alpha=0)"),
+        comity.algorithms.compose("fedavg"),
+    ):
         server, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=2))
         ends.append(rounds(method, server, s, 3))
     assert same(*ends)
@@ -114,8 +131,12 @@ def test_per_fedavg_options_and_the_same_model_each_time():
     assert distance(theta[0], ran("per-fedavg", seed=1).model("p0").theta) > 1e-6
 
 
-def test_per_fedavg_is_judged_and_exported_as_adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    result = ran("per-fedavg", out=tmp_path / "run", batch=64)  # all of a party's samples adapt its model
+def test_per_fedavg_is_judged_and_exported_as_adapted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    result = ran(
+        "per-fedavg", out=tmp_path / "run", batch=64
+    )  # all of a party's samples adapt its model
     checkpoints = RunFolder(result.folder).checkpoints()
     assert checkpoints.load()
     w = checkpoints.server_state()
@@ -127,7 +148,9 @@ def test_per_fedavg_is_judged_and_exported_as_adapted(tmp_path: Path, monkeypatc
         assert_near(result.model(name).theta, by_hand, 1e-6)
         right = (result.model(name).predict(data.test) == data.test.y).float().mean().item()
         assert result.summary["accuracy"]["per_party"][name] == pytest.approx(right)
-    monkeypatch.setattr("comity.studies.export._write_networks", lambda *given: [])  # which takes ten seconds
+    monkeypatch.setattr(
+        "comity.studies.export._write_networks", lambda *given: []
+    )  # which takes ten seconds
     export(result, "p1", tmp_path / "p1")
     assert same(load(tmp_path / "p1").theta, result.model("p1").theta)
 
@@ -136,12 +159,18 @@ def test_per_fedavg_says_who_cannot_train():
     said = ran("per-fedavg", rounds=1)
     assert not said.job.algorithm.warnings(said.job.info)
     few = comity.run("per-fedavg", federation((1, 10)), **SETTINGS)
-    assert few.job.algorithm.warnings(few.job.info) == ["p0 cannot cut a batch into 2 and trains nothing."]
-    assert few.summary["steps"] == 2 * 2 * 2  # p1: two rounds of two epochs of a pair of 4 and a pair of 1
+    assert few.job.algorithm.warnings(few.job.info) == [
+        "p0 cannot cut a batch into 2 and trains nothing."
+    ]
+    assert (
+        few.summary["steps"] == 2 * 2 * 2
+    )  # p1: two rounds of two epochs of a pair of 4 and a pair of 1
 
 
 def test_per_fedavg_hf_needs_one_function_at_both_points():
-    """(∇f(w + δv) − ∇f(w − δv)) / 2δ: with another dropout at either point it is their difference, 1/2δ times, and runs away."""
+    """(∇f(w + δv) − ∇f(w − δv)) / 2δ: with another dropout at either point it is their difference,
+    1/2δ times, and runs away.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(0)
         pair = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3)), nn.Linear(16, 3)
@@ -161,9 +190,13 @@ def test_per_fedavg_refuses(wrong):
 
 @pytest.mark.parametrize(("decay", "steps"), [(False, (0.8, 0.8)), (True, (0.8, 0.4))])
 def test_fedreptile_moves_by_epsilon_to_the_plain_mean(decay, steps):
-    """Parties that reach their optima b in one step (η a = 1): w ← w + ε (mean b − w), however many samples they have."""
+    """Parties that reach their optima b in one step (η a = 1): w ← w + ε (mean b − w), however many
+    samples they have.
+    """
     method = FedReptile(step=0.8, decay=decay)
-    server, w = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 7)], Training(lr=0.5, batch=8))
+    server, w = net_of(
+        method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 7)], Training(lr=0.5, batch=8)
+    )
     server.info = replace(server.info, rounds=2)
     expected = 0.0
     for t, epsilon in enumerate(steps, 1):
@@ -177,8 +210,12 @@ def by_plain_means(task: Any, data: list[Samples], how: Training, count: int) ->
 
     class Uniform(FedAvg):
         def round(self, theta: Params, server: Server, t: int) -> Params:
-            replies = server.call(self.local, {i: self.message_for(theta, i) for i in server.sample(t)})
-            return average({i: reply.theta for i, reply in replies.items()}, dict.fromkeys(replies, 1.0))
+            replies = server.call(
+                self.local, {i: self.message_for(theta, i) for i in server.sample(t)}
+            )
+            return average(
+                {i: reply.theta for i, reply in replies.items()}, dict.fromkeys(replies, 1.0)
+            )
 
     server, s = net_of(Uniform(), task, data, how)
     end: Params = rounds(server._owners[0], server, s, count)
@@ -187,7 +224,11 @@ def by_plain_means(task: Any, data: list[Samples], how: Training, count: int) ->
 
 @pytest.mark.parametrize("method", [FedReptile(step=1.0), QFfl(q=0.0)])
 def test_with_step_1_and_with_q_0_it_is_fedavg_with_equal_weights(method):
-    task, data, how = task_of("mlp2(width=5)", (6,), 3), [samples(n, (6,), 3, seed=n) for n in (9, 4)], Training(lr=0.1, batch=4)
+    task, data, how = (
+        task_of("mlp2(width=5)", (6,), 3),
+        [samples(n, (6,), 3, seed=n) for n in (9, 4)],
+        Training(lr=0.1, batch=4),
+    )
     server, s = net_of(method, task, data, how)
     end = rounds(method, server, s, 3)
     assert same(end, by_plain_means(task, data, how, 3))
@@ -203,7 +244,9 @@ def test_with_step_1_and_with_q_0_it_is_fedavg_with_equal_weights(method):
 
 @pytest.mark.parametrize("q", [0.5, 1.0, 2.0, 5.0])
 def test_q_ffl_alg2_by_hand(q):
-    """One step of two parties: Δ_k is the gradient, and the server's line with F_k, Δ_k and h_k as printed."""
+    """One step of two parties: Δ_k is the gradient, and the server's line with F_k, Δ_k and h_k as
+    printed.
+    """
     task, how = task_of("linear", (6,), 3), Training(lr=0.2, batch=64)
     data = [samples(9, (6,), 3, seed=1), samples(5, (6,), 3, seed=2)]
     method = QFfl(q=q)
@@ -215,13 +258,18 @@ def test_q_ffl_alg2_by_hand(q):
         loss = F.cross_entropy(task.logits(free, party.x), party.y)
         delta = dict(zip(free, torch.autograd.grad(loss, list(free.values())), strict=True))
         f = loss.item()
-        total += q * f ** (q - 1) * sum(v.square().sum().item() for v in delta.values()) + f**q / 0.2
+        total += (
+            q * f ** (q - 1) * sum(v.square().sum().item() for v in delta.values()) + f**q / 0.2
+        )
         step = {k: v + f**q * delta[k] for k, v in step.items()}
     assert_near(found, {k: v - step[k] / total for k, v in w.items()}, 1e-6)
 
 
 def test_q_ffl_survives_losses_that_vanish():
-    task, data = task_of("linear", (6,), 3), [samples(6, (6,), 3, seed=1), samples(6, (6,), 3, seed=2)]
+    task, data = (
+        task_of("linear", (6,), 3),
+        [samples(6, (6,), 3, seed=1), samples(6, (6,), 3, seed=2)],
+    )
     told = iter((0.0, 1e-4))
 
     class Faint(QFfl):
@@ -267,18 +315,24 @@ def test_uga_is_the_gradient_with_respect_to_the_received_model(momentum, decay)
 
 
 def test_uga_on_a_quadratic():
-    """f = a/2 (w − b)², J traced steps: w_k − b = (1 − ηa)^J (w − b), and ∇_w f(w_k) = a (1 − ηa)^{2J} (w − b)."""
+    """f = a/2 (w − b)², J traced steps: w_k − b = (1 − ηa)^J (w − b), and ∇_w f(w_k) = a (1 −
+    ηa)^{2J} (w − b).
+    """
     eta, J = 0.1, 3
     for cut, power in ((False, 2 * J), (True, J)):
         method = FedMeta(server_lr=0.5, meta_lr=0.0, first_order=cut)
-        server, s = net_of(method, quadratic(), [rows(A, B, 2)], Training(lr=eta, batch=2, epochs=J + 1))
+        server, s = net_of(
+            method, quadratic(), [rows(A, B, 2)], Training(lr=eta, batch=2, epochs=J + 1)
+        )
         w = rounds(method, server, s, 1).theta["body.w"].item()
         assert w == pytest.approx(0.5 * A * (1 - eta * A) ** power * B)
         assert server.steps == J + 1
 
 
 def test_fedmeta_steps_on_what_the_server_holds():
-    """Two parties whose gradients cancel; of D_meta all is theirs, and the far party's half of it weighs as much."""
+    """Two parties whose gradients cancel; of D_meta all is theirs, and the far party's half of it
+    weighs as much.
+    """
     data = [rows(1.0, 4.0, 10), rows(3.0, -1.0, 10)]
     method = FedMeta(server_lr=0.25, meta_lr=0.1, share=0.5)
     server, s = net_of(method, quadratic(), data, Training(lr=0.1, batch=20))
@@ -289,7 +343,9 @@ def test_fedmeta_steps_on_what_the_server_holds():
 
 
 def test_fedmeta_with_one_epoch_and_no_samples_is_one_gradient_step_of_fedavg():
-    """E = 1: η_g times the whole gradient, hence FedAvg with one batch of everything and a learning rate of η_g."""
+    """E = 1: η_g times the whole gradient, hence FedAvg with one batch of everything and a learning
+    rate of η_g.
+    """
     task, data = task_of("mlp2(width=5)", (6,), 3), [samples(n, (6,), 3, seed=n) for n in (9, 4)]
     method, parent = FedMeta(server_lr=0.2, meta_lr=0.0), comity.algorithms.compose("fedavg")
     server, s = net_of(method, task, data, Training(lr=0.05, batch=3))
@@ -300,10 +356,14 @@ def test_fedmeta_with_one_epoch_and_no_samples_is_one_gradient_step_of_fedavg():
 def test_fedmeta_sends_its_samples_once_and_says_so():
     result = ran("fedmeta", epochs=2)
     sent = [row for row in result.ledger if row.call == "hand_over" and row.kind == "up"]
-    assert [row.bytes for row in sent] == [n * (4 * 6 + 4) for n in (1, 2, 1)]  # a tenth of 9, 14 and 6, rounded up
+    assert [row.bytes for row in sent] == [
+        n * (4 * 6 + 4) for n in (1, 2, 1)
+    ]  # a tenth of 9, 14 and 6, rounded up
     assert {row.round for row in sent} == {0}
     assert result.job.algorithm.leaves == {"weights", "samples"}
-    assert result.job.algorithm.warnings(result.job.info) == ["each party sends the server 10% of its training samples."]
+    assert result.job.algorithm.warnings(result.job.info) == [
+        "each party sends the server 10% of its training samples."
+    ]
     without = ran("fedmeta(meta_lr=0)", epochs=2)
     assert not [row for row in without.ledger if row.call == "hand_over"]
     assert without.job.algorithm.leaves == {"weights"}
@@ -330,10 +390,15 @@ def test_fedmeta_refuses(text, settings, why):
 
 @pytest.mark.parametrize("bn", ["all", "params_only", "none"])
 def test_fedmeta_with_batchnorm(bn):
-    """Whatever of it stays at the party, both steps are made, and the statistics that are shared move."""
+    """Whatever of it stays at the party, both steps are made, and the statistics that are shared
+    move.
+    """
     pictures = federation((12, 9), shape=(1, 8, 8))
     settings = SETTINGS | {"model": "fedbn-cnn(scale=0.06)", "rounds": 1, "bn": bn}
-    ends = [comity.run(text, pictures, **settings).model("p0").theta for text in ("fedmeta", "fedmeta(meta_lr=0)")]
+    ends = [
+        comity.run(text, pictures, **settings).model("p0").theta
+        for text in ("fedmeta", "fedmeta(meta_lr=0)")
+    ]
     assert distance(*({k: v for k, v in end.items() if "~" not in k} for end in ends)) > 1e-4
     statistics = [{k: v for k, v in end.items() if "~" in k} for end in ends]
     assert same(*statistics)

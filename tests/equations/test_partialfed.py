@@ -1,4 +1,6 @@
-"""PartialFed: what is loaded, how a strategy is learned, and what it is when all or only BatchNorm is loaded."""
+"""PartialFed: what is loaded, how a strategy is learned, and what it is when all or only BatchNorm
+is loaded.
+"""
 
 from __future__ import annotations
 
@@ -36,23 +38,36 @@ def test_a_fixed_strategy_is_its_parent(child: str, parent: str, participation: 
 
 
 def test_layers_of_a_model_are_its_layers() -> None:
-    """In the network's order; a BatchNorm belongs to the layer before it, also where names do not tell."""
+    """In the network's order; a BatchNorm belongs to the layer before it, also where names do not
+    tell.
+    """
     number = layers(task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3))
     assert {k: n for k, n in number.items() if n < 2} == {
-        f"conv{n + 1}.{part}": n for n in (0, 1) for part in ("weight", "bias", "bn.weight", "bn.bias", "bn.~mean", "bn.~var")
+        f"conv{n + 1}.{part}": n
+        for n in (0, 1)
+        for part in ("weight", "bias", "bn.weight", "bn.bias", "bn.~mean", "bn.~var")
     }
     assert max(number.values()) == 5
     with torch.random.fork_rng():
-        encoder = nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 5), nn.BatchNorm1d(5))
+        encoder = nn.Sequential(
+            nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Linear(9, 5), nn.BatchNorm1d(5)
+        )
         network = Modules(encoder, nn.Linear(5, 3), (6,))
     number = layers(LearningTask(network, 3, network.cut))
     assert {number[f"encoder.{n}.{kind}"] for n in (0, 1) for kind in ("weight", "bias")} == {0}
-    wanted = {"encoder.1.~running_var": 0, "encoder.2.bias": 1, "encoder.3.~running_mean": 1, "head.weight": 2}
+    wanted = {
+        "encoder.1.~running_var": 0,
+        "encoder.2.bias": 1,
+        "encoder.3.~running_mean": 1,
+        "head.weight": 2,
+    }
     assert {k: number[k] for k in wanted} == wanted
 
 
 def test_a_batchnorm_comes_with_its_layer() -> None:
-    """F_i is that of training, in which running statistics have no part: by itself a strategy would choose them by chance."""
+    """F_i is that of training, in which running statistics have no part: by itself a strategy would
+    choose them by chance.
+    """
     task = task_of("fedbn-cnn(scale=0.03)", (1, 8, 8), 3)
     last = task.init(Key(1))
     received = {k: v + 0.1 for k, v in task.init(Key(2)).items()}
@@ -66,17 +81,23 @@ def test_a_batchnorm_comes_with_its_layer() -> None:
 
 
 def test_everything_is_sent_and_averaged_whatever_is_loaded() -> None:
-    """f_i = (w - b_i)²/2, b = 1 and 3, one step of 0.1 from 0: 0.1 and 0.3, hence w = 0.2; w has no head, so own=body keeps w."""
+    """f_i = (w - b_i)²/2, b = 1 and 3, one step of 0.1 from 0: 0.1 and 0.3, hence w = 0.2; w has no
+    head, so own=body keeps w.
+    """
     algorithm = PartialFed(strategy="fix", own="body")
     server, s = net_of(algorithm, quadratic(), [rows(1, 1), rows(1, 3)], ONE_STEP)
     s = rounds(algorithm, server, s, 1)
     assert s["body.w"].item() == pytest.approx(0.2)
-    s = rounds(algorithm, server, s, 1, first=2)  # each goes on from its own: 0.1 + 0.1·0.9 and 0.3 + 0.1·2.7
+    s = rounds(
+        algorithm, server, s, 1, first=2
+    )  # each goes on from its own: 0.1 + 0.1·0.9 and 0.3 + 0.1·2.7
     assert [server.state(i).own["body.w"].item() for i in (0, 1)] == pytest.approx([0.19, 0.57])
     assert s["body.w"].item() == pytest.approx(0.38)
 
 
-def relaxed_by_hand(a: tuple[float, float], g: tuple[float, float], w: float, own: float, b: float, tau: float) -> float:
+def relaxed_by_hand(
+    a: tuple[float, float], g: tuple[float, float], w: float, own: float, b: float, tau: float
+) -> float:
     e = [math.exp((x + y) / tau) for x, y in zip(a, g, strict=True)]
     p = e[0] / sum(e)
     return (p * w + (1 - p) * own - b) ** 2 / 2
@@ -85,22 +106,34 @@ def relaxed_by_hand(a: tuple[float, float], g: tuple[float, float], w: float, ow
 def test_the_strategys_loss_is_that_of_the_mixture() -> None:
     task, tau = quadratic(), 0.7
     data = rows(1, 2.0)
-    received, last = {"body.w": torch.tensor([1.5]).double()}, {"body.w": torch.tensor([-0.5]).double()}
+    received, last = (
+        {"body.w": torch.tensor([1.5]).double()},
+        {"body.w": torch.tensor([-0.5]).double()},
+    )
     noise = torch.tensor([[0.3, -1.1]]).double()
     batch = Batch(data.x, data.y, torch.arange(1), 0, {}, {}, noise)
     value = PartialFed(temperature=tau).relaxed(
-        task, {LOGITS: torch.tensor([[0.4, 0.1]]).double()}, batch, Sources(last, gap(received, last), {"body.w": 0})
+        task,
+        {LOGITS: torch.tensor([[0.4, 0.1]]).double()},
+        batch,
+        Sources(last, gap(received, last), {"body.w": 0}),
     )
-    assert value.item() == pytest.approx(relaxed_by_hand((0.4, 0.1), (0.3, -1.1), 1.5, -0.5, 2.0, tau), abs=1e-7)
+    assert value.item() == pytest.approx(
+        relaxed_by_hand((0.4, 0.1), (0.3, -1.1), 1.5, -0.5, 2.0, tau), abs=1e-7
+    )
 
 
 @pytest.mark.parametrize(("b", "loads"), [(2.0, True), (-2.0, False)])
 def test_a_party_loads_what_fits_its_data(b: float, loads: bool) -> None:
-    """The global model is 1, its own -1: a party whose optimum is 2 loads the global one, one whose optimum is -2 does not."""
+    """The global model is 1, its own -1: a party whose optimum is 2 loads the global one, one whose
+    optimum is -2 does not.
+    """
     theta = {"body.w": torch.tensor([-1.0]).double()}
     mine = PartialState({}, theta, torch.zeros(1, 2))
     party = party_of(quadratic(), rows(1, b, 20), Training(lr=0.0, batch=1))
-    after, reply = worked(PartialFed().local(mine, Model({"body.w": torch.tensor([1.0]).double()}), party, Key(3)))
+    after, reply = worked(
+        PartialFed().local(mine, Model({"body.w": torch.tensor([1.0]).double()}), party, Key(3))
+    )
     assert (after.logits[0, 0] > after.logits[0, 1]).item() is loads
     assert reply.theta["body.w"].item() == (1.0 if loads else -1.0)  # lr 0: sent as it was loaded
     assert set(after.own) == (set() if loads else {"body.w"})
@@ -108,10 +141,14 @@ def test_a_party_loads_what_fits_its_data(b: float, loads: bool) -> None:
 
 @pytest.mark.parametrize("own", ["fc1", "fc2", "fc3"])
 def test_a_layer_comes_from_where_its_logits_say(own: str) -> None:
-    """θ_l ← w_l if A_l = global, else the party's own: of three layers one, whichever, and however the state holds them."""
+    """θ_l ← w_l if A_l = global, else the party's own: of three layers one, whichever, and however
+    the state holds them.
+    """
     task = task_of("mlp2(width=5)", (6,), 3)
     last, received = task.init(Key(1)), task.init(Key(2))
-    logits = torch.tensor([[0.0, 1.0] if layer == own else [1.0, 0.0] for layer in ("fc1", "fc2", "fc3")])
+    logits = torch.tensor(
+        [[0.0, 1.0] if layer == own else [1.0, 0.0] for layer in ("fc1", "fc2", "fc3")]
+    )
     method = PartialFed(strategy_lr=0.0)
     party = party_of(task, samples(8, (6,), 3), Training(lr=0.0, batch=4))
     mine = method.kept_of(last, logits, task)
@@ -132,7 +169,12 @@ def test_a_strategys_step_leaves_statistics_alone() -> None:
     assert all(torch.equal(theta[k], v) for k, v in before.items())
 
 
-@pytest.mark.parametrize("text", ["strategy_epochs=3", "strategy_lr=1", "temperature=0.1", "strategy=fix"])
+@pytest.mark.parametrize(
+    "text", ["strategy_epochs=3", "strategy_lr=1", "temperature=0.1", "strategy=fix"]
+)
 def test_no_option_is_without_effect(text: str) -> None:
-    usual, other = (ran(method, "batchnorm", 1.0).model("p1").theta for method in ("partialfed", f"partialfed({text})"))
+    usual, other = (
+        ran(method, "batchnorm", 1.0).model("p1").theta
+        for method in ("partialfed", f"partialfed({text})")
+    )
     assert any(not torch.equal(usual[k], v) for k, v in other.items())

@@ -1,4 +1,6 @@
-"""FedFomo, pFedMe, APPLE, Fed-MTL and FML: their steps by hand, their known answers, and what they are with their extras off."""
+"""FedFomo, pFedMe, APPLE, Fed-MTL and FML: their steps by hand, their known answers, and what they
+are with their extras off.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,20 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import assert_near, federation, net_of, noise, party_of, quadratic, rounds, rows, same, samples, task_of, worked
+from toys import (
+    assert_near,
+    federation,
+    net_of,
+    noise,
+    party_of,
+    quadratic,
+    rounds,
+    rows,
+    same,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity.algorithms.apple import Apple, AppleState, Cores
@@ -20,7 +35,13 @@ from comity.algorithms.pfedme import PFedMe
 from comity.core import Empty, Key, LearningTask, Model, Params, Party, Samples, Training
 
 SIZES = (9, 14, 6)
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 3,
+    "engine": "loop",
+    "lr": 0.1,
+    "batch": 4,
+}
 
 
 def small() -> LearningTask:
@@ -59,7 +80,10 @@ def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
 
     models = dict(enumerate([trained, *others]))
     by_hand = {
-        n: (loss(before) - loss(m)) / torch.linalg.vector_norm(flat(m) - flat(before), int(norm[1])).item()
+        n: (
+            (loss(before) - loss(m))
+            / torch.linalg.vector_norm(flat(m) - flat(before), int(norm[1])).item()
+        )
         for n, m in models.items()
     }
     state = FomoState(trained, before, False)
@@ -68,7 +92,10 @@ def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
     better = {n: value for n, value in by_hand.items() if value > 0}
     assert 0 < len(better) < 4, "some do better, and some do not"
     total = sum(better.values())
-    expected = {k: v + sum(x / total * (models[n][k] - v) for n, x in better.items()) for k, v in before.items()}
+    expected = {
+        k: v + sum(x / total * (models[n][k] - v) for n, x in better.items())
+        for k, v in before.items()
+    }
     assert_near(mine.begin, expected)
     assert mine.weighed
     assert same(method.deployed_model(mine, Empty(), party), trained)
@@ -77,9 +104,15 @@ def test_fedfomo_weights_and_update_by_hand(norm: Literal["l2", "l1"]) -> None:
 def test_fedfomo_stays_where_it_was_if_no_model_does_better() -> None:
     """θ + Σ w⁺ (θ_n − θ) with all w⁺ = 0, though the party has trained since."""
     party = fomo_party()
-    models = sorted((party.task.init(Key(k)) for k in range(1, 6)), key=lambda m: fomo_loss(party, m))
+    models = sorted(
+        (party.task.init(Key(k)) for k in range(1, 6)), key=lambda m: fomo_loss(party, m)
+    )
     best, *worse = models
-    mine, w = worked(FedFomo().weigh(FomoState(worse[0], best, False), Offered(dict(enumerate(worse[1:], 1))), party, Key(0)))
+    mine, w = worked(
+        FedFomo().weigh(
+            FomoState(worse[0], best, False), Offered(dict(enumerate(worse[1:], 1))), party, Key(0)
+        )
+    )
     assert all(value < 0 for value in w.values())
     assert same(mine.begin, best)
 
@@ -93,7 +126,9 @@ def test_fedfomo_a_model_that_overflows_is_not_taken() -> None:
     party = fomo_party()
     theta, other = party.task.init(Key(1)), party.task.init(Key(2))
     broken = {k: v * 1e30 for k, v in other.items()}
-    _, w = worked(FedFomo().weigh(FomoState(theta, theta, False), Offered({1: broken}), party, Key(0)))
+    _, w = worked(
+        FedFomo().weigh(FomoState(theta, theta, False), Offered({1: broken}), party, Key(0))
+    )
     assert w == {0: 0.0, 1: 0.0}
 
 
@@ -103,7 +138,10 @@ def test_fedfomo_with_its_own_model_only_is_solo_on_what_is_not_held_out() -> No
 
     fed = federation(SIZES)
     without = comity.Federation.from_arrays(
-        {name: ((less(party.train).x, less(party.train).y), (party.test.x, party.test.y)) for name, party in fed.parties.items()},
+        {
+            name: ((less(party.train).x, less(party.train).y), (party.test.x, party.test.y))
+            for name, party in fed.parties.items()
+        },
         validation=0.0,
         classes=3,
     )
@@ -132,7 +170,9 @@ def test_fedfomo_takes_the_nearest_and_explores_with_chance_epsilon() -> None:
 
 
 def test_fedfomo_affinities_add_up() -> None:
-    """After a round P_ij = δ_ij + w_ij for the models that i weighed; each weighs both others and its own."""
+    """After a round P_ij = δ_ij + w_ij for the models that i weighed; each weighs both others and
+    its own.
+    """
     task, how = small(), Training(lr=0.1, batch=4)
     method = FedFomo(models=3)
     data = [samples(n, (6,), 3, seed=n) for n in (10, 15, 20)]
@@ -144,7 +184,9 @@ def test_fedfomo_affinities_add_up() -> None:
     for i in range(3):
         party = party_of(task, data[i], how, i, 3)
         w = method.weights(begin, trained, party)
-        assert one.P[i].tolist() == pytest.approx([float(i == j) + w[j] for j in range(3)], abs=1e-6)
+        assert one.P[i].tolist() == pytest.approx(
+            [float(i == j) + w[j] for j in range(3)], abs=1e-6
+        )
     assert all(same(one.last[i], trained[i]) for i in range(3))
 
 
@@ -178,7 +220,11 @@ def test_fedfomo_takes_mr_and_no_offset() -> None:
 
 def test_mr_sends_no_model_to_parties_that_have_theirs() -> None:
     """Before round 1: K floats up and K down (the consensus), and nothing else."""
-    charged = [row for row in comity.run("fedfomo+mr", federation(SIZES), **SETTINGS).ledger if row.round == 0]
+    charged = [
+        row
+        for row in comity.run("fedfomo+mr", federation(SIZES), **SETTINGS).ledger
+        if row.round == 0
+    ]
     of_start = {(row.call, row.kind): row.bytes for row in charged if row.call in ("mean", "agree")}
     assert of_start == {("mean", "up"): 4 * 7, ("agree", "down"): 4 * 7}
 
@@ -189,7 +235,9 @@ def test_mr_sends_no_model_to_parties_that_have_theirs() -> None:
 def step(theta: Params, data: Samples, task: LearningTask) -> Params:
     """The gradient of the whole batch's loss."""
     free = {k: v.clone().requires_grad_() for k, v in theta.items()}
-    grads = torch.autograd.grad(F.cross_entropy(task.logits(free, data.x), data.y), list(free.values()))
+    grads = torch.autograd.grad(
+        F.cross_entropy(task.logits(free, data.x), data.y), list(free.values())
+    )
     return dict(zip(free, grads, strict=True))
 
 
@@ -210,23 +258,33 @@ def test_pfedme_alg1_two_batches_by_hand() -> None:
 
 
 def test_pfedme_finds_the_minimum_of_the_moreau_envelopes() -> None:
-    """f_i = a_i/2 (θ − b_i)², so F_i' = c_i (w − b_i) with c = aλ/(a + λ): w* = Σ c b / Σ c, θ_i = (a b + λ w*)/(a + λ).
+    """f_i = a_i/2 (θ − b_i)², so F_i' = c_i (w − b_i) with c = aλ/(a + λ): w* = Σ c b / Σ c, θ_i =
+    (a b + λ w*)/(a + λ).
 
     All count alike, however many samples they have.
     """
     a, b, lam = (1.0, 3.0), (2.0, -1.0), 2.0
     method = PFedMe(lam=lam, inner_lr=0.1, inner_steps=80)
-    server, w = net_of(method, quadratic(5.0), [rows(a[0], b[0]), rows(a[1], b[1], count=3)], Training(lr=0.2, batch=4))
+    server, w = net_of(
+        method,
+        quadratic(5.0),
+        [rows(a[0], b[0]), rows(a[1], b[1], count=3)],
+        Training(lr=0.2, batch=4),
+    )
     w = rounds(method, server, w, 80)
     c = [x * lam / (x + lam) for x in a]
     best = sum(x * y for x, y in zip(c, b, strict=True)) / sum(c)
     assert w["body.w"].item() == pytest.approx(best, abs=1e-5)
     for i in range(2):
-        assert server.state(i)["body.w"].item() == pytest.approx((a[i] * b[i] + lam * best) / (a[i] + lam), abs=1e-5)
+        assert server.state(i)["body.w"].item() == pytest.approx(
+            (a[i] * b[i] + lam * best) / (a[i] + lam), abs=1e-5
+        )
 
 
 def test_pfedme_whose_copy_is_the_personal_model_is_fedavg() -> None:
-    """η λ = 1 and K = 1: w_i = θ_i after every step, so nothing pulls, and the steps are SGD's with η_p."""
+    """η λ = 1 and K = 1: w_i = θ_i after every step, so nothing pulls, and the steps are SGD's with
+    η_p.
+    """
     task, data = small(), [samples(8, (6,), 3, seed=n) for n in range(3)]
     ours, parent = PFedMe(lam=8.0, inner_steps=1, inner_lr=0.1), FedAvg()
     ends = []
@@ -281,7 +339,9 @@ def apple_party(i: int = 1, how: Training | None = None) -> Party:
 
 
 def test_apple_two_steps_by_hand() -> None:
-    """Both gradients come of the mixture as it was: p_ii ∇F for the core model, ⟨∇F, w_j⟩ + λμ (p_ij − p_0j) for p."""
+    """Both gradients come of the mixture as it was: p_ii ∇F for the core model, ⟨∇F, w_j⟩ + λμ
+    (p_ij − p_0j) for p.
+    """
     party = apple_party()
     task, data = party.task, party.data.train
     cores = {j: task.init(Key(j + 1)) for j in range(3)}
@@ -309,7 +369,9 @@ def test_apple_starts_from_the_shares_of_samples() -> None:
     party = apple_party()
     theta, p0 = party.task.init(Key(1)), torch.tensor([0.5, 0.2, 0.3])
     state = Apple(mix_lr=0).init_party(Key(1), party)
-    mine, _ = worked(Apple(mix_lr=0).local(state, Cores({0: theta, 2: theta}, p0, 0.0, 1.5), party, Key(3)))
+    mine, _ = worked(
+        Apple(mix_lr=0).local(state, Cores({0: theta, 2: theta}, p0, 0.0, 1.5), party, Key(3))
+    )
     assert torch.equal(mine.p, p0[[1, 0, 2]])
 
 
@@ -332,7 +394,8 @@ def test_apple_of_one_party_is_solo() -> None:
 
 
 def test_apple_finds_a_party_of_its_kind() -> None:
-    """Quadratics with minima 1, 1 and −3: the first two go on sharing, the third's core model ends with the least weight there.
+    """Quadratics with minima 1, 1 and −3: the first two go on sharing, the third's core model ends
+    with the least weight there.
 
     f is minimal wherever Σ_j p_ij w_j = b_i, and all get there.
     """
@@ -348,7 +411,9 @@ def test_apple_finds_a_party_of_its_kind() -> None:
 
 def test_apple_schedule_of_the_pull() -> None:
     cosine, fast = Apple(until=0.5), Apple(until=0.5, decay="exponential")
-    assert [cosine.weight(r, 8) for r in (0, 1, 2, 4, 7)] == pytest.approx([1, (2**-0.5 + 1) / 2, 0.5, 0, 0])
+    assert [cosine.weight(r, 8) for r in (0, 1, 2, 4, 7)] == pytest.approx(
+        [1, (2**-0.5 + 1) / 2, 0.5, 0, 0]
+    )
     assert [fast.weight(r, 8) for r in (0, 2, 4)] == pytest.approx([1, 0.001**0.5, 0])
     assert Apple(until=0).weight(0, 8) == 0
 
@@ -377,14 +442,22 @@ def test_apple_with_limited_downloads_uses_what_it_had_last() -> None:
     assert_near(mine.mixed, {k: (reply.theta[k] + old[k] + new[k]) / 3 for k in first}, atol=1e-6)
     assert mine.had.keys() == {1, 2}
     assert len(reply.asks) == 1
-    once, _ = worked(method.local(replace(state, had={}), Cores({2: new}, p, 0.0, 1.5), party, Key(3)))
+    once, _ = worked(
+        method.local(replace(state, had={}), Cores({2: new}, p, 0.0, 1.5), party, Key(3))
+    )
     assert_near(once.mixed, {k: (once.core[k] + first[k] + new[k]) / 3 for k in first}, atol=1e-6)
 
 
 def test_apple_no_option_is_without_effect() -> None:
     usual = {"mix_lr": 0.05, "until": 1.0, "mu": 1.0}
     base = deployed("apple", set=usual)
-    for name, value in {"mu": 2, "mix_lr": 0.02, "until": 0.5, "decay": "exponential", "downloads": 1}.items():
+    for name, value in {
+        "mu": 2,
+        "mix_lr": 0.02,
+        "until": 0.5,
+        "decay": "exponential",
+        "downloads": 1,
+    }.items():
         assert not all_same(deployed("apple", set=usual | {name: value}), base), name
 
 
@@ -399,8 +472,12 @@ def test_apple_refuses_adam_and_mr() -> None:
 
 
 def test_fed_mtl_relations_by_hand() -> None:
-    """Two equal models: (WᵀW)^½ ∝ 11ᵀ, so Σ has 2 along (1, 1) and 0 across; two orthogonal ones of one length know nothing."""
-    alike = precision({"a": torch.tensor([[3.0], [3.0]]), "b": torch.tensor([[[4.0]], [[4.0]]])}, epsilon=0.1)
+    """Two equal models: (WᵀW)^½ ∝ 11ᵀ, so Σ has 2 along (1, 1) and 0 across; two orthogonal ones of
+    one length know nothing.
+    """
+    alike = precision(
+        {"a": torch.tensor([[3.0], [3.0]]), "b": torch.tensor([[[4.0]], [[4.0]]])}, epsilon=0.1
+    )
     along, across = 1 / (0.9 * 2 + 0.1), 1 / 0.1
     near, far = (along + across) / 2, (along - across) / 2
     torch.testing.assert_close(alike, torch.tensor([[near, far], [far, near]]))
@@ -408,7 +485,9 @@ def test_fed_mtl_relations_by_hand() -> None:
     torch.testing.assert_close(precision({"a": torch.zeros(3, 2)}, epsilon=0.1), torch.eye(3))
     W = noise(3, 5).double()
     root = precision({"a": W}, epsilon=1e-12).inverse()
-    torch.testing.assert_close(root @ root / (root @ root).trace(), W @ W.T / (W @ W.T).trace(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        root @ root / (root @ root).trace(), W @ W.T / (W @ W.T).trace(), rtol=0, atol=1e-6
+    )
 
 
 def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
@@ -421,7 +500,12 @@ def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
     w = torch.zeros(3, 1).double()
     for _ in range(40):
         messages = method.held(Relations({"body.w": w}, omega), range(3))
-        done = [worked(method.local({"body.w": w[t]}, messages[t], parties[t], Key(0)))[1].theta["body.w"] for t in range(3)]
+        done = [
+            worked(method.local({"body.w": w[t]}, messages[t], parties[t], Key(0)))[1].theta[
+                "body.w"
+            ]
+            for t in range(3)
+        ]
         w = torch.stack(done)
     best = torch.linalg.solve(a.diag() + 0.7 * omega + 0.2 * torch.eye(3).double(), a * b)
     torch.testing.assert_close(w[:, 0], best, rtol=0, atol=1e-6)
@@ -430,19 +514,30 @@ def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
 def test_fed_mtl_one_party_has_a_decay_of_lambda_1() -> None:
     """m = 1: Σ = Ω = 1, so w = a b / (a + λ₁)."""
     method = FedMtl(lam1=0.5)
-    server, s = net_of(method, quadratic(1.0), [rows(2.0, 3.0)], Training(lr=0.1, batch=1, steps=30))
+    server, s = net_of(
+        method, quadratic(1.0), [rows(2.0, 3.0)], Training(lr=0.1, batch=1, steps=30)
+    )
     s = rounds(method, server, s, 40)
     assert s.W["body.w"].item() == pytest.approx(2 * 3 / 2.5, abs=1e-6)
     assert s.omega.item() == pytest.approx(1)
 
 
 def test_fed_mtl_both_steps_in_turn_end_where_they_should() -> None:
-    """With one weight each W has rank one: Σ is 3 along W, so Ω there is 1/(0.9 · 3 + 0.1), and w = b / (1 + λ₁/2.8)."""
+    """With one weight each W has rank one: Σ is 3 along W, so Ω there is 1/(0.9 · 3 + 0.1), and w =
+    b / (1 + λ₁/2.8).
+    """
     method = FedMtl(lam1=1.0)
     b = (2.0, 3.0, -2.0)
-    server, s = net_of(method, quadratic(0.0), [rows(1.0, each) for each in b], Training(lr=0.05, batch=1, steps=10))
+    server, s = net_of(
+        method,
+        quadratic(0.0),
+        [rows(1.0, each) for each in b],
+        Training(lr=0.05, batch=1, steps=10),
+    )
     s = rounds(method, server, s, 115)
-    assert s.W["body.w"][:, 0].tolist() == pytest.approx([each / (1 + 1 / 2.8) for each in b], abs=1e-6)
+    assert s.W["body.w"][:, 0].tolist() == pytest.approx(
+        [each / (1 + 1 / 2.8) for each in b], abs=1e-6
+    )
     assert s.omega[0, 1] < 0 < s.omega[0, 2], "−Ω_st says how much s and t are alike"
 
 
@@ -457,7 +552,9 @@ def test_fed_mtl_bound_by_hand() -> None:
 
 
 def test_fed_mtl_surrogate_by_hand() -> None:
-    """60 weights: λ = 2 · 10⁻³, so the gradient is 2 · 10⁻³ ((w − w̄) + w), which is 4 · 10⁻³ (w − w̄/2)."""
+    """60 weights: λ = 2 · 10⁻³, so the gradient is 2 · 10⁻³ ((w − w̄) + w), which is 4 · 10⁻³ (w −
+    w̄/2).
+    """
     method = FedMtl(relation="surrogate", lam1=9.0)
     w = noise(4, 12, 5)
     held = method.message_for(Relations({"a": w}, torch.eye(4) - 1 / 4), 2)
@@ -489,7 +586,9 @@ def test_fed_mtl_no_option_is_without_effect() -> None:
 
 
 def test_fml_two_steps_by_hand() -> None:
-    """Each model descends its own loss, in which the other's answers are constants; both gradients before any step."""
+    """Each model descends its own loss, in which the other's answers are constants; both gradients
+    before any step.
+    """
     task, data = small(), samples(8, (6,), 3)
     p, m = task.init(Key(1)), task.init(Key(2))
     party = party_of(task, data, Training(lr=0.1, batch=8, epochs=2))
@@ -498,7 +597,9 @@ def test_fml_two_steps_by_hand() -> None:
     def slope(student: Params, teacher: Params, share: float) -> Params:
         free = {k: v.clone().requires_grad_() for k, v in student.items()}
         ours, theirs = task.logits(free, data.x), task.logits(teacher, data.x).softmax(1)
-        apart = (theirs * (theirs.log() - ours.log_softmax(1))).sum(1).mean()  # KL(teacher ‖ student)
+        apart = (
+            (theirs * (theirs.log() - ours.log_softmax(1))).sum(1).mean()
+        )  # KL(teacher ‖ student)
         value = share * F.cross_entropy(ours, data.y) + (1 - share) * apart
         return dict(zip(free, torch.autograd.grad(value, list(free.values())), strict=True))
 
@@ -528,10 +629,15 @@ def test_fml_models_are_one_until_the_copies_are_averaged() -> None:
 
 
 def test_fml_deploys_one_model_or_each_its_own() -> None:
-    shared, own = (comity.run(f"fml(deploy={which})", federation(SIZES), **SETTINGS) for which in ("global", "personal"))
+    shared, own = (
+        comity.run(f"fml(deploy={which})", federation(SIZES), **SETTINGS)
+        for which in ("global", "personal")
+    )
     assert shared.job.algorithm.one_model
     assert not own.job.algorithm.one_model
-    assert [r for r in shared.ledger if r.kind != "eval"] == [r for r in own.ledger if r.kind != "eval"]
+    assert [r for r in shared.ledger if r.kind != "eval"] == [
+        r for r in own.ledger if r.kind != "eval"
+    ]
     a, b = (shared.model(name).theta for name in ("p0", "p1"))
     assert same(a, b)
 
@@ -547,7 +653,9 @@ def test_fml_a_newcomer_begins_with_what_it_receives() -> None:
     mine, _ = worked(Fml().warm_up(FmlState({}, first), Model(w), party, Key(3)))
     alike, reply = worked(Fml().local(FmlState({}, w), Model(w), party, Key(3)))
     assert same(mine.personal, alike.personal)
-    assert same(mine.private, reply.theta), "and keeps its copy, which is its model with deploy=global"
+    assert same(mine.private, reply.theta), (
+        "and keeps its copy, which is its model with deploy=global"
+    )
 
 
 def test_fml_no_option_is_without_effect() -> None:

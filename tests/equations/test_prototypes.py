@@ -1,4 +1,6 @@
-"""FedProto and FedTGP: prototypes by hand, the pull to them, answers by the nearest, and their reductions."""
+"""FedProto and FedTGP: prototypes by hand, the pull to them, answers by the nearest, and their
+reductions.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from comity.core import Key, Params, Samples, Training
 from comity.studies import export
 
 SIZES = (9, 14, 6)
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 2, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 2,
+    "engine": "loop",
+    "lr": 0.1,
+    "batch": 4,
+}
 BOTH = ("fedproto", "fedtgp(server_epochs=3)")
 
 
@@ -35,11 +43,16 @@ def weights(method: str, **settings: object) -> list[Params]:
 
 def points(*rows: tuple[float, float, int]) -> Samples:
     """Samples in the plane, each with its class: a linear model's representations are its inputs."""
-    return Samples(torch.tensor([row[:2] for row in rows], dtype=torch.float32), torch.tensor([row[2] for row in rows]))
+    return Samples(
+        torch.tensor([row[:2] for row in rows], dtype=torch.float32),
+        torch.tensor([row[2] for row in rows]),
+    )
 
 
 def two_parties() -> list[Samples]:
-    """The first has three of class 0 and two of class 1; the second one of class 0 and two of class 1; nobody has class 2."""
+    """The first has three of class 0 and two of class 1; the second one of class 0 and two of class
+    1; nobody has class 2.
+    """
     first = points((0, 0, 0), (3, 0, 0), (0, 3, 0), (8, 8, 1), (8, 6, 1))
     return [first, points((5, 5, 0), (0, 1, 1), (0, 3, 1))]
 
@@ -54,7 +67,9 @@ def guide(method: FedProto | FedTgp, data: list[Samples], count: int = 1) -> Gui
 
 
 def test_fedproto_eq6_by_hand() -> None:
-    """Class 0: three samples with mean (1, 1), one at (5, 5). Class 1: (8, 7) of two and (0, 2) of two."""
+    """Class 0: three samples with mean (1, 1), one at (5, 5). Class 1: (8, 7) of two and (0, 2) of
+    two.
+    """
     found = guide(FedProto(min_count=1), two_parties())
     assert found.means.tolist() == [[2, 2], [4, 4.5], [0, 0]]
     assert found.known.tolist() == [True, True, False]
@@ -74,7 +89,9 @@ def test_a_mean_of_too_few_is_not_sent() -> None:
 def test_prototypes_of_parties_that_are_not_asked_stay() -> None:
     old = Prototypes(torch.ones(3, 2), torch.tensor([1, 1, 1], dtype=torch.int32))
     method = FedProto()
-    server, _ = net_of(method, task_of("linear", (2,), 3), two_parties(), Training(lr=0.1), participation=0.5)
+    server, _ = net_of(
+        method, task_of("linear", (2,), 3), two_parties(), Training(lr=0.1), participation=0.5
+    )
     s = rounds(method, server, Bank(3, 2, {0: old, 1: old}), 1)
     assert sum(torch.equal(sent.means, old.means) for sent in s.last.values()) == 1
 
@@ -94,7 +111,9 @@ def test_fedproto_eq7_by_hand(reduction: Any, gap: Callable[[Tensor], Tensor]) -
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(7, (6,), 3)
     theta, means = task.init(Key(1)), noise(3, 5)
     known = torch.tensor([True, False, True])
-    value = FedProto(lam=2.0, reduction=reduction).eq7(task, theta, batch_of(data), Guide(means, known))
+    value = FedProto(lam=2.0, reduction=reduction).eq7(
+        task, theta, batch_of(data), Guide(means, known)
+    )
     by_sample = gap(task.features(theta, data.x) - means[data.y]) * known[data.y]
     by_hand = F.cross_entropy(task.logits(theta, data.x), data.y) + 2.0 * by_sample.mean()
     assert value.item() == pytest.approx(by_hand.item(), abs=1e-6)
@@ -105,7 +124,11 @@ def test_a_strong_pull_brings_representations_to_the_prototypes() -> None:
     task, data = task_of("mlp2(width=5)", (6,), 3), samples(6, (6,), 3)
     target = Guide(noise(3, 5).abs(), torch.ones(3, dtype=torch.bool))
     how = Training(lr=2e-3, batch=6, epochs=1000)
-    theta, sent = worked(FedProto(lam=1e3, min_count=1).local(task.init(Key(1)), target, party_of(task, data, how), Key(2)))
+    theta, sent = worked(
+        FedProto(lam=1e3, min_count=1).local(
+            task.init(Key(1)), target, party_of(task, data, how), Key(2)
+        )
+    )
     assert (task.features(theta, data.x) - target.means[data.y]).abs().max() < 0.05
     assert torch.allclose(sent.means, target.means, atol=0.05)
 
@@ -122,9 +145,13 @@ def test_fedproto_eq4_the_nearest_known_prototype_answers() -> None:
     far = (z[:, None] - means).square().sum(2)
     for answer, possible in (("nearest", [0, 1, 3]), ("own", [0, 1])):
         method = FedProto(answer=answer)  # type: ignore[arg-type]
-        deployed = method.deployed_model(theta, Guide(means, torch.tensor([True, True, False, True])), party)
+        deployed = method.deployed_model(
+            theta, Guide(means, torch.tensor([True, True, False, True])), party
+        )
         logits = method.party_for(party, theta).task.logits(deployed, data.x)
-        assert logits.argmax(1).tolist() == [min((row[c].item(), c) for c in possible)[1] for row in far]
+        assert logits.argmax(1).tolist() == [
+            min((row[c].item(), c) for c in possible)[1] for row in far
+        ]
         torch.testing.assert_close(logits[:, possible], -far[:, possible], atol=1e-5, rtol=1e-5)
 
 
@@ -135,13 +162,17 @@ def test_the_head_answers_if_asked_to_or_if_nothing_is_known(answer: Any, known:
     party = party_of(task, data, Training())
     deployed = method.deployed_model(theta, Guide(noise(3, 5), torch.full((3,), known)), party)
     assert deployed.keys() == theta.keys()
-    assert torch.equal(method.party_for(party, theta).task.logits(deployed, data.x), task.logits(theta, data.x))
+    assert torch.equal(
+        method.party_for(party, theta).task.logits(deployed, data.x), task.logits(theta, data.x)
+    )
 
 
 @pytest.mark.parametrize("method", BOTH)
 def test_what_is_evaluated_is_the_newest_global_prototypes(method: str) -> None:
     theta = weights(method)
-    assert all(torch.equal(theta[0][k], other[k]) for other in theta[1:] for k in (PROTOTYPES, KNOWN))
+    assert all(
+        torch.equal(theta[0][k], other[k]) for other in theta[1:] for k in (PROTOTYPES, KNOWN)
+    )
     assert theta[0][KNOWN].tolist() == [1, 1, 1]
 
 
@@ -166,20 +197,40 @@ def test_without_the_pull_weights_are_solos(method: str) -> None:
 
 @pytest.mark.parametrize("method", BOTH)
 def test_with_it_they_are_not(method: str) -> None:
-    assert any(not torch.equal(a[k], b[k]) for a, b in zip(weights(method), weights("solo"), strict=True) for k in b)
+    assert any(
+        not torch.equal(a[k], b[k])
+        for a, b in zip(weights(method), weights("solo"), strict=True)
+        for k in b
+    )
 
 
 @pytest.mark.parametrize(
     ("method", "option"),
-    [("fedproto", option) for option in ("reduction=sum", "reduction=norm", "min_count=4", "weights=uniform", "lam=3")]
-    + [("fedtgp", option) for option in ("margin=pairs", "tau=0.01", "server_epochs=5", "server_lr=0.3", "min_count=4", "lam=3")],
+    [
+        ("fedproto", option)
+        for option in ("reduction=sum", "reduction=norm", "min_count=4", "weights=uniform", "lam=3")
+    ]
+    + [
+        ("fedtgp", option)
+        for option in (
+            "margin=pairs",
+            "tau=0.01",
+            "server_epochs=5",
+            "server_lr=0.3",
+            "min_count=4",
+            "lam=3",
+        )
+    ],
 )
 def test_no_option_is_without_effect(method: str, option: str) -> None:
     usual = "server_epochs=3" if method == "fedtgp" else "lam=1"
     plain, other = f"{method}({usual})", f"{method}({option})"
     if option.partition("=")[0] != usual.partition("=")[0]:
         other = f"{method}({usual},{option})"
-    assert any(not torch.equal(a[PROTOTYPES], b[PROTOTYPES]) for a, b in zip(weights(plain), weights(other), strict=True))
+    assert any(
+        not torch.equal(a[PROTOTYPES], b[PROTOTYPES])
+        for a, b in zip(weights(plain), weights(other), strict=True)
+    )
 
 
 # --- whom it is for
@@ -204,12 +255,19 @@ def test_wrappers_of_averaged_models_are_refused(wrapper: str) -> None:
 
 def three_classes(*at: float) -> list[Prototypes]:
     """One party's prototypes on a line."""
-    return [Prototypes(torch.tensor([[x, 0.0] for x in at]), torch.ones(len(at), dtype=torch.int32))]
+    return [
+        Prototypes(torch.tensor([[x, 0.0] for x in at]), torch.ones(len(at), dtype=torch.int32))
+    ]
 
 
 @pytest.mark.parametrize(
     ("margin", "tau", "delta"),
-    [("classwise", 100.0, 4.0), ("pairs", 100.0, 7.0), ("classwise", 2.5, 2.5), ("pairs", 5.0, 5.0)],
+    [
+        ("classwise", 100.0, 4.0),
+        ("pairs", 100.0, 7.0),
+        ("classwise", 2.5, 2.5),
+        ("pairs", 5.0, 5.0),
+    ],
 )
 def test_fedtgp_margin_by_hand(margin: Any, tau: float, delta: float) -> None:
     """Centres at 0, 3 and 7: the nearest others are 3, 3 and 4 away, the farthest pair is 7 apart."""
@@ -220,8 +278,12 @@ def test_fedtgp_margin_by_hand(margin: Any, tau: float, delta: float) -> None:
 
 def test_fedtgp_centres_count_parties_alike_and_leave_out_classes_not_shown() -> None:
     """Class 0 at 0 and 4, hence 2; class 1 at 8 by one party only; nobody has class 2."""
-    first = Prototypes(torch.tensor([[0.0, 0], [8, 0], [0, 0]]), torch.tensor([1, 1, 0], dtype=torch.int32))
-    second = Prototypes(torch.tensor([[4.0, 0], [0, 0], [0, 0]]), torch.tensor([1, 0, 0], dtype=torch.int32))
+    first = Prototypes(
+        torch.tensor([[0.0, 0], [8, 0], [0, 0]]), torch.tensor([1, 1, 0], dtype=torch.int32)
+    )
+    second = Prototypes(
+        torch.tensor([[4.0, 0], [0, 0], [0, 0]]), torch.tensor([1, 0, 0], dtype=torch.int32)
+    )
     found, shown = FedTgp().delta([first, second], 3, 2)
     assert found.item() == 6
     assert shown.tolist() == [True, True, False]
@@ -249,7 +311,9 @@ def test_fedtgp_prototypes_are_made_by_two_layers() -> None:
     _, s = net_of(FedTgp(), task_of("linear", (4,), 3), [samples(6, (4,), 3)], Training())
     layers = {k: v.double() for k, v in s.F.items()}
     hidden = (layers["embedding"] @ layers["in.weight"].T + layers["in.bias"]).clamp(min=0)
-    assert torch.allclose(made(s.F).double(), hidden @ layers["out.weight"].T + layers["out.bias"], atol=1e-6)
+    assert torch.allclose(
+        made(s.F).double(), hidden @ layers["out.weight"].T + layers["out.bias"], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("method", "step"), [
@@ -258,7 +322,9 @@ def test_fedtgp_prototypes_are_made_by_two_layers() -> None:
     (FedTgp(server_epochs=1, min_count=1, server_lr=0.5), 0.5),
 ])  # fmt: skip
 def test_fedtgp_server_step_by_hand(method: FedTgp, step: float) -> None:
-    """One epoch of one batch: θ_F moves down the gradient of the loss at this round's prototypes, by the authors' 0.01."""
+    """One epoch of one batch: θ_F moves down the gradient of the loss at this round's prototypes,
+    by the authors' 0.01.
+    """
     data = two_parties()
     server, s = net_of(method, task_of("linear", (2,), 3), data, Training(lr=0.1, batch=8))
     after = rounds(method, server, s, 1)
@@ -273,7 +339,9 @@ def test_fedtgp_server_step_by_hand(method: FedTgp, step: float) -> None:
 
 
 def test_fedtgp_learnt_prototypes_lie_farther_apart_than_averages() -> None:
-    """What the paper is about: averages of two parties' prototypes shrink, learnt ones keep their distance."""
+    """What the paper is about: averages of two parties' prototypes shrink, learnt ones keep their
+    distance.
+    """
     first = points((0, 0, 0), (0, 0, 0), (6, 0, 1), (6, 0, 1))
     second = points((4, 4, 0), (4, 4, 0), (2, -4, 1), (2, -4, 1))
     averaged = guide(FedProto(), [first, second])
@@ -289,7 +357,14 @@ def test_fedtgp_learnt_prototypes_lie_farther_apart_than_averages() -> None:
 def test_fedtgp_tells_which_classes_there_are_but_not_how_many_of_each() -> None:
     task = task_of("linear", (2,), 3)
     party = party_of(task, two_parties()[0], Training())
-    _, sent = worked(FedTgp().local(task.init(Key(0)), Guide(torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)), party, Key(1)))
+    _, sent = worked(
+        FedTgp().local(
+            task.init(Key(0)),
+            Guide(torch.zeros(3, 2), torch.zeros(3, dtype=torch.bool)),
+            party,
+            Key(1),
+        )
+    )
     assert sent.counts.tolist() == [1, 1, 0]
     assert FedTgp().leaves == {"means"}
     assert FedProto().leaves == {"means", "class counts"}

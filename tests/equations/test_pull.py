@@ -1,4 +1,6 @@
-"""The pull to a fixed point, whose gradient is known: its steps are those of weight/2 · ‖θ − to‖² as a term of the loss."""
+"""The pull to a fixed point, whose gradient is known: its steps are those of weight/2 · ‖θ − to‖²
+as a term of the loss.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ from toys import assert_near, fit, noise, party_of, quadratic, rows, same, sampl
 
 from comity.algorithms.ditto import Ditto, DittoState
 from comity.algorithms.fedprox import FedProx
-from comity.core import Batch, FitRequest, Key, LearningTask, Model, Params, Pull, Samples, Training, plain
+from comity.core import (
+    Batch,
+    FitRequest,
+    Key,
+    LearningTask,
+    Model,
+    Params,
+    Pull,
+    Samples,
+    Training,
+    plain,
+)
 from comity.core.descent import train
 from comity.engines.stacked.batched_training import train_together
 
@@ -38,12 +51,18 @@ TRAINED = {"all": None, "some": frozenset({"fc1.weight", "fc2.bias", "fc3.weight
 
 def in_64_bits(task: LearningTask) -> tuple[Params, Samples]:
     data = samples(18, SHAPE, CLASSES)
-    return {k: v.double() if v.is_floating_point() else v for k, v in task.init(Key(1)).items()}, replace(data, x=data.x.double())
+    return {
+        k: v.double() if v.is_floating_point() else v for k, v in task.init(Key(1)).items()
+    }, replace(data, x=data.x.double())
 
 
 def elsewhere(theta: Params, covers: Callable[[str], bool]) -> Params:
     """A point away from `theta`, of the parameters that a pull is to cover."""
-    there = {k: v + noise(*v.shape, seed=n).double() for n, (k, v) in enumerate(theta.items()) if "~" not in k}
+    there = {
+        k: v + noise(*v.shape, seed=n).double()
+        for n, (k, v) in enumerate(theta.items())
+        if "~" not in k
+    }
     return {k: v for k, v in there.items() if covers(k)}
 
 
@@ -52,7 +71,9 @@ def with_term(task: LearningTask, pull: Pull) -> Callable[[Params, Batch], Tenso
 
     def loss(theta: Params, batch: Batch) -> Tensor:
         gaps = [(theta[k] - to).square().sum() for k, to in pull.to.items()]
-        return task.loss(theta, batch) + pull.weight / 2 * sum(gaps, torch.zeros((), dtype=torch.float64))
+        return task.loss(theta, batch) + pull.weight / 2 * sum(
+            gaps, torch.zeros((), dtype=torch.float64)
+        )
 
     return loss
 
@@ -106,7 +127,9 @@ def test_the_pull_is_the_gradient_of_its_term_beside_batchnorm(how: str) -> None
 
 @pytest.mark.parametrize("how", ["momentum and decay", "adam"])
 def test_moments_continue_under_a_pull(how: str) -> None:
-    """The pull is part of what an optimizer remembers: 3 + 3 steps on, moments included, as with the term written out."""
+    """The pull is part of what an optimizer remembers: 3 + 3 steps on, moments included, as with
+    the term written out.
+    """
     theta, data = in_64_bits(LINEAR)
     pull = Pull(elsewhere(theta, COVERED["weights"]), 2.0)
     settings = replace(HOW[how], batch=6)
@@ -134,7 +157,10 @@ HAND: dict[str, tuple[Training, float]] = {
     "more than half of the way": (Training(lr=1.5), 3 - 1.5 * (8 + 2.5)),
     "decay": (Training(lr=0.1, decay=0.2), 3 - 0.1 * (8 + 2.5 + 0.2 * 3)),
     "momentum": (Training(lr=0.1, momentum=0.9), 3 - 0.1 * (8 + 2.5)),
-    "momentum and decay": (Training(lr=0.1, momentum=0.9, decay=0.2), 3 - 0.1 * (8 + 2.5 + 0.2 * 3)),
+    "momentum and decay": (
+        Training(lr=0.1, momentum=0.9, decay=0.2),
+        3 - 0.1 * (8 + 2.5 + 0.2 * 3),
+    ),
     "adam": (Training("adam", lr=0.1), 3 - 0.1 * 10.5 / (10.5 + 1e-8)),
 }
 
@@ -155,7 +181,14 @@ def test_two_steps_of_momentum_by_hand() -> None:
     """v_1 = 10.5, w = 1.95; v_2 = 0.9 · 10.5 + 4 · 0.95 + 0.5 · 3.95 = 15.225, w = 0.4275."""
     theta = {"body.w": torch.tensor([3.0], dtype=torch.float64)}
     pull = Pull({"body.w": torch.tensor([-2.0], dtype=torch.float64)}, 0.5)
-    done = fit(quadratic().loss, theta, rows(4, 1), Key(0), Training(lr=0.1, momentum=0.9, steps=2), pull=pull)
+    done = fit(
+        quadratic().loss,
+        theta,
+        rows(4, 1),
+        Key(0),
+        Training(lr=0.1, momentum=0.9, steps=2),
+        pull=pull,
+    )
     assert done.theta["body.w"].item() == pytest.approx(0.4275, abs=1e-12)
 
 
@@ -177,7 +210,9 @@ def fitted(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor
 
 @pytest.mark.parametrize("how", HOW)
 def test_parties_that_are_trained_together_are_pulled_each_to_its_own_point(how: str) -> None:
-    """Three parties with 18, 14 and 18 samples in batches of 6, of which not all steps are taken together."""
+    """Three parties with 18, 14 and 18 samples in batches of 6, of which not all steps are taken
+    together.
+    """
     theta, data = in_64_bits(LINEAR)
     parties = [data, data.take(range(14)), data.take(range(17, -1, -1))]
     asked: list[FitRequest[Any]] = []
@@ -188,7 +223,11 @@ def test_parties_that_are_trained_together_are_pulled_each_to_its_own_point(how:
     for request, (done, why) in zip(asked, train_together(asked), strict=True):
         assert done is not None, why
         assert_near(done.theta, train(request).theta, atol=1e-12)
-        assert_near(done.theta, train(replace(request, objective=written_out, own=request.pull, pull=None)).theta, atol=1e-12)
+        assert_near(
+            done.theta,
+            train(replace(request, objective=written_out, own=request.pull, pull=None)).theta,
+            atol=1e-12,
+        )
 
 
 def written_out(task: LearningTask, theta: Params, batch: Batch, own: Pull) -> Tensor:
@@ -200,8 +239,12 @@ def written_out(task: LearningTask, theta: Params, batch: Batch, own: Pull) -> T
 
 @pytest.mark.parametrize("lr", [0.05, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_first_step_of_sgd_without_a_distance_is_that_without_a_pull(dtype: torch.dtype, lr: float) -> None:
-    """Bit for bit: a weight of 0, whatever the point, and a point that is where the step begins, whatever the weight."""
+def test_the_first_step_of_sgd_without_a_distance_is_that_without_a_pull(
+    dtype: torch.dtype, lr: float
+) -> None:
+    """Bit for bit: a weight of 0, whatever the point, and a point that is where the step begins,
+    whatever the weight.
+    """
     theta = {k: v.to(dtype) for k, v in LINEAR.init(Key(1)).items()}
     data = samples(6, SHAPE, CLASSES)
     data = replace(data, x=data.x.to(dtype))
@@ -225,21 +268,32 @@ def test_a_pull_of_nothing_that_is_trained_is_no_pull(how: str) -> None:
     settings = replace(HOW[how], batch=6)
     without = fit(LINEAR.loss, theta, data, Key(2), settings, only=body).theta
     for pull in (Pull(elsewhere(theta, COVERED["the head"]), 2.0), Pull({}, 2.0)):
-        assert same(fit(LINEAR.loss, theta, data, Key(2), settings, only=body, pull=pull).theta, without)
+        assert same(
+            fit(LINEAR.loss, theta, data, Key(2), settings, only=body, pull=pull).theta, without
+        )
 
 
 def test_a_weight_of_0_is_no_pull_for_good() -> None:
     theta, data = in_64_bits(LINEAR)
     far = elsewhere(theta, COVERED["all"])
     how = Training(lr=0.05, batch=6, epochs=3)
-    without, pulled = (fit(LINEAR.loss, theta, data, Key(2), how, pull=p).theta for p in (None, Pull(far, 0.0)))
+    without, pulled = (
+        fit(LINEAR.loss, theta, data, Key(2), how, pull=p).theta for p in (None, Pull(far, 0.0))
+    )
     assert same(pulled, without)
 
 
 def test_the_point_is_not_changed_though_training_begins_there() -> None:
     theta = LINEAR.init(Key(1))
     before = {k: v.clone() for k, v in theta.items()}
-    done = fit(LINEAR.loss, theta, samples(18, SHAPE, CLASSES), Key(2), Training(lr=0.5, batch=6), pull=Pull(theta, 0.7))
+    done = fit(
+        LINEAR.loss,
+        theta,
+        samples(18, SHAPE, CLASSES),
+        Key(2),
+        Training(lr=0.5, batch=6),
+        pull=Pull(theta, 0.7),
+    )
     assert same(theta, before)
     assert not any(torch.equal(done.theta[k], v) for k, v in theta.items())
 
@@ -249,7 +303,9 @@ def test_the_point_is_not_changed_though_training_begins_there() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.3])
 def test_fedprox_and_ditto_ask_for_their_papers_term(weight: float) -> None:
-    """FedProx eq. 2 holds w at w^t, where it begins; Ditto's Algorithm 1 pulls v_i to w^t: both with the term written out."""
+    """FedProx eq. 2 holds w at w^t, where it begins; Ditto's Algorithm 1 pulls v_i to w^t: both
+    with the term written out.
+    """
     w, data = in_64_bits(LINEAR)
     v = elsewhere(w, COVERED["all"])
     party = party_of(LINEAR, data, Training(lr=0.05, batch=6, epochs=2))
@@ -258,4 +314,6 @@ def test_fedprox_and_ditto_ask_for_their_papers_term(weight: float) -> None:
     assert_near(reply.theta, fit(term, w, data, Key(2), party.training).theta, atol=1e-12)
     mine, reply = worked(Ditto(lam=weight).local(DittoState({}, v), Model(w), party, Key(2)))
     assert_near(mine.v, fit(term, v, data, Key(2), party.training).theta, atol=1e-12)
-    assert same(reply.theta, train(party.fit(plain, w, Key(2))).theta), "the global model is FedAvg's"
+    assert same(reply.theta, train(party.fit(plain, w, Key(2))).theta), (
+        "the global model is FedAvg's"
+    )

@@ -1,4 +1,6 @@
-"""A method with its extra switched off is its parent, bit for bit, even when the extra made exchanges of its own."""
+"""A method with its extra switched off is its parent, bit for bit, even when the extra made
+exchanges of its own.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,22 @@ PAIRS = {
 
 
 @cache
-def ran(text: str, model: str, participation: float, optimizer: str = "sgd", bn: Any = "all") -> comity.Result:
+def ran(
+    text: str, model: str, participation: float, optimizer: str = "sgd", bn: Any = "all"
+) -> comity.Result:
     name, shape = MODELS[model]
     fed = federation(SIZES, shape=shape)
     return comity.run(
-        text, fed, model=name, rounds=3, batch=4, lr=0.1, participation=participation, optimizer=optimizer, bn=bn, engine="loop"
+        text,
+        fed,
+        model=name,
+        rounds=3,
+        batch=4,
+        lr=0.1,
+        participation=participation,
+        optimizer=optimizer,
+        bn=bn,
+        engine="loop",
     )
 
 
@@ -53,7 +66,8 @@ def assert_same(child: comity.Result, parent: comity.Result) -> None:
             assert name == OFFSET
             assert not ours[name].any(), "a frozen offset stays at 0"
     rows = [
-        [row for row in run.metrics if row.metric in ("accuracy", "loss") and row.party != "server"] for run in (child, parent)
+        [row for row in run.metrics if row.metric in ("accuracy", "loss") and row.party != "server"]
+        for run in (child, parent)
     ]
     assert len(rows[1]) == 4 * len(SIZES) * 2  # rounds 0 to 3, two figures each
     assert rows[0] == rows[1]
@@ -74,19 +88,28 @@ def test_fedbn_without_batchnorm_is_fedavg(participation: float) -> None:
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_fedbn_is_fedavg_with_the_policy_none(participation: float) -> None:
-    """Half the parties a round: those that stay away keep their own BatchNorm and take the new rest."""
-    assert_same(ran("fedbn", "batchnorm", participation), ran("fedavg", "batchnorm", participation, bn="none"))
+    """Half the parties a round: those that stay away keep their own BatchNorm and take the new
+    rest.
+    """
+    assert_same(
+        ran("fedbn", "batchnorm", participation),
+        ran("fedavg", "batchnorm", participation, bn="none"),
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9,decay=0.01)", "adam"])
-@pytest.mark.parametrize("pair", ["fedprox, mu = 0", "adcol, mu = 0", "dbe off", "mr off on fedper"])
+@pytest.mark.parametrize(
+    "pair", ["fedprox, mu = 0", "adcol, mu = 0", "dbe off", "mr off on fedper"]
+)
 def test_reduces_to_its_parent_under_other_optimizers(pair: str, optimizer: str) -> None:
     child, parent = PAIRS[pair]
     assert_same(ran(child, "batchnorm", 0.5, optimizer), ran(parent, "batchnorm", 0.5, optimizer))
 
 
 @pytest.mark.parametrize("bn", ["params_only", "none"])
-@pytest.mark.parametrize("pair", ["fedprox, mu = 0", "dbe off", "dbe off on scaffold", "mr off on fedper"])
+@pytest.mark.parametrize(
+    "pair", ["fedprox, mu = 0", "dbe off", "dbe off on scaffold", "mr off on fedper"]
+)
 def test_reduces_to_its_parent_under_other_batchnorm_policies(pair: str, bn: str) -> None:
     child, parent = PAIRS[pair]
     assert_same(ran(child, "batchnorm", 0.5, bn=bn), ran(parent, "batchnorm", 0.5, bn=bn))
@@ -98,7 +121,9 @@ def _without_eval(rows: list[Charge], first: int) -> list[Charge]:
 
 @pytest.mark.parametrize("pair", ["dbe off", "dbe off on scaffold", "mr off on fedper"])
 def test_the_extra_was_really_there(pair: str) -> None:
-    """The comparison means something: the child did exchange means before round 1, and its parent's messages after."""
+    """The comparison means something: the child did exchange means before round 1, and its parent's
+    messages after.
+    """
     child, parent = (ran(text, "mlp2", 0.5) for text in PAIRS[pair])
     assert {row.call for row in child.ledger if row.round == 0 and row.kind == "up"} == {"mean"}
     assert _without_eval(child.ledger, 1) == _without_eval(parent.ledger, 0)
@@ -111,4 +136,6 @@ def test_the_extra_was_really_there(pair: str) -> None:
 )  # fmt: skip
 def test_switched_on_it_is_not_its_parent(on: str, off: str) -> None:
     child, parent = ran(on, "mlp2", 1.0), ran(off, "mlp2", 1.0)
-    assert not torch.equal(child.model("p0").theta["fc1.weight"], parent.model("p0").theta["fc1.weight"])
+    assert not torch.equal(
+        child.model("p0").theta["fc1.weight"], parent.model("p0").theta["fc1.weight"]
+    )

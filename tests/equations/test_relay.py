@@ -1,4 +1,5 @@
-"""Representation sharing (Berdoz 2022): eqs. 2-7, Theorem 1, Algorithms 1 and 2, communication, privacy, peer to peer.
+"""Representation sharing (Berdoz 2022): eqs. 2-7, Theorem 1, Algorithms 1 and 2, communication,
+privacy, peer to peer.
 
 Spec 5.6's known answers are marked K1 to K8.
 """
@@ -19,7 +20,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from toys import assert_near, batch_of, federation, net_of, noise, party_of, rounds, same, samples, task_of, worked
+from toys import (
+    assert_near,
+    batch_of,
+    federation,
+    net_of,
+    noise,
+    party_of,
+    rounds,
+    same,
+    samples,
+    task_of,
+    worked,
+)
 
 import comity
 from comity import cli
@@ -78,14 +91,20 @@ def exponential(T: float) -> Any:
 
 @dataclass
 class Heard:
-    """What Algorithm 2 gets: global representations by class and one observation of each, None where there is none."""
+    """What Algorithm 2 gets: global representations by class and one observation of each, None
+    where there is none.
+    """
 
     bar: list[Tensor | None]
     t: list[Tensor | None]
 
 
-def algorithm2(theta: Params, data: Samples, heard: Heard, kd: float, disc: float, h: Any = eq5) -> Tensor:
-    """L of one mini-batch as printed; `kd` and `disc` are what ‖·‖² and the sum of the C terms are multiplied by."""
+def algorithm2(
+    theta: Params, data: Samples, heard: Heard, kd: float, disc: float, h: Any = eq5
+) -> Tensor:
+    """L of one mini-batch as printed; `kd` and `disc` are what ‖·‖² and the sum of the C terms are
+    multiplied by.
+    """
     total = torch.zeros(())
     for x, y in zip(data.x, data.y.tolist(), strict=True):
         s = phi(theta, x[None])[0]
@@ -94,15 +113,28 @@ def algorithm2(theta: Params, data: Samples, heard: Heard, kd: float, disc: floa
             total = total + kd * (s - heard.bar[y]).square().sum()
         for c, t in enumerate(heard.t):
             if t is not None:
-                total = total + disc * (-h(theta, s, t).log() if c == y else -(1 - h(theta, s, t)).log())
+                total = total + disc * (
+                    -h(theta, s, t).log() if c == y else -(1 - h(theta, s, t)).log()
+                )
     return total / len(data)
 
 
-def descend(theta: Params, data: Samples, heard: Heard, lr: float, epochs: int, kd: float, disc: float, h: Any = eq5) -> Params:
+def descend(
+    theta: Params,
+    data: Samples,
+    heard: Heard,
+    lr: float,
+    epochs: int,
+    kd: float,
+    disc: float,
+    h: Any = eq5,
+) -> Params:
     """Algorithm 2 with all samples in one mini-batch."""
     for _ in range(epochs):
         free = {k: v.detach().clone().requires_grad_() for k, v in theta.items()}
-        grads = torch.autograd.grad(algorithm2(free, data, heard, kd, disc, h), list(free.values()), materialize_grads=True)
+        grads = torch.autograd.grad(
+            algorithm2(free, data, heard, kd, disc, h), list(free.values()), materialize_grads=True
+        )
         theta = {k: v.detach() - lr * g for (k, v), g in zip(free.items(), grads, strict=True)}
     return theta
 
@@ -117,8 +149,16 @@ def pool(means: list[list[Tensor | None]], data: list[Samples]) -> list[Tensor |
     """The mean over all samples of all parties."""
     bar: list[Tensor | None] = []
     for c in range(C):
-        shown = [(int((d.y == c).sum()), t) for m, d in zip(means, data, strict=True) if (t := m[c]) is not None]
-        bar.append(sum((n * t for n, t in shown), torch.zeros(())) / sum(n for n, _ in shown) if shown else None)
+        shown = [
+            (int((d.y == c).sum()), t)
+            for m, d in zip(means, data, strict=True)
+            if (t := m[c]) is not None
+        ]
+        bar.append(
+            sum((n * t for n, t in shown), torch.zeros(())) / sum(n for n, _ in shown)
+            if shown
+            else None
+        )
     return bar
 
 
@@ -132,10 +172,14 @@ def assert_classes(made: Tensor, mask: Tensor, expected: list[Tensor | None]) ->
     """Rows by class, and which of them hold anything; the others are zeros."""
     assert mask.tolist() == [e is not None for e in expected]
     for row, e in zip(made, expected, strict=True):
-        torch.testing.assert_close(row, torch.zeros_like(row) if e is None else e, rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            row, torch.zeros_like(row) if e is None else e, rtol=0, atol=2e-6
+        )
 
 
-def teacher(seed: int = 5, sets: int = 1, known: Tensor | None = None, seen: Tensor | None = None) -> Teacher:
+def teacher(
+    seed: int = 5, sets: int = 1, known: Tensor | None = None, seen: Tensor | None = None
+) -> Teacher:
     """Arbitrary means and observations."""
     mask = torch.ones(sets, C, dtype=torch.bool)
     return Teacher(
@@ -146,7 +190,9 @@ def teacher(seed: int = 5, sets: int = 1, known: Tensor | None = None, seen: Ten
 
 def heard_of(m: Teacher, k: int = 0) -> Heard:
     bar = [row if ok else None for row, ok in zip(m.means, m.known.tolist(), strict=True)]
-    return Heard(bar, [row if ok else None for row, ok in zip(m.obs[k], m.seen[k].tolist(), strict=True)])
+    return Heard(
+        bar, [row if ok else None for row, ok in zip(m.obs[k], m.seen[k].tolist(), strict=True)]
+    )
 
 
 def asked(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> FitRequest[Any]:
@@ -157,13 +203,19 @@ def asked(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> FitRequest[An
     return request
 
 
-def loss_of(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> Callable[[Params, Batch], Tensor]:
+def loss_of(
+    made: Relay | RelayP2p, of: LearningTask, m: Teacher
+) -> Callable[[Params, Batch], Tensor]:
     """What a party minimises when it has heard this: its draws are made for each batch."""
     request = asked(made, of, m)
     own = read_only(request.own)
 
     def value(theta: Params, batch: Batch) -> Tensor:
-        batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), own) if request.draw else None
+        batch.drawn = (
+            request.draw(batch, BatchKey(request.key.bits, batch.number), own)
+            if request.draw
+            else None
+        )
         return request.objective(request.task, theta, batch, own)
 
     return value
@@ -186,9 +238,17 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
     seen: list[Turn] = []
     function = LoopEngine.run
 
-    def listening(self: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
+    def listening(
+        self: LoopEngine, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[tuple[int, PartyResult]]:
         opened = {edge: unseal(sealed) for edge, sealed in sealed_messages.items()}
-        turn = Turn(call.round, call.function, {i: message.content for i, message in messages.items()}, opened, {})
+        turn = Turn(
+            call.round,
+            call.function,
+            {i: message.content for i, message in messages.items()},
+            opened,
+            {},
+        )
         seen.append(turn)
         for i, answer in function(self, call, messages, sealed_messages):
             turn.replies[i] = answer.reply
@@ -231,7 +291,11 @@ def labelled(labels: list[int], seed: int = 1) -> Samples:
 
 
 # Three parties; p2 has nothing of class 2, and one sample of class 1.
-TRIO = [labelled([0, 1, 2] * 3, 1), labelled([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], 2), labelled([0, 0, 0, 0, 1], 3)]
+TRIO = [
+    labelled([0, 1, 2] * 3, 1),
+    labelled([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2], 2),
+    labelled([0, 0, 0, 0, 1], 3),
+]
 
 
 def test_no_option_is_without_a_test() -> None:
@@ -247,11 +311,15 @@ def test_no_option_is_without_a_test() -> None:
         foreign: dict[str, Any] = {name: 1}
         assert not hasattr(RelayP2p(), name)
         with pytest.raises(comity.UsageError):
-            comity.run("relay-p2p", federation((6, 6)), model=MODEL, rounds=1, engine="loop", **foreign)
+            comity.run(
+                "relay-p2p", federation((6, 6)), model=MODEL, rounds=1, engine="loop", **foreign
+            )
 
 
 def test_section4_settings_of_the_experiments() -> None:
-    """λ_KD = 10, λ_disc = 1, n_avg = 10, M↑ = M↓ = 1; nothing of oneself, nothing averaged, means by sample counts."""
+    """λ_KD = 10, λ_disc = 1, n_avg = 10, M↑ = M↓ = 1; nothing of oneself, nothing averaged, means
+    by sample counts.
+    """
     for made in (Relay(), RelayP2p()):
         assert (made.lambda_kd, made.lambda_disc, made.n_avg, made.m_up) == (10.0, 1.0, 10, 1)
         assert (made.disc, made.negatives) == ("prob_product", "class")
@@ -273,14 +341,18 @@ def test_eq5_h_is_the_inner_product_of_probabilities() -> None:
 
 @pytest.mark.parametrize(("reduction", "expected"), [("paper", 3.2508), ("code", 0.32508)])
 def test_eq5_a_uniform_classifier(reduction: Literal["paper", "code"], expected: float) -> None:
-    """K2: W = 0, b = 0: ĥ = 1/10 for every pair; ℓ_disc = log 10 + 9 log(10/9) = 3.2508, a tenth of it in the code's mean."""
+    """K2: W = 0, b = 0: ĥ = 1/10 for every pair; ℓ_disc = log 10 + 9 log(10/9) = 3.2508, a tenth of
+    it in the code's mean.
+    """
     ten = task_of(MODEL, SHAPE, 10)
     theta = ten.init(Key(1))
     theta |= {k: torch.zeros_like(theta[k]) for k in ("fc3.weight", "fc3.bias")}
     data = samples(20, SHAPE, 10)
     everything = torch.ones(1, 10, dtype=torch.bool)
     m = Teacher(noise(10, D, seed=3), everything[0], noise(1, 10, D, seed=4), everything, {})
-    loss = loss_of(Relay(lambda_kd=0.0, disc_reduction=reduction), ten, m)(theta, batch_of(data)).item()
+    loss = loss_of(Relay(lambda_kd=0.0, disc_reduction=reduction), ten, m)(
+        theta, batch_of(data)
+    ).item()
     assert loss - math.log(10) == pytest.approx(expected, abs=5e-5)
     p = ten.head(theta, m.obs[0]).softmax(1)
     torch.testing.assert_close(one_class(p[:1], p[None]), torch.full((1, 10), 0.1))
@@ -290,11 +362,15 @@ def test_eq5_a_uniform_classifier(reduction: Literal["paper", "code"], expected:
 
 
 def test_eq7_terms_by_hand() -> None:
-    """h = (.8, .3, .1), y = 0: -log .8 - log .7 - log .9 = .68522; without class 1 .32850; without class 0 .46204."""
+    """h = (.8, .3, .1), y = 0: -log .8 - log .7 - log .9 = .68522; without class 1 .32850; without
+    class 0 .46204.
+    """
     h, y = torch.tensor([[0.8, 0.3, 0.1]] * 3), torch.zeros(3, dtype=torch.int64)
     seen = torch.tensor([[True, True, True], [True, False, True], [False, True, True]])
     made = contrast(h, seen, y, None)
-    torch.testing.assert_close(made, torch.tensor([0.685179, 0.328504, 0.462035]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        made, torch.tensor([0.685179, 0.328504, 0.462035]), rtol=0, atol=1e-5
+    )
 
 
 def test_eq7_is_finite_where_h_is_0_or_1() -> None:
@@ -304,18 +380,33 @@ def test_eq7_is_finite_where_h_is_0_or_1() -> None:
     assert value == pytest.approx(2 * 16.1, abs=0.3)
 
 
-REDUCED = [("code", "code", 1 / D, 1 / C), ("paper", "code", 1.0, 1 / C), ("code", "paper", 1 / D, 1.0), ("paper", "paper", 1, 1)]
+REDUCED = [
+    ("code", "code", 1 / D, 1 / C),
+    ("paper", "code", 1.0, 1 / C),
+    ("code", "paper", 1 / D, 1.0),
+    ("paper", "paper", 1, 1),
+]
 
 
 @BOTH
 @pytest.mark.parametrize(("kd", "disc"), [(0.0, 1.5), (2.5, 0.0), (2.5, 1.5)])
 @pytest.mark.parametrize(("kd_reduction", "disc_reduction", "by_kd", "by_disc"), REDUCED)
 def test_eq6_value_and_gradient(
-    method: Any, kd: float, disc: float, kd_reduction: str, disc_reduction: str, by_kd: float, by_disc: float
+    method: Any,
+    kd: float,
+    disc: float,
+    kd_reduction: str,
+    disc_reduction: str,
+    by_kd: float,
+    by_disc: float,
 ) -> None:
-    """CE + λ_KD ℓ_KD + λ_disc ℓ_disc over the batch; t̄ and t are constants, and W, b get a gradient through both sides of ĥ."""
+    """CE + λ_KD ℓ_KD + λ_disc ℓ_disc over the batch; t̄ and t are constants, and W, b get a
+    gradient through both sides of ĥ.
+    """
     data, theta, m = samples(7, SHAPE, C), task().init(Key(1)), teacher()
-    made = method(lambda_kd=kd, lambda_disc=disc, kd_reduction=kd_reduction, disc_reduction=disc_reduction)
+    made = method(
+        lambda_kd=kd, lambda_disc=disc, kd_reduction=kd_reduction, disc_reduction=disc_reduction
+    )
     values, grads = [], []
     for loss in (
         lambda p: loss_of(made, task(), m)(p, batch_of(data)),
@@ -323,14 +414,18 @@ def test_eq6_value_and_gradient(
     ):
         free = {k: v.clone().requires_grad_() for k, v in theta.items()}
         values.append(loss(free))
-        grads.append(dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True)))
+        grads.append(
+            dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True))
+        )
     assert values[0].item() == pytest.approx(values[1].item(), rel=1e-5)
     assert_near(grads[0], grads[1], atol=2e-6)
 
 
 @pytest.mark.parametrize(("reduction", "by"), [("paper", 1), ("code", 6)])
 def test_eq6_gradient_of_the_distillation(reduction: Literal["paper", "code"], by: int) -> None:
-    """K4: 2 (s - t̄) / B as printed, 2 (s - t̄) / (B d') in the code; a linear model's s is x, and W = 0 silences the CE."""
+    """K4: 2 (s - t̄) / B as printed, 2 (s - t̄) / (B d') in the code; a linear model's s is x, and
+    W = 0 silences the CE.
+    """
     linear = task_of("linear", SHAPE, C)
     theta = {k: torch.zeros_like(v) for k, v in linear.init(Key(1)).items()}
     s, y = noise(4, 6, seed=2).requires_grad_(), torch.tensor([0, 2, 2, 1])
@@ -343,7 +438,9 @@ def test_eq6_gradient_of_the_distillation(reduction: Literal["paper", "code"], b
 
 @BOTH
 def test_alg2_each_sample_draws_its_set_uniformly(method: Any) -> None:
-    """m ~ Uniform(1..3): 600 single samples meet each set some 200 times (five standard deviations are 58)."""
+    """m ~ Uniform(1..3): 600 single samples meet each set some 200 times (five standard deviations
+    are 58).
+    """
     m, theta, data = teacher(sets=3), task().init(Key(1)), samples(1, SHAPE, C)
     loss = loss_of(method(lambda_kd=0.0), task(), m)
     sets = [algorithm2(theta, data, heard_of(m, k), 0.0, 1 / C).item() for k in range(3)]
@@ -363,7 +460,9 @@ def test_alg2_each_sample_draws_its_set_uniformly(method: Any) -> None:
 
 @BOTH
 def test_alg2_a_set_comes_with_the_classes_that_it_shows(method: Any) -> None:
-    """Two sets that show different classes: each sample has the terms of the set that it drew, and no others."""
+    """Two sets that show different classes: each sample has the terms of the set that it drew, and
+    no others.
+    """
     seen = torch.tensor([[True, True, False], [False, True, True]])
     m, theta, data = teacher(sets=2, seen=seen), task().init(Key(1)), samples(1, SHAPE, C)
     loss = loss_of(method(lambda_kd=0.0), task(), m)
@@ -380,7 +479,9 @@ def test_alg2_a_set_comes_with_the_classes_that_it_shows(method: Any) -> None:
 
 @BOTH
 def test_alg2_what_is_drawn(method: Any) -> None:
-    """With one set and one negative of each class nothing is random; m is drawn of several sets, negatives of all classes."""
+    """With one set and one negative of each class nothing is random; m is drawn of several sets,
+    negatives of all classes.
+    """
     batch = batch_of(samples(7, SHAPE, C))
     one, several = teacher(), teacher(sets=3)
     assert asked(method(), task(), one).draw is None
@@ -396,7 +497,9 @@ def test_alg2_what_is_drawn(method: Any) -> None:
 
 @BOTH
 def test_alg2_a_letter_stays_as_it_came(method: Any) -> None:
-    """Unknown classes are left out of what a party computes with, not struck out of what it was sent."""
+    """Unknown classes are left out of what a party computes with, not struck out of what it was
+    sent.
+    """
     m = teacher(known=torch.tensor([True, False, True]))
     means, known = m.means.clone(), m.known.clone()
     party = party_of(task(), samples(7, SHAPE, C), Training(lr=0.1))
@@ -421,12 +524,16 @@ def _contrasted(h: Tensor, negatives: Literal["class", "marginal"], n: int = 60_
     y = torch.arange(n) % c
     seen = torch.ones(n, c, dtype=torch.bool)
     heard = Teacher(torch.zeros(c, D), seen[0], torch.zeros(1, c, D), seen[:1], {})
-    drawn = Relay(negatives=negatives).drawn(batch_of(Samples(torch.zeros(n, 1), y)), BatchKey(7, 0), heard)
+    drawn = Relay(negatives=negatives).drawn(
+        batch_of(Samples(torch.zeros(n, 1), y)), BatchKey(7, 0), heard
+    )
     return contrast(h[y], seen, y, drawn.negatives).mean().item()
 
 
 def test_theorem1_best_discriminator_and_its_bound() -> None:
-    """K3: q(1 | equal) = 1 / (1 + K/C) = 10/19, q(1 | different) = 0: L = log 1.9 + .9 log(19/9) = 1.3143; log 9 - L = .8829."""
+    """K3: q(1 | equal) = 1 / (1 + K/C) = 10/19, q(1 | different) = 0: L = log 1.9 + .9 log(19/9) =
+    1.3143; log 9 - L = .8829.
+    """
     q = torch.eye(10) * 10 / 19
     assert _eq3(q) == pytest.approx(1.3143, abs=5e-5)
     assert _eq3(q) == pytest.approx(math.log(1 + 9 / 10) + 9 / 10 * math.log(1 + 10 / 9), abs=1e-6)
@@ -436,7 +543,10 @@ def test_theorem1_best_discriminator_and_its_bound() -> None:
     assert _contrasted(q, "marginal") == pytest.approx(1.3143, abs=4 * deviation / 60_000**0.5)
 
 
-@pytest.mark.parametrize(("equal", "different"), [(0.3, 0.0), (0.45, 0.0), (0.62, 0.0), (0.9, 0.0), (10 / 19, 0.02), (0.5, 0.1)])
+@pytest.mark.parametrize(
+    ("equal", "different"),
+    [(0.3, 0.0), (0.45, 0.0), (0.62, 0.0), (0.9, 0.0), (10 / 19, 0.02), (0.5, 0.1)],
+)
 def test_theorem1_any_other_h_loses_more(equal: float, different: float) -> None:
     h = torch.full((10, 10), different) + torch.eye(10) * (equal - different)
     assert _eq3(h) > 1.3143 + 0.01
@@ -465,7 +575,9 @@ def test_theorem1_marginal_negatives_in_the_loss(method: Any) -> None:
     value = loss_of(made, task(), m)(theta, batch_of(crowd)).item() - ce
     assert value == pytest.approx(expected, abs=5 * ((C - 1) ** 0.5 * wrong.std().item()) / n**0.5)
     own = (-h[0].log() + wrong[1:].sum()).item()
-    assert abs(expected - own) > 20 * wrong.std().item() / n**0.5, "the other kind of negatives is told apart"
+    assert abs(expected - own) > 20 * wrong.std().item() / n**0.5, (
+        "the other kind of negatives is told apart"
+    )
 
 
 # --- an external discriminator
@@ -473,7 +585,9 @@ def test_theorem1_marginal_negatives_in_the_loss(method: Any) -> None:
 
 @pytest.mark.parametrize("T", [1.0, 0.5, 4.0])
 def test_external_h_by_hand(T: float) -> None:
-    """V = diag(1, 2), s = (1, 1), t = (.5, -.25) gives a = 1 * .5 - 4 * .25 = -.5; with C = 2, ĥ = e^{a/T} / (e^{a/T} + 1/2)."""
+    """V = diag(1, 2), s = (1, 1), t = (.5, -.25) gives a = 1 * .5 - 4 * .25 = -.5; with C = 2, ĥ =
+    e^{a/T} / (e^{a/T} + 1/2).
+    """
     v = torch.diag(torch.tensor([1.0, 2.0]))
     t = torch.tensor([[[0.5, -0.25], [0.0, 0.5]]])
     h = one_class_external(torch.tensor([[1.0, 1.0]]), t, v, T)
@@ -482,7 +596,9 @@ def test_external_h_by_hand(T: float) -> None:
 
 
 @pytest.mark.parametrize("T", [1.0, 3.0])
-def test_external_discriminator_is_trained_with_the_model_and_never_sent(T: float, wire: list[Turn]) -> None:
+def test_external_discriminator_is_trained_with_the_model_and_never_sent(
+    T: float, wire: list[Turn]
+) -> None:
     """Two rounds by hand with V beside the weights; nothing on the wire has its values."""
     relay = Relay(lambda_kd=2.0, lambda_disc=3.0, n_avg=0, disc="external", disc_temperature=T)
     data = [TRIO[0], TRIO[1]]
@@ -501,9 +617,16 @@ def test_external_discriminator_is_trained_with_the_model_and_never_sent(T: floa
         assert_near(server.state(u), ours[u])
         assert (server.state(u)[V] - first[u][V]).abs().max() > 1e-3
     secrets = [state[V] for state in (*first, server.state(0), server.state(1))]
-    sent = [t for turn in wire for message in (*turn.messages.values(), *turn.replies.values()) for t in tensors(message)]
+    sent = [
+        t
+        for turn in wire
+        for message in (*turn.messages.values(), *turn.replies.values())
+        for t in tensors(message)
+    ]
     assert sent
-    assert not [1 for t in sent for secret in secrets if t.shape == secret.shape and torch.equal(t, secret)]
+    assert not [
+        1 for t in sent for secret in secrets if t.shape == secret.shape and torch.equal(t, secret)
+    ]
 
 
 def test_external_discriminator_rests_without_its_loss() -> None:
@@ -517,18 +640,25 @@ def test_external_discriminator_rests_without_its_loss() -> None:
 # --- Algorithm 1
 
 
-HOW: dict[str, dict[str, Any]] = {"sgd": {}, "adam": {"optimizer": "adam", "opt_state": "keep", "lr": 0.01}}
+HOW: dict[str, dict[str, Any]] = {
+    "sgd": {},
+    "adam": {"optimizer": "adam", "opt_state": "keep", "lr": 0.01},
+}
 
 
 @cache
 def some_parties(text: str, parties: int, how: str, **options: Any) -> comity.Result:
     """Three rounds of the first of five parties."""
     fed = federation([9, 14, 11, 7, 12][:parties])
-    return comity.run(text, fed, model=MODEL, rounds=3, batch=4, engine="loop", **HOW[how], **options)
+    return comity.run(
+        text, fed, model=MODEL, rounds=3, batch=4, engine="loop", **HOW[how], **options
+    )
 
 
 @pytest.mark.parametrize("parties", [2, 3, 5])
-@pytest.mark.parametrize("text", ["relay", "relay(m_up=2,m_down=3)", "relay(disc=external)", "relay-p2p"])
+@pytest.mark.parametrize(
+    "text", ["relay", "relay(m_up=2,m_down=3)", "relay(disc=external)", "relay-p2p"]
+)
 @pytest.mark.parametrize("how", HOW)
 def test_alg1_without_the_two_losses_is_solo(parties: int, text: str, how: str) -> None:
     """K1: λ_KD = λ_disc = 0 is independent learning bit for bit, while representations still cross."""
@@ -546,7 +676,9 @@ def test_alg1_without_the_two_losses_is_solo(parties: int, text: str, how: str) 
 
 @pytest.mark.parametrize(("kd", "disc"), [(10.0, 1.0), (0.5, 4.0)])
 def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: list[Turn]) -> None:
-    """Everything from plain torch but the first weights and who told whom: p2 lacks class 2 and shows nothing of class 1."""
+    """Everything from plain torch but the first weights and who told whom: p2 lacks class 2 and
+    shows nothing of class 1.
+    """
     relay = Relay(lambda_kd=kd, lambda_disc=disc, n_avg=0)
     server, s = net_of(relay, task(), TRIO, Training(lr=0.05, batch=100, epochs=2))
     rounds(relay, server, s, 2)
@@ -559,11 +691,17 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
         turn, bar, after = turns(wire, "local")[t], pool(shown, TRIO), []
         for u, message in turn.messages.items():
             assert_classes(message.means, message.known, bar)
-            told = [v for v in range(3) if torch.allclose(message.obs[0, 0], present(shown[v][0]), atol=1e-5)]
+            told = [
+                v
+                for v in range(3)
+                if torch.allclose(message.obs[0, 0], present(shown[v][0]), atol=1e-5)
+            ]
             assert len(told) == 1
             assert told != [u]
             assert_classes(message.obs[0], message.seen[0], shown[told[0]])
-            after.append(descend(ours[u], TRIO[u], Heard(bar, shown[told[0]]), 0.05, 2, kd / D, disc / C))
+            after.append(
+                descend(ours[u], TRIO[u], Heard(bar, shown[told[0]]), 0.05, 2, kd / D, disc / C)
+            )
         ours = after
         shown = [class_mean(theta, d) for theta, d in zip(ours, TRIO, strict=True)]
         for u, reply in turn.replies.items():
@@ -574,17 +712,27 @@ def test_alg1_two_rounds_of_three_parties_by_hand(kd: float, disc: float, wire: 
         assert (ours[u]["fc1.weight"] - start_of(task())["fc1.weight"]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("text", ["relay(m_up=2,m_down=3,n_avg=2)", "relay-p2p(neighbours=2,n_avg=2)"])
-def test_alg1_the_order_of_parties_does_not_matter(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """K8: everybody uses what was shared in the round before, so parties may work and answer in reverse."""
+@pytest.mark.parametrize(
+    "text", ["relay(m_up=2,m_down=3,n_avg=2)", "relay-p2p(neighbours=2,n_avg=2)"]
+)
+def test_alg1_the_order_of_parties_does_not_matter(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """K8: everybody uses what was shared in the round before, so parties may work and answer in
+    reverse.
+    """
     fed = federation((9, 14, 11, 7))
     how: dict[str, Any] = {"model": MODEL, "rounds": 3, "batch": 4, "engine": "loop"}
     forwards = comity.run(text, fed, **how)
     function = LoopEngine.run
     order = []
 
-    def backwards(self: LoopEngine, call: Any, messages: Any, sealed_messages: Any) -> Iterator[tuple[int, PartyResult]]:
-        for i, answer in function(self, call, dict(reversed(messages.items())), dict(reversed(sealed_messages.items()))):
+    def backwards(
+        self: LoopEngine, call: Any, messages: Any, sealed_messages: Any
+    ) -> Iterator[tuple[int, PartyResult]]:
+        for i, answer in function(
+            self, call, dict(reversed(messages.items())), dict(reversed(sealed_messages.items()))
+        ):
             order.append(i)
             yield i, answer
 
@@ -598,8 +746,12 @@ def test_alg1_the_order_of_parties_does_not_matter(text: str, monkeypatch: pytes
 # --- eq. 2: observations
 
 
-def show(made: Relay, theta: Params, data: Samples, key: Key | None = None, i: int = 0) -> tuple[Any, Any, Tensor, Tensor]:
-    """What a party lets out with these weights: means and counts (to the relay only), observations and their classes."""
+def show(
+    made: Relay, theta: Params, data: Samples, key: Key | None = None, i: int = 0
+) -> tuple[Any, Any, Tensor, Tensor]:
+    """What a party lets out with these weights: means and counts (to the relay only), observations
+    and their classes.
+    """
     key = key or Key(3)
     party = party_of(task(), data, STILL, i, parties=2)
     if not isinstance(made, RelayP2p):
@@ -642,7 +794,9 @@ def test_eq2_an_observation_of_all_samples_is_the_class_mean(method: Any, n_avg:
         (10, 0, 5, 1, 0),
     ],
 )
-def test_privacy_differences_of_means_show_min_count_at_least(size: int, rows: int, out_of: int, least: int, told: int) -> None:
+def test_privacy_differences_of_means_show_min_count_at_least(
+    size: int, rows: int, out_of: int, least: int, told: int
+) -> None:
     assert tellable(size, rows, out_of, least) == told
     assert not told or out_of - told == 0 or out_of - told >= least
 
@@ -650,10 +804,18 @@ def test_privacy_differences_of_means_show_min_count_at_least(size: int, rows: i
 @BOTH
 @pytest.mark.parametrize("n_avg", [2])
 def test_eq2_an_observation_is_the_mean_of_n_avg_different_samples(method: Any, n_avg: int) -> None:
-    """Each is the mean of one of the subsets of that size; over many rounds every subset comes, on average the class mean."""
+    """Each is the mean of one of the subsets of that size; over many rounds every subset comes, on
+    average the class mean.
+    """
     theta = task().init(Key(1))
     z, made = phi(theta, FIVE.x), method(n_avg=n_avg, m_up=2)
-    of_class = [[z[list(some)].mean(0) for some in combinations(torch.where(FIVE.y == c)[0].tolist(), n_avg)] for c in range(C)]
+    of_class = [
+        [
+            z[list(some)].mean(0)
+            for some in combinations(torch.where(FIVE.y == c)[0].tolist(), n_avg)
+        ]
+        for c in range(C)
+    ]
     found: list[Counter[int]] = [Counter() for _ in range(C)]
     for t in range(60):
         _, _, obs, _ = show(made, theta, FIVE, Key.root(0).fold("party", 0, t, "local", 0))
@@ -693,14 +855,18 @@ def test_alg1_representations_are_taken_after_training_in_evaluation_mode(wire: 
 
 @BOTH
 def test_alg2_own_samples_pass_in_training_mode(method: Any) -> None:
-    """With nothing heard the loss is the CE of batch-normalised samples, before the cut and behind it."""
+    """With nothing heard the loss is the CE of batch-normalised samples, before the cut and behind
+    it.
+    """
     norm = task_of("fedbn-cnn(scale=0.06)", (1, 16, 16), C, cut="fc1")
     nothing, width = torch.zeros(1, C, dtype=torch.bool), norm.width
     m = Teacher(torch.zeros(C, width), nothing[0], torch.zeros(1, C, width), nothing, {})
     data = samples(9, (1, 16, 16), C)
     made = loss_of(method(), norm, m)(norm.init(Key(1)), batch_of(data)).item()
     trained, judged = (
-        F.cross_entropy(norm.head(theta, norm.features(theta, data.x, train=train), train=train), data.y).item()
+        F.cross_entropy(
+            norm.head(theta, norm.features(theta, data.x, train=train), train=train), data.y
+        ).item()
         for train, theta in ((True, norm.init(Key(1))), (False, norm.init(Key(1))))
     )
     assert made == pytest.approx(trained, abs=1e-5)
@@ -716,9 +882,16 @@ def sets_of(upload: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize(("m_up", "m_down"), [(1, 1), (1, 2), (2, 1), (2, 3), (2, 4), (2, 6)])
 def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list[Turn]) -> None:
-    """A letter holds M↓ sets out of the 2 M↑ that two others sent the round before, whole, and as different as there are."""
+    """A letter holds M↓ sets out of the 2 M↑ that two others sent the round before, whole, and as
+    different as there are.
+    """
     relay = Relay(m_up=m_up, m_down=m_down, n_avg=2)
-    server, s = net_of(relay, task(), [FIVE, labelled(FIVE.y.tolist(), 2), labelled(FIVE.y.tolist(), 3)], Training(lr=0.1))
+    server, s = net_of(
+        relay,
+        task(),
+        [FIVE, labelled(FIVE.y.tolist(), 2), labelled(FIVE.y.tolist(), 3)],
+        Training(lr=0.1),
+    )
     rounds(relay, server, s, 6)
     last, sources = turns(wire, "show")[0].replies, set()
     for t in range(1, 7):
@@ -726,8 +899,13 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
         for u, message in turn.messages.items():
             assert message.obs.shape == (m_down, C, D)
             assert message.seen.all()
-            offered = [(v, k, one) for v in last if v != u for k, one in enumerate(sets_of(last[v]))]
-            got = [next((v, k) for v, k, one in offered if torch.equal(one, each)) for each in message.obs]
+            offered = [
+                (v, k, one) for v in last if v != u for k, one in enumerate(sets_of(last[v]))
+            ]
+            got = [
+                next((v, k) for v, k, one in offered if torch.equal(one, each))
+                for each in message.obs
+            ]
             assert len(set(got)) == min(m_down, 2 * m_up)
             sources |= {(u, v) for v, _ in got}
         last = turn.replies
@@ -736,7 +914,9 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
 
 @pytest.mark.parametrize("exclude_self", [True, False])
 def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: list[Turn]) -> None:
-    """150 letters: never from oneself; or from each of three alike, 50 of 150 (four standard deviations are 23)."""
+    """150 letters: never from oneself; or from each of three alike, 50 of 150 (four standard
+    deviations are 23).
+    """
     relay = Relay(n_avg=0, exclude_self=exclude_self)
     data = [labelled([0, 1, 2] * 2, u) for u in (1, 2, 3)]
     server, s = net_of(relay, task(), data, STILL)
@@ -745,7 +925,10 @@ def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: li
     met: Counter[int] = Counter()
     alike = 0
     for turn in turns(wire, "local").values():
-        sources = [next(v for v in range(3) if torch.equal(message.obs[0], mine[v])) for message in turn.messages.values()]
+        sources = [
+            next(v for v in range(3) if torch.equal(message.obs[0], mine[v]))
+            for message in turn.messages.values()
+        ]
         met.update((v - u) % 3 for u, v in enumerate(sources))
         alike += len(set(sources)) == 1
     if exclude_self:
@@ -758,14 +941,19 @@ def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: li
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_t5_global_means(weights: Literal["samples", "uniform"], wire: list[Turn]) -> None:
-    """By n_{u,c}, as if all samples were pooled; or the plain mean of the parties that show the class."""
+    """By n_{u,c}, as if all samples were pooled; or the plain mean of the parties that show the
+    class.
+    """
     relay = Relay(weights=weights)
     server, s = net_of(relay, task(), TRIO, Training(lr=0.1))
     rounds(relay, server, s, 1)
     shown = [class_mean(start_of(task()), d) for d in TRIO]
     message = turns(wire, "local")[1].messages[0]
     if weights == "samples":
-        z, y = torch.cat([phi(start_of(task()), d.x) for d in TRIO[:2]]), torch.cat([d.y for d in TRIO[:2]])
+        z, y = (
+            torch.cat([phi(start_of(task()), d.x) for d in TRIO[:2]]),
+            torch.cat([d.y for d in TRIO[:2]]),
+        )
         pooled: list[Tensor | None] = [pool(shown, TRIO)[0], z[y == 1].mean(0), z[y == 2].mean(0)]
         assert_classes(message.means, message.known, pooled)
     else:
@@ -773,7 +961,11 @@ def test_t5_global_means(weights: Literal["samples", "uniform"], wire: list[Turn
         first = (present(shown[0][0]) + present(shown[1][0]) + present(shown[2][0])) / 3
         assert_classes(message.means, message.known, [first, *both])
     counts = [up.counts.tolist() for _, up in sorted(turns(wire, "show")[0].replies.items())]
-    assert counts == ([[3, 3, 3], [3, 4, 5], [4, 0, 0]] if weights == "samples" else [[1, 1, 1], [1, 1, 1], [1, 0, 0]])
+    assert counts == (
+        [[3, 3, 3], [3, 4, 5], [4, 0, 0]]
+        if weights == "samples"
+        else [[1, 1, 1], [1, 1, 1], [1, 0, 0]]
+    )
 
 
 # --- T4: classes that are not there
@@ -787,10 +979,18 @@ def test_t4_masked_classes_have_no_effect(method: Any) -> None:
     made = method(lambda_kd=2.0, lambda_disc=3.0)
     values, grads = [], []
     for fill in (0.0, 1e4, -77.0):
-        filled = Teacher(torch.where(known[:, None], m.means, fill), known, torch.where(seen[:, :, None], m.obs, fill), seen, {})
+        filled = Teacher(
+            torch.where(known[:, None], m.means, fill),
+            known,
+            torch.where(seen[:, :, None], m.obs, fill),
+            seen,
+            {},
+        )
         free = {k: v.clone().requires_grad_() for k, v in theta.items()}
         values.append(loss_of(made, task(), filled)(free, batch_of(data)))
-        grads.append(dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True)))
+        grads.append(
+            dict(zip(free, torch.autograd.grad(values[-1], list(free.values())), strict=True))
+        )
     expected = algorithm2(theta, data, heard_of(m), 2 / D, 3 / C).item()
     assert all(v.item() == pytest.approx(expected, rel=1e-5) for v in values)
     assert_near(grads[1], grads[0], atol=1e-7)
@@ -803,16 +1003,25 @@ def test_t4_nothing_known_is_the_cross_entropy_alone(method: Any, how: dict[str,
     nothing = torch.zeros(2, C, dtype=torch.bool)
     m = teacher(sets=2, known=nothing[0], seen=nothing)
     data, theta = samples(7, SHAPE, C), task().init(Key(1)) | {V: torch.eye(D)}
-    made = loss_of(method(lambda_kd=50.0, lambda_disc=50.0, **how), task(), m)(theta, batch_of(data))
-    assert made.item() == pytest.approx(F.cross_entropy(tau(theta, phi(theta, data.x)), data.y).item(), abs=1e-6)
+    made = loss_of(method(lambda_kd=50.0, lambda_disc=50.0, **how), task(), m)(
+        theta, batch_of(data)
+    )
+    assert made.item() == pytest.approx(
+        F.cross_entropy(tau(theta, phi(theta, data.x)), data.y).item(), abs=1e-6
+    )
 
 
-@pytest.mark.parametrize("text", ["relay", "relay(disc=external)", "relay(m_down=2)", "relay(begin=random)", "relay-p2p"])
+@pytest.mark.parametrize(
+    "text", ["relay", "relay(disc=external)", "relay(m_down=2)", "relay(begin=random)", "relay-p2p"]
+)
 def test_t4_training_with_missing_classes_stays_finite(text: str) -> None:
     """K7: nobody has class 3, one party has class 0 alone, another none of it."""
     x = noise(30, *SHAPE)
     labels = {"p0": [0] * 10, "p1": [1, 2] * 5, "p2": [0, 1, 2, 2, 2] * 2}
-    parties = {n: ((rows[:8], y[:8]), (rows[8:], y[8:])) for rows, (n, y) in zip(x.split(10), labels.items(), strict=True)}
+    parties = {
+        n: ((rows[:8], y[:8]), (rows[8:], y[8:]))
+        for rows, (n, y) in zip(x.split(10), labels.items(), strict=True)
+    }
     fed = comity.Federation.from_arrays(parties, validation=0.0, classes=4)
     result = comity.run(text, fed, model=MODEL, rounds=3, engine="loop", batch=4)
     assert all(v.isfinite().all() for n in labels for v in result.model(n).theta.values())
@@ -831,12 +1040,18 @@ def test_t6_begin_with_features_of_untrained_models(wire: list[Turn]) -> None:
     assert relay.start_traffic(server.info).up == 3 * one
     rounds(relay, server, s, 1)
     shown = [class_mean(start_of(task()), d) for d in TRIO]
-    assert_classes(turns(wire, "local")[1].messages[1].means, torch.tensor([True] * 3), pool(shown, TRIO))
+    assert_classes(
+        turns(wire, "local")[1].messages[1].means, torch.tensor([True] * 3), pool(shown, TRIO)
+    )
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_t6_begin_with_noise_that_is_gone_after_round_1(participation: float, wire: list[Turn]) -> None:
-    """Nothing crosses before round 1; round 1 pulls to N(0, 1); round 2 uses round 1's uploads and nothing else."""
+def test_t6_begin_with_noise_that_is_gone_after_round_1(
+    participation: float, wire: list[Turn]
+) -> None:
+    """Nothing crosses before round 1; round 1 pulls to N(0, 1); round 2 uses round 1's uploads and
+    nothing else.
+    """
     ten = task_of("mlp2(width=400)", SHAPE, 10)
     relay = Relay(begin="random", m_up=2, m_down=2, lambda_kd=0.01)
     data = [samples(40, SHAPE, 10, seed=u) for u in range(4)]
@@ -860,7 +1075,10 @@ def test_t6_begin_with_noise_that_is_gone_after_round_1(participation: float, wi
     expected = sum(up.counts[:, None] * up.means for up in first.replies.values()) / total
     for message in second.messages.values():
         torch.testing.assert_close(message.means, expected, rtol=0, atol=1e-5)
-        assert all(any(torch.equal(one, o) for up in first.replies.values() for o in up.obs) for one in message.obs)
+        assert all(
+            any(torch.equal(one, o) for up in first.replies.values() for o in up.obs)
+            for one in message.obs
+        )
 
 
 # --- averaging beside it
@@ -895,7 +1113,9 @@ def test_aggregate_predictor_by_hand() -> None:
 HEAD, WHOLE = D * C + C, (6 * D + D) + (D * D + D) + (D * C + C)
 
 
-@pytest.mark.parametrize(("aggregate", "extra"), [("none", 0), ("predictor", 4 * HEAD), ("model", 4 * WHOLE)])
+@pytest.mark.parametrize(
+    ("aggregate", "extra"), [("none", 0), ("predictor", 4 * HEAD), ("model", 4 * WHOLE)]
+)
 def test_aggregate_bytes_and_architectures(aggregate: str, extra: int) -> None:
     fed = federation((9, 14, 11))
     result = comity.run("relay", fed, model=MODEL, rounds=2, engine="loop", aggregate=aggregate)
@@ -911,7 +1131,9 @@ def test_aggregate_bytes_and_architectures(aggregate: str, extra: int) -> None:
         comity.run("relay", mix, model=MODEL, rounds=1, engine="loop", **mixed)
     else:
         with pytest.raises(comity.UsageError, match="architecture"):
-            comity.run("relay", mix, model=MODEL, rounds=1, engine="loop", aggregate=aggregate, **mixed)
+            comity.run(
+                "relay", mix, model=MODEL, rounds=1, engine="loop", aggregate=aggregate, **mixed
+            )
 
 
 # --- parties that are not always there
@@ -920,13 +1142,24 @@ def test_aggregate_bytes_and_architectures(aggregate: str, extra: int) -> None:
 SCHEDULE = {1: [0, 1], 2: [0, 2], 3: [0, 1], 4: [0, 3], 5: [0, 2], 6: [0, 1, 2, 3]}
 
 
-@pytest.mark.parametrize(("max_age", "age_decay"), [(0, 1.0), (0, 0.5), (2, 1.0), (2, 0.25), (1, 1.0), (3, 0.9), (4, 0.9)])
-def test_offline_weights_by_age_and_forgotten_uploads(max_age: int, age_decay: float, wire: list[Turn]) -> None:
-    """A last upload of round r counts n_c decay^(t - r) in round t; one older than max_age is in no mean and no draw.
+@pytest.mark.parametrize(
+    ("max_age", "age_decay"),
+    [(0, 1.0), (0, 0.5), (2, 1.0), (2, 0.25), (1, 1.0), (3, 0.9), (4, 0.9)],
+)
+def test_offline_weights_by_age_and_forgotten_uploads(
+    max_age: int, age_decay: float, wire: list[Turn]
+) -> None:
+    """A last upload of round r counts n_c decay^(t - r) in round t; one older than max_age is in no
+    mean and no draw.
 
     p3 alone has class 2; it shows it before round 1, in round 4 and in round 6.
     """
-    data = [labelled([0, 1] * 3, 1), labelled([0, 1, 1] * 3, 2), labelled([0, 0, 1] * 3, 3), labelled([0, 1, 2] * 2, 4)]
+    data = [
+        labelled([0, 1] * 3, 1),
+        labelled([0, 1, 1] * 3, 2),
+        labelled([0, 0, 1] * 3, 3),
+        labelled([0, 1, 2] * 2, 4),
+    ]
     relay = Relay(n_avg=0, max_age=max_age, age_decay=age_decay, m_down=2)
     server, s = net_of(relay, task(), data, Training(lr=0.1))
     server.sample = lambda t: SCHEDULE[t]
@@ -940,11 +1173,19 @@ def test_offline_weights_by_age_and_forgotten_uploads(max_age: int, age_decay: f
         for u, message in turn.messages.items():
             bar: list[Tensor | None] = []
             for c in range(C):
-                shown = [(int((data[v].y == c).sum()) * age_decay ** (t - r), up.means[c]) for v, (r, up) in young.items()]
+                shown = [
+                    (int((data[v].y == c).sum()) * age_decay ** (t - r), up.means[c])
+                    for v, (r, up) in young.items()
+                ]
                 total = sum(n for n, _ in shown)
                 bar.append(sum(n * m for n, m in shown) / total if total else None)
             assert_classes(message.means, message.known, bar)
-            sources = {v for one in message.obs for v, (_, up) in young.items() if v != u and torch.equal(one, up.obs[0])}
+            sources = {
+                v
+                for one in message.obs
+                for v, (_, up) in young.items()
+                if v != u and torch.equal(one, up.obs[0])
+            }
             offered = len(young) - (u in young)
             assert len(sources) == min(2, offered)
             assert bool(message.seen.any()) == bool(offered)
@@ -953,7 +1194,9 @@ def test_offline_weights_by_age_and_forgotten_uploads(max_age: int, age_decay: f
 
 
 def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
-    """Weights are relative: the only one who ever showed class 2 defines its mean, with weight 2 * 0.1^14."""
+    """Weights are relative: the only one who ever showed class 2 defines its mean, with weight 2 *
+    0.1^14.
+    """
     relay = Relay(n_avg=0, age_decay=0.1)
     server, s = net_of(relay, task(), [labelled([0, 1] * 3, 1), labelled([0, 1, 2] * 2, 4)], STILL)
     server.sample = lambda t: [0]
@@ -964,7 +1207,9 @@ def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
 
 
 def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
-    """Only p1 and p2 of four ever come: they learn from each other, and the others' models stay untouched."""
+    """Only p1 and p2 of four ever come: they learn from each other, and the others' models stay
+    untouched.
+    """
     relay = Relay(n_avg=0, begin="random")
     server, s = net_of(relay, task(), [*TRIO, TRIO[0]], Training(lr=0.1))
     server.sample = lambda t: [1, 2]
@@ -976,7 +1221,11 @@ def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
         assert torch.equal(turn.messages[1].obs[0], sent[2].obs[0])
         assert torch.equal(turn.messages[2].obs[0], sent[1].obs[0])
         zero = (3 * sent[1].means[0] + 4 * sent[2].means[0]) / 7
-        assert_classes(turn.messages[1].means, turn.messages[1].known, [zero, sent[1].means[1], sent[1].means[2]])
+        assert_classes(
+            turn.messages[1].means,
+            turn.messages[1].known,
+            [zero, sent[1].means[1], sent[1].means[2]],
+        )
     assert same(server.state(0), before)
     assert same(server.state(3), before)
     assert all(v.isfinite().all() for u in (1, 2) for v in server.state(u).values())
@@ -992,20 +1241,32 @@ def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
     rounds(relay, server, s, 1, first=2)
     message = turns(wire, "local")[2].messages[0]
     assert not message.seen.any()
-    expected = descend(before, TRIO[0], Heard(class_mean(before, TRIO[0]), [None] * C), 0.1, 1, 1 / D, 0.0)
+    expected = descend(
+        before, TRIO[0], Heard(class_mean(before, TRIO[0]), [None] * C), 0.1, 1, 1 / D, 0.0
+    )
     assert_near(server.state(0), expected)
 
 
-@pytest.mark.parametrize("text", ["relay(max_age=1,age_decay=0.5)", "relay(begin=random)", "relay-p2p"])
+@pytest.mark.parametrize(
+    "text", ["relay(max_age=1,age_decay=0.5)", "relay(begin=random)", "relay-p2p"]
+)
 def test_offline_half_of_the_parties_a_round(text: str) -> None:
-    result = comity.run(text, federation((9, 14, 11, 7)), model=MODEL, rounds=4, engine="loop", participation=0.5)
-    assert all(v.isfinite().all() for n in result.job.info.names for v in result.model(n).theta.values())
+    result = comity.run(
+        text, federation((9, 14, 11, 7)), model=MODEL, rounds=4, engine="loop", participation=0.5
+    )
+    assert all(
+        v.isfinite().all() for n in result.job.info.names for v in result.model(n).theta.values()
+    )
     start, each = plan.traffic(result.job)
     charged: Counter[tuple[int, str]] = Counter()
     for row in result.ledger:
         charged[row.round, row.kind] += row.bytes
     for t, formula in enumerate([start, *each]):
-        assert (charged[t, "up"], charged[t, "down"], charged[t, "peer"]) == (formula.up, formula.down, formula.peer)
+        assert (charged[t, "up"], charged[t, "down"], charged[t, "peer"]) == (
+            formula.up,
+            formula.down,
+            formula.peer,
+        )
 
 
 # --- what stays at home
@@ -1016,8 +1277,12 @@ SPARSE = labelled([0] * 4 + [1] * 2 + [2])
 
 @BOTH
 @pytest.mark.parametrize(("least", "shown"), [(1, [0, 1, 2]), (2, [0, 1]), (3, [0]), (5, [])])
-def test_privacy_a_mean_of_fewer_than_min_count_samples_is_not_sent(method: Any, least: int, shown: list[int]) -> None:
-    """4, 2 and 1 samples: classes below the limit are masked and zero, among means and observations alike."""
+def test_privacy_a_mean_of_fewer_than_min_count_samples_is_not_sent(
+    method: Any, least: int, shown: list[int]
+) -> None:
+    """4, 2 and 1 samples: classes below the limit are masked and zero, among means and observations
+    alike.
+    """
     theta = task().init(Key(1))
     means, counts, obs, seen = show(method(min_count=least, n_avg=0, m_up=2), theta, SPARSE)
     z = phi(theta, SPARSE.x)
@@ -1042,7 +1307,9 @@ def test_privacy_smaller_observations_than_min_count_are_refused(text: str) -> N
 
 @BOTH
 def test_privacy_levels_by_perturbing_each_sample(method: Any) -> None:
-    """12 samples, a quarter secret, a quarter guarded: 3 change nothing that is sent, 3 means only, 6 both; in every round."""
+    """12 samples, a quarter secret, a quarter guarded: 3 change nothing that is sent, 3 means only,
+    6 both; in every round.
+    """
     data, theta = labelled([0, 1, 2] * 4), task().init(Key(1))
     made = method(guarded=0.25, secret=0.25, n_avg=0, min_count=1)
     levels = []
@@ -1059,7 +1326,11 @@ def test_privacy_levels_by_perturbing_each_sample(method: Any) -> None:
             assert in_obs == (not torch.equal(named[2], obs) or not torch.equal(named[3], seen))
             in_means = means is not None and not torch.equal(moved[0], means)
             if means is not None:
-                assert in_means == (not torch.equal(named[0], means)) == (not torch.equal(named[1], counts))
+                assert (
+                    in_means
+                    == (not torch.equal(named[0], means))
+                    == (not torch.equal(named[1], counts))
+                )
             kinds.append(0 if in_obs else 1 if in_means else 2)
             assert in_means or not in_obs or method is RelayP2p
         levels.append(kinds)
@@ -1070,7 +1341,9 @@ def test_privacy_levels_by_perturbing_each_sample(method: Any) -> None:
 
 
 def test_privacy_parties_have_different_secrets() -> None:
-    """Which samples are secret does not follow from their place: three parties with equal data show different counts or means."""
+    """Which samples are secret does not follow from their place: three parties with equal data show
+    different counts or means.
+    """
     data, theta = labelled([0, 1, 2] * 20), task().init(Key(1))
     shown = [show(Relay(secret=0.5), theta, data, i=i)[0] for i in range(3)]
     assert not any(torch.equal(a, b) for a, b in combinations(shown, 2))
@@ -1078,7 +1351,9 @@ def test_privacy_parties_have_different_secrets() -> None:
 
 @BOTH
 def test_privacy_min_count_counts_what_may_be_shown(method: Any) -> None:
-    """Half of each class guarded: a class of 2 free samples at least is observed, whatever the others are."""
+    """Half of each class guarded: a class of 2 free samples at least is observed, whatever the
+    others are.
+    """
     data, theta = labelled([0] * 8 + [1] * 3 + [2] * 2), task().init(Key(1))
     made = method(guarded=0.5, n_avg=0, min_count=1)
     _, _, free, _ = show(made, theta, data)
@@ -1107,17 +1382,27 @@ def test_privacy_who_shows_nothing_still_learns(text: str) -> None:
 
 def test_privacy_shares_above_one_are_refused() -> None:
     with pytest.raises(comity.UsageError):
-        comity.run("relay(secret=0.8,guarded=0.8)", federation((9, 9)), model=MODEL, rounds=1, engine="loop")
+        comity.run(
+            "relay(secret=0.8,guarded=0.8)",
+            federation((9, 9)),
+            model=MODEL,
+            rounds=1,
+            engine="loop",
+        )
 
 
 # --- chosen peers
 
 
 def test_peers_limit_means_and_observations(wire: list[Turn]) -> None:
-    """p0 chose p1, p2 nobody, p3 everybody it names: means are of those and itself, observations of those only."""
+    """p0 chose p1, p2 nobody, p3 everybody it names: means are of those and itself, observations of
+    those only.
+    """
     party = {"p0": {"peers": ["p1"]}, "p2": {"peers": []}, "p3": {"peers": ["p0", "p2", "p3"]}}
     fed = federation((9, 14, 11, 12))
-    comity.run("relay", fed, model=MODEL, rounds=6, engine="loop", party=party, n_avg=2, m_down=2, m_up=2)
+    comity.run(
+        "relay", fed, model=MODEL, rounds=6, engine="loop", party=party, n_avg=2, m_down=2, m_up=2
+    )
     allowed = {0: {0, 1}, 1: {0, 1, 2, 3}, 2: {2}, 3: {0, 2, 3}}
     last = turns(wire, "show")[0].replies
     met: dict[int, set[int]] = {u: set() for u in range(4)}
@@ -1127,7 +1412,13 @@ def test_peers_limit_means_and_observations(wire: list[Turn]) -> None:
             total = sum(last[v].counts for v in heard)[:, None]
             mean = sum(last[v].counts[:, None] * last[v].means for v in heard) / total
             torch.testing.assert_close(message.means, mean, rtol=0, atol=1e-5)
-            met[u] |= {v for v in range(4) for each in message.obs for o in last[v].obs if torch.equal(each, o)}
+            met[u] |= {
+                v
+                for v in range(4)
+                for each in message.obs
+                for o in last[v].obs
+                if torch.equal(each, o)
+            }
             assert bool(message.seen.any()) == (u != 2)
         last = turn.replies
     assert met == {0: {1}, 1: {0, 2, 3}, 2: set(), 3: {0, 2}}
@@ -1138,7 +1429,11 @@ def test_peers_are_charged_once_with_the_setup() -> None:
     fed = federation((9, 14, 11))
     how: dict[str, Any] = {"model": MODEL, "rounds": 1, "engine": "loop"}
     rows = [
-        {(r.src, r.dst): r.bytes for r in comity.run("relay", fed, party=party, **how).ledger if r.kind == "setup"}
+        {
+            (r.src, r.dst): r.bytes
+            for r in comity.run("relay", fed, party=party, **how).ledger
+            if r.kind == "setup"
+        }
         for party in ({}, {"p0": {"peers": ["p1"]}, "p2": {"peers": ["p0", "p1"]}})
     ]
     more = {edge: rows[1][edge] - rows[0][edge] for edge in rows[0]}
@@ -1148,7 +1443,14 @@ def test_peers_are_charged_once_with_the_setup() -> None:
 
 def test_peers_unknown_are_refused() -> None:
     with pytest.raises(comity.UsageError, match="north"):
-        comity.run("relay", federation((9, 9)), model=MODEL, rounds=1, engine="loop", party={"p0": {"peers": ["north"]}})
+        comity.run(
+            "relay",
+            federation((9, 9)),
+            model=MODEL,
+            rounds=1,
+            engine="loop",
+            party={"p0": {"peers": ["north"]}},
+        )
 
 
 def test_peers_unknown_to_a_newcomer_are_refused_too() -> None:
@@ -1158,11 +1460,21 @@ def test_peers_unknown_to_a_newcomer_are_refused_too() -> None:
 
 
 def test_peers_without_a_relay(wire: list[Turn]) -> None:
-    """p0 listens to p1 only: of six edges the one from p2 to p0 is missing, in what is told and in what is charged."""
+    """p0 listens to p1 only: of six edges the one from p2 to p0 is missing, in what is told and in
+    what is charged.
+    """
     party, fed = {"p0": {"peers": ["p1"]}}, federation((9, 14, 11))
-    result = comity.run("relay-p2p", fed, model=MODEL, rounds=3, engine="loop", party=party, neighbours=2)
+    result = comity.run(
+        "relay-p2p", fed, model=MODEL, rounds=3, engine="loop", party=party, neighbours=2
+    )
     for t in (1, 2, 3):
-        assert set(turns(wire, "local")[t].sealed_messages) == {(0, 1), (0, 2), (1, 0), (1, 2), (2, 1)}
+        assert set(turns(wire, "local")[t].sealed_messages) == {
+            (0, 1),
+            (0, 2),
+            (1, 0),
+            (1, 2),
+            (2, 1),
+        }
     charged: Counter[tuple[int, str]] = Counter()
     for row in result.ledger:
         charged[row.round, row.kind] += row.bytes
@@ -1184,11 +1496,19 @@ def test_peers_chosen_or_not_everybody_gets_the_first_noise(wire: list[Turn]) ->
 
 
 def _info(made: LearningTask, names: int = 1) -> Info:
-    return Info(tuple(f"p{i}" for i in range(names)), (100,) * names, (made,) * names, Training(), (1, 28, 28))
+    return Info(
+        tuple(f"p{i}" for i in range(names)),
+        (100,) * names,
+        (made,) * names,
+        Training(),
+        (1, 28, 28),
+    )
 
 
 def test_communication_of_lenet5() -> None:
-    """K5: 4 (M + 1) C d' = 4 * 2 * 10 * 84 = 6,720 bytes each way, and 10 counts with 10 marks up, 2 * 10 marks down."""
+    """K5: 4 (M + 1) C d' = 4 * 2 * 10 * 84 = 6,720 bytes each way, and 10 counts with 10 marks up,
+    2 * 10 marks down.
+    """
     lenet = task_of("lenet5", (1, 28, 28), 10)
     assert lenet.width == 84
     sent = Relay().traffic(_info(lenet), [0])
@@ -1200,7 +1520,9 @@ def test_communication_of_lenet5() -> None:
 
 
 def test_communication_of_resnet9_is_a_thousandth_of_fedavgs() -> None:
-    """K5: 2,470,730 parameters against 2 * 10 * 128 numbers: 965; with counts, marks and BatchNorm statistics 961.6."""
+    """K5: 2,470,730 parameters against 2 * 10 * 128 numbers: 965; with counts, marks and BatchNorm
+    statistics 961.6.
+    """
     network = build("resnet9", (1, 28, 28), 10)
     thesis = LearningTask(network, 10, network.cut, batchnorm_private(network, "params_only"))
     up, model = Relay().traffic(_info(thesis), [0]).up, FedAvg().traffic(_info(thesis), [0]).up
@@ -1215,11 +1537,22 @@ def test_communication_of_resnet9_is_a_thousandth_of_fedavgs() -> None:
     ("parties", "classes", "d", "m_up", "m_down", "participation"),
     [(2, 3, 5, 1, 1, 1.0), (3, 3, 8, 2, 3, 1.0), (4, 4, 7, 3, 1, 0.5), (4, 3, 6, 1, 5, 0.5)],
 )
-def test_communication_a_round(parties: int, classes: int, d: int, m_up: int, m_down: int, participation: float) -> None:
-    """K5: C (4 (M↑ + 1) d' + 5) from each party, C (4 (M↓ + 1) d' + M↓ + 1) to each, on the ledger of a real run."""
+def test_communication_a_round(
+    parties: int, classes: int, d: int, m_up: int, m_down: int, participation: float
+) -> None:
+    """K5: C (4 (M↑ + 1) d' + 5) from each party, C (4 (M↓ + 1) d' + M↓ + 1) to each, on the ledger
+    of a real run.
+    """
     fed = federation([12, 9, 14, 10][:parties], classes=classes)
     result = comity.run(
-        "relay", fed, model=f"mlp2(width={d})", rounds=3, engine="loop", participation=participation, m_up=m_up, m_down=m_down
+        "relay",
+        fed,
+        model=f"mlp2(width={d})",
+        rounds=3,
+        engine="loop",
+        participation=participation,
+        m_up=m_up,
+        m_down=m_down,
     )
     up, down = classes * (4 * (m_up + 1) * d + 5), classes * (4 * (m_down + 1) * d + m_down + 1)
     rows = [row for row in result.ledger if row.kind not in ("setup", "eval")]
@@ -1227,7 +1560,10 @@ def test_communication_a_round(parties: int, classes: int, d: int, m_up: int, m_
     assert before == [(name, "up", up) for name in fed.names]
     for t in (1, 2, 3):
         sent = Counter((row.kind, row.bytes) for row in rows if row.round == t)
-        assert sent == {("up", up): participation * parties, ("down", down): participation * parties}
+        assert sent == {
+            ("up", up): participation * parties,
+            ("down", down): participation * parties,
+        }
 
 
 def test_communication_is_known_beforehand() -> None:
@@ -1241,10 +1577,18 @@ def test_communication_is_known_beforehand() -> None:
 
 
 def test_k8_three_architectures_learn_together(wire: list[Turn]) -> None:
-    """LeNet5, an MLP and a CNN, all 84 wide: each gets the others' representations, and is not what it is alone."""
+    """LeNet5, an MLP and a CNN, all 84 wide: each gets the others' representations, and is not what
+    it is alone.
+    """
     fed = federation((12, 12, 12), shape=(1, 16, 16))
     party = {"p1": {"model": "mlp2(width=84)"}, "p2": {"model": "cnn4(width=84)"}}
-    settings: dict[str, Any] = {"model": "lenet5", "rounds": 2, "engine": "loop", "party": party, "lr": 0.02}
+    settings: dict[str, Any] = {
+        "model": "lenet5",
+        "rounds": 2,
+        "engine": "loop",
+        "party": party,
+        "lr": 0.02,
+    }
     result = comity.run("relay", fed, n_avg=0, **settings)
     messages, sent = turns(wire, "local")[2].messages, turns(wire, "local")[1].replies
     alone = comity.run("solo", fed, **settings)
@@ -1254,7 +1598,9 @@ def test_k8_three_architectures_learn_together(wire: list[Turn]) -> None:
         assert all(v.isfinite().all() for v in theta.values())
         assert not any(torch.equal(v, alone.model(name).theta[k]) for k, v in theta.items())
         assert any(torch.equal(messages[u].obs[0], sent[v].obs[0]) for v in sent if v != u)
-        torch.testing.assert_close(messages[u].means, sum(up.means for up in sent.values()) / 3, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            messages[u].means, sum(up.means for up in sent.values()) / 3, rtol=0, atol=1e-5
+        )
     p2p = comity.run("relay-p2p", fed, neighbours=2, **settings)
     assert all(v.isfinite().all() for n in fed.names for v in p2p.model(n).theta.values())
 
@@ -1262,7 +1608,14 @@ def test_k8_three_architectures_learn_together(wire: list[Turn]) -> None:
 @pytest.mark.parametrize("text", ["relay", "relay-p2p"])
 def test_k8_different_widths_are_refused(text: str) -> None:
     with pytest.raises(comity.UsageError, match="width"):
-        comity.run(text, federation((9, 9)), model=MODEL, rounds=1, engine="loop", party={"p1": {"model": "mlp2(width=6)"}})
+        comity.run(
+            text,
+            federation((9, 9)),
+            model=MODEL,
+            rounds=1,
+            engine="loop",
+            party={"p1": {"model": "mlp2(width=6)"}},
+        )
 
 
 def command(monkeypatch: pytest.MonkeyPatch, *args: object) -> int:
@@ -1296,8 +1649,12 @@ peers = ["p0"]
 """
 
 
-def test_k8_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: list[Turn]) -> None:
-    """Digits of 8x8 with LeNet5 and an MLP; p2 listens to p0 only. The run's folder says so and is found again."""
+def test_k8_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wire: list[Turn]
+) -> None:
+    """Digits of 8x8 with LeNet5 and an MLP; p2 listens to p0 only. The run's folder says so and is
+    found again.
+    """
     monkeypatch.chdir(tmp_path)
     Path("x.toml").write_text(TOML, encoding="utf-8")
     assert command(monkeypatch, "run", "x.toml", "--out", "out") == 0
@@ -1306,7 +1663,9 @@ def test_k8_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert message.obs.shape == (2, 10, 84)
     assert all(torch.equal(one, last[0].obs[0]) for one in message.obs)
     total = (last[0].counts + last[2].counts).clamp(min=1)[:, None]
-    mean = (last[0].counts[:, None] * last[0].means + last[2].counts[:, None] * last[2].means) / total
+    mean = (
+        last[0].counts[:, None] * last[0].means + last[2].counts[:, None] * last[2].means
+    ) / total
     torch.testing.assert_close(message.means, mean, rtol=0, atol=1e-5)
     assert command(monkeypatch, "resume", "out") == 0
     Path("x.toml").write_text(TOML.replace('["p0"]', '["p7"]'), encoding="utf-8")
@@ -1318,9 +1677,11 @@ def test_k8_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("running", [0.0, 0.3, 1.0])
 def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> None:
-    """Three rounds in which all tell all: the mean of all observations so far, or (1 - r) t̄ + r t in the order of senders.
+    """Three rounds in which all tell all: the mean of all observations so far, or (1 - r) t̄ + r t
+    in the order of senders.
 
-    Observations are class means of the senders' models at the round's beginning; p2 shows class 0 only.
+    Observations are class means of the senders' models at the round's beginning; p2 shows class 0
+    only.
     """
     p2p = RelayP2p(neighbours=2, running=running, n_avg=0)
     server, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
@@ -1348,7 +1709,9 @@ def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> Non
 
 @pytest.mark.parametrize("running", [0.0, 0.4])
 def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
-    """Each tells the other: Algorithm 2 with the newest observations, and the mean of all heard in place of the global one."""
+    """Each tells the other: Algorithm 2 with the newest observations, and the mean of all heard in
+    place of the global one.
+    """
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0, running=running)
     data = [TRIO[1], TRIO[2]]
     server, s = net_of(p2p, task(), data, Training(lr=0.05, batch=100, epochs=2))
@@ -1361,8 +1724,13 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
                 if t is not None:
                     times[u][c] += 1
                     rate = running if running and times[u][c] > 1 else 1 / times[u][c]
-                    bars[u][c] = t if times[u][c] == 1 else (1 - rate) * present(bars[u][c]) + rate * t
-        ours = [descend(ours[u], data[u], Heard(bars[u], shown[1 - u]), 0.05, 2, 4 / D, 2 / C) for u in (0, 1)]
+                    bars[u][c] = (
+                        t if times[u][c] == 1 else (1 - rate) * present(bars[u][c]) + rate * t
+                    )
+        ours = [
+            descend(ours[u], data[u], Heard(bars[u], shown[1 - u]), 0.05, 2, 4 / D, 2 / C)
+            for u in (0, 1)
+        ]
     rounds(p2p, server, s, 3)
     for u in (0, 1):
         assert_near(server.state(u).theta, ours[u])
@@ -1380,16 +1748,27 @@ def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
     rounds(p2p, server, s, 1, first=2)
     assert not turns(wire, "local")[2].sealed_messages
     bar = list(before.mean)
-    assert_near(server.state(0).theta, descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0))
+    assert_near(
+        server.state(0).theta,
+        descend(before.theta, TRIO[0], Heard(bar, [None] * C), 0.05, 1, 4 / D, 0.0),
+    )
     assert torch.equal(server.state(0).mean, before.mean)
     assert torch.equal(server.state(0).heard, before.heard)
 
 
-@pytest.mark.parametrize(("parties", "neighbours", "m_up"), [(2, 1, 1), (5, 1, 1), (5, 2, 3), (3, 7, 2)])
-def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(parties: int, neighbours: int, m_up: int, wire: list[Turn]) -> None:
-    """k min(m, k - 1) parcels of C (4 M↑ d' + 1) bytes a round; who is asked hears by whom, 4 bytes each; nothing goes up."""
+@pytest.mark.parametrize(
+    ("parties", "neighbours", "m_up"), [(2, 1, 1), (5, 1, 1), (5, 2, 3), (3, 7, 2)]
+)
+def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(
+    parties: int, neighbours: int, m_up: int, wire: list[Turn]
+) -> None:
+    """k min(m, k - 1) parcels of C (4 M↑ d' + 1) bytes a round; who is asked hears by whom, 4 bytes
+    each; nothing goes up.
+    """
     fed, m = federation([9, 14, 11, 7, 12][:parties]), min(neighbours, parties - 1)
-    result = comity.run("relay-p2p", fed, model=MODEL, rounds=8, engine="loop", neighbours=neighbours, m_up=m_up)
+    result = comity.run(
+        "relay-p2p", fed, model=MODEL, rounds=8, engine="loop", neighbours=neighbours, m_up=m_up
+    )
     assert {row.kind for row in result.ledger} == {"setup", "eval", "down", "peer"}
     assert {row.kind for row in result.ledger if row.round == 0} == {"setup", "eval"}
     graphs = set()
@@ -1399,13 +1778,27 @@ def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(parties: int, neighbo
         assert {row.bytes for row in rows} == {C * (4 * m_up * D + 1)}
         assert len(edges) == len(set(edges)) == parties * m
         assert all(src != dst for src, dst in edges)
-        assert Counter(dst for _, dst in edges) == dict.fromkeys(fed.names, m), "each hears as many as it asks"
-        assert sum(row.bytes for row in result.ledger if row.round == t and row.kind == "down") == 4 * parties * m
+        assert Counter(dst for _, dst in edges) == dict.fromkeys(fed.names, m), (
+            "each hears as many as it asks"
+        )
+        assert (
+            sum(row.bytes for row in result.ledger if row.round == t and row.kind == "down")
+            == 4 * parties * m
+        )
         graphs.add(frozenset(edges))
         tell, local = turns(wire, "tell")[t], turns(wire, "local")[t]
-        assert all(isinstance(sealed, Sealed) for reply in tell.replies.values() for sealed in reply.values())
+        assert all(
+            isinstance(sealed, Sealed)
+            for reply in tell.replies.values()
+            for sealed in reply.values()
+        )
         assert all(reply is None for reply in local.replies.values())
-        assert not [x for turn in (tell, local) for message in turn.messages.values() for x in tensors(message)]
+        assert not [
+            x
+            for turn in (tell, local)
+            for message in turn.messages.values()
+            for x in tensors(message)
+        ]
         assert all(told.obs.shape == (m_up, C, D) for told in local.sealed_messages.values())
     assert (len(graphs) > 1) == (m < parties - 1), "neighbours are drawn anew each round"
     assert result.summary["bytes"]["peer"] == 8 * parties * m * C * (4 * m_up * D + 1)
@@ -1432,7 +1825,9 @@ def test_p2p_external_discriminators_do_not_travel(wire: list[Turn]) -> None:
     sent = [x for turn in wire for told in turn.sealed_messages.values() for x in tensors(told)]
     states = [server.state(u).theta[V] for u in range(3)]
     assert sent
-    assert not [1 for x in sent for v in (first, *states) if x.shape == v.shape and torch.equal(x, v)]
+    assert not [
+        1 for x in sent for v in (first, *states) if x.shape == v.shape and torch.equal(x, v)
+    ]
 
 
 # --- other places, other times
@@ -1441,7 +1836,10 @@ def test_p2p_external_discriminators_do_not_travel(wire: list[Turn]) -> None:
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("relay(m_up=2,m_down=3)", {"participation": 0.5}),
     ("relay(disc=external)", {"optimizer": "adam", "opt_state": "keep", "lr": 0.01}),
-    ("relay(begin=random,max_age=2,age_decay=0.5,aggregate=predictor)", {"party": {"p0": {"peers": ["p1", "p3"]}}}),
+    (
+        "relay(begin=random,max_age=2,age_decay=0.5,aggregate=predictor)",
+        {"party": {"p0": {"peers": ["p1", "p3"]}}},
+    ),
     ("relay-p2p(neighbours=2)", {}),
     ("relay-p2p(running=0.5,disc=external,m_up=2)", {"participation": 0.5}),
 ]
@@ -1465,18 +1863,24 @@ class Stop(Quiet):
 def test_every_place_and_every_interruption_gives_the_same(
     text: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Straight on one process, on two workers, and stopped after round 2 of 4 and resumed: equal tables, equal weights.
+    """Straight on one process, on two workers, and stopped after round 2 of 4 and resumed: equal
+    tables, equal weights.
 
     Trained together, weights are equal up to rounding, and bytes exactly.
     """
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
-    fed, how = federation((9, 14, 11, 7)), {"model": MODEL, "rounds": 4, "batch": 4, "n_avg": 2, **settings}
+    fed, how = (
+        federation((9, 14, 11, 7)),
+        {"model": MODEL, "rounds": 4, "batch": 4, "n_avg": 2, **settings},
+    )
     straight = comity.run(text, fed, out=tmp_path / "straight", engine="loop", **how)
     workers = comity.run(text, fed, out=tmp_path / "workers", engine="process", workers=2, **how)
     with pytest.raises(KeyboardInterrupt):
         comity.run(text, fed, out=tmp_path / "stopped", engine="loop", progress=Stop(2), **how)
     again = Stop(-1)
-    resumed = comity.run(text, fed, out=tmp_path / "stopped", engine="loop", progress=again, resume=True, **how)
+    resumed = comity.run(
+        text, fed, out=tmp_path / "stopped", engine="loop", progress=again, resume=True, **how
+    )
     assert again.first == 2
     for other in (workers, resumed):
         for name in ("metrics.csv", "ledger.csv", "outcomes.csv"):

@@ -1,4 +1,6 @@
-"""Median, trimmed mean and Krum: what they make of replies, and what a party that sends nonsense can do against them."""
+"""Median, trimmed mean and Krum: what they make of replies, and what a party that sends nonsense
+can do against them.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,12 @@ def numbers(*values: float) -> list[Params]:
 def after_a_round(text: str, *optima: float, counts: int = 1) -> float:
     """w after one round on ½(w − b_i)²: a step of length 1 takes each party to its own b_i."""
     method = compose(text)
-    server, s = net_of(method, quadratic(), [rows(1.0, b, counts if i else 1) for i, b in enumerate(optima)], ONE_STEP)
+    server, s = net_of(
+        method,
+        quadratic(),
+        [rows(1.0, b, counts if i else 1) for i, b in enumerate(optima)],
+        ONE_STEP,
+    )
     theta: Tensor = rounds(method, server, s, 1).host["body.w"]
     return theta.item()
 
@@ -62,7 +69,9 @@ def test_an_even_number_has_the_middle_twos_mean() -> None:
 
 
 def test_all_count_alike() -> None:
-    """FedAvg weighs by samples; a party cannot make itself count for more by having, or claiming, more of them."""
+    """FedAvg weighs by samples; a party cannot make itself count for more by having, or claiming,
+    more of them.
+    """
     for text in ("trimmed(share=0)", "krum(f=0,m=3)"):
         assert after_a_round(f"fedavg+{text}", 1, 2, 6, counts=7) == pytest.approx(3)
 
@@ -71,7 +80,9 @@ finite = st.floats(-1e6, 1e6, width=32)
 
 
 @given(st.lists(finite, min_size=3, max_size=9), st.data())
-def test_fewer_than_half_cannot_move_a_median_beyond_the_honest(honest: list[float], data: st.DataObject) -> None:
+def test_fewer_than_half_cannot_move_a_median_beyond_the_honest(
+    honest: list[float], data: st.DataObject
+) -> None:
     wild = data.draw(st.lists(st.floats(-1e30, 1e30), max_size=len(honest) - 1))
     models = numbers(*honest, *wild)
     found = compose("fedavg+median").made_of(models)["w"].item()  # type: ignore[attr-defined]
@@ -99,8 +110,16 @@ def test_krum_never_takes_what_is_far_from_all(f: int, more: int, seed: int) -> 
 
 def test_distances_are_over_all_that_is_sent() -> None:
     models: list[Params] = [
-        {"a": torch.tensor([[0.0, 3.0]]), "b.~var": torch.tensor([1.0]), "b.~seen": torch.tensor(4)},
-        {"a": torch.tensor([[4.0, 3.0]]), "b.~var": torch.tensor([3.0]), "b.~seen": torch.tensor(5)},
+        {
+            "a": torch.tensor([[0.0, 3.0]]),
+            "b.~var": torch.tensor([1.0]),
+            "b.~seen": torch.tensor(4),
+        },
+        {
+            "a": torch.tensor([[4.0, 3.0]]),
+            "b.~var": torch.tensor([3.0]),
+            "b.~seen": torch.tensor(5),
+        },
         {"a": torch.full((1, 2), 3e38), "b.~var": torch.tensor([1.0]), "b.~seen": torch.tensor(4)},
     ]
     found = distances(models)
@@ -129,7 +148,9 @@ def test_reductions() -> None:
 
 
 def test_equal_scores_are_the_first_partys() -> None:
-    assert Krum(compose("fedavg"), f=0).made_of(numbers(0, 1, 5, 6))["w"].item() == 1  # as near as 5
+    assert (
+        Krum(compose("fedavg"), f=0).made_of(numbers(0, 1, 5, 6))["w"].item() == 1
+    )  # as near as 5
 
 
 def test_replies_that_do_not_fit_are_refused() -> None:
@@ -142,7 +163,14 @@ def test_replies_that_do_not_fit_are_refused() -> None:
 # In whole runs.
 
 SIZES = (30, 12, 18, 24, 15, 21, 27)
-SMALL: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 4, "batch": 6, "lr": 0.2, "epochs": 4, "engine": "loop"}
+SMALL: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 4,
+    "batch": 6,
+    "lr": 0.2,
+    "epochs": 4,
+    "engine": "loop",
+}
 
 
 @cache
@@ -179,7 +207,9 @@ def test_two_of_seven(robust: str) -> None:
 
 
 def test_more_than_was_asked_for_breaks_them() -> None:
-    """The other side of the promise: a trimmed mean of one party on either side does not survive two."""
+    """The other side of the promise: a trimmed mean of one party on either side does not survive
+    two.
+    """
     assert accuracy(f"{FAULTY}(who=p0 p3)+trimmed") < 0.6
 
 
@@ -205,23 +235,44 @@ def test_a_users_whole_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "sentence"),
     [
-        ("fedavg+krum(f=3)", {}, "krum with these options needs 9 parties in a round, but 7 take part"),
-        ("fedavg+krum(f=1,m=7)", {}, "krum with these options needs 8 parties in a round, but 7 take part"),
-        ("fedavg+krum", {"participation": 0.5}, "krum with these options needs 5 parties in a round, but 4 take part"),
+        (
+            "fedavg+krum(f=3)",
+            {},
+            "krum with these options needs 9 parties in a round, but 7 take part",
+        ),
+        (
+            "fedavg+krum(f=1,m=7)",
+            {},
+            "krum with these options needs 8 parties in a round, but 7 take part",
+        ),
+        (
+            "fedavg+krum",
+            {"participation": 0.5},
+            "krum with these options needs 5 parties in a round, but 4 take part",
+        ),
         (
             "scaffold+median",
             {},
-            "median goes around methods that average models as fedavg does, but scaffold has another way",
+            (
+                "median goes around methods that average models as fedavg does, but scaffold has"
+                " another way"
+            ),
         ),
         ("adcol+krum", {}, "but adcol shares representations and keeps all weights at the party"),
         ("fedavg+median+krum", {}, "krum and median would both take the place of the mean"),
-        ("fedavg+dp(noise=1,level=party)+trimmed", {}, "trimmed and dp would both take the place of the mean"),
+        (
+            "fedavg+dp(noise=1,level=party)+trimmed",
+            {},
+            "trimmed and dp would both take the place of the mean",
+        ),
         ("fedavg+trimmed(share=0.6)", {}, "share must be at most 0.5"),
         ("fedavg+krum(f=-1)", {}, "f must be at least 0"),
         ("median", {}, "median wraps another method"),
     ],
 )
-def test_what_cannot_be_is_refused_before_round_one(text: str, settings: dict[str, Any], sentence: str) -> None:
+def test_what_cannot_be_is_refused_before_round_one(
+    text: str, settings: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(UsageError, match=sentence):
         comity.run(text, easy(), **SMALL | settings)
 
@@ -248,7 +299,12 @@ def test_a_round_that_too_few_answer_is_void(tmp_path: Path) -> None:
     result = comity.run("fedavg+krum(f=2)", easy(), **SMALL | {"rounds": 3, "absent": str(away)})
     why = "krum with these options needs 7 replies, but 6 came."
     assert [(v["round"], v["why"]) for v in result.summary["discarded"]] == [(2, why)]
-    assert comity.run("fedavg+krum(f=1)", easy(), **SMALL | {"rounds": 3, "absent": str(away)}).summary["discarded"] == []
+    assert (
+        comity.run(
+            "fedavg+krum(f=1)", easy(), **SMALL | {"rounds": 3, "absent": str(away)}
+        ).summary["discarded"]
+        == []
+    )
 
 
 def test_two_ways_to_average_are_an_error_wherever_they_come_from() -> None:
@@ -268,7 +324,9 @@ def test_what_they_do_not_guard_is_said() -> None:
     assert compose("fedavg+median").warnings(info) == []
     assert compose("fedavg+krum(f=0,m=2)").warnings(info) == ["with f=0 it protects from nobody."]
     assert "a single party's" in compose("fedavg+krum(f=1)").warnings(info)[0]
-    assert compose("fedavg+trimmed(share=0)").warnings(info) == ["with share=0 nobody is left out: it is a plain mean."]
+    assert compose("fedavg+trimmed(share=0)").warnings(info) == [
+        "with share=0 nobody is left out: it is a plain mean."
+    ]
 
 
 def test_a_median_of_two_is_said_to_be_a_mean(tmp_path: Path) -> None:
@@ -278,5 +336,7 @@ def test_a_median_of_two_is_said_to_be_a_mean(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="protects from nobody"):
         comity.run("fedavg+median", easy(), **SMALL | {"rounds": 1, "participation": 0.3})
     for rounds_, said in ((1, False), (2, True)):
-        result = comity.run("fedavg+median", easy(), **SMALL | {"rounds": rounds_, "absent": str(away)})
+        result = comity.run(
+            "fedavg+median", easy(), **SMALL | {"rounds": rounds_, "absent": str(away)}
+        )
         assert any("protects from nobody" in text for text in result.summary["remarks"]) == said

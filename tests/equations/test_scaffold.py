@@ -1,4 +1,6 @@
-"""SCAFFOLD (Karimireddy et al. 2020), Algorithm 1, on quadratics f_i(w) = a_i/2 (w - b_i)^2 that are worked out by hand."""
+"""SCAFFOLD (Karimireddy et al. 2020), Algorithm 1, on quadratics f_i(w) = a_i/2 (w - b_i)^2 that
+are worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ TWO = [rows(a, b) for a, b in zip(A, B, strict=True)]
 
 
 def fedavg_fixed_point() -> float:
-    """K steps take w to b + q (w - b) with q = (1 - eta a)^K; the average stands still at sum (1-q) b / sum (1-q)."""
+    """K steps take w to b + q (w - b) with q = (1 - eta a)^K; the average stands still at sum (1-q)
+    b / sum (1-q).
+    """
     q = [(1 - ETA * a) ** K for a in A]
     return sum((1 - q_i) * b for q_i, b in zip(q, B, strict=True)) / sum(1 - q_i for q_i in q)
 
@@ -53,17 +57,22 @@ def test_two_quadratics_control_variates_end_as_gradients_at_the_optimum() -> No
 
 
 def test_two_quadratics_scaffold_with_half_the_parties_a_round() -> None:
-    """Four parties, two drawn each round: c is (1/N) sum over all N, and the optimum is still reached."""
+    """Four parties, two drawn each round: c is (1/N) sum over all N, and the optimum is still
+    reached.
+    """
     four = [rows(4, 1), rows(1, 7), rows(2, -3), rows(3, 2)]
     optimum = (4 * 1 + 1 * 7 - 2 * 3 + 3 * 2) / 10
     scaffold = Scaffold(server_lr=0.5)
-    server, s = net_of(scaffold, quadratic(), four, Training(lr=0.05, batch=100, steps=5), participation=0.5)
+    server, s = net_of(
+        scaffold, quadratic(), four, Training(lr=0.05, batch=100, steps=5), participation=0.5
+    )
     s = rounds(scaffold, server, s, 400)
     assert s.theta["body.w"].item() == pytest.approx(optimum, abs=1e-4)
 
 
 def test_alg1_l10_l12_l16_l17_first_round_by_hand() -> None:
-    """x = 0, c = c_i = 0, two steps of 0.1: y_1 = 0 -> 0.4 -> 0.64 (a=4, b=1), y_2 = 0 -> 0.7 -> 1.33 (a=1, b=7).
+    """x = 0, c = c_i = 0, two steps of 0.1: y_1 = 0 -> 0.4 -> 0.64 (a=4, b=1), y_2 = 0 -> 0.7 ->
+    1.33 (a=1, b=7).
 
     l.12: c_i = (x - y_i) / (K eta) = -3.2 and -6.65.  l.16: x = (0.64 + 1.33) / 2.  l.17: c = (-3.2 - 6.65) / 2.
     """
@@ -77,7 +86,8 @@ def test_alg1_l10_l12_l16_l17_first_round_by_hand() -> None:
 
 
 def test_alg1_l10_l12_second_round_by_hand() -> None:
-    """x = 0.985, c = -4.925, c_1 = -3.2, c_2 = -6.65 from the first round; a step is y - 0.1 (a (y - b) - c_i + c).
+    """x = 0.985, c = -4.925, c_1 = -3.2, c_2 = -6.65 from the first round; a step is y - 0.1 (a (y
+    - b) - c_i + c).
 
     Party 1: corrections -c_1 + c = -1.725:  0.985 - 0.1 (-0.06 - 1.725) = 1.1635;    1.1635 - 0.1 (0.654 - 1.725) = 1.2706.
     Party 2: -c_2 + c = +1.725:              0.985 - 0.1 (-6.015 + 1.725) = 1.414;    1.414 - 0.1 (-5.586 + 1.725) = 1.8001.
@@ -89,14 +99,20 @@ def test_alg1_l10_l12_second_round_by_hand() -> None:
     assert server.state(0).c["body.w"].item() == pytest.approx(0.297)
     assert server.state(1).c["body.w"].item() == pytest.approx(-5.8005)
     assert s.theta["body.w"].item() == pytest.approx((1.2706 + 1.8001) / 2)
-    assert s.c["body.w"].item() == pytest.approx((0.297 - 5.8005) / 2)  # c + mean of the changes = mean of the new
+    assert s.c["body.w"].item() == pytest.approx(
+        (0.297 - 5.8005) / 2
+    )  # c + mean of the changes = mean of the new
 
 
 def test_alg1_l16_l17_with_half_the_parties_and_a_server_step() -> None:
-    """l.16 takes the mean over S, l.17 divides by N: with |S| = 2 of N = 4, x moves by eta_g mean, c by half the mean."""
+    """l.16 takes the mean over S, l.17 divides by N: with |S| = 2 of N = 4, x moves by eta_g mean,
+    c by half the mean.
+    """
     four = [rows(4, 1), rows(1, 7), rows(2, -3), rows(3, 2)]
     scaffold = Scaffold(server_lr=0.25)
-    server, s = net_of(scaffold, quadratic(1.5), four, Training(lr=0.1, batch=100, steps=1), participation=0.5)
+    server, s = net_of(
+        scaffold, quadratic(1.5), four, Training(lr=0.1, batch=100, steps=1), participation=0.5
+    )
     i, j = server.sample(1)
     s = rounds(scaffold, server, s, 1)
     gradient = {0: 4 * (1.5 - 1), 1: 1 * (1.5 - 7), 2: 2 * (1.5 + 3), 3: 3 * (1.5 - 2)}
@@ -116,9 +132,13 @@ def test_alg1_l16_averages_uniformly_whatever_the_sample_counts() -> None:
 
 
 def test_alg1_l12_counts_each_partys_own_steps() -> None:
-    """Epochs over 3 and 1 batches make K_1 = 3, K_2 = 1: c_1 = (0 - 0.784)/0.3, c_2 = (0 - 0.7)/0.1."""
+    """Epochs over 3 and 1 batches make K_1 = 3, K_2 = 1: c_1 = (0 - 0.784)/0.3, c_2 = (0 -
+    0.7)/0.1.
+    """
     scaffold = Scaffold()
-    server, s = net_of(scaffold, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=1))
+    server, s = net_of(
+        scaffold, quadratic(), [rows(4, 1, count=3), rows(1, 7)], Training(lr=0.1, batch=1)
+    )
     rounds(scaffold, server, s, 1)
     assert server.state(0).c["body.w"].item() == pytest.approx(-(1 - 0.6**3) / 0.3)
     assert server.state(1).c["body.w"].item() == pytest.approx(-7.0)
@@ -146,18 +166,31 @@ def test_option_ii_assumes_plain_sgd(method: str, optimizer: str) -> None:
 def test_control_variates_cover_shared_parameters_without_buffers(bn: Any, without: str) -> None:
     """Running statistics have no gradient; what BatchNorm keeps at home is nobody's drift."""
     fed = federation((12, 14), shape=(1, 8, 8))
-    job = comity.run("scaffold", fed, model="fedbn-cnn(scale=0.03)", bn=bn, rounds=1, batch=4, engine="loop").job
+    job = comity.run(
+        "scaffold", fed, model="fedbn-cnn(scale=0.03)", bn=bn, rounds=1, batch=4, engine="loop"
+    ).job
     key, expected = job.root.fold("init"), {k for k in job.info.task.shapes if without not in k}
     assert set(job.algorithm.init_server(key, job.info).c) == expected
     assert set(job.algorithm.init_party(key, job.parties[0]).c) == expected
 
 
 @pytest.mark.parametrize("server_lr", [0.5, 1.0, 4.0])
-def test_section0_running_statistics_are_averages_whatever_the_server_step(server_lr: float, replies: list[Any]) -> None:
-    """l.16 steps parameters; running means and variances are averages, and a variance stays positive."""
+def test_section0_running_statistics_are_averages_whatever_the_server_step(
+    server_lr: float, replies: list[Any]
+) -> None:
+    """l.16 steps parameters; running means and variances are averages, and a variance stays
+    positive.
+    """
     fed = federation((12, 14), shape=(1, 8, 8))
     result = comity.run(
-        "scaffold", fed, model="fedbn-cnn(scale=0.03)", rounds=1, batch=4, lr=0.001, server_lr=server_lr, engine="loop"
+        "scaffold",
+        fed,
+        model="fedbn-cnn(scale=0.03)",
+        rounds=1,
+        batch=4,
+        lr=0.001,
+        server_lr=server_lr,
+        engine="loop",
     )
     (sent,) = [call for call in replies if hasattr(call[0], "dc")]
     buffers = [name for name in result.job.info.task.shapes if "~" in name]

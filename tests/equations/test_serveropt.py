@@ -1,4 +1,6 @@
-"""The server's optimizers: each line of Algorithm 2 on a number, the reduction to the host, and around whom they go."""
+"""The server's optimizers: each line of Algorithm 2 on a number, the reduction to the host, and
+around whom they go.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ import comity
 from comity.algorithms import compose
 from comity.core import Params, Training, UsageError
 
-SETTINGS: dict[str, Any] = {"model": "mlp2(width=7)", "rounds": 3, "engine": "loop", "lr": 0.1, "batch": 4}
+SETTINGS: dict[str, Any] = {
+    "model": "mlp2(width=7)",
+    "rounds": 3,
+    "engine": "loop",
+    "lr": 0.1,
+    "batch": 4,
+}
 TAU, BETA2 = 0.001, 0.99
 
 
@@ -30,11 +38,15 @@ def second(optimizer: str, v: float, square: float) -> float:
     }[optimizer]
 
 
-@pytest.mark.parametrize(("optimizer", "beta1", "eta"), [("adam", 0.9, 0.1), ("yogi", 0.9, 0.01), ("adagrad", 0.0, 0.1)])
+@pytest.mark.parametrize(
+    ("optimizer", "beta1", "eta"), [("adam", 0.9, 0.1), ("yogi", 0.9, 0.01), ("adagrad", 0.0, 0.1)]
+)
 def test_algorithm_2_on_a_quadratic(optimizer, beta1, eta):
     """Parties that reach their optima in one step: Δ = mean b − w, three rounds with the defaults."""
     method = compose(f"fedavg+serveropt(optimizer={optimizer})")
-    server, s = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8))
+    server, s = net_of(
+        method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8)
+    )
     w, m, v = 0.0, 0.0, TAU**2
     for t in range(1, 4):
         s = rounds(method, server, s, 1, first=t)
@@ -46,7 +58,9 @@ def test_algorithm_2_on_a_quadratic(optimizer, beta1, eta):
 
 def test_fedavgm_on_a_quadratic():
     method = compose("fedavg+serveropt(beta1=0.5,server_lr=0.8)")
-    server, s = net_of(method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8))
+    server, s = net_of(
+        method, quadratic(), [rows(2.0, 1.0, 1), rows(2.0, 5.0, 3)], Training(lr=0.5, batch=8)
+    )
     w = m = 0.0
     for t in range(1, 4):
         s = rounds(method, server, s, 1, first=t)
@@ -82,7 +96,10 @@ def test_options_are_not_without_effect():
         return ran(f"fedavg+serveropt({options})").model("p0").theta
 
     usual = {name: end(f"optimizer={name}") for name in ("momentum", "adam", "yogi", "adagrad")}
-    for name, others in {"momentum": "server_lr beta1", "adam": "server_lr beta1 beta2 tau"}.items():
+    for name, others in {
+        "momentum": "server_lr beta1",
+        "adam": "server_lr beta1 beta2 tau",
+    }.items():
         for other in others.split():
             assert distance(usual[name], end(f"optimizer={name},{other}=0.3")) > 1e-6, other
     for one, two in (("momentum", "adam"), ("adam", "yogi"), ("adam", "adagrad")):
@@ -90,7 +107,9 @@ def test_options_are_not_without_effect():
 
 
 def test_statistics_are_averaged():
-    """BatchNorm's: the host's, whatever the server's step, in the first round, in which all else that is trained is the same."""
+    """BatchNorm's: the host's, whatever the server's step, in the first round, in which all else
+    that is trained is the same.
+    """
     pictures = federation((12, 9), shape=(1, 8, 8))
     settings = SETTINGS | {"model": "fedbn-cnn(scale=0.06)", "rounds": 1}
     both = ("fedavg", "fedavg+serveropt(optimizer=adam)")
@@ -118,14 +137,20 @@ def test_what_is_refused(text, why):
         compose(text)
 
 
-PRIVATE = ["fedavg+dp(noise=1,level=party)+serveropt", "fedavg+serveropt+dp(noise=1)", "fedavg+dp(noise=1)+serveropt"]
+PRIVATE = [
+    "fedavg+dp(noise=1,level=party)+serveropt",
+    "fedavg+serveropt+dp(noise=1)",
+    "fedavg+dp(noise=1)+serveropt",
+]
 
 
 @pytest.mark.parametrize("text", PRIVATE)
 def test_private_training_within_and_without(text):
     told = ran(text).summary["privacy"]
     assert told == ran(text.replace("+serveropt", "")).summary["privacy"]
-    assert "level=party" in text or math.isfinite(told["epsilon"])  # there the server sees everybody's model
+    assert "level=party" in text or math.isfinite(
+        told["epsilon"]
+    )  # there the server sees everybody's model
 
 
 def test_around_a_wrapped_host():
@@ -137,6 +162,9 @@ def test_around_a_wrapped_host():
 
 def test_around_a_robust_mean_or_within_one():
     """The step is made of the median, whichever of the two is named first."""
-    one, other = (ran(text).model("p0").theta for text in ("fedavg+median+serveropt", "fedavg+serveropt+median"))
+    one, other = (
+        ran(text).model("p0").theta
+        for text in ("fedavg+median+serveropt", "fedavg+serveropt+median")
+    )
     assert same(one, other)
     assert distance(one, ran("fedavg+serveropt").model("p0").theta) > 1e-4

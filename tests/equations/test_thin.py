@@ -1,4 +1,6 @@
-"""Gradients of linear layers that are never written out: whatever a loss does with its weights, the steps are torch's."""
+"""Gradients of linear layers that are never written out: whatever a loss does with its weights, the
+steps are torch's.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def plain(theta: Params, batch: Batch) -> Tensor:
 
 def proximal(theta: Params, batch: Batch) -> Tensor:
     """The weights occur by themselves, too."""
-    return TASK.loss(theta, batch) + sum((v.square().sum() for v in theta.values()), torch.zeros(()))
+    return TASK.loss(theta, batch) + sum(
+        (v.square().sum() for v in theta.values()), torch.zeros(())
+    )
 
 
 def twice(theta: Params, batch: Batch) -> Tensor:
@@ -66,7 +70,9 @@ def penalised_later(theta: Params, batch: Batch) -> Tensor:
     if batch.number < 2:
         return BATCHNORM.loss(theta, batch)
     x = batch.x.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(BATCHNORM.features(theta, x, train=True).square().sum(), x, create_graph=True)
+    (slope,) = torch.autograd.grad(
+        BATCHNORM.features(theta, x, train=True).square().sum(), x, create_graph=True
+    )
     return BATCHNORM.loss(theta, batch) + slope.square().mean()
 
 
@@ -95,14 +101,21 @@ HOW = {
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
 @pytest.mark.parametrize("how", HOW)
 def test_thin_and_whole_gradients_agree(loss: Any, how: str) -> None:
-    """In 64 bits after six steps, also with a shift of every gradient and with some weights held fixed."""
+    """In 64 bits after six steps, also with a shift of every gradient and with some weights held
+    fixed.
+    """
     task = BATCHNORM if loss is penalised_later else TASK
     theta = {k: v.double() for k, v in task.init(Key(1)).items()}
     data = samples(18, SHAPE, CLASSES)
     data = type(data)(data.x.double(), data.y)
-    for only, add in ((None, None), (frozenset({"fc1.weight", "fc2.bias", "fc2.weight"}), {"fc2.weight": theta["fc2.weight"]})):
+    for only, add in (
+        (None, None),
+        (frozenset({"fc1.weight", "fc2.bias", "fc2.weight"}), {"fc2.weight": theta["fc2.weight"]}),
+    ):
         settings = Training(**vars(HOW[how]) | {"batch": 6, "epochs": 2})
-        asked = FitRequest(of_batch(loss), theta, data, Key(2), settings, quadratic(), None, only, add)
+        asked = FitRequest(
+            of_batch(loss), theta, data, Key(2), settings, quadratic(), None, only, add
+        )
         whole = descent._train(asked, thin=False).theta
         ours = fit(loss, theta, data, Key(2), settings, only=only, add=add).theta
         torch.testing.assert_close(ours, whole, rtol=1e-9, atol=1e-11)
@@ -133,6 +146,9 @@ def test_over_rows_is_vmap() -> None:
 
     def plain_one(theta: Params, seen: Params) -> Params:
         logits = torch.nn.functional.linear(seen["x"], theta["w"], theta["b"])
-        return {"value": torch.nn.functional.cross_entropy(logits, seen["y"]), "mean": logits.mean(0)}
+        return {
+            "value": torch.nn.functional.cross_entropy(logits, seen["y"]),
+            "mean": logits.mean(0),
+        }
 
     torch.testing.assert_close(over_rows(one, theta, x), vmap(plain_one)(theta, x))

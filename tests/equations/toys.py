@@ -12,7 +12,20 @@ import torch
 from torch import Tensor
 
 import comity
-from comity.core import AnyAlgorithm, Batch, Fitted, Info, Key, LearningTask, Params, Party, PartyData, Samples, Server, Training
+from comity.core import (
+    AnyAlgorithm,
+    Batch,
+    Fitted,
+    Info,
+    Key,
+    LearningTask,
+    Params,
+    Party,
+    PartyData,
+    Samples,
+    Server,
+    Training,
+)
 from comity.core.call import CallId
 from comity.core.descent import train
 from comity.core.fit import FitRequest, Pull, Working
@@ -52,7 +65,9 @@ class OneNumber:
 
 @dataclass(frozen=True)
 class Quadratic(LearningTask):
-    """f(w) = a/2 (w - b)^2; a sample is the row (a, b), so a party's rows are its curvature and its optimum."""
+    """f(w) = a/2 (w - b)^2; a sample is the row (a, b), so a party's rows are its curvature and its
+    optimum.
+    """
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
         a, b = batch.x.unbind(1)
@@ -65,15 +80,25 @@ def quadratic(begin: float = 0.0) -> Quadratic:
 
 def rows(a: float, b: float, count: int = 1) -> Samples:
     """A party whose loss is a/2 (w - b)^2, held `count` times over."""
-    return Samples(torch.tensor([[a, b]] * count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64))
+    return Samples(
+        torch.tensor([[a, b]] * count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
+    )
 
 
-def task_of(model: str, shape: tuple[int, ...], classes: int, cut: str = "", private: frozenset[str] = frozenset()) -> LearningTask:
+def task_of(
+    model: str,
+    shape: tuple[int, ...],
+    classes: int,
+    cut: str = "",
+    private: frozenset[str] = frozenset(),
+) -> LearningTask:
     network = build(model, shape, classes)
     return LearningTask(network, classes, cut or network.cut, private)
 
 
-def party_of(task: LearningTask, train: Samples, training: Training, i: int = 0, parties: int = 1) -> Party:
+def party_of(
+    task: LearningTask, train: Samples, training: Training, i: int = 0, parties: int = 1
+) -> Party:
     nothing = train.take(torch.zeros(0, dtype=torch.int64))
     return Party(i, f"p{i}", task, training, PartyData(train, nothing, nothing), parties)
 
@@ -81,7 +106,14 @@ def party_of(task: LearningTask, train: Samples, training: Training, i: int = 0,
 class LoopServer(Server):
     """A net over parties of this process, whose states a test may look at."""
 
-    def __init__(self, algorithm: AnyAlgorithm, info: Info, root: Key, participation: float, parties: Sequence[Party]) -> None:
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        info: Info,
+        root: Key,
+        participation: float,
+        parties: Sequence[Party],
+    ) -> None:
         self.engine = LoopEngine(SiteStore(algorithm, parties, root), Sequential())
         super().__init__(algorithm, info, root, participation, self.engine)
 
@@ -100,7 +132,13 @@ def net_of(
 ) -> tuple[LoopServer, Any]:
     """A loop net over these parties, all with one task, and the server's state before round 1."""
     parties = [party_of(task, samples, training, i, len(data)) for i, samples in enumerate(data)]
-    info = Info(tuple(p.name for p in parties), tuple(map(len, data)), (task,) * len(data), training, tuple(data[0].x.shape[1:]))
+    info = Info(
+        tuple(p.name for p in parties),
+        tuple(map(len, data)),
+        (task,) * len(data),
+        training,
+        tuple(data[0].x.shape[1:]),
+    )
     algorithm.check(info)
     root = Key.root(seed)
     server = LoopServer(algorithm, info, root, participation, parties)
@@ -170,10 +208,14 @@ def samples(count: int, shape: tuple[int, ...], classes: int, seed: int = 0) -> 
 
 def batch_of(data: Samples, scratch: dict[str, Tensor] | None = None) -> Batch:
     """All samples as one batch."""
-    return Batch(data.x, data.y, torch.arange(len(data)), 0, {} if scratch is None else scratch, data.rows)
+    return Batch(
+        data.x, data.y, torch.arange(len(data)), 0, {} if scratch is None else scratch, data.rows
+    )
 
 
-def federation(sizes: Sequence[int], shape: tuple[int, ...] = (6,), classes: int = 3, test: int = 6) -> comity.Federation:
+def federation(
+    sizes: Sequence[int], shape: tuple[int, ...] = (6,), classes: int = 3, test: int = 6
+) -> comity.Federation:
     """Parties with exactly so many training samples each, `test` test samples and no validation."""
     parties = {}
     for i, size in enumerate(sizes):
@@ -187,7 +229,9 @@ def assert_near(ours: Params, theirs: Params, atol: float = 1e-5) -> None:
     """Equal weights, up to rounding."""
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=0, atol=atol, msg=partial("{}: {}".format, name))
+        torch.testing.assert_close(
+            ours[name], value, rtol=0, atol=atol, msg=partial("{}: {}".format, name)
+        )
 
 
 def same(one: Params, other: Params) -> bool:

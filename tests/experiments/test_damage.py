@@ -1,4 +1,6 @@
-"""A run's files are what the run wrote, or it is said: nobody reads a figure that was changed on the way."""
+"""A run's files are what the run wrote, or it is said: nobody reads a figure that was changed on
+the way.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,11 @@ def finished(made: Path, tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != ".lock"
+    }
 
 
 def resumed(folder: Path) -> comity.Result:
@@ -79,11 +85,15 @@ def resumed(folder: Path) -> comity.Result:
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    return without_crc(json.loads((folder / "checkpoints" / "manifest.json").read_text(encoding="utf-8")))
+    return without_crc(
+        json.loads((folder / "checkpoints" / "manifest.json").read_text(encoding="utf-8"))
+    )
 
 
 def write_manifest(folder: Path, told: dict[str, Any]) -> None:
-    (folder / "checkpoints" / "manifest.json").write_text(json.dumps(with_crc(told)), encoding="utf-8")
+    (folder / "checkpoints" / "manifest.json").write_text(
+        json.dumps(with_crc(told)), encoding="utf-8"
+    )
 
 
 def nines(text: str) -> str:
@@ -107,7 +117,9 @@ DAMAGES: list[Callable[[str], str]] = [nines, zeroed, swapped]
 
 def damage(path: Path, how: Callable[[str], str]) -> None:
     before = path.read_text(encoding="utf-8")
-    after = how(before) if before.count("\n") > 2 or path.suffix != ".csv" else before.swapcase()  # a table without rows
+    after = (
+        how(before) if before.count("\n") > 2 or path.suffix != ".csv" else before.swapcase()
+    )  # a table without rows
     assert after != before
     path.write_text(after, encoding="utf-8")
 
@@ -117,7 +129,9 @@ def damage(path: Path, how: Callable[[str], str]) -> None:
 
 @pytest.mark.parametrize("how", DAMAGES, ids=lambda how: how.__name__)
 @pytest.mark.parametrize("name", TABLE_NAMES)
-def test_changed_rows_are_noticed_before_anything_is_cut(name: str, how: Callable[[str], str], stopped: Path) -> None:
+def test_changed_rows_are_noticed_before_anything_is_cut(
+    name: str, how: Callable[[str], str], stopped: Path
+) -> None:
     damage(stopped / name, how)
     for other in TABLE_NAMES:  # rows behind the checkpoint, which a resume that goes well would cut
         with (stopped / other).open("a", encoding="utf-8") as table:
@@ -138,14 +152,18 @@ def test_a_table_that_is_too_short_costs_the_others_nothing(stopped: Path) -> No
     assert contents(stopped) == before
 
 
-def test_checksums_are_kept_up_without_reading(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checksums_are_kept_up_without_reading(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are those of the files, at each checkpoint and at the end."""
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     assert manifest_of(stopped)["files"].keys() == set(TABLE_NAMES)
     resumed(stopped)
     told = json.loads((stopped / ".checksums.json").read_text(encoding="utf-8"))
     names = [*TABLE_NAMES, "outcomes.csv", "summary.json"]
-    assert told["files"] == {name: list(Checksum.of((stopped / name).read_bytes())) for name in names}
+    assert told["files"] == {
+        name: list(Checksum.of((stopped / name).read_bytes())) for name in names
+    }
     RunFolder(stopped).check()
 
 
@@ -153,7 +171,11 @@ def test_a_run_of_an_earlier_version_goes_on_and_says_so(stopped: Path, made: Pa
     told = manifest_of(stopped)
     told["lengths"] = {name: length for name, (length, _) in told.pop("files").items()}
     write_manifest(stopped, told)
-    kept = {k: v for k, v in json.loads((stopped / "env.json").read_text()).items() if k not in ("crc", "split", "cpu")}
+    kept = {
+        k: v
+        for k, v in json.loads((stopped / "env.json").read_text()).items()
+        if k not in ("crc", "split", "cpu")
+    }
     (stopped / "env.json").write_text(json.dumps(kept), encoding="utf-8")
     result = resumed(stopped)
     assert result.summary["remarks"] == [rounds_of.UNCHECKED]
@@ -162,7 +184,9 @@ def test_a_run_of_an_earlier_version_goes_on_and_says_so(stopped: Path, made: Pa
     assert all(crc is not None for _, crc in manifest_of(stopped)["files"].values())
 
 
-def test_a_run_of_an_earlier_version_without_a_table_of_today(stopped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_an_earlier_version_without_a_table_of_today(
+    stopped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = manifest_of(stopped)
     del told["files"]["timing.csv"]
     (stopped / "timing.csv").unlink()
@@ -199,7 +223,9 @@ def test_what_a_run_began_with_was_changed(name: str, stopped: Path, finished: P
 
 @pytest.mark.parametrize("how", DAMAGES, ids=lambda how: how.__name__)
 @pytest.mark.parametrize("name", [*TABLE_NAMES, "outcomes.csv"])
-def test_changed_tables_of_a_finished_run(name: str, how: Callable[[str], str], finished: Path) -> None:
+def test_changed_tables_of_a_finished_run(
+    name: str, how: Callable[[str], str], finished: Path
+) -> None:
     damage(finished / name, how)
     run = RunFolder(finished)
     assert run.damaged() == [name]
@@ -215,7 +241,10 @@ def test_changed_tables_of_a_finished_run(name: str, how: Callable[[str], str], 
     page = report(finished, quick=True).read_text(encoding="utf-8")
     assert re.search(f"{name} (is damaged|and summary.json do not agree)", page)
     for kind, mark in (("markdown", ">"), ("latex", "%")):
-        assert re.search(f"{mark} finished: {name} (is damaged|and summary.json do not agree)", ranking(finished, kind))
+        assert re.search(
+            f"{mark} finished: {name} (is damaged|and summary.json do not agree)",
+            ranking(finished, kind),
+        )
 
 
 def test_a_lost_table_of_a_finished_run(finished: Path) -> None:
@@ -225,7 +254,9 @@ def test_a_lost_table_of_a_finished_run(finished: Path) -> None:
     assert "ledger.csv is missing" in report(finished, quick=True).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("place", [("accuracy", "mean"), ("bytes", "up"), ("seconds", "total"), ("steps",)])
+@pytest.mark.parametrize(
+    "place", [("accuracy", "mean"), ("bytes", "up"), ("seconds", "total"), ("steps",)]
+)
 def test_a_summary_with_another_figure(place: tuple[str, ...], finished: Path) -> None:
     path = finished / "summary.json"
     told = inner = json.loads(path.read_text(encoding="utf-8"))
@@ -246,8 +277,17 @@ def test_the_checksums_themselves(how: str, finished: Path) -> None:
     if how == "lost":
         path.unlink()
     else:
-        damage(path, lambda text: text.replace('"crc"', '"crd"') if how == "unmarked" else text.replace("[", "[1", 1))
-    for reading in (RunFolder(finished).read_summary, RunFolder(finished).read_ledger, lambda: resumed(finished)):
+        damage(
+            path,
+            lambda text: (
+                text.replace('"crc"', '"crd"') if how == "unmarked" else text.replace("[", "[1", 1)
+            ),
+        )
+    for reading in (
+        RunFolder(finished).read_summary,
+        RunFolder(finished).read_ledger,
+        lambda: resumed(finished),
+    ):
         with pytest.raises(ComityError, match=r"checksums\.json cannot be read"):
             reading()
     assert ".checksums.json is " in report(finished, quick=True).read_text(encoding="utf-8")
@@ -255,14 +295,20 @@ def test_the_checksums_themselves(how: str, finished: Path) -> None:
 
 def test_a_finished_run_of_an_earlier_version(finished: Path) -> None:
     (finished / ".checksums.json").unlink()
-    kept = {k: v for k, v in json.loads((finished / "env.json").read_text()).items() if k not in ("crc", "split", "cpu")}
+    kept = {
+        k: v
+        for k, v in json.loads((finished / "env.json").read_text()).items()
+        if k not in ("crc", "split", "cpu")
+    }
     (finished / "env.json").write_text(json.dumps(kept), encoding="utf-8")
     assert RunFolder(finished).damaged() == []
     assert resumed(finished).summary["rounds"] == 3
 
 
 def test_killed_before_the_summary(finished: Path, made: Path) -> None:
-    """Checksums are there, the summary is not: the run goes on from its last checkpoint, and both are written again."""
+    """Checksums are there, the summary is not: the run goes on from its last checkpoint, and both
+    are written again.
+    """
     (finished / "summary.json").unlink()
     resumed(finished)
     RunFolder(finished).check()
@@ -286,7 +332,9 @@ def test_measures_are_checked(finished: Path) -> None:
 
 
 def test_a_finished_run_is_left_alone(finished: Path, made: Path) -> None:
-    """Nothing is cut and nothing written again: killed in the middle of that, it would seem damaged."""
+    """Nothing is cut and nothing written again: killed in the middle of that, it would seem
+    damaged.
+    """
     before = contents(finished)
     result = comity.run(METHOD, out=finished, resume=True, **SETTINGS)
     assert contents(finished) == before
@@ -301,7 +349,10 @@ def test_a_model_that_was_taken_along(finished: Path, tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     export(resumed(finished), "p0", taken)
     load_exported(taken)
-    for name, how in (("weights.safetensors", flipped), ("model.json", lambda blob: blob.replace(b'"3"', b'"4"', 1))):
+    for name, how in (
+        ("weights.safetensors", flipped),
+        ("model.json", lambda blob: blob.replace(b'"3"', b'"4"', 1)),
+    ):
         before = (taken / name).read_bytes()
         (taken / name).write_bytes(how(before))
         assert (taken / name).read_bytes() != before
@@ -317,7 +368,9 @@ def flipped(blob: bytes) -> bytes:
 # --- checkpoints
 
 
-def test_all_is_on_the_disk_before_the_manifest_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_is_on_the_disk_before_the_manifest_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     synced: dict[tuple[int, int], int] = {}
     seen = []
@@ -337,7 +390,10 @@ def test_all_is_on_the_disk_before_the_manifest_names_it(tmp_path: Path, monkeyp
             told = json.loads(fresh.read_text(encoding="utf-8"))
             states = [Saved(*saved) for saved in (told["server"], *told["parties"])]
             assert all(on_disk(path.parent / saved.file, saved.bytes) for saved in states)
-            assert all(on_disk(path.parent.parent / name, length) for name, (length, _) in told["files"].items())
+            assert all(
+                on_disk(path.parent.parent / name, length)
+                for name, (length, _) in told["files"].items()
+            )
             assert on_disk(fresh, fresh.stat().st_size)
             seen.append(len(states))
         done = replace(fresh, path)
@@ -360,7 +416,13 @@ def test_what_is_not_ours_stays_in_the_folder_of_checkpoints(stopped: Path) -> N
     (folder / "party-0-0.safetensors").mkdir()
     (folder / "server-0.safetensors").symlink_to(folder / "notes.txt")
     resumed(stopped)
-    strangers = {"notes.txt", "party-x-1.safetensors", "inner", "party-0-0.safetensors", "server-0.safetensors"}
+    strangers = {
+        "notes.txt",
+        "party-x-1.safetensors",
+        "inner",
+        "party-0-0.safetensors",
+        "server-0.safetensors",
+    }
     assert {p.name for p in folder.iterdir()} - strangers == {
         "manifest.json", "server-3.safetensors", "party-0-3.safetensors", "party-1-3.safetensors",
     }  # fmt: skip
@@ -368,7 +430,15 @@ def test_what_is_not_ours_stays_in_the_folder_of_checkpoints(stopped: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["../state", "/etc/hostname", "..", "", "a/server-1.safetensors", "server-1.safetensors/../../x"]
+    "name",
+    [
+        "../state",
+        "/etc/hostname",
+        "..",
+        "",
+        "a/server-1.safetensors",
+        "server-1.safetensors/../../x",
+    ],
 )
 @pytest.mark.parametrize("whose", ["server", "party"])
 def test_a_manifest_that_leads_elsewhere(name: str, whose: str, stopped: Path) -> None:
@@ -387,7 +457,9 @@ def test_a_state_that_is_a_link(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "checkpoints" / "server-1.safetensors").symlink_to(tmp_path / "secret")
     with pytest.raises(ComityError, match="cannot be read"):
-        read_state(tmp_path / "checkpoints", Saved(-1, "server-1.safetensors", 6, zlib.crc32(b"secret")))
+        read_state(
+            tmp_path / "checkpoints", Saved(-1, "server-1.safetensors", 6, zlib.crc32(b"secret"))
+        )
     with pytest.raises(OSError, match="symbolic links"):
         write_state(tmp_path / "checkpoints", "server-1.safetensors", -1, b"other")
     assert (tmp_path / "secret").read_bytes() == b"secret"
@@ -406,7 +478,9 @@ def test_a_state_that_is_huge_or_never_ends(tmp_path: Path) -> None:
         read_state(tmp_path, Saved(-1, "server-2.safetensors", 12, 0))
 
 
-def test_a_slow_disk_makes_checkpoints_rarer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_makes_checkpoints_rarer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Less than 2 % of the time, however slow it is."""
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -434,18 +508,28 @@ def test_a_slow_disk_makes_checkpoints_rarer(tmp_path: Path, monkeypatch: pytest
     ],
     ids=str,
 )  # fmt: skip
-def test_other_versions_are_said(change: dict[str, Any], said: str, stopped: Path, made: Path) -> None:
+def test_other_versions_are_said(
+    change: dict[str, Any], said: str, stopped: Path, made: Path
+) -> None:
     """The run goes on; whoever reads the summary later is told as well."""
     path = stopped / "env.json"
-    path.write_text(json.dumps(with_crc(RunFolder(stopped).read_environment() | change)), encoding="utf-8")
+    path.write_text(
+        json.dumps(with_crc(RunFolder(stopped).read_environment() | change)), encoding="utf-8"
+    )
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         result = comity.run(METHOD, out=stopped, resume=True, **SETTINGS)
     told = json.loads((stopped / "summary.json").read_text(encoding="utf-8"))["remarks"]
-    assert result.summary["remarks"] == told == [str(w.message) for w in heard if "begun with" in str(w.message)]
+    assert (
+        result.summary["remarks"]
+        == told
+        == [str(w.message) for w in heard if "begun with" in str(w.message)]
+    )
     assert len(told) == bool(said)
     assert all(said in warning for warning in told)
-    assert (stopped / "metrics.csv").read_bytes() == (made / "finished" / "metrics.csv").read_bytes()
+    assert (stopped / "metrics.csv").read_bytes() == (
+        made / "finished" / "metrics.csv"
+    ).read_bytes()
 
 
 def test_a_mended_python_is_the_same() -> None:
@@ -455,7 +539,9 @@ def test_a_mended_python_is_the_same() -> None:
 
 
 def test_an_engine_that_a_run_was_not_begun_with(stopped: Path) -> None:
-    with pytest.warns(UserWarning, match="is one on engine loop, and stays one: stacked was asked for"):
+    with pytest.warns(
+        UserWarning, match="is one on engine loop, and stays one: stacked was asked for"
+    ):
         comity.run(METHOD, out=stopped, resume=True, **SETTINGS | {"engine": "stacked"})
     assert RunFolder(stopped).read_experiment().engine == "loop"
 

@@ -1,4 +1,6 @@
-"""A run's folder: what makes it one, and its tables read whole, as far as they go, and as they grow."""
+"""A run's folder: what makes it one, and its tables read whole, as far as they go, and as they
+grow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError, UsageError
 from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder
-from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Growing, Timing, Writer
+from comity.experiments.tables import (
+    ABSENCES,
+    LEDGER,
+    METRICS,
+    PRIVACY,
+    TABLES,
+    TIMING,
+    Growing,
+    Timing,
+    Writer,
+)
 from comity.privacy.account import Spent
 
 
@@ -29,7 +41,9 @@ def test_settings_alone_are_no_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no run: it has no env\.json"):
         RunFolder(tmp_path).check_begun()
     with pytest.raises(UsageError, match=r"already has a config\.toml"):
-        comity.run("solo", data="digits", parties=2, model="linear", rounds=1, out=tmp_path, resume=True)
+        comity.run(
+            "solo", data="digits", parties=2, model="linear", rounds=1, out=tmp_path, resume=True
+        )
 
 
 def test_a_run_has_begun_with_its_settings(tmp_path: Path) -> None:
@@ -65,8 +79,16 @@ def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
 def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     one = torch.tensor([1])
-    folder.write_outcomes({"north": Answers(torch.tensor([2, 0]), torch.tensor([2, 1]), None), "south": Answers(one, one, None)})
-    assert folder.outcomes.read_text() == "party,sample,correct,truth,answer\nnorth,0,1,2,2\nnorth,1,0,0,1\nsouth,0,1,1,1\n"
+    folder.write_outcomes(
+        {
+            "north": Answers(torch.tensor([2, 0]), torch.tensor([2, 1]), None),
+            "south": Answers(one, one, None),
+        }
+    )
+    assert (
+        folder.outcomes.read_text()
+        == "party,sample,correct,truth,answer\nnorth,0,1,2,2\nnorth,1,0,0,1\nsouth,0,1,1,1\n"
+    )
     assert folder.read_outcomes() == {"north": [1, 0], "south": [1]}
     assert folder.read_answers()["north"].given.tolist() == [2, 1]
     assert folder.read_answers()["north"].score is None
@@ -74,7 +96,9 @@ def test_outcomes_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_scores_are_read_back_exactly(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    score = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-20, 5).repeat(200)
+    score = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(
+        -20, 5
+    ).repeat(200)
     score[:3] = torch.tensor([math.inf, -math.inf, 0.0])
     truth = torch.arange(5000) % 2
     folder.write_outcomes({"north": Answers(truth, (score > 0).long(), score)})
@@ -91,16 +115,25 @@ def test_outcomes_of_an_earlier_version_have_no_answers(tmp_path: Path) -> None:
         RunFolder(tmp_path).read_answers()
 
 
-@pytest.mark.parametrize("row", ["north,0,1,0,1", "north,0,1,1", "north,0,1,1,x", "north,0,1,-1,-1", "north,0,1,1,1,x"])
+@pytest.mark.parametrize(
+    "row", ["north,0,1,0,1", "north,0,1,1", "north,0,1,1,x", "north,0,1,-1,-1", "north,0,1,1,1,x"]
+)
 def test_answers_that_make_no_sense_are_told_in_a_sentence(row: str, tmp_path: Path) -> None:
     score = ",score" * (row.count(",") == 5)
-    (tmp_path / "outcomes.csv").write_text(f"party,sample,correct,truth,answer{score}\n{row}\n", encoding="utf-8")
+    (tmp_path / "outcomes.csv").write_text(
+        f"party,sample,correct,truth,answer{score}\n{row}\n", encoding="utf-8"
+    )
     with pytest.raises(ComityError, match=r"outcomes\.csv cannot be read"):
         RunFolder(tmp_path).read_answers()
 
 
 @pytest.mark.parametrize(
-    "text", ["party,sample,correct\nnorth,0,1\nnorth,1", "party,sample,correct\nnorth,0,x\n", "party\nnorth\n"]
+    "text",
+    [
+        "party,sample,correct\nnorth,0,1\nnorth,1",
+        "party,sample,correct\nnorth,0,x\n",
+        "party\nnorth\n",
+    ],
 )
 def test_outcomes_that_were_cut_off_are_told_in_a_sentence(text: str, tmp_path: Path) -> None:
     (tmp_path / "outcomes.csv").write_text(text, encoding="utf-8")
@@ -110,12 +143,34 @@ def test_outcomes_that_were_cut_off_are_told_in_a_sentence(text: str, tmp_path: 
 
 # --- tables
 
-NOTES = [Note(0, "north", "test", "accuracy", 0.25), Note(1, "north", "test", "accuracy", 0.1 + 0.2)]
+NOTES = [
+    Note(0, "north", "test", "accuracy", 0.25),
+    Note(1, "north", "test", "accuracy", 0.1 + 0.2),
+]
 CHARGES = [Charge(1, "local", "north", "server", "up", 12)]
 TIMES = [Timing(0, 0.5, 0.25, 0.0, 1024)]
 GIVEN = [
-    Spent(1, "local", "p1", "A.x, A.y", "record", "gaussian", 1.0, 0.1 + 0.2, 1 / 3, 7, 2.5, 1e-5, "blank", "server", 0, 0),
-    Spent(1, "local", "a, b", "A.z", "", "none", 0.0, 0.0, 1.0, 1, math.inf, 1e-5, "", "server", 0, 0),
+    Spent(
+        1,
+        "local",
+        "p1",
+        "A.x, A.y",
+        "record",
+        "gaussian",
+        1.0,
+        0.1 + 0.2,
+        1 / 3,
+        7,
+        2.5,
+        1e-5,
+        "blank",
+        "server",
+        0,
+        0,
+    ),
+    Spent(
+        1, "local", "a, b", "A.z", "", "none", 0.0, 0.0, 1.0, 1, math.inf, 1e-5, "", "server", 0, 0
+    ),
 ]
 AWAY = [Absence("p1", 1, "local", "lost", 0), Absence("a, b", 2, "evaluate", "offline", 1)]
 
@@ -131,7 +186,9 @@ def written(tmp_path: Path) -> RunFolder:
     assert not (tmp_path / ABSENCES.name).exists(), "it is there only if somebody was not heard"
     writer.add(ABSENCES, AWAY)
     writer.add(PRIVACY, GIVEN)
-    assert writer.files == {table.name: Checksum.of((tmp_path / table.name).read_bytes()) for table in TABLES}
+    assert writer.files == {
+        table.name: Checksum.of((tmp_path / table.name).read_bytes()) for table in TABLES
+    }
     return RunFolder(tmp_path)
 
 
@@ -159,7 +216,9 @@ def test_tables_without_rows_are_whole(tmp_path: Path) -> None:
         (lambda text: "", 0),
     ],
 )
-def test_a_damaged_table_is_refused_or_read_as_far_as_it_goes(damage: object, kept: int, written: RunFolder) -> None:
+def test_a_damaged_table_is_refused_or_read_as_far_as_it_goes(
+    damage: object, kept: int, written: RunFolder
+) -> None:
     assert callable(damage)
     path = written.path / "metrics.csv"
     path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")

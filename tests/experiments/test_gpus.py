@@ -1,4 +1,6 @@
-"""What `gpus` means before any worker starts: it is Ray's, it means cuda there, and the server stays on the CPU."""
+"""What `gpus` means before any worker starts: it is Ray's, it means cuda there, and the server
+stays on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from comity.errors import UsageError
 from comity.experiments import build, config
 from comity.experiments.build import federation_of, prepare
 
-SMALL: dict[str, Any] = {"data": "digits", "parties": 3, "model": "linear", "engine": "ray", "workers": 2}
+SMALL: dict[str, Any] = {
+    "data": "digits",
+    "parties": 3,
+    "model": "linear",
+    "engine": "ray",
+    "workers": 2,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +34,10 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"gpus": 0}, "gpus must be greater than 0, not 0"),
         ({"gpus": float("inf")}, "gpus must be a number"),
         ({"gpus": 1.5}, "gpus must be a share of one, or a whole number, not 1.5"),
-        ({"gpus": 1, "engine": "loop"}, "needs --engine ray: elsewhere --device cuda leads to a GPU"),
+        (
+            {"gpus": 1, "engine": "loop"},
+            "needs --engine ray: elsewhere --device cuda leads to a GPU",
+        ),
         ({"gpus": 1, "engine": "auto"}, "needs --engine ray"),
         ({"gpus": 1, "device": "cpu"}, "Workers with gpus compute on cuda, not on cpu"),
     ],
@@ -42,7 +53,10 @@ def job(**settings: Any) -> build.SimulatedRun:
 
 
 def test_a_gpu_of_workers_needs_a_share() -> None:
-    with pytest.raises(UsageError, match="Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes"):
+    with pytest.raises(
+        UsageError,
+        match="Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes",
+    ):
         job(device="cuda")
 
 
@@ -56,7 +70,10 @@ def test_the_server_stays_on_the_cpu_and_workers_are_told_of_theirs() -> None:
     assert 'device = "cuda"' in with_gpus.recipe().settings
     assert 'device = "cpu"' in without.recipe().settings
     assert "gpus" not in with_gpus.recipe().settings
-    assert "Nothing was ever tested on cuda: compare a few rounds without --gpus first." in with_gpus.warnings()
+    assert (
+        "Nothing was ever tested on cuda: compare a few rounds without --gpus first."
+        in with_gpus.warnings()
+    )
     again = config.experiment(with_gpus.experiment.model_dump())  # as a resumed run has it
     assert prepare(again, with_gpus.federation).experiment == with_gpus.experiment
 

@@ -1,4 +1,6 @@
-"""A run in two halves: the server's needs only what parties say of themselves, a party's only its own data."""
+"""A run in two halves: the server's needs only what parties say of themselves, a party's only its
+own data.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ SETTINGS = {
     "participation": 0.5,
     "newcomers": 1,
     "without": ["p1"],
-    "party": {"p2": {"peers": ["p0", "p1"], "lr": 0.5, "epochs": 2}, "p3": {"model": "mlp2(width=9)"}},
+    "party": {
+        "p2": {"peers": ["p0", "p1"], "lr": 0.5, "epochs": 2},
+        "p3": {"model": "mlp2(width=9)"},
+    },
     "model": "mlp2(width=9)",
     "augment": "flip",
     "steps": 4,
@@ -38,7 +43,9 @@ def federation() -> comity.Federation:
 def apart(chosen: Experiment, federation: comity.Federation) -> RunContext:
     """The common ground as it would be made far from the data: from plain names and numbers."""
     said = PartyInfos.of(federation, ACCURACY)
-    return RunContext(chosen, PartyInfos(dict(said.parties), tuple(said.shape), said.classes, said.black))
+    return RunContext(
+        chosen, PartyInfos(dict(said.parties), tuple(said.shape), said.classes, said.black)
+    )
 
 
 def test_the_servers_half_needs_no_data(federation: comity.Federation) -> None:
@@ -81,8 +88,12 @@ def test_parties_with_one_network_share_one_task(federation: comity.Federation) 
 def least_batch(**settings: object) -> int:
     """Of a party with three samples."""
     few = Samples(torch.zeros(3, 3, 32, 32), torch.zeros(3, dtype=torch.int64))
-    said = PartyInfos({"north": PartyInfo(3, 3, 3, ["test"], False)}, (3, 32, 32), 10, (0.0, 0.0, 0.0))
-    return make_party(RunContext(experiment(settings), said), 0, PartyData(few, few, few)).training.min_batch
+    said = PartyInfos(
+        {"north": PartyInfo(3, 3, 3, ["test"], False)}, (3, 32, 32), 10, (0.0, 0.0, 0.0)
+    )
+    return make_party(
+        RunContext(experiment(settings), said), 0, PartyData(few, few, few)
+    ).training.min_batch
 
 
 def test_the_smallest_batch() -> None:

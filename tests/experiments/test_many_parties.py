@@ -22,7 +22,13 @@ from comity.experiments.evaluation import SHARE
 from comity.experiments.server_run import Quiet
 from comity.report import report
 
-SMALL: dict[str, Any] = {"data": "digits", "parties": 8, "model": "mlp2(width=6)", "engine": "loop", "rounds": 6}
+SMALL: dict[str, Any] = {
+    "data": "digits",
+    "parties": 8,
+    "model": "mlp2(width=6)",
+    "engine": "loop",
+    "rounds": 6,
+}
 
 
 def federation(parties: int) -> comity.Federation:
@@ -32,9 +38,13 @@ def federation(parties: int) -> comity.Federation:
 
 
 def prepared(parties: int) -> tuple[int, float]:
-    """How many functions are called, and seconds, to prepare a run of so many parties (the best of three)."""
+    """How many functions are called, and seconds, to prepare a run of so many parties (the best of
+    three).
+    """
     fed = federation(parties)
-    experiment = config.experiment({"model": "linear", "engine": "loop", "participation": 0.01, "newcomers": 2})
+    experiment = config.experiment(
+        {"model": "linear", "engine": "loop", "participation": 0.01, "newcomers": 2}
+    )
     calls = 0
 
     def counted(frame: Any, event: str, arg: Any) -> None:
@@ -55,7 +65,9 @@ def prepared(parties: int) -> tuple[int, float]:
 
 
 def test_preparing_is_linear() -> None:
-    """Calls are counted; what happens within one (a slice of all names) shows in seconds only, where it is given much room."""
+    """Calls are counted; what happens within one (a slice of all names) shows in seconds only,
+    where it is given much room.
+    """
     few, many = prepared(500), prepared(4_000)
     assert many[0] < 8.5 * few[0]
     assert many[1] < 24 * few[1]
@@ -63,15 +75,22 @@ def test_preparing_is_linear() -> None:
 
 def test_a_share_evaluates_and_in_the_end_all_do(tmp_path: Path) -> None:
     result = comity.run("scaffold", out=tmp_path / "run", eval_share=0.25, **SMALL)
-    heard = Counter(row.round for row in result.metrics if row.metric == "accuracy" and row.split == "test")
+    heard = Counter(
+        row.round for row in result.metrics if row.metric == "accuracy" and row.split == "test"
+    )
     assert heard == {0: 2, 1: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 8}
-    drawn = {t: {row.party for row in result.metrics if row.round == t and row.split == "test"} for t in range(6)}
+    drawn = {
+        t: {row.party for row in result.metrics if row.round == t and row.split == "test"}
+        for t in range(6)
+    }
     assert len(set().union(*drawn.values())) > 4, "others each time"
     assert result.summary["accuracy"]["best_round"]["round"] == 6, "of others not all were heard"
     assert result.summary["accuracy"]["as_of"] == {}
     assert SHARE in result.summary["remarks"]
     assert len([row for row in result.metrics if row.split == "pooled"]) <= 1
-    evaluated = Counter(row.round for row in result.ledger if row.kind == "eval" and row.dst == "server")
+    evaluated = Counter(
+        row.round for row in result.ledger if row.kind == "eval" and row.dst == "server"
+    )
     assert evaluated == heard
 
 
@@ -79,15 +98,21 @@ def test_a_share_changes_nothing_but_who_evaluates(tmp_path: Path) -> None:
     whole = comity.run("scaffold", out=tmp_path / "whole", **SMALL)
     share = comity.run("scaffold", out=tmp_path / "share", eval_share=0.5, **SMALL)
     assert set(share.metrics) < set(whole.metrics)
-    assert [row for row in whole.metrics if row.round == 6] == [row for row in share.metrics if row.round == 6]
-    assert [row for row in whole.ledger if row.kind != "eval"] == [row for row in share.ledger if row.kind != "eval"]
+    assert [row for row in whole.metrics if row.round == 6] == [
+        row for row in share.metrics if row.round == 6
+    ]
+    assert [row for row in whole.ledger if row.kind != "eval"] == [
+        row for row in share.ledger if row.kind != "eval"
+    ]
     assert SHARE not in whole.summary["remarks"]
 
 
 def test_who_evaluates_does_not_depend_on_who_is_left_out(tmp_path: Path) -> None:
     all_ = comity.run("solo", out=tmp_path / "all", eval_share=0.5, **SMALL)
     less = comity.run("solo", out=tmp_path / "less", eval_share=0.5, without=("p0", "p3"), **SMALL)
-    kept = {(row.round, row.party) for row in all_.metrics if row.party not in ("p0", "p3", "server")}
+    kept = {
+        (row.round, row.party) for row in all_.metrics if row.party not in ("p0", "p3", "server")
+    }
     assert {(row.round, row.party) for row in less.metrics if row.party != "server"} == kept
 
 
@@ -117,13 +142,18 @@ def test_a_ledger_of_many_adds_up() -> None:
 
 
 @pytest.mark.parametrize("text", ["fed-sps", "fedavg"])
-def test_a_run_of_many_has_the_same_totals_and_a_report(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_many_has_the_same_totals_and_a_report(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     apart = comity.run(text, out=tmp_path / "apart", **SMALL | {"rounds": 2})
     monkeypatch.setattr(ledgers, "MOST_APART", 7)
     together = comity.run(text, out=tmp_path / "together", **SMALL | {"rounds": 2})
     assert together.summary["bytes"] == apart.summary["bytes"]
     for round_, kind in {(row.round, row.kind) for row in apart.ledger}:
-        sums = [sum(row.bytes for row in run.ledger if (row.round, row.kind) == (round_, kind)) for run in (apart, together)]
+        sums = [
+            sum(row.bytes for row in run.ledger if (row.round, row.kind) == (round_, kind))
+            for run in (apart, together)
+        ]
         assert sums[0] == sums[1]
     assert {end for row in together.ledger for end in (row.src, row.dst)} == {"server", EVERYBODY}
     assert together.summary["remarks"] == [*apart.summary["remarks"], ADDED_UP]
@@ -132,7 +162,9 @@ def test_a_run_of_many_has_the_same_totals_and_a_report(text: str, tmp_path: Pat
     assert "bytes-by-party" not in page
 
 
-def test_a_resumed_ledger_of_many_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_ledger_of_many_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ledgers, "MOST_APART", 7)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     whole = comity.run("scaffold", out=tmp_path / "whole", **SMALL)

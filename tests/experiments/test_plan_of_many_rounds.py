@@ -1,4 +1,6 @@
-"""A plan of more rounds than can be counted one by one: exact where rounds are alike, else scaled, and said to be."""
+"""A plan of more rounds than can be counted one by one: exact where rounds are alike, else scaled,
+and said to be.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from comity.studies import plan
 
 
 def job(**settings: object) -> SimulatedRun:
-    asked = experiment({"model": "mlp2(width=8)", "parties": 4, "partition": "dirichlet(alpha=0.5)", **settings})
+    asked = experiment(
+        {"model": "mlp2(width=8)", "parties": 4, "partition": "dirichlet(alpha=0.5)", **settings}
+    )
     return prepare(asked, federation_of(asked))
 
 
@@ -38,7 +42,9 @@ def test_other_rounds_are_scaled(few: None) -> None:
     true = sum(plan.traffic(made)[1], Traffic())
     each = [p.training.steps_for(len(p.data.train)) for p in made.parties]
     steps = sum(each[i] for t in range(1, 2001) for i in made.cohort(t))
-    assert planned.total == true  # two of four parties each time, and the model weighs the same to all
+    assert (
+        planned.total == true
+    )  # two of four parties each time, and the model weighs the same to all
     assert planned.steps == pytest.approx(steps, rel=0.15)
     assert planned.steps != steps
     assert (min(made.counted), max(made.counted)) == (1, 2000)

@@ -1,6 +1,7 @@
 """Golden figures: a change of numbers is noticed, and made on purpose with COMITY_REGENERATE=1.
 
-Bytes and steps are exact on every machine. Accuracies may differ by one test sample a party, since BLAS differs.
+Bytes and steps are exact on every machine. Accuracies may differ by one test sample a party, since
+BLAS differs.
 """
 
 from __future__ import annotations
@@ -29,14 +30,17 @@ def digits() -> comity.Federation:
     data = comity.load("digits")
     sizes = {"north": 240, "east": 90, "south": 150}
     begins = dict(zip(sizes, (0, 240, 330), strict=True))
-    parties = {n: (data.x[begins[n] : begins[n] + size], data.y[begins[n] : begins[n] + size]) for n, size in sizes.items()}
+    parties = {
+        n: (data.x[begins[n] : begins[n] + size], data.y[begins[n] : begins[n] + size])
+        for n, size in sizes.items()
+    }
     return comity.Federation.from_arrays(parties, classes=10)
 
 
-# With their defaults, two rounds leave parties of these near chance: FD's first teachers, Ditto's first anchor and the others
-# that Fed-MTL holds parties to are weak, and q-FFL takes small steps.
-# After a thousand steps of Adam FedGen's generator depends on the last bit of a product, which differs between processors.
-# Of three parties Krum has nobody to spare.
+# With their defaults, two rounds leave parties of these near chance: FD's first teachers, Ditto's
+# first anchor and the others that Fed-MTL holds parties to are weak, and q-FFL takes small steps.
+# After a thousand steps of Adam FedGen's generator depends on the last bit of a product, which
+# differs between processors. Of three parties Krum has nobody to spare.
 SHOWN_AS = {
     "fd": "fd(gamma=2)",
     "ditto": "ditto(lam=0.1)",
@@ -58,11 +62,16 @@ def text(name: str) -> str:
 
 @cache
 def figures(name: str) -> dict[str, Any]:
-    result = comity.run(text(name), digits(), model="mlp2", rounds=2, epochs=5, lr=0.1, engine="loop")
+    result = comity.run(
+        text(name), digits(), model="mlp2", rounds=2, epochs=5, lr=0.1, engine="loop"
+    )
     by_kind = {kind: size for kind, size in result.summary["bytes"].items() if kind != "total"}
     return {
         "algorithm": text(name),
-        "accuracy": {party: round(value, 6) for party, value in result.summary["accuracy"]["per_party"].items()},
+        "accuracy": {
+            party: round(value, 6)
+            for party, value in result.summary["accuracy"]["per_party"].items()
+        },
         "bytes": by_kind,
         "steps": result.summary["steps"],
     }
@@ -73,7 +82,10 @@ def golden(name: str) -> dict[str, Any]:
     if REGENERATE:
         path.write_text(json.dumps(figures(name), indent=2) + "\n", encoding="utf-8")
     if not path.exists():
-        pytest.fail(f"{name} has no golden figures yet: look at what it does, then run this with COMITY_REGENERATE=1")
+        pytest.fail(
+            f"{name} has no golden figures yet: look at what it does, then run this with"
+            " COMITY_REGENERATE=1"
+        )
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -98,7 +110,9 @@ def test_no_golden_figures_without_an_algorithm() -> None:
 
 
 def test_golden_figures_say_something() -> None:
-    """Two rounds teach more than chance, and methods differ: otherwise the figures would guard nothing."""
+    """Two rounds teach more than chance, and methods differ: otherwise the figures would guard
+    nothing.
+    """
     found = {name: figures(name) for name in algorithms.names()}
     assert all(min(f["accuracy"].values()) > 0.2 for f in found.values())
     assert len({json.dumps(f["bytes"]) for f in found.values()}) > 4

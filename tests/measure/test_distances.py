@@ -44,7 +44,9 @@ def test_covariances_that_do_not_commute_as_by_the_matrix_root():
     a, b = normal(80, 4, 3) @ normal(4, 4, 4), normal(70, 4, 5) @ normal(4, 4, 6) + 1
     s1, s2 = np.cov(a.double().numpy().T), np.cov(b.double().numpy().T)
     root = scipy.linalg.sqrtm(s1 @ s2)
-    want = float((a.mean(0) - b.mean(0)).double().square().sum()) + np.trace(s1 + s2 - 2 * root.real)
+    want = float((a.mean(0) - b.mean(0)).double().square().sum()) + np.trace(
+        s1 + s2 - 2 * root.real
+    )
     assert frechet(a, b) == pytest.approx(want, rel=1e-6)
 
 
@@ -61,7 +63,8 @@ def test_each_party_against_the_union_of_all():
     union = torch.cat(sets)
     assert got.each == pytest.approx([frechet(s, union) for s in sets])
     assert got.mean == pytest.approx(sum(got.each) / 2)
-    # The union's mean is 0; along the shift its variance is (78 + 80)/79 = 2 instead of 1, across it 78/79.
+    # The union's mean is 0; along the shift its variance is (78 + 80)/79 = 2 instead of 1, across
+    # it 78/79.
     want = 1 + (math.sqrt(2) - 1) ** 2 + (math.sqrt(78 / 79) - 1) ** 2
     assert got.mean == pytest.approx(want, rel=1e-6)
     assert got.std == pytest.approx(0, abs=1e-6)
@@ -71,7 +74,9 @@ def test_pairs_make_a_symmetric_matrix():
     sets = [white(30, 3, k) * scale for k, scale in enumerate((1.0, 2.0, 4.0))]
     got = pairwise(sets)
     assert torch.equal(got, got.T)
-    assert torch.allclose(got, torch.tensor([[0.0, 3, 27], [3, 0, 12], [27, 12, 0]]).double(), atol=1e-6)
+    assert torch.allclose(
+        got, torch.tensor([[0.0, 3, 27], [3, 0, 12], [27, 12, 0]]).double(), atol=1e-6
+    )
 
 
 def test_matched_representations_cannot_be_told_apart():
@@ -138,10 +143,14 @@ Y, OWNER = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 0, 1, 1, 1])
 
 
 def test_drift_between_parties_by_hand():
-    got = between_parties(Z, Y, OWNER)  # class 0: centroids (−1, 1) and (3, 1), common (1, 1); class 1 has one party only
+    got = between_parties(
+        Z, Y, OWNER
+    )  # class 0: centroids (−1, 1) and (3, 1), common (1, 1); class 1 has one party only
     assert got is not None
     assert got.distance == pytest.approx(2)
-    assert got.spread == pytest.approx(math.sqrt(4 / 2))  # four squares of 1, five samples less three centroids
+    assert got.spread == pytest.approx(
+        math.sqrt(4 / 2)
+    )  # four squares of 1, five samples less three centroids
     assert got.relative == pytest.approx(math.sqrt(2))
     assert got.chance == pytest.approx(math.sqrt(1 / 2 - 1 / 4))
     scaled = between_parties(7 * Z + 3, Y, OWNER)

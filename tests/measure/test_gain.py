@@ -1,4 +1,6 @@
-"""Gains by any metric, and what they say to a party: by hand, and how often an interval holds the truth."""
+"""Gains by any metric, and what they say to a party: by hand, and how often an interval holds the
+truth.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def said(truth: Tensor, score: Tensor) -> Answers:
 
 
 def models(seed: int, zeros: int, ones: int, now: float, before: float) -> tuple[Answers, Answers]:
-    """Two models of the same samples, whose scores lie so far from the threshold, and are alike by half."""
+    """Two models of the same samples, whose scores lie so far from the threshold, and are alike by
+    half.
+    """
     draw = torch.Generator().manual_seed(seed)
     y = torch.cat([torch.zeros(zeros), torch.ones(ones)]).long()
     common, a, b = torch.randn(3, len(y), generator=draw) / math.sqrt(2)
@@ -55,14 +59,19 @@ def test_a_gain_is_the_difference_of_the_figures_and_repeatable() -> None:
         assert gain == drawn_again("south", now, before, metric)
         back = drawn_again("south", before, now, metric)
         assert back is not None
-        assert (back.gain, back.low, back.high) == pytest.approx((-gain.gain, -gain.high, -gain.low), abs=0.03)
+        assert (back.gain, back.low, back.high) == pytest.approx(
+            (-gain.gain, -gain.high, -gain.low), abs=0.03
+        )
 
 
 def test_where_less_is_better_a_gain_is_less() -> None:
     now, before = models(0, 30, 20, 1.0, 0.3)
     balanced = METRICS["balanced_accuracy"]
     missed = replace(balanced, higher=False, figures=lambda *given: 1 - balanced.figures(*given))
-    one, other = drawn_again("south", now, before, balanced), drawn_again("south", now, before, missed)
+    one, other = (
+        drawn_again("south", now, before, balanced),
+        drawn_again("south", now, before, missed),
+    )
     assert one is not None
     assert other is not None
     assert (other.gain, other.low, other.high) == pytest.approx((one.gain, one.low, one.high))
@@ -81,7 +90,9 @@ def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
 
 def test_samples_that_all_agree_leave_some_doubt() -> None:
     y = torch.tensor([0] * 6 + [1] * 6)
-    gain = drawn_again("p", said(y, 2.0 * y - 1), said(y, 1 - 2.0 * y), METRICS["balanced_accuracy"])
+    gain = drawn_again(
+        "p", said(y, 2.0 * y - 1), said(y, 1 - 2.0 * y), METRICS["balanced_accuracy"]
+    )
     assert gain is not None
     assert gain.gain == 1
     assert 0.2 < gain.low < 0.9
@@ -89,7 +100,9 @@ def test_samples_that_all_agree_leave_some_doubt() -> None:
 
 @pytest.mark.parametrize(("name", "truth"), [("balanced_accuracy", 0.3057), ("auc", 0.3437)])
 @pytest.mark.parametrize("sizes", [(8, 30), (40, 40)])
-def test_intervals_hold_the_truth_as_often_as_they_say(name: str, truth: float, sizes: tuple[int, int]) -> None:
+def test_intervals_hold_the_truth_as_often_as_they_say(
+    name: str, truth: float, sizes: tuple[int, int]
+) -> None:
     """Scores are normal around ±1.2 now and ±0.2 before, of which the figures are known."""
     normal = torch.distributions.Normal(0.0, 1.0)
     scale = 1.0 if name == "balanced_accuracy" else math.sqrt(2)
@@ -104,7 +117,12 @@ def test_who_has_no_figure_has_no_gain() -> None:
     y = torch.ones(9).long()
     assert drawn_again("p", said(y, torch.rand(9)), said(y, torch.rand(9)), METRICS["auc"]) is None
     both = torch.tensor([0, 1] * 5)
-    assert drawn_again("p", said(both, torch.full((10,), math.nan)), said(both, torch.rand(10)), METRICS["auc"]) is None
+    assert (
+        drawn_again(
+            "p", said(both, torch.full((10,), math.nan)), said(both, torch.rand(10)), METRICS["auc"]
+        )
+        is None
+    )
     with pytest.raises(ComityError, match="not the same in both runs"):
         drawn_again("p", said(both, torch.rand(10)), said(1 - both, torch.rand(10)), METRICS["auc"])
 
@@ -119,27 +137,54 @@ def clear(party: str, gain: float, error: float = 0.01) -> Gain:
 
 
 def told(
-    gains: dict[str, list[list[Gain]]], metric: Metric = ACCURACY, names: tuple[str, ...] = (), **held: Held
+    gains: dict[str, list[list[Gain]]],
+    metric: Metric = ACCURACY,
+    names: tuple[str, ...] = (),
+    **held: Held,
 ) -> dict[str, PartyVerdict]:
-    everybody = {gain.party: Held((20, 20), (20, 20)) for seeds in gains.values() for seed in seeds for gain in seed} | held
-    found = {method: estimates(dict(enumerate(seeds)), True, len(gains), metric) for method, seeds in gains.items()}
-    return {one.party: one for one in answers(found, {party: [has] for party, has in everybody.items()}, metric, names)}
+    everybody = {
+        gain.party: Held((20, 20), (20, 20))
+        for seeds in gains.values()
+        for seed in seeds
+        for gain in seed
+    } | held
+    found = {
+        method: estimates(dict(enumerate(seeds)), True, len(gains), metric)
+        for method, seeds in gains.items()
+    }
+    return {
+        one.party: one
+        for one in answers(found, {party: [has] for party, has in everybody.items()}, metric, names)
+    }
 
 
 def test_each_kind_of_answer_in_words() -> None:
     gains = {
-        "fedavg": [[clear("south", 0.02), clear("north", 0.01), clear("east", -0.2), clear("west", 0.3)]],
+        "fedavg": [
+            [clear("south", 0.02), clear("north", 0.01), clear("east", -0.2), clear("west", 0.3)]
+        ],
         "fedavg+dbe": [[clear("south", 0.0412, 0.005), clear("north", -0.01), clear("east", -0.1)]],
     }
-    found = told(gains, names=("healthy", "ill"), west=Held((5, 78), (2, 30)), far=Held((9, 9), (9, 9)))
+    found = told(
+        gains, names=("healthy", "ill"), west=Held((5, 78), (2, 30)), far=Held((9, 9), (9, 9))
+    )
     assert [str(one) for one in found.values()] == [
         "south: +4.1 points (between 3.0 and 5.2) by fedavg+dbe",
         "north: no clear difference; fedavg gives +1.0 points (between -1.2 and 3.2)",
-        "east: better alone; fedavg+dbe, which costs it least, gives -10.0 points (between -12.2 and -7.8)",
+        (
+            "east: better alone; fedavg+dbe, which costs it least, gives -10.0 points (between"
+            " -12.2 and -7.8)"
+        ),
         "west: too few samples of 'healthy' to say (2 to test on, 5 to train on)",
         "far: not judged: it was not heard at the end, or a model has diverged",
     ]
-    assert [one.verdict for one in found.values()] == ["gains", "level", "alone", "too few", "not judged"]
+    assert [one.verdict for one in found.values()] == [
+        "gains",
+        "level",
+        "alone",
+        "too few",
+        "not judged",
+    ]
     assert [one.method for one in found.values()] == ["fedavg+dbe", None, "fedavg+dbe", None, None]
     assert set(found["west"].methods) == {"fedavg"}
 
@@ -148,18 +193,26 @@ def test_too_few_looks_at_the_classes_that_the_metric_looks_at() -> None:
     gains = {"fedavg": [[clear("p", 0.1)]]}
     few = Held((5, 78), (2, 30))
     assert told(gains, METRICS["sensitivity"], p=few)["p"].verdict == "gains"
-    assert told(gains, METRICS["specificity"], p=few)["p"].says.startswith("too few samples of class 0 to say (2 to test on")
+    assert told(gains, METRICS["specificity"], p=few)["p"].says.startswith(
+        "too few samples of class 0 to say (2 to test on"
+    )
     assert told(gains, p=Held((9, 9, 0), (5, 4, 0)))["p"].says == "too few test samples (9) to say"
-    assert told(gains, p=Held((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"  # of several classes one may be missing
+    assert (
+        told(gains, p=Held((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"
+    )  # of several classes one may be missing
 
 
 def test_the_interval_over_seeds_by_hand() -> None:
-    """The samples' variance is not divided by the seeds, which share them; that between seeds is; and the best of m is picked."""
+    """The samples' variance is not divided by the seeds, which share them; that between seeds is;
+    and the best of m is picked.
+    """
     one = over_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
     sampling, training = (0.0004 + 0.0016) / 2, 0.005 / 2
     freedom = (sampling + training) ** 2 / training**2  # Satterthwaite; two seeds leave one degree
     half = scipy.stats.t(freedom).ppf(1 - 0.05 / 8) * math.sqrt(sampling + training)
-    assert (one.gain, one.low, one.high) == pytest.approx((0.15, 0.15 - half, 0.15 + half), abs=1e-4)
+    assert (one.gain, one.low, one.high) == pytest.approx(
+        (0.15, 0.15 - half, 0.15 + half), abs=1e-4
+    )
 
 
 def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
@@ -171,7 +224,9 @@ def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
 def test_of_methods_that_give_the_same_the_foremost_is_named() -> None:
     same = {method: {"p": Estimate(0.1, 0.05, 0.15)} for method in ("adcol", "fedavg", "relay")}
     held = {"p": [Held((20, 20), (20, 20))]}
-    assert [answers(same, held, ACCURACY, foremost=one)[0].method for one in ("fedavg", "relay")] == ["fedavg", "relay"]
+    assert [
+        answers(same, held, ACCURACY, foremost=one)[0].method for one in ("fedavg", "relay")
+    ] == ["fedavg", "relay"]
 
 
 def test_many_parties_are_counted() -> None:
@@ -186,7 +241,9 @@ def test_many_parties_are_counted() -> None:
 def test_how_to_read_says_which_seeds_and_methods() -> None:
     assert "mean over 3 seeds" in how_to_read(2, [0, 1, 2], ACCURACY)
     assert "best of 2 methods" in how_to_read(2, [0, 1, 2], ACCURACY)
-    assert "under each seed a party has other samples" in how_to_read(1, [5, 6], ACCURACY, same=False)
+    assert "under each seed a party has other samples" in how_to_read(
+        1, [5, 6], ACCURACY, same=False
+    )
     assert "another start of training" in how_to_read(1, [5], ACCURACY)
     assert "another start of training" not in how_to_read(1, [5, 6], ACCURACY)
     assert "Two seeds tell little" in how_to_read(1, [5, 6], ACCURACY)
@@ -194,18 +251,24 @@ def test_how_to_read_says_which_seeds_and_methods() -> None:
 
 
 def test_intervals_over_three_seeds_hold_the_truth_as_often_as_they_say() -> None:
-    """Where training moves a gain ten times as much as test samples do; with z instead of t it would be 82 of 100."""
+    """Where training moves a gain ten times as much as test samples do; with z instead of t it
+    would be 82 of 100.
+    """
     draw = random.Random(0)
     held = 0
     for _ in range(2000):
         sample = draw.gauss(0, 0.01)  # what these test samples say too much, whatever the seed
-        found = over_seeds([clear("p", 0.05 + sample + draw.gauss(0, 0.1), 0.01) for _ in range(3)], methods=1)
+        found = over_seeds(
+            [clear("p", 0.05 + sample + draw.gauss(0, 0.1), 0.01) for _ in range(3)], methods=1
+        )
         held += found.low <= 0.05 <= found.high
     assert 0.91 <= held / 2000 <= 0.97
 
 
 def test_the_average_over_parties_by_hand() -> None:
-    """Parties have test samples of their own, so the error of their mean is smaller than theirs; seeds have not."""
+    """Parties have test samples of their own, so the error of their mean is smaller than theirs;
+    seeds have not.
+    """
     gains = [clear("a", 0.1, 0.03), clear("b", 0.3, 0.04)]
     one = on_average({0: gains}, 1, ACCURACY)
     assert one is not None

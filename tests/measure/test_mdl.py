@@ -1,4 +1,6 @@
-"""Probes and description lengths: against torch's own training, by hand, and where the answer is known."""
+"""Probes and description lengths: against torch's own training, by hand, and where the answer is
+known.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,20 @@ def test_probes_learn_what_torch_would(hidden):
     rows = torch.stack([key.fold("rows").permutation(50)[:22] for key in keys])
     probes, networks = Probes(keys, (5, *hidden, 3), 1e-2), []
     for k, key in enumerate(keys):
-        layers = [nn.utils.skip_init(nn.Linear, i, o) for i, o in zip((5, *hidden), (*hidden, 3), strict=True)]
+        layers = [
+            nn.utils.skip_init(nn.Linear, i, o)
+            for i, o in zip((5, *hidden), (*hidden, 3), strict=True)
+        ]
         for layer, weight, bias in zip(layers, probes.weights, probes.biases, strict=True):
             layer.weight.data, layer.bias.data = weight[k].T.clone(), bias[k, 0].clone()
-            assert 0.8 < layer.weight.abs().max() * layer.in_features**0.5 <= 1  # nn.Linear's own start
+            assert (
+                0.8 < layer.weight.abs().max() * layer.in_features**0.5 <= 1
+            )  # nn.Linear's own start
         network = nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
         optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
-        batches = [b for e in range(3) for b in rows[k][key.fold("order", e).permutation(22)].split(8)][:7]
+        batches = [
+            b for e in range(3) for b in rows[k][key.fold("order", e).permutation(22)].split(8)
+        ][:7]
         for at in batches:
             optimizer.zero_grad()
             F.cross_entropy(network(x[at]), y[at]).backward()
@@ -55,12 +64,21 @@ def test_probes_learn_what_torch_would(hidden):
 
 
 def test_standardised_values_and_what_never_varies():
-    got = standardised(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    got = standardised(
+        torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+    )
     assert got.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
 
 
 def test_the_settings_of_the_library_and_the_cheap_ones():
-    assert (FULL.points, FULL.seeds, FULL.steps, FULL.batch, FULL.lr, FULL.hidden) == (10, 5, 4000, 256, 1e-4, (512, 512))
+    assert (FULL.points, FULL.seeds, FULL.steps, FULL.batch, FULL.lr, FULL.hidden) == (
+        10,
+        5,
+        4000,
+        256,
+        1e-4,
+        (512, 512),
+    )
     assert (CHEAP.points, CHEAP.seeds, CHEAP.steps, CHEAP.hidden) == (6, 3, 500, (512, 512))
 
 
@@ -78,7 +96,12 @@ def test_a_tenth_is_held_out():
 
 
 def test_sums_of_a_curve_by_hand():
-    got = Curve((10, 30), torch.tensor([[2.0, 4.0], [1.0, 1.0]]).double(), torch.tensor([[1.5, 0.5]]).double(), 4)
+    got = Curve(
+        (10, 30),
+        torch.tensor([[2.0, 4.0], [1.0, 1.0]]).double(),
+        torch.tensor([[1.5, 0.5]]).double(),
+        4,
+    )
     assert got.nats == pytest.approx(10 * 3 + 20 * 1)
     assert got.bits == pytest.approx(50 / math.log(2))
     assert got.std == pytest.approx(10)  # 40 and 60 nats
@@ -110,7 +133,9 @@ def test_labels_themselves_cost_little_and_better_representations_less():
 
 
 def test_the_online_code_is_of_samples_that_the_probe_has_not_seen():
-    x = torch.randn(N, 50, generator=Key.root(8).generator())  # says nothing, but can be learned by heart
+    x = torch.randn(
+        N, 50, generator=Key.root(8).generator()
+    )  # says nothing, but can be learned by heart
     got = curve(x, labels(), Key.root(9), SMALL)
     assert (got.coding > math.log(C) - 0.05).all()
     assert got.prequential > got.sizes[-1] * math.log(C)
@@ -120,7 +145,9 @@ def test_scaling_and_shifting_change_nothing():
     y = labels()
     x = F.one_hot(y).float() + torch.randn(N, C, generator=Key.root(4).generator())
     plain = curve(x, y, Key.root(5), SMALL).losses
-    assert torch.allclose(curve(4 * x, y, Key.root(5), SMALL).losses, plain, atol=1e-6)  # a power of two rounds nothing
+    assert torch.allclose(
+        curve(4 * x, y, Key.root(5), SMALL).losses, plain, atol=1e-6
+    )  # a power of two rounds nothing
     assert torch.allclose(curve(3 * x - 7, y, Key.root(5), SMALL).losses, plain, atol=1e-2)
 
 
@@ -136,7 +163,11 @@ def test_keys_decide_and_classes_may_be_missing():
     y = labels(60)
     x = torch.randn(60, 3, generator=Key.root(6).generator())
     how = Settings(2, 1, 5, hidden=(8,))
-    assert curve(x, y, Key.root(1), how).nats == curve(x, y, Key.root(1), how).nats != curve(x, y, Key.root(2), how).nats
+    assert (
+        curve(x, y, Key.root(1), how).nats
+        == curve(x, y, Key.root(1), how).nats
+        != curve(x, y, Key.root(2), how).nats
+    )
     assert curve(x, y, Key.root(1), how, classes=9).classes == 9
 
 

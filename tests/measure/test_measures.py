@@ -19,13 +19,22 @@ def rows(split: str, table: dict[int, dict[str, float]]) -> list[Note]:
 def test_accuracy_block_by_hand():
     test = {0: {"a": 0.1, "b": 0.2}, 1: {"a": 0.9, "b": 0.4}, 2: {"a": 0.6, "b": 0.5}}
     validation = {0: {"a": 0.0, "b": 0.0}, 1: {"a": 0.5, "b": 0.5}, 2: {"a": 0.8, "b": 0.9}}
-    got = accuracy(rows("test", test) + rows("validation", validation), max(test), {"a": 30, "b": 10}, {"a": 3, "b": 1})
+    got = accuracy(
+        rows("test", test) + rows("validation", validation),
+        max(test),
+        {"a": 30, "b": 10},
+        {"a": 3, "b": 1},
+    )
     assert got["mean"] == pytest.approx(0.55)
     assert got["weighted"] == pytest.approx((0.6 * 30 + 0.5 * 10) / 40)
     assert got["std"] == pytest.approx(0.05)
     assert (got["best_party"], got["worst_party"], got["global"]) == ("a", "b", None)
     assert got["best_round"]["round"] == 2
-    assert got["best_on_test"] == {"round": 1, "mean": pytest.approx(0.65), "weighted": pytest.approx(0.775)}
+    assert got["best_on_test"] == {
+        "round": 1,
+        "mean": pytest.approx(0.65),
+        "weighted": pytest.approx(0.775),
+    }
 
 
 def test_without_validation_no_round_is_chosen_by_it():
@@ -76,16 +85,23 @@ def test_gains_pair_the_same_samples(tmp_path):
 
 def test_who_diverged_takes_the_mean_away_and_who_has_no_figure_does_not():
     def rows(*last):
-        return [Note(1, party, "test", "auc", value) for party, value in zip("abc", (0.9, 0.7, 0.8), strict=True)] + [
-            Note(2, party, "test", "auc", value) for party, value in last
-        ]
+        return [
+            Note(1, party, "test", "auc", value)
+            for party, value in zip("abc", (0.9, 0.7, 0.8), strict=True)
+        ] + [Note(2, party, "test", "auc", value) for party, value in last]
 
     tests = {"a": 10, "b": 30, "c": 10, "nobody": 10}
-    block = at_the_end(rows(("a", 0.5), ("b", 0.6)), METRICS["auc"], tests) or {}  # c was not heard: its last figure stands
+    block = (
+        at_the_end(rows(("a", 0.5), ("b", 0.6)), METRICS["auc"], tests) or {}
+    )  # c was not heard: its last figure stands
     assert block["per_party"] == {"a": 0.5, "b": 0.6, "c": 0.8}
     assert (block["mean"], block["weighted"]) == pytest.approx((1.9 / 3, 31 / 50))
     assert (block["best_party"], block["worst_party"], block["missing"]) == ("c", "a", ["nobody"])
     block = at_the_end(rows(("a", 0.5), ("b", math.nan), ("c", 0.8)), METRICS["auc"], tests) or {}
-    assert (block["mean"], block["weighted"], block["std"]) == (None, None, None)  # not 0.65, nor that of an earlier round
+    assert (block["mean"], block["weighted"], block["std"]) == (
+        None,
+        None,
+        None,
+    )  # not 0.65, nor that of an earlier round
     assert (block["per_party"], block["missing"]) == ({"a": 0.5, "c": 0.8}, ["b", "nobody"])
     assert at_the_end([], METRICS["auc"], tests) is None

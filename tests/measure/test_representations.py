@@ -27,8 +27,15 @@ QUICK = Settings(points=2, seeds=1, steps=3, hidden=(8,))
 def runs(tmp_path_factory) -> dict[str, comity.Result]:
     """One short run of each kind of method, all on one split."""
     root = tmp_path_factory.mktemp("runs")
-    how: dict[str, Any] = {"parties": 3, "rounds": 1, "model": "mlp2(width=16)", "partition": "dirichlet(alpha=0.5)"}
-    made = {name: comity.run(name, out=root / name, **how) for name in ("fedavg", "fedavg+dbe", "solo")}
+    how: dict[str, Any] = {
+        "parties": 3,
+        "rounds": 1,
+        "model": "mlp2(width=16)",
+        "partition": "dirichlet(alpha=0.5)",
+    }
+    made = {
+        name: comity.run(name, out=root / name, **how) for name in ("fedavg", "fedavg+dbe", "solo")
+    }
     return made | {"fedrod": comity.run("fedrod", out=root / "fedrod", cut="fc1", **how)}
 
 
@@ -42,11 +49,15 @@ def test_offered_layers_are_the_deployed_models(runs):
     assert list(dict.fromkeys(r.layer for r in rows)) == ["fc1", "fc2", "fc2+offset", "fc3"]
     for party in run.job.parties:
         model, test = run.model(party.name), party.data.test
-        z_g, z, answer = (by_party(rows, layer, "before")[party.name] for layer in ("fc2", "fc2+offset", "fc3"))
+        z_g, z, answer = (
+            by_party(rows, layer, "before")[party.name] for layer in ("fc2", "fc2+offset", "fc3")
+        )
         assert torch.equal(z_g.labels, test.y)
         assert torch.allclose(z_g.features, model.task.features(model.theta, test.x), atol=1e-6)
         assert model.theta[OFFSET].abs().max() > 0
-        assert torch.allclose(z.features, z_g.features + model.theta[OFFSET], atol=1e-6)  # DBE eq. 6
+        assert torch.allclose(
+            z.features, z_g.features + model.theta[OFFSET], atol=1e-6
+        )  # DBE eq. 6
         assert torch.allclose(answer.features, model.logits(test.x), atol=1e-6)
 
 
@@ -57,10 +68,14 @@ def test_after_is_one_local_training_of_what_was_offered(runs):
         model, key = run.model(party.name), Key.root(4).fold("measure").fold("train", party.id)
         assert model.task.kappa == 50  # the task is DBE's, with its regulariser
         theta = train(replace(party, task=model.task).fit(plain, model.theta, key)).theta
-        z_g, z = (by_party(rows, layer, "after")[party.name].features for layer in ("fc2", "fc2+offset"))
+        z_g, z = (
+            by_party(rows, layer, "after")[party.name].features for layer in ("fc2", "fc2+offset")
+        )
         assert torch.allclose(z_g, model.task.features(theta, party.data.test.x), atol=1e-6)
         assert torch.allclose(z - z_g, theta[OFFSET].expand_as(z), atol=1e-5)
-        assert not torch.allclose(z_g, by_party(rows, "fc2", "before")[party.name].features, atol=1e-3)
+        assert not torch.allclose(
+            z_g, by_party(rows, "fc2", "before")[party.name].features, atol=1e-3
+        )
 
 
 def test_a_model_of_ones_own_has_no_before(runs):
@@ -79,20 +94,28 @@ def test_two_heads_answer_together_and_are_seen_as_the_shared_one(runs):
     assert list(dict.fromkeys(r.layer for r in rows)) == ["fc1", "fc2", "fc3"]
     for party in run.job.parties:
         model, x = run.model(party.name), party.data.test.x
-        assert torch.allclose(by_party(rows, "fc3", "before")[party.name].features, model.logits(x), atol=1e-6)
+        assert torch.allclose(
+            by_party(rows, "fc3", "before")[party.name].features, model.logits(x), atol=1e-6
+        )
         shared = party.task.network.run(model.theta, x, False, 0, 2)
-        assert torch.allclose(by_party(rows, "fc2", "before")[party.name].features, shared, atol=1e-6)
+        assert torch.allclose(
+            by_party(rows, "fc2", "before")[party.name].features, shared, atol=1e-6
+        )
 
 
 def test_samples_are_drawn_from_all_parties_together_and_from_any_split(runs):
     run = runs["fedavg"]
-    few, again, other = (representations(run.folder, ["fc1"], samples=50, seed=s) for s in (0, 0, 1))
+    few, again, other = (
+        representations(run.folder, ["fc1"], samples=50, seed=s) for s in (0, 0, 1)
+    )
     before = by_party(few, "fc1", "before")
     assert sum(len(r.labels) for r in before.values()) == 50
     assert all(torch.equal(a.features, b.features) for a, b in zip(few, again, strict=True))
     assert any(not torch.equal(a.labels, b.labels) for a, b in zip(few, other, strict=False))
     train = by_party(representations(run.folder, ["fc1"], split="train"), "fc1", "before")
-    assert {p: len(r.labels) for p, r in train.items()} == {p.name: len(p.data.train) for p in run.job.parties}
+    assert {p: len(r.labels) for p, r in train.items()} == {
+        p.name: len(p.data.train) for p in run.job.parties
+    }
     with pytest.raises(UsageError, match="train, validation or test"):
         representations(run.folder, split="all")
 

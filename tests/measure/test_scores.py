@@ -27,7 +27,9 @@ def test_the_worst_tenth_of_twenty_parties_is_two():
     assert fairness(i / 100 for i in range(20)).worst_tenth == pytest.approx(0.005)
 
 
-@pytest.mark.parametrize(("values", "jain"), [([0.3] * 4, 1.0), ([1.0, 0.0, 0.0, 0.0], 0.25), ([0.0, 0.0], 1.0)])
+@pytest.mark.parametrize(
+    ("values", "jain"), [([0.3] * 4, 1.0), ([1.0, 0.0, 0.0, 0.0], 0.25), ([0.0, 0.0], 1.0)]
+)
 def test_jains_index_at_its_ends(values, jain):
     assert fairness(values).jain == pytest.approx(jain)
 
@@ -39,7 +41,9 @@ def test_nobody_has_no_fairness():
 
 def test_auc_by_hand_with_a_tie():
     # Pairs (positive, negative): 0.8 > 0.4, 0.8 > 0.1, 0.4 = 0.4 counts half, 0.4 > 0.1.
-    assert auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 0, 1, 1])) == pytest.approx(3.5 / 4)
+    assert auc(torch.tensor([0.1, 0.4, 0.4, 0.8]), torch.tensor([0, 0, 1, 1])) == pytest.approx(
+        3.5 / 4
+    )
 
 
 @pytest.mark.parametrize("levels", [3, 50, 10**6])
@@ -52,7 +56,10 @@ def test_auc_is_scikit_learns(levels):
 
 def test_micro_auc_is_scikit_learns():
     generator = Key.root(1).generator()
-    scores, labels = torch.randn(200, 5, generator=generator), torch.randint(5, (200,), generator=generator)
+    scores, labels = (
+        torch.randn(200, 5, generator=generator),
+        torch.randint(5, (200,), generator=generator),
+    )
     want = roc_auc_score(label_binarize(labels, classes=range(5)), scores, average="micro")
     assert auc_micro(scores, labels) == pytest.approx(want, abs=1e-12)
 
@@ -88,7 +95,9 @@ def test_average_precision_of_matches_at_ranks_1_and_3():
 
 def test_the_same_camera_is_left_out_of_the_ranking():
     query = seen([0.0], [7], [0])
-    gallery = seen([0.01, 0.1, 0.2, 0.3, 0.4], [7, 7, 8, 7, 9], [0, 1, 1, 2, 0])  # the nearest is its own camera's
+    gallery = seen(
+        [0.01, 0.1, 0.2, 0.3, 0.4], [7, 7, 8, 7, 9], [0, 1, 1, 2, 0]
+    )  # the nearest is its own camera's
     assert retrieval(query, gallery).map == pytest.approx((1 + 2 / 3) / 2)
 
 
@@ -112,7 +121,12 @@ def test_many_queries_are_ranked_as_one_by_one():
              torch.randint(3, (n,), generator=generator))
         for n in (700, 60)
     )  # fmt: skip
-    alone = [retrieval(Seen(query.features[i, None], query.ids[i, None], query.cameras[i, None]), gallery) for i in range(700)]
+    alone = [
+        retrieval(
+            Seen(query.features[i, None], query.ids[i, None], query.cameras[i, None]), gallery
+        )
+        for i in range(700)
+    ]
     found = [one.map for one in alone if one.map is not None]
     got = retrieval(query, gallery)
     assert got.queries == len(found)

@@ -20,7 +20,11 @@ from comity.measure.targets import (
 )
 
 TABLE = {0: (0.0, 0.2), 1: (0.9, 0.5), 2: (0.6, 0.6)}
-ROWS = [Note(t, p, "test", "accuracy", v) for t, line in TABLE.items() for p, v in zip("ab", line, strict=True)]
+ROWS = [
+    Note(t, p, "test", "accuracy", v)
+    for t, line in TABLE.items()
+    for p, v in zip("ab", line, strict=True)
+]
 ROWS += [Note(t, SERVER, "pooled", "accuracy", v) for t, v in ((0, 0.3), (1, 0.8), (2, 0.7))]
 ROWS += [Note(2, "a", "validation", "accuracy", 1.0), Note(2, "a", "test", "loss", 9.0)]
 ROWS += [Note(3, "c", "test-joined", "accuracy", 1.0)]

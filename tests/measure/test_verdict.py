@@ -9,7 +9,13 @@ from comity.studies.overall_verdict import QUESTIONS, overall
 from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
 
 
-def row(name: str, gain: Estimate | None, sent: float = 1e6, judged: Estimate | None = None, **gains: Estimate) -> MethodSummary:
+def row(
+    name: str,
+    gain: Estimate | None,
+    sent: float = 1e6,
+    judged: Estimate | None = None,
+    **gains: Estimate,
+) -> MethodSummary:
     figures = {"figure": [0.8], "worst_figure": [0.7], "accuracy": [0.8], "worst": [0.7]}
     return MethodSummary(
         name,
@@ -31,19 +37,34 @@ def answer(party: str, verdict: Verdict) -> PartyVerdict:
     return PartyVerdict(party, verdict, "", None, {})
 
 
-CLEAR, WORSE, OPEN = Estimate(0.05, 0.02, 0.08), Estimate(-0.05, -0.08, -0.02), Estimate(0.01, -0.03, 0.05)
+CLEAR, WORSE, OPEN = (
+    Estimate(0.05, 0.02, 0.08),
+    Estimate(-0.05, -0.08, -0.02),
+    Estimate(0.01, -0.03, 0.05),
+)
 
 
 @pytest.mark.parametrize(
-    ("gain", "begins"), [(CLEAR, "Yes, on average: "), (WORSE, "No, on average it costs: "), (OPEN, "Not clearly, on average: ")]
+    ("gain", "begins"),
+    [
+        (CLEAR, "Yes, on average: "),
+        (WORSE, "No, on average it costs: "),
+        (OPEN, "Not clearly, on average: "),
+    ],
 )
 def test_does_it_help(gain: Estimate, begins: str) -> None:
     found = overall([row("fedavg", gain)], [], 1)
     assert found is not None
     points = f"{100 * gain.gain:+.1f} points of accuracy over training alone"
-    assert found.helps == f"{begins}fedavg gives {points} (between {100 * gain.low:.1f} and {100 * gain.high:.1f}; one seed)."
+    assert (
+        found.helps
+        == f"{begins}fedavg gives {points} (between {100 * gain.low:.1f} and {100 * gain.high:.1f};"
+        " one seed)."
+    )
     assert ("cannot be told from none here" in found.sure) == (gain is OPEN)
-    assert list(found.questions) == list(QUESTIONS[:1] + QUESTIONS[2:]), "nobody was judged by himself"
+    assert list(found.questions) == list(QUESTIONS[:1] + QUESTIONS[2:]), (
+        "nobody was judged by himself"
+    )
 
 
 def test_whom_at_what_cost_and_how_sure() -> None:
@@ -52,34 +73,49 @@ def test_whom_at_what_cost_and_how_sure() -> None:
         row("fedavg", CLEAR, 4e6, Estimate(0.04, 0.01, 0.07), north=CLEAR, south=OPEN, east=WORSE),
         row("adcol", WORSE, 1e3, None, north=WORSE, south=WORSE),
     ]
-    told = [answer("north", "gains"), answer("south", "level"), answer("east", "level"), answer("west", "too few")]
+    told = [
+        answer("north", "gains"),
+        answer("south", "level"),
+        answer("east", "level"),
+        answer("west", "too few"),
+    ]
     found = overall(rows, told, 3)
     assert found is not None
     assert found.method == "fedavg"
-    assert found.helps == (
-        "Yes, on average: fedavg, the best of 3 methods, gives +5.0 points of accuracy over training alone (between 2.0 and "
-        "8.0). Without west, which has too few samples to judge by: +4.0 points (between 1.0 and 7.0)."
+    assert (
+        found.helps
+        == "Yes, on average: fedavg, the best of 3 methods, gives +5.0 points of accuracy over"
+        " training alone (between 2.0 and 8.0). Without west, which has too few samples to judge"
+        " by: +4.0 points (between 1.0 and 7.0)."
     )
-    assert found.whom == (
-        "Of the 3 parties that can be judged 1 (north) gains clearly by fedavg, 1 (east) is clearly hurt. Other methods clearly "
-        "hurt some: adcol (2). If each could choose its own method: 1 "
-        "gains clearly by some method, 2 see no clear difference, 1 has too few samples to say."
+    assert (
+        found.whom
+        == "Of the 3 parties that can be judged 1 (north) gains clearly by fedavg, 1 (east) is"
+        " clearly hurt. Other methods clearly hurt some: adcol (2). If each could choose its own"
+        " method: 1 gains clearly by some method, 2 see no clear difference, 1 has too few"
+        " samples to say."
     )
-    assert found.cost == (
-        "4 MB are sent in a run of fedavg; a party sends and receives 1.5 MB. relay takes 20 times less and gives 2.0 points "
-        "less."
+    assert (
+        found.cost
+        == "4 MB are sent in a run of fedavg; a party sends and receives 1.5 MB. relay takes 20"
+        " times less and gives 2.0 points less."
     ), "adcol is cheaper still, but gives ten points less"
-    assert found.sure == (
-        "The intervals are at 95% confidence, wide enough for the best of 3 methods to be picked, over the parties' test samples "
-        "and 3 seeds."
+    assert (
+        found.sure
+        == "The intervals are at 95% confidence, wide enough for the best of 3 methods to be"
+        " picked, over the parties' test samples and 3 seeds."
     )
 
 
 def test_parties_of_several_seeds_are_said_to_be() -> None:
     gains = {f"p{k} (seed {seed})": OPEN for k in range(4) for seed in (0, 1)}
-    found = overall([row("fedavg", OPEN, 1e6, OPEN, **gains)], [answer(name, "level") for name in gains], 2)
+    found = overall(
+        [row("fedavg", OPEN, 1e6, OPEN, **gains)], [answer(name, "level") for name in gains], 2
+    )
     assert found is not None
-    assert found.whom.startswith("Of 8 parties of 2 seeds none gains clearly by fedavg, none is clearly hurt.")
+    assert found.whom.startswith(
+        "Of 8 parties of 2 seeds none gains clearly by fedavg, none is clearly hurt."
+    )
 
 
 def test_without_training_alone_nothing_is_said() -> None:

@@ -32,11 +32,30 @@ def torchs(theta: Params, width: int, heads: int, depth: int) -> list[nn.Module]
     layers: list[nn.Module] = []
     for k in range(depth):
         with torch.random.fork_rng():
-            layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True).eval()
-        ours = {n.removeprefix(f"encoder.{k}."): v for n, v in theta.items() if n.startswith(f"encoder.{k}.")}
-        attention = {f"self_attn.in_proj_{p}": torch.cat([ours[f"{n}.{p}"] for n in "qkv"]) for p in ("weight", "bias")}
-        names = {"o": "self_attn.out_proj", "fc1": "linear1", "fc2": "linear2", "norm1": "norm1", "norm2": "norm2"}
-        others = {f"{theirs}.{p}": ours[f"{n}.{p}"] for n, theirs in names.items() for p in ("weight", "bias")}
+            layer = nn.TransformerEncoderLayer(
+                width, heads, 4 * width, 0.0, F.gelu, batch_first=True, norm_first=True
+            ).eval()
+        ours = {
+            n.removeprefix(f"encoder.{k}."): v
+            for n, v in theta.items()
+            if n.startswith(f"encoder.{k}.")
+        }
+        attention = {
+            f"self_attn.in_proj_{p}": torch.cat([ours[f"{n}.{p}"] for n in "qkv"])
+            for p in ("weight", "bias")
+        }
+        names = {
+            "o": "self_attn.out_proj",
+            "fc1": "linear1",
+            "fc2": "linear2",
+            "norm1": "norm1",
+            "norm2": "norm2",
+        }
+        others = {
+            f"{theirs}.{p}": ours[f"{n}.{p}"]
+            for n, theirs in names.items()
+            for p in ("weight", "bias")
+        }
         layer.load_state_dict(attention | others)
         layers.append(layer)
     return layers
@@ -44,7 +63,10 @@ def torchs(theta: Params, width: int, heads: int, depth: int) -> list[nn.Module]
 
 def moved(theta: Params) -> Params:
     """Weights that no bias and no norm begins with."""
-    return {k: v + 0.1 * torch.randn(v.shape, generator=Key(5).fold(k).generator()) for k, v in theta.items()}
+    return {
+        k: v + 0.1 * torch.randn(v.shape, generator=Key(5).fold(k).generator())
+        for k, v in theta.items()
+    }
 
 
 def test_transformer_is_torchs() -> None:
@@ -58,7 +80,12 @@ def test_transformer_is_torchs() -> None:
     z = F.layer_norm(z, (8,), theta["encoder.norm.weight"], theta["encoder.norm.bias"])
     z = torch.stack([row[real].mean(0) for row, real in zip(z, ~padding, strict=True)])
     torch.testing.assert_close(task.features(theta, x), z, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(task.logits(theta, x), F.linear(z, theta["fc.weight"], theta["fc.bias"]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        task.logits(theta, x),
+        F.linear(z, theta["fc.weight"], theta["fc.bias"]),
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_vit_is_torchs() -> None:
@@ -66,7 +93,10 @@ def test_vit_is_torchs() -> None:
     theta = moved(theta)
     x = torch.randn(4, 3, 8, 12, generator=Key(2).generator())
     squares = F.unfold(x, 4, stride=4).mT  # each a row of its channels' rows
-    z = F.linear(squares, theta["encoder.begin.weight"], theta["encoder.begin.bias"]) + theta["encoder.positions.weight"]
+    z = (
+        F.linear(squares, theta["encoder.begin.weight"], theta["encoder.begin.bias"])
+        + theta["encoder.positions.weight"]
+    )
     for layer in torchs(theta, 8, 2, 1):
         z = layer(z)
     z = F.layer_norm(z, (8,), theta["encoder.norm.weight"], theta["encoder.norm.bias"]).mean(1)
@@ -80,7 +110,9 @@ def test_padding_does_not_matter() -> None:
     same["encoder.positions.weight"] = F.pad(theta["encoder.positions.weight"], (0, 0, 0, 8))
     same |= {k: v for k, v in theta.items() if k != "encoder.positions.weight"}
     x = words()
-    torch.testing.assert_close(task.logits(theta, x), wider.logits(same, F.pad(x, (0, 8))), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        task.logits(theta, x), wider.logits(same, F.pad(x, (0, 8))), rtol=1e-5, atol=1e-6
+    )
     poked = dict(theta)
     poked["encoder.begin.weight"] = theta["encoder.begin.weight"].clone()
     poked["encoder.begin.weight"][0] = 100.0
@@ -113,7 +145,9 @@ def test_second_gradients_exist() -> None:
     assert second.abs().sum() > 0
 
 
-@pytest.mark.parametrize("model", ["transformer(vocabulary=30,width=8)", "transformer(vocabulary=30,width=8,rank=2)"])
+@pytest.mark.parametrize(
+    "model", ["transformer(vocabulary=30,width=8)", "transformer(vocabulary=30,width=8,rank=2)"]
+)
 def test_tokens_are_looked_at_within_vmap_too(model: str) -> None:
     task, theta = task_of(model, (12,), 4)
     x = torch.stack([words(), words().flip(0)])
@@ -124,7 +158,9 @@ def test_tokens_are_looked_at_within_vmap_too(model: str) -> None:
 
     found = over_rows(answers, both, {"x": x})["y"]
     for k in range(2):
-        torch.testing.assert_close(found[k], task.logits({n: v[k] for n, v in both.items()}, x[k]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            found[k], task.logits({n: v[k] for n, v in both.items()}, x[k]), rtol=1e-4, atol=1e-5
+        )
     x[1, 2, 3] = 2.5
     with pytest.raises(comity.UsageError, match="needs token numbers from 0"):
         over_rows(answers, both, {"x": x})

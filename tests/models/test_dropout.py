@@ -1,4 +1,6 @@
-"""Dropout: off where a model answers, and drawn from the key of the work where it trains, whatever runs the work."""
+"""Dropout: off where a model answers, and drawn from the key of the work where it trains, whatever
+runs the work.
+"""
 
 from __future__ import annotations
 
@@ -81,10 +83,14 @@ def test_stacks_without_dropout_do_not_touch_the_global_generator() -> None:
 def run(out: Path, engine: Any, name: str = "lg-cifar100") -> tuple[bytes, dict[str, Params]]:
     x, y = samples(60), torch.arange(60) % 10
     sizes = {"north": slice(0, 25), "east": slice(25, 38), "south": slice(38, 60)}
-    fed = comity.Federation.from_arrays({who: (x[rows], y[rows]) for who, rows in sizes.items()}, classes=10)
+    fed = comity.Federation.from_arrays(
+        {who: (x[rows], y[rows]) for who, rows in sizes.items()}, classes=10
+    )
     more: dict[str, Any] = {"workers": 2} if engine == "process" else {}
     result = comity.run("fedavg", fed, model=name, rounds=2, lr=0.1, engine=engine, out=out, **more)
-    return (result.folder / "metrics.csv").read_bytes(), {who: result.model(who).theta for who in sizes}
+    return (result.folder / "metrics.csv").read_bytes(), {
+        who: result.model(who).theta for who in sizes
+    }
 
 
 def test_processes_drop_what_the_loop_drops(tmp_path: Path) -> None:
@@ -94,6 +100,12 @@ def test_processes_drop_what_the_loop_drops(tmp_path: Path) -> None:
     for number, engine in enumerate(("process", "loop")):
         others, theirs = run(tmp_path / str(number), engine)
         assert others == metrics
-        assert all(torch.equal(theirs[who][k], value) for who, theta in weights.items() for k, value in theta.items())
+        assert all(
+            torch.equal(theirs[who][k], value)
+            for who, theta in weights.items()
+            for k, value in theta.items()
+        )
     _, gentle = run(tmp_path / "gentle", "loop", "lg-cifar100(drop=0.25)")
-    assert not torch.equal(gentle["north"]["fc3.weight"], weights["north"]["fc3.weight"])  # it did drop
+    assert not torch.equal(
+        gentle["north"]["fc3.weight"], weights["north"]["fc3.weight"]
+    )  # it did drop

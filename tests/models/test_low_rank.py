@@ -1,4 +1,6 @@
-"""LoRA: what is trained and sent, what it begins with, and in which sense a full rank is the whole layer."""
+"""LoRA: what is trained and sent, what it begins with, and in which sense a full rank is the whole
+layer.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,17 @@ def rows(*shape: int, seed: int = 1) -> Tensor:
 @cache
 def digits() -> comity.Federation:
     data = comity.load("digits")
-    parties = {f"p{i}": (data.x[80 * i : 80 * i + 80], data.y[80 * i : 80 * i + 80]) for i in range(3)}
+    parties = {
+        f"p{i}": (data.x[80 * i : 80 * i + 80], data.y[80 * i : 80 * i + 80]) for i in range(3)
+    }
     return comity.Federation.from_arrays(parties, classes=10)
 
 
 def one_layer(into: int, out: int, rank: int, alpha: float) -> LowRank:
     """y = fc(x Wᵀ + b) with factors beside W."""
-    stack = Builder("one-layer", (into,)).stage("body", linear(out)).stage("fc", linear(out)).build()
+    stack = (
+        Builder("one-layer", (into,)).stage("body", linear(out)).stage("fc", linear(out)).build()
+    )
     return low_rank(stack, ("body",), rank, alpha, 0)
 
 
@@ -52,7 +58,9 @@ def test_only_factors_and_head_are_parameters() -> None:
     network = built(VIT)
     theta = network.init(Key(3))
     layers = [f"encoder.{k}.{n}" for k in (0, 1) for n in ("q", "v")]
-    assert set(theta) == {"fc.weight", "fc.bias"} | {f"{layer}.{factor}" for layer in layers for factor in "AB"}
+    assert set(theta) == {"fc.weight", "fc.bias"} | {
+        f"{layer}.{factor}" for layer in layers for factor in "AB"
+    }
     assert theta["encoder.0.q.A"].shape == (2, 8)
     assert theta["encoder.0.q.B"].shape == (8, 2)
     assert not theta["encoder.0.q.B"].any()
@@ -62,7 +70,9 @@ def test_only_factors_and_head_are_parameters() -> None:
     assert torch.equal(theta["fc.weight"], whole["fc.weight"])
 
 
-@pytest.mark.parametrize(("adapt", "layers"), [("qv", "q v"), ("attention", "q k v o"), ("all", "q k v o fc1 fc2")])
+@pytest.mark.parametrize(
+    ("adapt", "layers"), [("qv", "q v"), ("attention", "q k v o"), ("all", "q k v o fc1 fc2")]
+)
 def test_which_layers_are_adapted(adapt: str, layers: str) -> None:
     expected = {f"encoder.{k}.{name}" for k in (0, 1) for name in layers.split()}
     assert set(built(f"{SMALL},rank=2,adapt={adapt})").adapted) == expected
@@ -74,17 +84,27 @@ def test_at_first_it_is_its_base() -> None:
     theta = whole.init(Key.root(5).fold("init"))
     head = {k: v for k, v in theta.items() if k.startswith("fc")}
     x = rows(4, 1, 8, 8)
-    assert torch.equal(network.run(network.init(Key(0)) | head, x, False, 0, 2), whole.run(theta, x, False, 0, 2))
+    assert torch.equal(
+        network.run(network.init(Key(0)) | head, x, False, 0, 2), whole.run(theta, x, False, 0, 2)
+    )
 
 
 def test_a_seeds_base_is_what_a_run_with_that_seed_begins_with() -> None:
-    """So that a full run and one of factors start from the same weights, if `base` is the run's seed."""
-    result = comity.run("fedavg", digits(), model=f"{SMALL})", seed=4, **RUN | {"rounds": 1, "lr": 1e-30})
+    """So that a full run and one of factors start from the same weights, if `base` is the run's
+    seed.
+    """
+    result = comity.run(
+        "fedavg", digits(), model=f"{SMALL})", seed=4, **RUN | {"rounds": 1, "lr": 1e-30}
+    )
     base = built(f"{SMALL},rank=2,base=4)").base
     theta = result.model("p0").theta
     for name, value in base.items():
         torch.testing.assert_close(theta[name], value, rtol=1e-6, atol=1e-6)
-    assert built(VIT).fixed == built(f"{SMALL},rank=7,adapt=all)").fixed != built(f"{SMALL},rank=2,base=4)").fixed
+    assert (
+        built(VIT).fixed
+        == built(f"{SMALL},rank=7,adapt=all)").fixed
+        != built(f"{SMALL},rank=2,base=4)").fixed
+    )
 
 
 def test_equation_3() -> None:
@@ -99,14 +119,18 @@ def test_equation_3() -> None:
     merged = network.merged(theta)
     torch.testing.assert_close(merged["body.weight"], w)
     assert set(merged) == {"body.weight", "body.bias", "fc.weight", "fc.bias"}
-    torch.testing.assert_close(network.stack.run(merged, x, False, 0, 2), network.run(theta, x, False, 0, 2))
+    torch.testing.assert_close(
+        network.stack.run(merged, x, False, 0, 2), network.run(theta, x, False, 0, 2)
+    )
 
 
 # A full rank is the whole layer, in two senses.
 
 
 def test_full_rank_takes_the_first_step_of_the_whole_layer() -> None:
-    """With A orthogonal and α = r a step of B alone moves W by −η g AᵀA = −η g; A's gradient is zero as long as B is."""
+    """With A orthogonal and α = r a step of B alone moves W by −η g AᵀA = −η g; A's gradient is
+    zero as long as B is.
+    """
     into = out = 6
     network = one_layer(into, out, 6, 6.0)
     x, y = rows(20, into), rows(20, out, seed=2)
@@ -123,12 +147,16 @@ def test_full_rank_takes_the_first_step_of_the_whole_layer() -> None:
     _, layer = gradient(whole, dict(network.base))
     assert not factors["body.A"].any()
     moved = network.merged(theta | {"body.B": theta["body.B"] - 0.3 * factors["body.B"]})
-    torch.testing.assert_close(moved["body.weight"], network.base["body.weight"] - 0.3 * layer["body.weight"])
+    torch.testing.assert_close(
+        moved["body.weight"], network.base["body.weight"] - 0.3 * layer["body.weight"]
+    )
 
 
 @pytest.mark.parametrize(("into", "out"), [(4, 4), (3, 6), (6, 3)])
 def test_full_rank_reaches_the_whole_layers_optimum(into: int, out: int) -> None:
-    """Least squares: B and A of rank min(in, out) can be any change of W, and descent finds the closed form's."""
+    """Least squares: B and A of rank min(in, out) can be any change of W, and descent finds the
+    closed form's.
+    """
     network = one_layer(into, out, min(into, out), float(min(into, out)))
     x = rows(60, into).double()
     b = network.base["body.bias"].double()
@@ -152,7 +180,9 @@ def test_a_low_rank_does_not_reach_it() -> None:
     for _ in range(2000):
         _, slope = gradient(lambda p: (network.run(p, x, True, 0, 1) - y).square().mean(), theta)
         theta = {k: v - 0.1 * slope[k] for k, v in theta.items()}
-    gap = (network.merged(theta)["body.weight"] - network.base["body.weight"] - change).norm().item()
+    gap = (
+        (network.merged(theta)["body.weight"] - network.base["body.weight"] - change).norm().item()
+    )
     assert gap > 0.5
 
 
@@ -166,7 +196,9 @@ def bytes_up(result: comity.Result) -> int:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg+dbe"])
 def test_bytes_fall_to_the_factors_and_the_head(method: str) -> None:
-    """2 blocks, q and v, r(in + out) values each, and the head; the ledger and the closed form say the same."""
+    """2 blocks, q and v, r(in + out) values each, and the head; the ledger and the closed form say
+    the same.
+    """
     low = comity.run(method, digits(), model=VIT, **RUN)
     full = comity.run(method, digits(), model=f"{SMALL})", **RUN)
     factors = 4 * (2 * 2 * 2 * (8 + 8) + 8 * 10 + 10)
@@ -187,14 +219,19 @@ def test_it_learns_and_the_base_does_not_move() -> None:
     network = result.job.info.task.network
     assert isinstance(network, LowRank)
     assert network.fixed == before
-    assert LowRank(network.stack, dict(network.base), network.adapted, 2, 8.0).fixed == before  # computed anew
+    assert (
+        LowRank(network.stack, dict(network.base), network.adapted, 2, 8.0).fixed == before
+    )  # computed anew
     assert result.model("p0").theta["encoder.0.q.B"].any()
 
 
 def test_parties_with_other_bases_are_not_averaged() -> None:
     """Their factors have the same names and shapes, and mean something else."""
     own = {"p1": {"model": f"{SMALL},rank=2,base=9)"}}
-    with pytest.raises(comity.UsageError, match="exchanges factors, which mean something else at p1: it has another base"):
+    with pytest.raises(
+        comity.UsageError,
+        match="exchanges factors, which mean something else at p1: it has another base",
+    ):
         comity.run("fedavg", digits(), model=VIT, party=own, **RUN)
     comity.run("solo", digits(), model=VIT, party=own, **RUN | {"rounds": 1})
 
@@ -208,7 +245,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     at = tmp_path_factory.mktemp("base")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("comity.studies.export.find_spec", lambda name: None)
-        export(comity.run("fedavg", digits(), model=f"{SMALL})", out=at / "run", **RUN), "p0", at / "model")
+        export(
+            comity.run("fedavg", digits(), model=f"{SMALL})", out=at / "run", **RUN),
+            "p0",
+            at / "model",
+        )
     return at / "model"
 
 
@@ -217,11 +258,18 @@ def test_a_trained_base(trained: Path, tmp_path: Path) -> None:
     held = load(trained).theta
     assert all(torch.equal(network.base[k], held[k]) for k in network.base)
     assert built(f"{SMALL},rank=2,base={trained / 'weights.safetensors'})").fixed == network.fixed
-    with pytest.raises(comity.UsageError, match=r"is no base for this vit: it wants encoder.begin.weight of shape \(8, 4\)"):
+    with pytest.raises(
+        comity.UsageError,
+        match=r"is no base for this vit: it wants encoder.begin.weight of shape \(8, 4\)",
+    ):
         models.build(f"vit(patch=2,width=8,heads=2,rank=2,base={trained})", (1, 8, 8), 10)
     x = rows(5, 1, 8, 8)  # at first it is the model that was exported, head and all
-    assert torch.equal(network.run(network.init(Key(0)), x, False, 0, 2), load(trained).task.logits(held, x))
-    other = models.build(f"{SMALL},rank=2,base={trained})", (1, 8, 8), 3)  # another task: its head is its own
+    assert torch.equal(
+        network.run(network.init(Key(0)), x, False, 0, 2), load(trained).task.logits(held, x)
+    )
+    other = models.build(
+        f"{SMALL},rank=2,base={trained})", (1, 8, 8), 3
+    )  # another task: its head is its own
     assert other.init(Key(0))["fc.weight"].shape == (3, 8)
 
 
@@ -232,14 +280,22 @@ def opened(folder: Path) -> Params:
     return found.model("p0").theta
 
 
-def test_a_run_knows_its_base_again(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None) -> None:
+def test_a_run_knows_its_base_again(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_onnx: None
+) -> None:
     """By its absolute path, and by what it holds: a base that was exchanged is refused."""
     monkeypatch.chdir(trained.parent)
-    result = comity.run("fedavg", digits(), model=f"{SMALL},rank=2,base=model)", out=tmp_path / "run", **RUN)
+    result = comity.run(
+        "fedavg", digits(), model=f"{SMALL},rank=2,base=model)", out=tmp_path / "run", **RUN
+    )
     assert result.job.experiment.model == f"{SMALL},rank=2,base={trained.resolve()})"
     monkeypatch.chdir(tmp_path)
-    assert torch.equal(opened(tmp_path / "run")["encoder.0.q.B"], result.model("p0").theta["encoder.0.q.B"])
-    second = comity.run("fedavg", digits(), model=f"{SMALL})", out=tmp_path / "second", **RUN | {"seed": 1})
+    assert torch.equal(
+        opened(tmp_path / "run")["encoder.0.q.B"], result.model("p0").theta["encoder.0.q.B"]
+    )
+    second = comity.run(
+        "fedavg", digits(), model=f"{SMALL})", out=tmp_path / "second", **RUN | {"seed": 1}
+    )
     export(second, "p0", tmp_path / "other")
     moved = tmp_path / "aside"
     trained.rename(moved)
@@ -255,11 +311,20 @@ def test_a_run_knows_its_base_again(trained: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedavg+dbe", *(pytest.param(method, marks=pytest.mark.long) for method in ("fedrod", "ditto"))]
+    "method",
+    [
+        "fedavg",
+        "fedavg+dbe",
+        *(pytest.param(method, marks=pytest.mark.long) for method in ("fedrod", "ditto")),
+    ],
 )
 def test_what_is_exported_needs_no_base(method: str, tmp_path: Path) -> None:
-    """The factors are added to the weights: files for torch, ONNX and Comity answer as the party's model does."""
-    result = comity.run(method, digits(), model=f"{SMALL},rank=2,adapt=all,base=3)", out=tmp_path / "run", **RUN)
+    """The factors are added to the weights: files for torch, ONNX and Comity answer as the party's
+    model does.
+    """
+    result = comity.run(
+        method, digits(), model=f"{SMALL},rank=2,adapt=all,base=3)", out=tmp_path / "run", **RUN
+    )
     said = export(result, "p1", tmp_path / "model")
     assert said == []
     x = digits().parties["p1"].test.x
@@ -271,15 +336,25 @@ def test_what_is_exported_needs_no_base(method: str, tmp_path: Path) -> None:
     program = torch.export.load(tmp_path / "model" / "model.pt2").module()
     torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-4)
     onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "model" / "model.onnx", providers=["CPUExecutionProvider"]
+    )
     (scores,) = session.run(None, {"samples": x.numpy()})
     torch.testing.assert_close(torch.from_numpy(scores), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_text_model_is_exported_too(tmp_path: Path) -> None:
     x = torch.randint(0, 30, (60, 12), generator=Key(1).generator()).float()
-    fed = comity.Federation.from_arrays({f"p{i}": (x[20 * i :][:20], torch.arange(20) % 3) for i in range(3)}, classes=3)
-    result = comity.run("fedavg", fed, model="transformer(vocabulary=30,width=8,rank=2)", out=tmp_path / "run", **RUN)
+    fed = comity.Federation.from_arrays(
+        {f"p{i}": (x[20 * i :][:20], torch.arange(20) % 3) for i in range(3)}, classes=3
+    )
+    result = comity.run(
+        "fedavg",
+        fed,
+        model="transformer(vocabulary=30,width=8,rank=2)",
+        out=tmp_path / "run",
+        **RUN,
+    )
     assert export(result, "p1", tmp_path / "model") == []
     program = torch.export.load(tmp_path / "model" / "model.pt2").module()
     mine = result.model("p1")
@@ -293,7 +368,10 @@ def test_names() -> None:
     assert located("vit(rank=3,base=x)") == f"vit(rank=3,base={Path('x').resolve()})"
     assert base_file("vit(rank=3)") is None
     assert base_file("mlp2") is None
-    assert base_file("vit(rank=3,base=x/weights.safetensors)") == Path("x/weights.safetensors").resolve()
+    assert (
+        base_file("vit(rank=3,base=x/weights.safetensors)")
+        == Path("x/weights.safetensors").resolve()
+    )
 
 
 def test_networks_are_themselves() -> None:

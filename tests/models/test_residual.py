@@ -1,4 +1,6 @@
-"""Residual networks: the places at which DBE cuts them, and their outputs against plain torch with the same weights."""
+"""Residual networks: the places at which DBE cuts them, and their outputs against plain torch with
+the same weights.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def conv(into: int, out: int, kernel: int, stride: int = 1) -> list[nn.Module]:
 
 
 def skip(into: int, out: int, stride: int) -> nn.Module:
-    return nn.Identity() if (into, stride) == (out, 1) else nn.Sequential(*conv(into, out, 1, stride))
+    return (
+        nn.Identity() if (into, stride) == (out, 1) else nn.Sequential(*conv(into, out, 1, stride))
+    )
 
 
 def basic(into: int, out: int, stride: int) -> nn.Module:
@@ -47,14 +51,22 @@ def thesis(into: int, out: int, stride: int) -> nn.Module:
 def bottleneck(into: int, out: int, stride: int) -> nn.Module:
     """torchvision has the stride in the 3x3 convolution."""
     inner = out // 4
-    body = nn.Sequential(*conv(into, inner, 1), nn.ReLU(), *conv(inner, inner, 3, stride), nn.ReLU(), *conv(inner, out, 1))
+    body = nn.Sequential(
+        *conv(into, inner, 1),
+        nn.ReLU(),
+        *conv(inner, inner, 3, stride),
+        nn.ReLU(),
+        *conv(inner, out, 1),
+    )
     return Sum(body, skip(into, out, stride), nn.ReLU())
 
 
 Block = Callable[[int, int, int], nn.Module]
 
 
-def plain(stem: list[nn.Module], block: Block, wider: int, counts: tuple[int, ...]) -> nn.Sequential:
+def plain(
+    stem: list[nn.Module], block: Block, wider: int, counts: tuple[int, ...]
+) -> nn.Sequential:
     layers, into = [*stem], 64
     for k, count in enumerate(counts):
         out = wider * 64 * 2**k
@@ -70,7 +82,9 @@ def imagenet_stem() -> list[nn.Module]:
 
 PLAIN = {
     "resnet18": lambda: plain(imagenet_stem(), basic, 1, (2, 2, 2, 2)).append(nn.Linear(512, 10)),
-    "resnet50": lambda: plain(imagenet_stem(), bottleneck, 4, (3, 4, 6, 3)).append(nn.Linear(2048, 10)),
+    "resnet50": lambda: plain(imagenet_stem(), bottleneck, 4, (3, 4, 6, 3)).append(
+        nn.Linear(2048, 10)
+    ),
     "resnet18-thesis": lambda: plain([*conv(3, 64, 3), nn.ReLU()], thesis, 1, (2, 2, 2, 2)).extend(
         [nn.Linear(512, 256), nn.Tanh(), nn.Linear(256, 10)]
     ),
@@ -78,7 +92,9 @@ PLAIN = {
 
 
 def lively(theta: Params) -> Params:
-    """Weights in double precision, and BatchNorm's away from the ones and zeros that they begin with."""
+    """Weights in double precision, and BatchNorm's away from the ones and zeros that they begin
+    with.
+    """
     made = {}
     for k, (name, value) in enumerate(theta.items()):
         noise = torch.randn(value.shape, generator=Key(k).generator(), dtype=F64)
@@ -92,12 +108,20 @@ def test_outputs_are_those_of_plain_torch(name: str) -> None:
     theta = lively(network.init(Key(0)))
     module = PLAIN[name]().to(F64)
     names = [n for n in module.state_dict() if "num_batches" not in n]
-    module.load_state_dict(dict(zip(names, (v.clone() for v in theta.values()), strict=True)), strict=False)
+    module.load_state_dict(
+        dict(zip(names, (v.clone() for v in theta.values()), strict=True)), strict=False
+    )
     x = torch.randn(2, 3, 40, 32, generator=Key(1).generator(), dtype=F64)
     task = LearningTask(network, 10, network.cut)
     with torch.no_grad():
-        assert torch.allclose(task.head(theta, task.features(theta, x, train=True), train=True), module.train()(x), atol=1e-9)
-        assert torch.allclose(task.logits(theta, x), module.eval()(x), atol=1e-9)  # the running statistics moved alike
+        assert torch.allclose(
+            task.head(theta, task.features(theta, x, train=True), train=True),
+            module.train()(x),
+            atol=1e-9,
+        )
+        assert torch.allclose(
+            task.logits(theta, x), module.eval()(x), atol=1e-9
+        )  # the running statistics moved alike
 
 
 def test_resnet18_can_be_cut_where_dbe_cuts_it() -> None:
@@ -110,7 +134,9 @@ def test_resnet18_can_be_cut_where_dbe_cuts_it() -> None:
         task = LearningTask(network, 200, stage)
         assert task.width == count
         assert task.features(theta, x).shape == (1, *task.z_shape)
-        assert {n.partition(".")[0] for n in task.head_names} == set(network.stages[network.stages.index(stage) + 1 :]) - {"pool"}
+        assert {n.partition(".")[0] for n in task.head_names} == set(
+            network.stages[network.stages.index(stage) + 1 :]
+        ) - {"pool"}
 
 
 def test_resnet18_has_its_representation_after_the_mean_over_the_image() -> None:
@@ -136,8 +162,15 @@ def test_batchnorm_is_known_inside_blocks_and_skips() -> None:
 
 
 def test_torchvisions_networks_begin_with_hes_values_and_the_thesis_with_pytorchs() -> None:
-    name, he, bound = "b4.0.0.weight", math.sqrt(2 / (512 * 9)), 1 / math.sqrt(256 * 9)  # by fan-out, and by fan-in
-    ours, theirs = (models.build(server, (3, 32, 32), 10).init(Key(0))[name] for server in ("resnet18", "resnet18-thesis"))
+    name, he, bound = (
+        "b4.0.0.weight",
+        math.sqrt(2 / (512 * 9)),
+        1 / math.sqrt(256 * 9),
+    )  # by fan-out, and by fan-in
+    ours, theirs = (
+        models.build(server, (3, 32, 32), 10).init(Key(0))[name]
+        for server in ("resnet18", "resnet18-thesis")
+    )
     assert ours.std().item() == pytest.approx(he, rel=0.01)
     assert ours.abs().max() > 4 * he  # normal, not uniform
     assert theirs.abs().max() <= bound

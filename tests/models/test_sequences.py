@@ -36,17 +36,24 @@ def test_fasttext_is_the_mean_of_torchs_embedding(mean: str) -> None:
     task, theta = task_of(f"fasttext(vocabulary=30,width=5,mean={mean})", (12,), 4)
     x = words()
     if mean == "positions":  # DBE's code
-        mixed = nn.Embedding.from_pretrained(theta["embedding.weight"], padding_idx=0)(x.long()).mean(1)
+        mixed = nn.Embedding.from_pretrained(theta["embedding.weight"], padding_idx=0)(
+            x.long()
+        ).mean(1)
     else:
-        mixed = nn.EmbeddingBag.from_pretrained(theta["embedding.weight"], mode="mean", padding_idx=0)(x.long())
+        mixed = nn.EmbeddingBag.from_pretrained(
+            theta["embedding.weight"], mode="mean", padding_idx=0
+        )(x.long())
     z = F.linear(mixed, theta["fc1.weight"], theta["fc1.bias"])
     assert torch.allclose(task.features(theta, x), z, atol=1e-6)
-    assert torch.allclose(task.logits(theta, x), F.linear(z, theta["fc2.weight"], theta["fc2.bias"]), atol=1e-6)
+    assert torch.allclose(
+        task.logits(theta, x), F.linear(z, theta["fc2.weight"], theta["fc2.bias"]), atol=1e-6
+    )
 
 
 def test_fasttext_compat_logsoftmax_is_the_representation_of_dbes_code() -> None:
     (plain, theta), (compat, same) = (
-        task_of(f"fasttext(vocabulary=30,compat_logsoftmax={flag})", (12,), 4) for flag in ("false", "true")
+        task_of(f"fasttext(vocabulary=30,compat_logsoftmax={flag})", (12,), 4)
+        for flag in ("false", "true")
     )
     assert torch.equal(theta["fc2.weight"], same["fc2.weight"])
     z = F.log_softmax(plain.features(theta, words()), dim=1)
@@ -58,7 +65,9 @@ def test_padding_does_not_matter() -> None:
     x = words()
     longer = F.pad(x, (3, 5))
     (task, theta), (wider, same) = (task_of("fasttext(vocabulary=30)", (n,), 4) for n in (12, 20))
-    theta["embedding.weight"][0] = same["embedding.weight"][0] = 7.0  # even where noise or an average has moved its row
+    theta["embedding.weight"][0] = same["embedding.weight"][0] = (
+        7.0  # even where noise or an average has moved its row
+    )
     assert torch.allclose(task.logits(theta, x), wider.logits(same, longer), atol=1e-6)
     shorter, theirs = task_of("fasttext(vocabulary=30,mean=positions)", (20,), 4)
     assert not torch.allclose(task.logits(theta, x), shorter.logits(theirs, longer), atol=1e-2)
@@ -116,7 +125,9 @@ def test_har_cnn_is_torchs_1d_convolutions() -> None:
     plain.load_state_dict(dict(zip(plain.state_dict(), values, strict=True)))
     x = torch.randn(3, 9, 128, generator=Key(1).generator())
     assert torch.allclose(task.logits(theta, x), plain(x), atol=1e-5)
-    assert torch.allclose(task.features(theta, x), plain[:7](x), atol=1e-5)  # the code's split: the FC layers are the head
+    assert torch.allclose(
+        task.features(theta, x), plain[:7](x), atol=1e-5
+    )  # the code's split: the FC layers are the head
 
 
 def test_har_cnns_head_is_all_its_fc_layers_unless_cut_elsewhere() -> None:
@@ -127,7 +138,9 @@ def test_har_cnns_head_is_all_its_fc_layers_unless_cut_elsewhere() -> None:
 
 
 def test_har_cnn_takes_signals_as_images_one_line_high() -> None:
-    (task, theta), (high, same) = (task_of("har-cnn", shape, 6) for shape in ((9, 128), (9, 1, 128)))
+    (task, theta), (high, same) = (
+        task_of("har-cnn", shape, 6) for shape in ((9, 128), (9, 1, 128))
+    )
     x = torch.randn(3, 9, 128, generator=Key(1).generator())
     assert all(torch.equal(theta[k], same[k]) for k in theta)
     assert torch.equal(task.logits(theta, x), high.logits(same, x.unsqueeze(2)))
@@ -139,8 +152,15 @@ def test_har_cnn_takes_signals_as_images_one_line_high() -> None:
 def test_bilstm_is_torchs_lstm_with_its_gradients() -> None:
     task, theta = task_of("bilstm(width=4)", (7, 5), 3)
     plain = nn.LSTM(5, 4, bias=False, bidirectional=True, batch_first=True)
-    names = ("input_forward", "hidden_forward", "input_backward", "hidden_backward")  # torch's order
-    plain.load_state_dict({k: theta[f"lstm.{n}"] for k, n in zip(plain.state_dict(), names, strict=True)})
+    names = (
+        "input_forward",
+        "hidden_forward",
+        "input_backward",
+        "hidden_backward",
+    )  # torch's order
+    plain.load_state_dict(
+        {k: theta[f"lstm.{n}"] for k, n in zip(plain.state_dict(), names, strict=True)}
+    )
     x = torch.randn(6, 7, 5, generator=Key(1).generator())
     z = F.max_pool1d(torch.tanh(plain(x)[0]).transpose(1, 2), 7).squeeze(2)  # as Fed-SPS's code
     answer = F.linear(z, theta["fc.weight"], theta["fc.bias"])
@@ -148,7 +168,9 @@ def test_bilstm_is_torchs_lstm_with_its_gradients() -> None:
     assert torch.allclose(task.features(theta, x), z, atol=1e-6)
     assert torch.allclose(task.logits(theta, x), answer, atol=1e-6)
     expected = torch.autograd.grad(answer.square().sum(), list(plain.parameters()))
-    _, slope = gradient(lambda p: task.head(p, task.features(p, x, train=True), train=True).square().sum(), theta)
+    _, slope = gradient(
+        lambda p: task.head(p, task.features(p, x, train=True), train=True).square().sum(), theta
+    )
     for name, value in zip(names, expected, strict=True):
         assert value.abs().max() > 0
         assert torch.allclose(slope[f"lstm.{name}"], value, atol=1e-6)
@@ -157,7 +179,10 @@ def test_bilstm_is_torchs_lstm_with_its_gradients() -> None:
 def test_bilstm_gives_equal_bits_each_time() -> None:
     task, theta = task_of("bilstm", (20, 30), 2)
     x = torch.randn(9, 20, 30, generator=Key(1).generator())
-    one, other = (gradient(lambda p: task.head(p, task.features(p, x, True), True).square().sum(), theta)[1] for _ in range(2))
+    one, other = (
+        gradient(lambda p: task.head(p, task.features(p, x, True), True).square().sum(), theta)[1]
+        for _ in range(2)
+    )
     assert all(torch.equal(one[k], other[k]) for k in one)
 
 
@@ -173,13 +198,22 @@ def test_bilstm_begins_in_torchs_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "shape"), [("fasttext(vocabulary=30,width=8)", (12,)), ("har-cnn", (2, 30)), ("bilstm(width=4)", (7, 5))]
+    ("model", "shape"),
+    [("fasttext(vocabulary=30,width=8)", (12,)), ("har-cnn", (2, 30)), ("bilstm(width=4)", (7, 5))],
 )
-def test_sequences_are_learned_in_a_federation(model: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    """Samples of one class hold small values, those of the other large ones: tokens that hardly overlap."""
+def test_sequences_are_learned_in_a_federation(
+    model: str, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Samples of one class hold small values, those of the other large ones: tokens that hardly
+    overlap.
+    """
     y = torch.randint(0, 2, (120,), generator=Key(3).generator())
     x = torch.rand(120, *shape, generator=Key(2).generator()) + y.view(-1, *[1] * len(shape))
     x = (x * 5).floor() + 1 if "fasttext" in model else x
-    fed = comity.Federation.from_arrays({"north": (x[:70], y[:70]), "south": (x[70:], y[70:])}, classes=2)
-    result = comity.run("fedavg", fed, model=model, rounds=3, epochs=5, lr=0.1, engine="loop", out=tmp_path / "run")
+    fed = comity.Federation.from_arrays(
+        {"north": (x[:70], y[:70]), "south": (x[70:], y[70:])}, classes=2
+    )
+    result = comity.run(
+        "fedavg", fed, model=model, rounds=3, epochs=5, lr=0.1, engine="loop", out=tmp_path / "run"
+    )
     assert min(result.summary["accuracy"]["per_party"].values()) > 0.8

@@ -1,4 +1,6 @@
-"""The papers' networks: their printed sizes, their layers against plain torch, and any pair of modules."""
+"""The papers' networks: their printed sizes, their layers against plain torch, and any pair of
+modules.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from comity.core import Key, LearningTask, trainable
 
 
 def parameters(name: str, shape: tuple[int, ...], classes: int = 10) -> int:
-    return sum(p.numel() for p in trainable(models.build(name, shape, classes).init(Key(0))).values())
+    return sum(
+        p.numel() for p in trainable(models.build(name, shape, classes).init(Key(0))).values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,12 @@ def parameters(name: str, shape: tuple[int, ...], classes: int = 10) -> int:
         ("resnet18-thesis", (3, 32, 32), 10, 11_302_730),  # thesis, Table of models, d' = 256
         ("resnet18", (3, 224, 224), 1000, 11_689_512),  # torchvision
         ("resnet50", (3, 224, 224), 1000, 25_557_032),  # torchvision
-        ("tf-cifar10", (3, 24, 24), 10, 1_068_298),  # McMahan et al.: "about 10^6" on crops of 24x24
+        (
+            "tf-cifar10",
+            (3, 24, 24),
+            10,
+            1_068_298,
+        ),  # McMahan et al.: "about 10^6" on crops of 24x24
         ("lg-cifar10", (3, 32, 32), 10, 307_842),  # 4,864 + 102,464 + 192,120 + 7,744 + 650
         ("lg-cifar100", (3, 32, 32), 100, 1_075_044),  # 4,864 + 204,928 + 819,456 + 32,896 + 12,900
         ("lg-femnist", (1, 28, 28), 10, 37_586),  # 104 + 1,212 + 23,160 + 12,100 + 1,010
@@ -42,7 +51,9 @@ def test_parameter_counts_as_printed(name, shape, classes, count):
 
 
 def test_resnet50_with_adcols_projection_has_the_size_of_its_traffic():
-    """ADCOL's FedAvg sends 0.284 "GB" a round: 2 x 37,231,107 values, 57 of them torch's counters of BatchNorm's batches."""
+    """ADCOL's FedAvg sends 0.284 "GB" a round: 2 x 37,231,107 values, 57 of them torch's counters
+    of BatchNorm's batches.
+    """
     weights = models.build("resnet50(projection=2048)", (3, 28, 28), 10).init(Key(0))
     layers = sum(name.endswith("~mean") for name in weights)
     assert layers == 57
@@ -62,7 +73,9 @@ def test_cnn4_flattens_to_the_sizes_of_dbe(size, dim):
     assert tuple(weights["fc1.weight"].shape) == (512, dim)
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp2", "lenet5", "fedbn-cnn(scale=0.1)", "resnet18", "tf-cifar10"])
+@pytest.mark.parametrize(
+    "name", ["linear", "mlp2", "lenet5", "fedbn-cnn(scale=0.1)", "resnet18", "tf-cifar10"]
+)
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 16, 20)])
 def test_models_size_themselves(name, shape):
     network = models.build(name, shape, 7)
@@ -125,12 +138,21 @@ def test_fedbn_cnn_is_what_plain_torch_computes():
     mine = {k: v.clone() for k, v in theta.items()}
     trained = task.head(mine, task.features(mine, x, train=True), train=True)
     assert torch.allclose(trained, plain.train()(x), atol=1e-6)
-    assert torch.allclose(task.logits(mine, x), plain.eval()(x), atol=1e-6)  # running statistics moved alike
+    assert torch.allclose(
+        task.logits(mine, x), plain.eval()(x), atol=1e-6
+    )  # running statistics moved alike
     assert torch.equal(theta["conv1.bn.~mean"], torch.zeros(c))
 
 
 def convolutions(into: int, first: int, second: int) -> list[nn.Module]:
-    return [nn.Conv2d(into, first, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(first, second, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    return [
+        nn.Conv2d(into, first, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(first, second, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    ]
 
 
 def dense(*widths: int) -> list[nn.Module]:
@@ -171,7 +193,10 @@ def test_small_cnns_are_what_plain_torch_computes(name, shape, layers):
 
 
 def test_batchnorm_is_found_by_type_not_by_name():
-    pair = (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), nn.ModuleDict({"bn": nn.Linear(3, 2)})["bn"])
+    pair = (
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
+        nn.ModuleDict({"bn": nn.Linear(3, 2)})["bn"],
+    )
     network = models.build(pair, (4,), 2)
     own = ("weight", "bias", "~running_mean", "~running_var", "~num_batches_tracked")
     assert network.norms == {f"encoder.1.{name}" for name in own}
@@ -202,8 +227,12 @@ def test_options_may_be_false_but_not_zero():
 
 def test_every_model_is_listed_in_lines_that_fit():
     rows = models.catalogue()
-    assert {"resnet18", "resnet18-thesis", "resnet50", "fasttext", "har-cnn", "bilstm"} < {row["name"] for row in rows}
+    assert {"resnet18", "resnet18-thesis", "resnet50", "fasttext", "har-cnn", "bilstm"} < {
+        row["name"] for row in rows
+    }
     for row in rows:
         assert row["description"].endswith(".")
         assert "\n" not in row["description"]
-    assert "compat_logsoftmax=false" in next(row["options"] for row in rows if row["name"] == "fasttext")
+    assert "compat_logsoftmax=false" in next(
+        row["options"] for row in rows if row["name"] == "fasttext"
+    )

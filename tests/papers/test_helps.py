@@ -1,4 +1,6 @@
-"""The map of when a method helps: its rules by hand, and a page and a picture that say what the figures say."""
+"""The map of when a method helps: its rules by hand, and a page and a picture that say what the
+figures say.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,29 @@ def made(figures: Mapping[str, Mapping[str, tuple[Sequence[float], int]]]) -> Re
     """A reproduction of the map with these figures, a seed each, and bytes: by column and row."""
     columns = {column.name: column for column in TABLE.columns}
     cells = [
-        Cell(columns[c], ROWS[r], {seed: Figure(value, 20, sent, 1.0) for seed, value in enumerate(values)})
+        Cell(
+            columns[c],
+            ROWS[r],
+            {seed: Figure(value, 20, sent, 1.0) for seed, value in enumerate(values)},
+        )
         for c, rows in figures.items()
         for r, (values, sent) in rows.items()
     ]
-    settings = {c: {r: TABLE.run_settings(c, ROWS[r], "reduced") for r in rows} for c, rows in figures.items()}
-    return Reproduction(benefit_map.MAP, "reduced", "comity reproduce comity/map", "abc", 60.0, 10**8, {}, settings, cells)
+    settings = {
+        c: {r: TABLE.run_settings(c, ROWS[r], "reduced") for r in rows}
+        for c, rows in figures.items()
+    }
+    return Reproduction(
+        benefit_map.MAP,
+        "reduced",
+        "comity reproduce comity/map",
+        "abc",
+        60.0,
+        10**8,
+        {},
+        settings,
+        cells,
+    )
 
 
 ALONE = ([70.0, 71.0, 72.0], 0)
@@ -37,7 +56,11 @@ SOME = made(
             "relay": ([74.8, 76.1, 77.0], 40),
         },
         "plane-100-10": {"solo": ALONE, "fedavg": ([60.0, 80.0, 71.0], 1000)},
-        "parties-5": {"solo": ALONE, "fedavg": ([80.0, 81.1, 82.0], 1000), "relay": ([72.0, 73.1, 74.0], 40)},
+        "parties-5": {
+            "solo": ALONE,
+            "fedavg": ([80.0, 81.1, 82.0], 1000),
+            "relay": ([72.0, 73.1, 74.0], 40),
+        },
     }
 )
 
@@ -74,7 +97,10 @@ def test_the_best_clearly_helps_and_the_cheapest_is_not_clearly_worse() -> None:
 
 def test_the_page_says_it() -> None:
     text = benefit_map.page(SOME)
-    assert "| 10 samples, alpha 0.05 | 200 × 10 | 71.0 | **-9.9 ± 1.0** | **+5.0 ± 0.4** | **+5.0 ± 0.4** |" in text
+    assert (
+        "| 10 samples, alpha 0.05 | 200 × 10 | 71.0 | **-9.9 ± 1.0** | **+5.0 ± 0.4** | **+5.0 ±"
+        " 0.4** |" in text
+    )
     assert "| 10 samples, alpha 0.05 | Fed-SPS (+5.0) | relay | 4 B |" in text
     assert "| 100 samples, alpha 10 | stay alone: nothing clearly helps |  |  |" in text
     assert "Of 6 figures, 4 clearly help and 1 clearly hurt" in text
@@ -83,7 +109,9 @@ def test_the_page_says_it() -> None:
 
 def test_the_picture_is_a_map_a_method() -> None:
     drawn = benefit_map.picture(SOME)
-    texts = [node.text for node in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    texts = [
+        node.text for node in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")
+    ]
     assert texts.count("FedAvg") == texts.count("relay") == 1
     assert "−9.9" in texts
     assert "(−0.7)" in texts
@@ -97,9 +125,16 @@ def test_colours_tell_help_from_harm() -> None:
 
 
 def test_every_slice_names_columns_of_the_map() -> None:
-    settings = {column.name: TABLE.run_settings(column.name, ROWS["solo"], "full") for column in TABLE.columns}
+    settings = {
+        column.name: TABLE.run_settings(column.name, ROWS["solo"], "full")
+        for column in TABLE.columns
+    }
     found = {name: Place(name, each, {}, ()) for name, each in settings.items()}
-    shown = [place.title for _, patterns in benefit_map.SLICES for place in benefit_map._of(found, patterns)]
+    shown = [
+        place.title
+        for _, patterns in benefit_map.SLICES
+        for place in benefit_map._of(found, patterns)
+    ]
     assert set(shown) == set(found)
     assert all(found[name].tested and found[name].at for name in found)
     assert found["plane-300-0.05"].at == (300, 0.05)

@@ -1,4 +1,5 @@
-"""Every row of every table runs: at its smallest scale, on embedded data. What several tables ask for alike is run once.
+"""Every row of every table runs: at its smallest scale, on embedded data. What several tables ask
+for alike is run once.
 
 All of it is `long`: `make test` has a table of each paper (tests/cli/test_reproduce.py).
 """
@@ -39,7 +40,11 @@ ROWS = dict(rows())
 
 
 def test_no_row_is_without_its_method() -> None:
-    assert not [text for text in {settings["algorithm"] for settings in ROWS.values()} if not implemented(text)]
+    assert not [
+        text
+        for text in {settings["algorithm"] for settings in ROWS.values()}
+        if not implemented(text)
+    ]
 
 
 @pytest.mark.long

@@ -1,4 +1,6 @@
-"""The papers' tables as data: each can be read, names only what there is, and its numbers are those that were printed."""
+"""The papers' tables as data: each can be read, names only what there is, and its numbers are those
+that were printed.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,14 @@ def table(request: pytest.FixtureRequest) -> Table:
 
 
 def test_every_main_table_is_there() -> None:
-    wanted = {f"dbe/table{n}" for n in range(1, 10)} | {f"fedufo/table{n}" for n in range(1, 7)} | {"relay/table1"}
-    wanted |= {f"adcol/table{n}" for n in (1, 2, *range(4, 22))} | {f"fed-sps/table{n}" for n in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11)}
+    wanted = (
+        {f"dbe/table{n}" for n in range(1, 10)}
+        | {f"fedufo/table{n}" for n in range(1, 7)}
+        | {"relay/table1"}
+    )
+    wanted |= {f"adcol/table{n}" for n in (1, 2, *range(4, 22))} | {
+        f"fed-sps/table{n}" for n in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11)
+    }
     assert wanted <= set(NAMES)
 
 
@@ -56,13 +64,23 @@ def test_claims_name_rows_and_columns(table: Table) -> None:
 def test_printed_claims_hold_in_the_paper_itself(table: Table) -> None:
     """An ordering that a paper asserts must be that of its own figures, where it prints both."""
     rows = {r.name: r for r in table.rows}
-    lower_is_better = {"std", "rounds_to_lowest", "seconds_per_round", "minutes_per_round", "mbytes", "mdl"}
+    lower_is_better = {
+        "std",
+        "rounds_to_lowest",
+        "seconds_per_round",
+        "minutes_per_round",
+        "mbytes",
+        "mdl",
+    }
     for text in table.claims:
         better, worse, only = Claim(text).parts
         for column in table.columns:
             a, b = (rows[name].printed(column.name)[0] for name in (better, worse))
             if only in ("", column.name) and a is not None and b is not None:
-                assert a >= b or column.measure.partition(":")[0] in lower_is_better, (text, column.name)
+                assert a >= b or column.measure.partition(":")[0] in lower_is_better, (
+                    text,
+                    column.name,
+                )
 
 
 def test_every_measure_is_known(table: Table) -> None:
@@ -115,12 +133,18 @@ PRINTED = {
 @pytest.mark.parametrize("where", PRINTED, ids=lambda where: "-".join(where).replace("/", "-"))
 def test_some_figures_as_printed(where: tuple[str, str, str]) -> None:
     name, column, algorithm = where
-    rows = [r for r in papers.table(name).rows if "+".join(parse(p).name for p in split(r.algorithm, "+")) == algorithm]
+    rows = [
+        r
+        for r in papers.table(name).rows
+        if "+".join(parse(p).name for p in split(r.algorithm, "+")) == algorithm
+    ]
     assert PRINTED[where] in [row.printed(column)[0] for row in rows]
 
 
 def test_candidates_can_be_told_apart_on_validation_samples(table: Table) -> None:
-    """At every scale a row that is the best of others has candidates with validation samples, on the same data."""
+    """At every scale a row that is the best of others has candidates with validation samples, on
+    the same data.
+    """
     rows = {row.name: row for row in table.rows}
     for scale in papers.SCALES:
         columns, chosen = table.chosen(scale)
@@ -141,7 +165,9 @@ def test_a_mean_of_four_sources_is_compared_with_the_mean_of_the_same_four(name:
     assert len(printed) > 1
     for row in printed:
         each = [row.printed(source)[0] for source in sources]
-        assert row.printed("avg-4")[0] == pytest.approx(sum(value or 0 for value in each) / 4, abs=1e-3)
+        assert row.printed("avg-4")[0] == pytest.approx(
+            sum(value or 0 for value in each) / 4, abs=1e-3
+        )
     assert "avg" not in [column.name for column in table.chosen("reduced")[0]]
 
 
@@ -151,7 +177,11 @@ def test_the_last_tenth_of_a_run_is_looked_at_three_times(name: str, scale: pape
     table = papers.table(name)
     for row in table.rows:
         settings = table.run_settings("digits", row, scale)
-        looked = [t for t in range(1, settings["rounds"] + 1) if t % settings["eval_every"] == 0 or t == settings["rounds"]]
+        looked = [
+            t
+            for t in range(1, settings["rounds"] + 1)
+            if t % settings["eval_every"] == 0 or t == settings["rounds"]
+        ]
         assert len(last_tenth(dict.fromkeys(looked, 0.0), settings["rounds"])) >= 3
 
 
@@ -183,7 +213,9 @@ def test_a_grid_is_a_column_for_each_combination(tmp_path: Path) -> None:
     assert made.run_settings("g-20-0.1", made.rows[0], "full") == {
         "parties": 20, "partition": "dirichlet(alpha=0.1)", "lr": 0.1, "algorithm": "solo",
     }  # fmt: skip
-    (tmp_path / "only.toml").write_text(GRIDDED[: GRIDDED.index("[[columns]]")] + GRIDDED[GRIDDED.index("[[grids]]") :])
+    (tmp_path / "only.toml").write_text(
+        GRIDDED[: GRIDDED.index("[[columns]]")] + GRIDDED[GRIDDED.index("[[grids]]") :]
+    )
     assert len(papers.table(str(tmp_path / "only.toml")).columns) == 4
 
 
@@ -191,9 +223,17 @@ def test_a_grid_is_a_column_for_each_combination(tmp_path: Path) -> None:
     ("old", "new", "said"),
     [
         ('name = "g-{parties}-{alpha}"', 'name = "g-{alpha}"', "two columns are called g-0.1"),
-        ("dirichlet(alpha={alpha})", "dirichlet(alpha={beta})", "{beta} is no axis of the grid: parties, alpha"),
+        (
+            "dirichlet(alpha={alpha})",
+            "dirichlet(alpha={beta})",
+            "{beta} is no axis of the grid: parties, alpha",
+        ),
         ("axes = {parties = [5, 20], alpha = [0.1, 1]}", "axes = {}", "axes"),
-        ("axes = {parties = [5, 20], alpha = [0.1, 1]}", "axes = {parties = [], alpha = [1]}", "axes"),
+        (
+            "axes = {parties = [5, 20], alpha = [0.1, 1]}",
+            "axes = {parties = [], alpha = [1]}",
+            "axes",
+        ),
         ('measure = "mean"\naxes', "axes", "measure"),
     ],
 )
@@ -205,6 +245,8 @@ def test_a_grid_that_cannot_be(tmp_path: Path, old: str, new: str, said: str) ->
 
 
 def test_the_table_of_all_methods_has_all_of_them() -> None:
-    every = {f"fedavg+{name}" if algorithms.card(name).wrapper else name for name in algorithms.names()}
+    every = {
+        f"fedavg+{name}" if algorithms.card(name).wrapper else name for name in algorithms.names()
+    }
     wants_a_budget = {"fedavg+dp", "fedavg+ldp"}
     assert {row.algorithm for row in papers.table("comity/all").rows} == every - wants_a_budget

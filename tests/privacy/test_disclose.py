@@ -1,4 +1,6 @@
-"""The page of what left a party: all of it is there, with the figures of the run's files, and what is open comes first."""
+"""The page of what left a party: all of it is there, with the figures of the run's files, and what
+is open comes first.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def federation() -> comity.Federation:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, federation: comity.Federation) -> dict[str, Path]:
+def made(
+    tmp_path_factory: pytest.TempPathFactory, federation: comity.Federation
+) -> dict[str, Path]:
     """A run of each method, and its page beside it."""
     home = tmp_path_factory.mktemp("disclosed")
     found = {}
@@ -72,7 +76,10 @@ def page_of(folder: Path, party: str = PARTY) -> str:
 def rows_of(page: str) -> list[list[str]]:
     """The cells of the table of what left."""
     table = page.split("<tbody>", 1)[1].split("</tbody>", 1)[0]
-    return [[html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in table.split("</tr>")[:-1]]
+    return [
+        [html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+        for row in table.split("</tr>")[:-1]
+    ]
 
 
 def text_of(file: bytes) -> str:
@@ -86,7 +93,9 @@ def run_of(folder: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_field_in_the_account_is_on_the_page_and_in_the_pdf(method: str, made: dict[str, Path]) -> None:
+def test_every_field_in_the_account_is_on_the_page_and_in_the_pdf(
+    method: str, made: dict[str, Path]
+) -> None:
     page, sheets = page_of(made[method]), (made[method] / f"disclosure-{PARTY}.pdf").read_bytes()
     rows = rows_of(page)
     for row in run_of(made[method]).read_privacy():
@@ -94,7 +103,10 @@ def test_every_field_in_the_account_is_on_the_page_and_in_the_pdf(method: str, m
             assert any(f"({name})" in cells[0] for cells in rows), name
             assert f"({name})" in text_of(sheets), name
             if row.mechanism == "none":
-                assert any(f"({name})" in cells[0] and cells[5] == "nothing: it left as it is" for cells in rows), name
+                assert any(
+                    f"({name})" in cells[0] and cells[5] == "nothing: it left as it is"
+                    for cells in rows
+                ), name
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -104,7 +116,11 @@ def test_bytes_are_the_ledgers(method: str, made: dict[str, Path]) -> None:
     for whom, those in (("the server", {"server"}), ("other parties", {"p0", "p2"})):
         if total := sum(row.bytes for row in sent if row.dst in those):
             assert f"{total:,} bytes to {whom}" in page
-    counted = [int(cells[4].split(" ")[0].strip(",").replace(",", "")) for cells in rows_of(page) if cells[4][0].isdigit()]
+    counted = [
+        int(cells[4].split(" ")[0].strip(",").replace(",", ""))
+        for cells in rows_of(page)
+        if cells[4][0].isdigit()
+    ]
     assert sum(counted) == sum(row.bytes for row in sent)
 
 
@@ -112,7 +128,9 @@ def test_rounds_and_times_are_the_ledgers(made: dict[str, Path]) -> None:
     cells = next(cells for cells in rows_of(page_of(made["relay"])) if "(Upload.means)" in cells[0])
     assert cells[3] == "to the server; rounds 0 to 2; 3 times"
     assert cells[1] == "10 x 8 numbers, 80 in all"
-    sealed_messages = next(cells for cells in rows_of(page_of(made["fed-sps"])) if "(Help.grads)" in cells[0])
+    sealed_messages = next(
+        cells for cells in rows_of(page_of(made["fed-sps"])) if "(Help.grads)" in cells[0]
+    )
     assert sealed_messages[3].startswith("to p0, p2, sealed")
 
 
@@ -128,7 +146,10 @@ def test_epsilon_unit_and_noise_are_those_of_the_account(made: dict[str, Path]) 
     assert f"charged {len(charged)} times" in protection
     summary = run_of(folder).read_summary()
     assert summary is not None
-    assert f"epsilon {summary['privacy']['parties'][PARTY]:.3g} at delta 1e-05, for a training record" in page
+    assert (
+        f"epsilon {summary['privacy']['parties'][PARTY]:.3g} at delta 1e-05, for a training record"
+        in page
+    )
     assert all(sentence in page for sentence in summary["privacy"]["assumptions"])
     assert "No noise hides" not in page
     assert "All that the method had this party send is behind noise" in page
@@ -152,10 +173,15 @@ def test_a_trusted_server_is_said_to_be_one(made: dict[str, Path]) -> None:
     page = html.unescape(page_of(made["fedavg+dp(level=party,noise=1)"]))
     assert "No noise hides these from whoever gets them: the weights of the model" in page
     assert "Against the other parties, if the server is trusted: epsilon" in page
-    assert any(cells[0].startswith("made by the server") and "Gaussian" in cells[5] for cells in rows_of(page))
+    assert any(
+        cells[0].startswith("made by the server") and "Gaussian" in cells[5]
+        for cells in rows_of(page)
+    )
 
 
-@pytest.mark.parametrize("method", ["fedavg", "adcol", "relay", "fed-sps", "relay-p2p", "fedavg+dbe"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "adcol", "relay", "fed-sps", "relay-p2p", "fedavg+dbe"]
+)
 def test_what_is_open_comes_first_and_in_words(method: str, made: dict[str, Path]) -> None:
     page = html.unescape(page_of(made[method]))
     warned = page.index("No noise hides these from whoever gets them:")
@@ -182,11 +208,17 @@ def test_samples_that_are_not_sent_are_not_said_to_leave(
     made: dict[str, Path], federation: comity.Federation, tmp_path: Path
 ) -> None:
     quiet = html.unescape(page_of(made["fed-sps"]))
-    assert "training records themselves" not in quiet[quiet.index("No noise hides") : quiet.index("<h2>What left</h2>")]
+    assert (
+        "training records themselves"
+        not in quiet[quiet.index("No noise hides") : quiet.index("<h2>What left</h2>")]
+    )
     done = comity.run("fed-sps(mode=samples)", federation, out=tmp_path / "run", **SMALL)
     comity.disclose(done, PARTY)
     loud = html.unescape(page_of(done.folder))
-    assert "training records themselves" in loud[loud.index("No noise hides") : loud.index("<h2>What left</h2>")]
+    assert (
+        "training records themselves"
+        in loud[loud.index("No noise hides") : loud.index("<h2>What left</h2>")]
+    )
 
 
 def test_what_an_account_leaves_out_is_open_all_the_same(
@@ -213,18 +245,30 @@ def test_every_field_of_every_method_has_words() -> None:
 
 
 def test_noise_that_several_fields_come_of_is_said_to_be_one(made: dict[str, Path]) -> None:
-    cells = {row[0].rpartition("(")[2].rstrip(")"): row[-1] for row in rows_of(page_of(made["relay+ldp(noise=3)"]))}
+    cells = {
+        row[0].rpartition("(")[2].rstrip(")"): row[-1]
+        for row in rows_of(page_of(made["relay+ldp(noise=3)"]))
+    }
     for name in ("Upload.means", "Upload.counts", "Upload.obs", "Upload.seen"):
         assert "3 times as wide as the most that a row" in cells[name]
-        assert "One noise for Upload.means, Upload.counts, Upload.obs, Upload.seen together, counted once" in cells[name]
-    party = {row[0].rpartition("(")[2].rstrip(")"): row[-1] for row in rows_of(page_of(made["relay+ldp(noise=3,level=party)"]))}
+        assert (
+            "One noise for Upload.means, Upload.counts, Upload.obs, Upload.seen together, counted"
+            " once" in cells[name]
+        )
+    party = {
+        row[0].rpartition("(")[2].rstrip(")"): row[-1]
+        for row in rows_of(page_of(made["relay+ldp(noise=3,level=party)"]))
+    }
     assert "Protects all that a party has: one is replaced by any other" in party["Upload.means"]
     assert "depends on no record" in party["Upload.counts"]
 
 
 def test_a_field_behind_two_kinds_of_noise_names_both(made: dict[str, Path]) -> None:
     """Means behind noise, of a model that was trained behind noise: neither may pass for the whole."""
-    cells = {row[0].rpartition("(")[2].rstrip(")"): row[-1] for row in rows_of(page_of(made["fd+ldp(noise=3)+dp(noise=2)"]))}
+    cells = {
+        row[0].rpartition("(")[2].rstrip(")"): row[-1]
+        for row in rows_of(page_of(made["fd+ldp(noise=3)+dp(noise=2)"]))
+    }
     for name in ("Answers.logits", "Answers.counts"):
         assert "3 times as wide" in cells[name]
         assert "2 times as wide" in cells[name]
@@ -255,12 +299,16 @@ class Mine(FedAvg):
 '''
 
 
-def test_a_record_of_somebody_elses_is_not_explained_by_its_name(federation: comity.Federation, tmp_path: Path) -> None:
+def test_a_record_of_somebody_elses_is_not_explained_by_its_name(
+    federation: comity.Federation, tmp_path: Path
+) -> None:
     (tmp_path / "mine.py").write_text(OWN, encoding="utf-8")
     done = comity.run(str(tmp_path / "mine.py"), federation, out=tmp_path / "run", **SMALL)
     page = html.unescape(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"))
     cells = next(cells for cells in rows_of(page) if "(Upload.means)" in cells[0])
-    assert cells[0].startswith("a value of a method of somebody's own, whose parties send weights of a model")
+    assert cells[0].startswith(
+        "a value of a method of somebody's own, whose parties send weights of a model"
+    )
 
 
 # --- Attacks
@@ -278,7 +326,9 @@ def audited(folder: Path, place: Path, **changes: Any) -> None:
         "run": str(folder), "method": "fedavg", "bytes": sum(summary["bytes"][kind] for kind in ("up", "down", "peer")),
         "attacks": [attack], "canaries": None, "untried": [{"attack": "inversion", "why": "it has no form for that"}], "says": [],
     }  # fmt: skip
-    (place / "audit.json").write_text(json.dumps(with_crc({"runs": [told | changes], "note": ""})), encoding="utf-8")
+    (place / "audit.json").write_text(
+        json.dumps(with_crc({"runs": [told | changes], "note": ""})), encoding="utf-8"
+    )
 
 
 @pytest.fixture
@@ -289,7 +339,9 @@ def copied(made: dict[str, Path], tmp_path: Path) -> Path:
 
 
 def disclosed(folder: Path, federation: comity.Federation) -> str:
-    return html.unescape(comity.disclose(folder, PARTY, federation=federation)[0].read_text(encoding="utf-8"))
+    return html.unescape(
+        comity.disclose(folder, PARTY, federation=federation)[0].read_text(encoding="utf-8")
+    )
 
 
 def test_without_an_audit_the_page_says_how_to_make_one(made: dict[str, Path]) -> None:
@@ -299,7 +351,9 @@ def test_without_an_audit_the_page_says_how_to_make_one(made: dict[str, Path]) -
 
 
 @pytest.mark.parametrize("up", [0, 2])
-def test_what_attacks_achieved_stands_beside_guessing(up: int, copied: Path, federation: comity.Federation) -> None:
+def test_what_attacks_achieved_stands_beside_guessing(
+    up: int, copied: Path, federation: comity.Federation
+) -> None:
     audited(copied, [copied, *copied.parents][up])
     page = disclosed(copied, federation)
     assert "0.750 (0.700 to 0.800)" in page
@@ -351,10 +405,14 @@ def test_a_temporary_run_needs_a_place(federation: comity.Federation, tmp_path: 
     done = comity.run("solo", federation, **SMALL)
     with pytest.raises(UsageError, match="temporary"):
         comity.disclose(done, PARTY)
-    assert [path.parent for path in comity.disclose(done, PARTY, tmp_path / "there")] == [tmp_path / "there"] * 2
+    assert [path.parent for path in comity.disclose(done, PARTY, tmp_path / "there")] == [
+        tmp_path / "there"
+    ] * 2
 
 
-def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     comity.run("fedavg", parties=2, rounds=1, model="linear", out=run)
     for words, code in ((["p1", "--out", str(tmp_path / "dpo")], 0), (["pp1"], 2)):
@@ -366,7 +424,10 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     told = capsys.readouterr()
     assert "disclosure-p1.html" in told.out
     assert told.err.strip() == "comity: There is no party called 'pp1'. Did you mean 'p1'?"
-    assert sorted(path.name for path in (tmp_path / "dpo").iterdir()) == ["disclosure-p1.html", "disclosure-p1.pdf"]
+    assert sorted(path.name for path in (tmp_path / "dpo").iterdir()) == [
+        "disclosure-p1.html",
+        "disclosure-p1.pdf",
+    ]
 
 
 # --- Sheets
@@ -375,7 +436,10 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 def long_page(party: str) -> Page:
     rows = [[f"row {k}", "words " * 60, "x" * 400] for k in range(40)]
     return Page(
-        f"What left {party}", Facts({"Party": party}), [Section("s", "All", [Table("t", "", ["a", "b", "c"], rows)])], "end"
+        f"What left {party}",
+        Facts({"Party": party}),
+        [Section("s", "All", [Table("t", "", ["a", "b", "c"], rows)])],
+        "end",
     )
 
 
@@ -387,7 +451,9 @@ def test_a_long_page_has_several_sheets_and_loses_nothing() -> None:
     assert text.count("words") == 40 * 60
     assert text.count("x") >= 40 * 400
     assert "What left north (west)" in text
-    for size, x, y, line in re.findall(r"/F\d ([\d.]+) Tf ([\d.]+) ([\d.]+) Td \((.*?)\) Tj", file.decode("latin-1")):
+    for size, x, y, line in re.findall(
+        r"/F\d ([\d.]+) Tf ([\d.]+) ([\d.]+) Td \((.*?)\) Tj", file.decode("latin-1")
+    ):
         assert float(x) >= MARGIN
         assert 0 < float(y) < HEIGHT - MARGIN
         assert float(x) + width(line, float(size)) <= WIDTH - MARGIN + 1
@@ -398,7 +464,9 @@ def test_a_file_of_sheets_is_what_readers_expect() -> None:
     start = int(file.rpartition(b"startxref\n")[2].split()[0])
     assert file[start:].startswith(b"xref")
     places = [int(line[:10]) for line in file[start:].split(b"\n")[3:] if line.endswith(b" n ")]
-    assert all(file[place:].startswith(b"%d 0 obj" % number) for number, place in enumerate(places, 1))
+    assert all(
+        file[place:].startswith(b"%d 0 obj" % number) for number, place in enumerate(places, 1)
+    )
 
 
 def test_letters_that_the_font_lacks_are_said_to_be_missing() -> None:

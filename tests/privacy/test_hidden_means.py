@@ -1,4 +1,6 @@
-"""Noise on what parties send of their representations (`+ldp`): what it is added to, how much there is, what it is called."""
+"""Noise on what parties send of their representations (`+ldp`): what it is added to, how much there
+is, what it is called.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ MEANS = HOSTS[1:]
 def federation() -> comity.Federation:
     digits = comity.load("digits")
     cuts = {"north": (0, 200), "east": (200, 290), "south": (290, 440)}
-    return comity.Federation.from_arrays({name: (digits.x[a:b], digits.y[a:b]) for name, (a, b) in cuts.items()}, classes=10)
+    return comity.Federation.from_arrays(
+        {name: (digits.x[a:b], digits.y[a:b]) for name, (a, b) in cuts.items()}, classes=10
+    )
 
 
 def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
@@ -45,7 +49,9 @@ def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
     return comity.run(text, federation, **usual | more)
 
 
-def way(level: Level, z: torch.Tensor, y: torch.Tensor, clip: float, noise: float = 1.0) -> HiddenMeans:
+def way(
+    level: Level, z: torch.Tensor, y: torch.Tensor, clip: float, noise: float = 1.0
+) -> HiddenMeans:
     return HiddenMeans(Samples(z, y), level, clip, noise, [])
 
 
@@ -58,8 +64,15 @@ def rows(seed: int, n: int, scale: float, classes: int) -> tuple[torch.Tensor, t
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from([0.01, 1.0, 100.0]), st.sampled_from([0.3, 2.0]))
-def test_a_row_moves_sums_and_counts_by_no_more_than_is_declared(seed: int, n: int, scale: float, clip: float) -> None:
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 12),
+    st.sampled_from([0.01, 1.0, 100.0]),
+    st.sampled_from([0.3, 2.0]),
+)
+def test_a_row_moves_sums_and_counts_by_no_more_than_is_declared(
+    seed: int, n: int, scale: float, clip: float
+) -> None:
     z, y = rows(seed, n, scale, 4)
     most = module.release("row", clip, 1.0, 4).sensitivity
     whole = module.bare(way("row", z, y, clip), z, 4)
@@ -70,18 +83,32 @@ def test_a_row_moves_sums_and_counts_by_no_more_than_is_declared(seed: int, n: i
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 12), st.sampled_from([0.01, 1.0, 100.0]), st.sampled_from([0.3, 2.0]))
-def test_a_party_moves_its_means_by_no_more_than_is_declared(seed: int, n: int, scale: float, clip: float) -> None:
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 12),
+    st.sampled_from([0.01, 1.0, 100.0]),
+    st.sampled_from([0.3, 2.0]),
+)
+def test_a_party_moves_its_means_by_no_more_than_is_declared(
+    seed: int, n: int, scale: float, clip: float
+) -> None:
     most = module.release("party", clip, 1.0, 4).sensitivity
-    one, other = (module.bare(way("party", *rows(s, n, scale, 4), clip), rows(s, n, scale, 4)[0], 4) for s in (seed, seed + 1))
+    one, other = (
+        module.bare(way("party", *rows(s, n, scale, 4), clip), rows(s, n, scale, 4)[0], 4)
+        for s in (seed, seed + 1)
+    )
     assert (one - other).norm().item() <= most * (1 + 1e-5)
 
 
 def test_what_is_declared_is_reached_and_no_number_goes_beyond_it() -> None:
     z, y = 50 * torch.ones(4, 3), torch.arange(4)
-    assert module.bare(way("row", z[:1], y[:1], 2.0), z[:1], 4).norm().item() == pytest.approx(2 * math.sqrt(2))
+    assert module.bare(way("row", z[:1], y[:1], 2.0), z[:1], 4).norm().item() == pytest.approx(
+        2 * math.sqrt(2)
+    )
     opposite = [module.bare(way("party", sign * z, y, 2.0), sign * z, 4) for sign in (1, -1)]
-    assert (opposite[0] - opposite[1]).norm().item() == pytest.approx(module.release("party", 2.0, 1.0, 4).sensitivity)
+    assert (opposite[0] - opposite[1]).norm().item() == pytest.approx(
+        module.release("party", 2.0, 1.0, 4).sensitivity
+    )
     broken = torch.tensor([[math.inf, 1.0, -math.inf], [math.nan, 0.0, 1.0]])
     for level in ("row", "party"):
         found = module.bare(way(level, broken, y[:2], 2.0), broken, 4)
@@ -103,7 +130,9 @@ def check_noise_is_what_is_declared() -> None:
         assert made.std().item() == pytest.approx(declared.noise, rel=0.03)
         assert abs(made.mean().item()) < 0.05 * declared.noise
         flat = made.flatten(1)
-        assert abs((flat[0] * flat[1]).mean().item()) < 0.3 * declared.noise**2  # another key, other noise
+        assert (
+            abs((flat[0] * flat[1]).mean().item()) < 0.3 * declared.noise**2
+        )  # another key, other noise
 
 
 def test_noise_is_what_is_declared() -> None:
@@ -111,7 +140,9 @@ def test_noise_is_what_is_declared() -> None:
 
 
 def test_a_tenth_of_the_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "gaussian", lambda key, shape, spread: gaussian(key, shape, spread / 10))
+    monkeypatch.setattr(
+        module, "gaussian", lambda key, shape, spread: gaussian(key, shape, spread / 10)
+    )
     with pytest.raises(AssertionError):
         check_noise_is_what_is_declared()
 
@@ -129,7 +160,9 @@ def test_adcols_rows_have_the_noise_that_was_asked_for() -> None:
 
 
 def check_plan(result: comity.Result) -> None:
-    """A plan says what it comes to; without a server, where not everybody is asked every time, that is the most."""
+    """A plan says what it comes to; without a server, where not everybody is asked every time, that
+    is the most.
+    """
     found, planned = result.summary["privacy"]["parties"], result.job.planned_privacy()["parties"]
     if result.job.experiment.algorithm.startswith("relay-p2p"):
         assert all(found[party] <= planned[party] for party in planned)
@@ -139,14 +172,17 @@ def check_plan(result: comity.Result) -> None:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_row_a_record_behind_private_training_or_a_party(host: str, federation: comity.Federation) -> None:
+def test_a_row_a_record_behind_private_training_or_a_party(
+    host: str, federation: comity.Federation
+) -> None:
     with pytest.warns(UserWarning, match="of the record nothing is guaranteed"):
         alone = run(f"{host}+ldp(noise=4)", federation)
     told = alone.summary["privacy"]
     assert (told["unit"], told["unprotected"]) == ("row", [])
     assert "Models are trained without noise" in " ".join(told["assumptions"])
     check_plan(alone)
-    # A call is one release, whatever fields it has: what is made of noisy numbers costs nothing more.
+    # A call is one release, whatever fields it has: what is made of noisy numbers costs nothing
+    # more.
     calls = {(row.round, row.call, row.party) for row in alone.privacy}
     assert len(calls) == len(alone.privacy)
     release = alone.privacy[0].made()
@@ -174,15 +210,25 @@ def test_a_row_a_record_behind_private_training_or_a_party(host: str, federation
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_which_classes_there_are_is_not_told() -> None:
-    """Of a party that lacks classes: with level=party all are said to be there, with level=row those that noise lets see."""
+    """Of a party that lacks classes: with level=party all are said to be there, with level=row
+    those that noise lets see.
+    """
     digits = comity.load("digits")
     few = digits.y < 3
-    lacking = comity.Federation.from_arrays({"a": (digits.x[few], digits.y[few]), "b": (digits.x, digits.y)}, classes=10)
+    lacking = comity.Federation.from_arrays(
+        {"a": (digits.x[few], digits.y[few]), "b": (digits.x, digits.y)}, classes=10
+    )
     for level, there in (("party", list(range(10))), ("row", [0, 1, 2])):
         job = run(f"relay+ldp(noise=1,level={level})", lacking, rounds=1).job
         party = job.parties[0]
         site = Site(job.algorithm, party, job.root)
-        nothing = Teacher(torch.zeros(10, 8), torch.zeros(10).bool(), torch.zeros(1, 10, 8), torch.zeros(1, 10).bool(), {})
+        nothing = Teacher(
+            torch.zeros(10, 8),
+            torch.zeros(10).bool(),
+            torch.zeros(1, 10, 8),
+            torch.zeros(1, 10).bool(),
+            {},
+        )
         reply = site.run(CallId("local", 1, 1, 0), Message(nothing, None, True), {}).reply
         assert reply.counts.nonzero().flatten().tolist() == there
         assert reply.seen.nonzero().flatten().tolist() == there
@@ -195,7 +241,9 @@ def test_which_classes_there_are_is_not_told() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_field_that_nobody_declares_is_caught(federation: comity.Federation, tmp_path: Path) -> None:
+def test_a_field_that_nobody_declares_is_caught(
+    federation: comity.Federation, tmp_path: Path
+) -> None:
     method = tmp_path / "chatty.py"
     method.write_text(
         '''"""FD, and one figure more."""
@@ -224,13 +272,24 @@ class Chatty(Fd):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("Answers(*class_means(party.data.train.x.flatten(1)[:, :10], party.data.train.y, 10))", "looks at a party's samples"),
-        ("Answers(*[self.told(party, lambda x: task.logits(F_i, x), key) for _ in range(2)][1])", r"means_in\): \[10, 10\]"),
-        ("Answers(F_i['fc1.weight'][:, :10] @ torch.ones(10, 10), torch.ones(10).int())", r"means_in\): \[\]"),
+        (
+            "Answers(*class_means(party.data.train.x.flatten(1)[:, :10], party.data.train.y, 10))",
+            "looks at a party's samples",
+        ),
+        (
+            "Answers(*[self.told(party, lambda x: task.logits(F_i, x), key) for _ in range(2)][1])",
+            r"means_in\): \[10, 10\]",
+        ),
+        (
+            "Answers(F_i['fc1.weight'][:, :10] @ torch.ones(10, 10), torch.ones(10).int())",
+            r"means_in\): \[\]",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_what_goes_around_the_noise_is_refused(line: str, why: str, federation: comity.Federation, tmp_path: Path) -> None:
+def test_what_goes_around_the_noise_is_refused(
+    line: str, why: str, federation: comity.Federation, tmp_path: Path
+) -> None:
     method = tmp_path / "around.py"
     method.write_text(
         f'''"""FD that sends something else under the same name."""
@@ -285,7 +344,10 @@ def test_what_cannot_be_says_why(text: str, why: str, federation: comity.Federat
 def test_without_noise_nothing_is_claimed(federation: comity.Federation) -> None:
     for host in HOSTS:
         with pytest.warns(UserWarning, match="nothing is hidden"):
-            assert run(f"{host}+ldp(noise=0)", federation, rounds=1).summary["privacy"]["epsilon"] == "infinite"
+            assert (
+                run(f"{host}+ldp(noise=0)", federation, rounds=1).summary["privacy"]["epsilon"]
+                == "infinite"
+            )
 
 
 # --- Budgets
@@ -301,7 +363,9 @@ def test_without_noise_nothing_is_claimed(federation: comity.Federation) -> None
         ("relay-p2p+ldp(noise=6)+dp", {"dp.noise"}),
     ],
 )
-def test_a_budget_finds_the_noise(text: str, found: set[str], federation: comity.Federation) -> None:
+def test_a_budget_finds_the_noise(
+    text: str, found: set[str], federation: comity.Federation
+) -> None:
     result = run(text, federation, budget="epsilon=6,delta=1e-5")
     assert 5.9 < result.summary["privacy"]["epsilon"] <= 6
     assert {name for name in result.job.experiment.set if name.endswith(".noise")} == found
@@ -315,11 +379,15 @@ def test_a_call_beyond_the_budget_is_not_made(federation: comity.Federation) -> 
     assert "privacy budget" in result.summary["discarded"][0]["why"]
 
 
-def test_a_plan_says_what_noise_there_will_be(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_what_noise_there_will_be(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = ["--parties", "3", "--rounds", "3", "--model", "linear", "--budget", "epsilon=5"]
     monkeypatch.setattr(sys, "argv", ["comity", "plan", "fd+ldp(level=party)", *small])
     with suppress(SystemExit):
         main()
     said = capsys.readouterr().out
-    assert "epsilon 5 at delta 1e-05, for all that a party has: one is replaced by any other" in said
+    assert (
+        "epsilon 5 at delta 1e-05, for all that a party has: one is replaced by any other" in said
+    )
     assert "noise of ldp: 1.5" in said

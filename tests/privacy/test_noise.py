@@ -1,4 +1,6 @@
-"""Noise from a cipher's stream: that it is normal, throughout and in its tails, and that nothing but its key decides on it."""
+"""Noise from a cipher's stream: that it is normal, throughout and in its tails, and that nothing
+but its key decides on it.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,19 @@ def test_it_is_normal_whatever_number_there_is_of_it(count: int) -> None:
 def test_no_number_comes_twice_between_blocks() -> None:
     made = gaussian(Key(1), [6 * BLOCK])
     first, second, third = made.split(2 * BLOCK)
-    for one, other in ((first, second), (second, third), (first[:BLOCK], first[BLOCK:]), (first[:-1], first[1:])):
+    for one, other in (
+        (first, second),
+        (second, third),
+        (first[:BLOCK], first[BLOCK:]),
+        (first[:-1], first[1:]),
+    ):
         assert abs((one * other).mean().item()) < 5 / math.sqrt(len(one))
 
 
 def test_where_it_is_made_does_not_matter() -> None:
-    """In memory of its own or in what is given, after other noise, and in other threads at the same time: it is the key's."""
+    """In memory of its own or in what is given, after other noise, and in other threads at the same
+    time: it is the key's.
+    """
     alone = gaussian(Key(1), [3 * BLOCK])
     out = torch.full([3 * BLOCK], torch.nan)
     gaussian(Key(2), [17])

@@ -40,28 +40,40 @@ def density(x: np.ndarray, mean: float, sigma: float) -> np.ndarray:
 
 
 def test_moments_accountant_of_abadi_et_al() -> None:
-    """CCS 2016, section 3.2: q = 0.01, sigma = 4, 10,000 steps, delta = 1e-5 come to epsilon = 1.26."""
-    classic = min(10_000 * sampled_gaussian_rdp(0.01, 4.0, a) + math.log(1e5) / (a - 1) for a in ORDERS)
+    """CCS 2016, section 3.2: q = 0.01, sigma = 4, 10,000 steps, delta = 1e-5 come to epsilon =
+    1.26.
+    """
+    classic = min(
+        10_000 * sampled_gaussian_rdp(0.01, 4.0, a) + math.log(1e5) / (a - 1) for a in ORDERS
+    )
     assert classic == pytest.approx(1.26, abs=0.01)
     assert sampled_gaussian_epsilon(0.01, 4.0, 10_000, 1e-5) < classic
 
 
-@pytest.mark.parametrize(("rate", "noise", "order"), [(0.1, 1.0, 2), (0.3, 2.0, 5), (0.02, 1.5, 16), (1.0, 3.0, 7)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "order"), [(0.1, 1.0, 2), (0.3, 2.0, 5), (0.02, 1.5, 16), (1.0, 3.0, 7)]
+)
 def test_renyi_divergence_by_integration(rate: float, noise: float, order: int) -> None:
     plain = density(GRID, 0, noise)
     mixed = (1 - rate) * plain + rate * density(GRID, 1, noise)
     inside = np.where(plain > 0, plain * (mixed / np.where(plain > 0, plain, 1)) ** order, 0)
-    assert sampled_gaussian_rdp(rate, noise, order) == pytest.approx(math.log(inside.sum() * STEP) / (order - 1), rel=1e-6)
+    assert sampled_gaussian_rdp(rate, noise, order) == pytest.approx(
+        math.log(inside.sum() * STEP) / (order - 1), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize(("sigma", "epsilon"), [(1.0, 0.5), (3.73, 1.0), (0.8, 4.0)])
 def test_gaussian_delta_by_integration(sigma: float, epsilon: float) -> None:
     gap = density(GRID, 1, sigma) - math.exp(epsilon) * density(GRID, 0, sigma)
-    assert gaussian_delta(sigma, epsilon) == pytest.approx(np.maximum(gap, 0).sum() * STEP, rel=1e-4)
+    assert gaussian_delta(sigma, epsilon) == pytest.approx(
+        np.maximum(gap, 0).sum() * STEP, rel=1e-4
+    )
 
 
 @given(st.floats(0.1, 10), st.floats(1e-8, 0.1), st.floats(0.1, 5))
-def test_gaussian_sigma_is_the_smallest_that_will_do(epsilon: float, delta: float, sensitivity: float) -> None:
+def test_gaussian_sigma_is_the_smallest_that_will_do(
+    epsilon: float, delta: float, sensitivity: float
+) -> None:
     sigma = gaussian_sigma(epsilon, delta, sensitivity)
     assert gaussian_delta(sigma, epsilon, sensitivity) <= delta * (1 + 1e-9)
     assert gaussian_delta(0.999 * sigma, epsilon, sensitivity) > delta
@@ -78,8 +90,12 @@ def test_accounts_grow_with_steps_and_shrink_with_noise() -> None:
 # --- mechanisms
 
 
-@given(st.integers(0, 1000), st.sampled_from([("lap_l1", 1), ("gauss_l2", 2)]), st.floats(0.01, 100))
-def test_two_bounded_rows_differ_by_at_most_one(seed: int, kind: tuple[str, int], scale: float) -> None:
+@given(
+    st.integers(0, 1000), st.sampled_from([("lap_l1", 1), ("gauss_l2", 2)]), st.floats(0.01, 100)
+)
+def test_two_bounded_rows_differ_by_at_most_one(
+    seed: int, kind: tuple[str, int], scale: float
+) -> None:
     how, order = kind
     z = bounded(scale * torch.randn(2, 9, generator=Key(seed).generator()), how)
     assert torch.linalg.vector_norm(z[0] - z[1], ord=order) <= 1 + 1e-5
@@ -89,13 +105,17 @@ def test_small_rows_are_left_alone_and_large_ones_shrunk() -> None:
     z = torch.tensor([[0.1, -0.2], [3.0, 4.0]])
     torch.testing.assert_close(bounded(z, "gauss_l2"), torch.tensor([[0.1, -0.2], [0.3, 0.4]]))
     torch.testing.assert_close(bounded(z, "lap_l1"), torch.tensor([[0.1, -0.2], [3 / 14, 4 / 14]]))
-    torch.testing.assert_close(bounded(torch.tensor([[1.0, 3.0, 2.0]]), "paper"), torch.tensor([[0.0, 1.0, 0.5]]))
+    torch.testing.assert_close(
+        bounded(torch.tensor([[1.0, 3.0, 2.0]]), "paper"), torch.tensor([[0.0, 1.0, 0.5]])
+    )
     assert torch.equal(bounded(z, "none"), z)
     assert noised(z, "none", 1.0, 0.1, Key(0)) is z
 
 
 def test_the_papers_rows_can_differ_by_their_width() -> None:
-    """From 0 to 1 each: (0, 1, 1, ...) and (1, 0, 0, ...) are d apart in l1, so a release costs d times what the paper says."""
+    """From 0 to 1 each: (0, 1, 1, ...) and (1, 0, 0, ...) are d apart in l1, so a release costs d
+    times what the paper says.
+    """
     z = bounded(torch.tensor([[0.0, 5.0, 5.0, 5.0], [5.0, 0.0, 0.0, 0.0]]), "paper")
     assert (z[0] - z[1]).abs().sum() == 4
     for kind, costs in (("paper", 8.0), ("lap_l1", 2.0)):
@@ -115,7 +135,9 @@ def test_laplace_noise_has_the_scale_one_over_epsilon(how: str) -> None:
 def test_gaussian_noise_has_the_analytic_scale() -> None:
     z = torch.rand(200, 300, generator=Key(1).generator())
     noise = noised(z, "gauss_l2", 1.0, 1e-5, Key(2)) - bounded(z, "gauss_l2")
-    assert noise.std().item() == pytest.approx(3.7306, rel=0.02)  # Balle and Wang's mechanism at (1, 1e-5)
+    assert noise.std().item() == pytest.approx(
+        3.7306, rel=0.02
+    )  # Balle and Wang's mechanism at (1, 1e-5)
 
 
 def _task() -> tuple[LearningTask, Samples]:
@@ -123,17 +145,34 @@ def _task() -> tuple[LearningTask, Samples]:
     return task, Samples(torch.randn(12, 3, generator=Key(3).generator()), torch.arange(12) % 2)
 
 
-def private_fit(task: LearningTask, theta: Params, data: Samples, key: Key, how: Training, clip: float, noise: float) -> Params:
+def private_fit(
+    task: LearningTask,
+    theta: Params,
+    data: Samples,
+    key: Key,
+    how: Training,
+    clip: float,
+    noise: float,
+) -> Params:
     """What a private training makes of a model."""
     private = Private(data, clip, noise, [])
     return train(FitRequest(plain, theta, data, key, how, task, None, private=private)).theta
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_without_noise_with_whole_batches_and_a_wide_clip_it_is_the_usual_training(optimizer: str) -> None:
+def test_without_noise_with_whole_batches_and_a_wide_clip_it_is_the_usual_training(
+    optimizer: str,
+) -> None:
     """Momentum and decay among it: a private row of a table differs in nothing but its privacy."""
     task, data = _task()
-    how = Training(optimizer, lr=0.3, momentum=0.9 if optimizer == "sgd" else 0.0, decay=0.01, batch=12, epochs=4)  # type: ignore[arg-type]
+    how = Training(
+        optimizer,  # type: ignore[arg-type]
+        lr=0.3,
+        momentum=0.9 if optimizer == "sgd" else 0.0,
+        decay=0.01,
+        batch=12,
+        epochs=4,
+    )
     theta = task.init(Key(1))
     usual = train(FitRequest(plain, theta, data, Key(4), how, task, None)).theta
     private = private_fit(task, theta, data, Key(4), how, clip=1e6, noise=0.0)
@@ -160,9 +199,15 @@ def test_dp_sgd_clips_each_sample_by_hand() -> None:
 
 def test_dp_sgd_noise_has_the_scale_of_the_clip() -> None:
     network = build("linear", (500,), 100)
-    task, data = LearningTask(network, 100, network.cut), Samples(torch.zeros(4, 500), torch.arange(4))
+    task, data = (
+        LearningTask(network, 100, network.cut),
+        Samples(torch.zeros(4, 500), torch.arange(4)),
+    )
     theta, how = task.init(Key(1)), Training(lr=1.0, batch=4)
-    still, moved = (private_fit(task, theta, data, Key(4), how, clip=0.5, noise=n)["fc.weight"] for n in (0.0, 3.0))
+    still, moved = (
+        private_fit(task, theta, data, Key(4), how, clip=0.5, noise=n)["fc.weight"]
+        for n in (0.0, 3.0)
+    )
     assert (moved - still).std().item() == pytest.approx(3.0 * 0.5 / 4, rel=0.02)
 
 
@@ -176,7 +221,9 @@ def test_b12_the_penalty_sees_the_same_bounded_representation_without_noise() ->
     theta, disc = task.init(Key(2)), discriminator("mlp", 5, 8, 4)
     D = disc.init(Key(3))
     batch = Batch(x, y, torch.arange(7), 0, {})
-    value = Adcol(mu=2.0, hidden=8, noise="gauss_l2", epsilon=0.01).eq2(task, theta, batch, Judges([D], None))
+    value = Adcol(mu=2.0, hidden=8, noise="gauss_l2", epsilon=0.01).eq2(
+        task, theta, batch, Judges([D], None)
+    )
     z = task.features(theta, x)
     shrunk = z * (0.5 / z.norm(dim=1, keepdim=True).clamp(min=0.5))
     log_p = disc.logits(D, shrunk).log_softmax(1)
@@ -189,10 +236,16 @@ def federation() -> comity.Federation:
     return comity.load("digits").partition("iid", parties=3, seed=0)
 
 
-def test_b12_epsilon_adds_up_over_rounds_and_is_said_to_be_a_rows(federation: comity.Federation) -> None:
-    """Each round releases the same samples again: parallel composition, as the paper has it, needs disjoint data."""
+def test_b12_epsilon_adds_up_over_rounds_and_is_said_to_be_a_rows(
+    federation: comity.Federation,
+) -> None:
+    """Each round releases the same samples again: parallel composition, as the paper has it, needs
+    disjoint data.
+    """
     with pytest.warns(UserWarning, match="of the record nothing is guaranteed"):
-        result = comity.run("adcol", federation, rounds=2, noise="lap_l1", epsilon=0.5, model="mlp2", hidden=16)
+        result = comity.run(
+            "adcol", federation, rounds=2, noise="lap_l1", epsilon=0.5, model="mlp2", hidden=16
+        )
     told = result.summary["privacy"]
     assert told["unit"] == "row"
     assert told["epsilon"] == pytest.approx(2 * 0.5, rel=1e-3)
@@ -201,7 +254,14 @@ def test_b12_epsilon_adds_up_over_rounds_and_is_said_to_be_a_rows(federation: co
 def test_b12_dp_sgd_on_the_discriminator_is_accounted_for(federation: comity.Federation) -> None:
     with pytest.warns(UserWarning, match="the server must be trusted"):
         result = comity.run(
-            "adcol", federation, rounds=2, disc_noise=1.5, disc="linear", model="mlp2(width=8)", batch=40, budget="delta=1e-4"
+            "adcol",
+            federation,
+            rounds=2,
+            disc_noise=1.5,
+            disc="linear",
+            model="mlp2(width=8)",
+            batch=40,
+            budget="delta=1e-4",
         )
     rows = sum(federation.sizes)
     expected = sampled_gaussian_epsilon(40 / rows, 1.5, 2 * math.ceil(rows / 40), 1e-4)
@@ -214,9 +274,15 @@ def test_b12_dp_sgd_on_the_discriminator_is_accounted_for(federation: comity.Fed
 def test_without_noise_nothing_is_guaranteed_and_said_once(
     federation: comity.Federation, recwarn: pytest.WarningsRecorder, tmp_path: Path
 ) -> None:
-    result = comity.run("adcol", federation, rounds=2, disc="linear", model="mlp2(width=8)", out=tmp_path / "run")
+    result = comity.run(
+        "adcol", federation, rounds=2, disc="linear", model="mlp2(width=8)", out=tmp_path / "run"
+    )
     assert not [w for w in recwarn if issubclass(w.category, UserWarning)]
     told = result.summary["privacy"]
-    assert (told["epsilon"], told["unprotected"], told["trusted_server"]) == ("infinite", ["Reps.z (local)"], None)
+    assert (told["epsilon"], told["unprotected"], told["trusted_server"]) == (
+        "infinite",
+        ["Reps.z (local)"],
+        None,
+    )
     lines = (tmp_path / "run" / "privacy.csv").read_text().splitlines()
     assert len(lines) == 1 + 3  # a row a party: more of the same adds nothing to infinity

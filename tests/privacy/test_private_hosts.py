@@ -1,4 +1,6 @@
-"""Private training around every method: it runs with an account that is bounded and kept to, or it is refused in a sentence."""
+"""Private training around every method: it runs with an account that is bounded and kept to, or it
+is refused in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from comity.experiments.extend import ask_for
 
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
 OWN_MODELS = {"apple", "ditto", "fed-mtl", "fml"}
-AVERAGED = {"fedavg", "fedprox", "scaffold", "moon", "fedbabu", "fedbn", "fedper", "fedrep", "fedreptile", "lg-fedavg"}
+AVERAGED = {
+    "fedavg",
+    "fedprox",
+    "scaffold",
+    "moon",
+    "fedbabu",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    "fedreptile",
+    "lg-fedavg",
+}
 RUN = {*OWN_MODELS, *AVERAGED, "solo"}
 REFUSED = {
     "fedavg+dbe": "couples the records of a batch",
@@ -31,7 +44,9 @@ REFUSED = {
 def federation() -> comity.Federation:
     digits = comity.load("digits")
     cuts = {"north": (0, 47), "east": (47, 80), "south": (80, 140)}
-    return comity.Federation.from_arrays({name: (digits.x[a:b], digits.y[a:b]) for name, (a, b) in cuts.items()}, classes=10)
+    return comity.Federation.from_arrays(
+        {name: (digits.x[a:b], digits.y[a:b]) for name, (a, b) in cuts.items()}, classes=10
+    )
 
 
 def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
@@ -40,7 +55,9 @@ def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_runs_with_a_bound_or_is_refused(name: str, federation: comity.Federation) -> None:
+def test_every_method_runs_with_a_bound_or_is_refused(
+    name: str, federation: comity.Federation
+) -> None:
     if name not in RUN:
         with pytest.raises(UsageError, match=r"\+dp cannot be: "):
             run(f"{name}+dp(noise=1)", federation)
@@ -61,7 +78,9 @@ def test_every_method_runs_with_a_bound_or_is_refused(name: str, federation: com
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED.items())
-def test_what_cannot_be_private_says_why(text: str, why: str, federation: comity.Federation) -> None:
+def test_what_cannot_be_private_says_why(
+    text: str, why: str, federation: comity.Federation
+) -> None:
     with pytest.raises(UsageError, match=why):
         run(f"{text}+dp(noise=1)", federation)
 
@@ -74,8 +93,14 @@ def test_a_network_with_batchnorm_is_refused(federation: comity.Federation) -> N
 PEEKS = {
     "looks at samples": ("len(party.data.train.y.unique())", "looks at a party's samples itself"),
     "folds": ("await party.fold(lambda s, b: s, m.theta, key)", "makes steps of its own"),
-    "brings samples": ("(await party.fit(plain, m.theta, key, samples=Samples(None, None)))", "makes samples of its own"),
-    "trains once more": ("(await party.fit(plain, m.theta, key.fold(1)))", "trains otherwise than its method declares"),
+    "brings samples": (
+        "(await party.fit(plain, m.theta, key, samples=Samples(None, None)))",
+        "makes samples of its own",
+    ),
+    "trains once more": (
+        "(await party.fit(plain, m.theta, key.fold(1)))",
+        "trains otherwise than its method declares",
+    ),
 }
 
 
@@ -103,8 +128,12 @@ class Peeking(FedAvg):
         run(f"{method}+dp(noise=1)", federation)
 
 
-def test_rows_of_a_private_model_are_records(federation: comity.Federation, recwarn: pytest.WarningsRecorder) -> None:
-    """ADCOL whose encoders are trained privately: then noise on a row protects the record that it is of."""
+def test_rows_of_a_private_model_are_records(
+    federation: comity.Federation, recwarn: pytest.WarningsRecorder
+) -> None:
+    """ADCOL whose encoders are trained privately: then noise on a row protects the record that it
+    is of.
+    """
     text = "adcol(noise=gauss_l2,epsilon=1,delta=1e-5,disc=linear)"
     with pytest.warns(UserWarning, match="protects is a row"):
         rows = run(text, federation, rounds=1)
@@ -114,7 +143,11 @@ def test_rows_of_a_private_model_are_records(federation: comity.Federation, recw
     trained = run("fedavg+dp(noise=2)", federation, rounds=1)
     alone, together, models = (result.summary["privacy"] for result in (rows, both, trained))
     assert (alone["unit"], together["unit"], together["unprotected"]) == ("row", "record", [])
-    assert max(alone["epsilon"], models["epsilon"]) < together["epsilon"] < alone["epsilon"] + models["epsilon"]
+    assert (
+        max(alone["epsilon"], models["epsilon"])
+        < together["epsilon"]
+        < alone["epsilon"] + models["epsilon"]
+    )
     assert {row.release for row in both.privacy} == {"Reps.z", "Reps.z, Reps.shared"}
 
 
@@ -127,7 +160,9 @@ def test_a_partys_change_is_clipped_and_the_mean_noised(federation: comity.Feder
     after = result.model("north").theta
     moved = torch.cat([(after[name] - before[name]).flatten() for name in before])
     assert moved.norm().item() <= 0.01 * (1 + 1e-4)
-    noisy = run("fedavg+dp(level=party,noise=3,clip=0.01)", federation, rounds=1).model("north").theta
+    noisy = (
+        run("fedavg+dp(level=party,noise=3,clip=0.01)", federation, rounds=1).model("north").theta
+    )
     spread = torch.cat([(noisy[name] - after[name]).flatten() for name in before]).std().item()
     assert spread == pytest.approx(3 * 0.01 / 3, rel=0.1)
 
@@ -136,8 +171,12 @@ def test_what_a_trusted_server_makes_known_is_a_partys(federation: comity.Federa
     whole = run("fedavg+dp(level=party,noise=4)", federation).summary["privacy"]
     assert whole["epsilon"] == "infinite"
     assert whole["trusted_server"]["unit"] == "party"
-    drawn = run("fedavg+dp(level=party,noise=4)", federation, participation=0.34).summary["privacy"]["trusted_server"]
-    open_ = run("fedavg+dp(level=party,noise=4,amplify=false)", federation, participation=0.34).summary["privacy"]
+    drawn = run("fedavg+dp(level=party,noise=4)", federation, participation=0.34).summary[
+        "privacy"
+    ]["trusted_server"]
+    open_ = run(
+        "fedavg+dp(level=party,noise=4,amplify=false)", federation, participation=0.34
+    ).summary["privacy"]
     assert drawn["neighbours"] == "replaced"
     assert len(drawn["parties"]) == 3  # all may have been drawn
     assert len(open_["trusted_server"]["parties"]) <= 2  # only who was drawn has anything to lose
@@ -146,7 +185,9 @@ def test_what_a_trusted_server_makes_known_is_a_partys(federation: comity.Federa
 # --- Budgets
 
 
-def test_a_budget_finds_the_noise_and_is_kept_to(federation: comity.Federation, tmp_path: Path) -> None:
+def test_a_budget_finds_the_noise_and_is_kept_to(
+    federation: comity.Federation, tmp_path: Path
+) -> None:
     result = run("fedavg+dp", federation, budget="epsilon=4,delta=1e-5", out=tmp_path / "run")
     assert 3.9 < result.summary["privacy"]["epsilon"] <= 4
     assert result.job.experiment.set["dp.noise"] > 0.5
@@ -179,10 +220,18 @@ def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_r
                 raise Stop
 
     with pytest.raises(Stop):
-        run("fedavg+dp(noise=2)", federation, out=tmp_path / "stopped", progress=Stopped(), **settings)
+        run(
+            "fedavg+dp(noise=2)",
+            federation,
+            out=tmp_path / "stopped",
+            progress=Stopped(),
+            **settings,
+        )
     run("fedavg+dp(noise=2)", federation, out=tmp_path / "stopped", resume=True, **settings)
     for name in ("metrics.csv", "ledger.csv", "privacy.csv"):
-        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "stopped" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +243,9 @@ def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_r
         ("fedavg+dp", "eps=1", "There is no option of budget called 'eps'"),
     ],
 )
-def test_bad_budgets(text: str, budget: str | None, why: str, federation: comity.Federation) -> None:
+def test_bad_budgets(
+    text: str, budget: str | None, why: str, federation: comity.Federation
+) -> None:
     with pytest.raises(UsageError, match=why):
         run(text, federation, budget=budget)
 
@@ -217,4 +268,6 @@ def test_an_account_is_the_same_without_the_extra_but_for_a_looser_bound(
 def test_the_chain_is_what_it_was(federation: comity.Federation) -> None:
     made = algorithms.compose("fedprox+prbm+dp(noise=1)")
     assert [type(one).__name__ for one in chain(made)] == ["Dp", "Prbm", "FedProx"]
-    assert math.isfinite(run("fedprox+prbm+dp(noise=1)", federation, rounds=1).summary["privacy"]["epsilon"])
+    assert math.isfinite(
+        run("fedprox+prbm+dp(noise=1)", federation, rounds=1).summary["privacy"]["epsilon"]
+    )

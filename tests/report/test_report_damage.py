@@ -1,4 +1,6 @@
-"""Whatever has happened to a run's files, the page is written, says what is wrong, and shows the rest."""
+"""Whatever has happened to a run's files, the page is written, says what is wrong, and shows the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,27 @@ from comity.report import report, sections_of
 from comity.report.blocks import Text
 from comity.report.gather import gather
 
-FILES = ("config.toml", "metrics.csv", "ledger.csv", "summary.json", "outcomes.csv", "split.json", "env.json")
+FILES = (
+    "config.toml",
+    "metrics.csv",
+    "ledger.csv",
+    "summary.json",
+    "outcomes.csv",
+    "split.json",
+    "env.json",
+)
 GARBAGE = bytes(range(256)) * 3
 HEADS = "method,left_out,party,effect,low,high"
-SHAPES = ("[]", "3", "null", '"x"', "{}", '{"parties": {"p0": 3}}', '{"accuracy": 3, "bytes": [], "seconds": null}', "[" * 9999)
+SHAPES = (
+    "[]",
+    "3",
+    "null",
+    '"x"',
+    "{}",
+    '{"parties": {"p0": 3}}',
+    '{"accuracy": 3, "bytes": [], "seconds": null}',
+    "[" * 9999,
+)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +85,11 @@ def test_a_damaged_file(name: str, how: str, folder: Path) -> None:
         assert "fedavg, seed 0, is not finished: it has 2 of 2 rounds." in page.words
     else:
         whole = (name, how) == ("config.toml", "empty")  # every setting has a default
-        assert told(page, f"{name} {'and env.json do not agree' if whole else f'is {how}' if how == 'missing' else 'is damaged'}")
+        assert told(
+            page,
+            f"{name}"
+            f" {'and env.json do not agree' if whole else f'is {how}' if how == 'missing' else 'is damaged'}",
+        )
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "ledger.csv", "outcomes.csv"])
@@ -91,7 +114,10 @@ def test_a_summary_of_an_earlier_version(folder: Path) -> None:
     """What the contract names is enough."""
     path = folder / "fedavg" / "seed-0" / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({k: v for k, v in summary.items() if k not in ("newcomers", "diverged", "auc")}), encoding="utf-8")
+    path.write_text(
+        json.dumps({k: v for k, v in summary.items() if k not in ("newcomers", "diverged", "auc")}),
+        encoding="utf-8",
+    )
     without_checksums(folder)
     assert not read(folder).notes
 
@@ -103,7 +129,13 @@ def test_another_shape(name: str, shape: str, folder: Path) -> None:
     assert told(read(folder), f"{name} is damaged")
 
 
-PLACES = [("accuracy", "mean"), ("accuracy", "per_party"), ("bytes", "total"), ("seconds", "total"), ("diverged",)]
+PLACES = [
+    ("accuracy", "mean"),
+    ("accuracy", "per_party"),
+    ("bytes", "total"),
+    ("seconds", "total"),
+    ("diverged",),
+]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -117,13 +149,17 @@ def test_a_summary_with_a_wrong_value(place: tuple[str, ...], value: object, fol
     inner[place[-1]] = value
     path.write_text(json.dumps(summary), encoding="utf-8")
     page = read(folder)
-    escape_terminal = (place[-1] == "diverged" and value in ("x", {}, {"p0": None})) or (place[0] == "seconds" and value == 7)
+    escape_terminal = (place[-1] == "diverged" and value in ("x", {}, {"p0": None})) or (
+        place[0] == "seconds" and value == 7
+    )
     assert told(page, "summary.json") or escape_terminal
     assert "nan" not in page.words.lower()
 
 
 @pytest.mark.parametrize("name", ["env.json", "measures.json"])
-@pytest.mark.parametrize("shape", ["[]", '{"layers": 3}', '{"layers": {"fc1": {"after": {}}}}', "[[1, 2]]"])
+@pytest.mark.parametrize(
+    "shape", ["[]", '{"layers": 3}', '{"layers": {"fc1": {"after": {}}}}', "[[1, 2]]"]
+)
 def test_files_of_which_little_is_asked(name: str, shape: str, folder: Path) -> None:
     (folder / "fedavg" / "seed-0" / name).write_text(shape, encoding="utf-8")
     page = read(folder)
@@ -134,18 +170,29 @@ def test_files_of_which_little_is_asked(name: str, shape: str, folder: Path) -> 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_values_that_are_no_numbers(value: str, folder: Path) -> None:
-    """A loss may be anything; of an accuracy, an overlap or an effect that is no number nothing is drawn."""
+    """A loss may be anything; of an accuracy, an overlap or an effect that is no number nothing is
+    drawn.
+    """
     metrics = folder / "fedavg" / "seed-0" / "metrics.csv"
-    text = metrics.read_text(encoding="utf-8").replace("0,p0,test,accuracy,", f"0,p0,test,accuracy,{value}\n9,p0,test,loss,")
-    metrics.write_text(text + f"2,p0,test,overlap/p1,{value}\n2,server,,discriminator/accuracy,{value}\n", encoding="utf-8")
-    (folder / "leave-one-out.csv").write_text(f"{HEADS}\nfedavg,p0,p1,{value},0,0\n", encoding="utf-8")
+    text = metrics.read_text(encoding="utf-8").replace(
+        "0,p0,test,accuracy,", f"0,p0,test,accuracy,{value}\n9,p0,test,loss,"
+    )
+    metrics.write_text(
+        text + f"2,p0,test,overlap/p1,{value}\n2,server,,discriminator/accuracy,{value}\n",
+        encoding="utf-8",
+    )
+    (folder / "leave-one-out.csv").write_text(
+        f"{HEADS}\nfedavg,p0,p1,{value},0,0\n", encoding="utf-8"
+    )
     page = read(folder)
     assert not page.broken
     assert not any(word in page.words for word in ("nan", "inf%"))
     assert any("leave-one-out.csv is damaged" in note for note in page.notes)
 
 
-@pytest.mark.parametrize("body", [b"", GARBAGE, b"a,b\n1,2\n", f"{HEADS}\nfedavg,p0,p1,x,0,0\n".encode(), b"method,left"])
+@pytest.mark.parametrize(
+    "body", [b"", GARBAGE, b"a,b\n1,2\n", f"{HEADS}\nfedavg,p0,p1,x,0,0\n".encode(), b"method,left"]
+)
 def test_who_helps_whom(body: bytes, folder: Path) -> None:
     (folder / "leave-one-out.csv").write_bytes(body)
     page = read(folder)
@@ -165,7 +212,11 @@ def test_a_run_that_is_still_writing(folder: Path) -> None:
     """Half a line at the end is no damage while a run goes on, and is not read."""
     made = folder / "fedavg" / "seed-0"
     (made / "summary.json").unlink()
-    for name, more in (("metrics.csv", "2,p2,test,accuracy,0."), ("ledger.csv", "2,local,ser"), ("timing.csv", "2,0.1")):
+    for name, more in (
+        ("metrics.csv", "2,p2,test,accuracy,0."),
+        ("ledger.csv", "2,local,ser"),
+        ("timing.csv", "2,0.1"),
+    ):
         with (made / name).open("a", encoding="utf-8") as file:
             file.write(more)
     page = read(folder)
@@ -173,7 +224,9 @@ def test_a_run_that_is_still_writing(folder: Path) -> None:
     assert "is not finished" in page.notes[0]
 
 
-@pytest.mark.parametrize("body", [b"", GARBAGE, b"round,train,evaluate,checkpoint,memory\nnan,0,0,0,0\n", None])
+@pytest.mark.parametrize(
+    "body", [b"", GARBAGE, b"round,train,evaluate,checkpoint,memory\nnan,0,0,0,0\n", None]
+)
 def test_the_times_of_a_run_that_goes_on(body: bytes | None, folder: Path) -> None:
     made = folder / "fedavg" / "seed-0"
     (made / "summary.json").unlink()
@@ -191,11 +244,17 @@ def test_everything_is_damaged(folder: Path) -> None:
             (folder / method / "seed-0" / name).write_bytes(GARBAGE)
     page = read(folder)
     assert not page.broken
-    known = [f"{m}/seed-0: {n} is damaged." for m in ("solo", "fedavg") for n in ("config.toml", "metrics.csv", "summary.json")]
+    known = [
+        f"{m}/seed-0: {n} is damaged."
+        for m in ("solo", "fedavg")
+        for n in ("config.toml", "metrics.csv", "summary.json")
+    ]
     assert set(known) <= set(page.notes)
 
 
-@pytest.mark.parametrize("name", ["config.toml", "env.json", "split.json", "checkpoints/manifest.json", "checkpoints"])
+@pytest.mark.parametrize(
+    "name", ["config.toml", "env.json", "split.json", "checkpoints/manifest.json", "checkpoints"]
+)
 def test_data_or_models_that_cannot_be_opened(name: str, folder: Path, tmp_path: Path) -> None:
     for method in ("solo", "fedavg"):
         path = folder / method / "seed-0" / name
@@ -205,14 +264,28 @@ def test_data_or_models_that_cannot_be_opened(name: str, folder: Path, tmp_path:
     if "checkpoints" in name:
         assert "classes" in page.content["data"]
     else:
-        assert any("cannot be opened here" in note or "No run's split.json" in note for note in page.notes)
+        assert any(
+            "cannot be opened here" in note or "No run's split.json" in note for note in page.notes
+        )
     assert sum("its representations cannot be shown" in note for note in page.notes) == 2
     assert not any("Traceback" in note or ".py:" in note for note in page.notes), page.notes
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from([*FILES, "measures.json"]), at=st.floats(0, 1), length=st.integers(0, 40), put=st.binary(max_size=30))
-def test_bytes_changed_anywhere(name: str, at: float, length: int, put: bytes, folder: Path) -> None:
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    name=st.sampled_from([*FILES, "measures.json"]),
+    at=st.floats(0, 1),
+    length=st.integers(0, 40),
+    put=st.binary(max_size=30),
+)
+def test_bytes_changed_anywhere(
+    name: str, at: float, length: int, put: bytes, folder: Path
+) -> None:
     """Some bytes of a file replaced by others."""
     path = folder / "fedavg" / "seed-0" / name
     before = path.read_bytes() if path.exists() else b'{"layers": {}}'
@@ -220,7 +293,12 @@ def test_bytes_changed_anywhere(name: str, at: float, length: int, put: bytes, f
     path.write_bytes(before[:k] + put + before[k + length :])
     try:
         (group,) = gather(folder)
-        texts = [b.text for s in sections_of(group, folder, None, None, True, False) for b in s.blocks if isinstance(b, Text)]
+        texts = [
+            b.text
+            for s in sections_of(group, folder, None, None, True, False)
+            for b in s.blocks
+            if isinstance(b, Text)
+        ]
         assert not any("cannot be shown" in text for text in texts), texts
     finally:
         path.write_bytes(before)

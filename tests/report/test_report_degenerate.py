@@ -1,4 +1,6 @@
-"""A run whose models have diverged, or say the same of every sample, gets a page; a map that cannot be drawn is a sentence."""
+"""A run whose models have diverged, or say the same of every sample, gets a page; a map that cannot
+be drawn is a sentence.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ def test_equal_samples_lie_close_to_each_other() -> None:
     rows = np.vstack([ROWS[:20], ROWS[20:] + 50])
     flat = plane(rows)
     middle = flat[:20].mean(0), flat[20:].mean(0)
-    within = max(np.linalg.norm(flat[:20] - middle[0], axis=1).mean(), np.linalg.norm(flat[20:] - middle[1], axis=1).mean())
+    within = max(
+        np.linalg.norm(flat[:20] - middle[0], axis=1).mean(),
+        np.linalg.norm(flat[20:] - middle[1], axis=1).mean(),
+    )
     assert np.linalg.norm(middle[0] - middle[1]) > 2 * within
 
 
@@ -83,12 +88,26 @@ def test_nothing_crashes_it(rows: int, columns: int, data: st.DataObject) -> Non
 def test_the_page_of_a_diverged_run(tmp_path: Path) -> None:
     """The whole command, in a process of its own: a crash of the interpreter has no other witness."""
     folder = tmp_path / "runs"
-    command = [sys.executable, "-m", "comity.cli", "compare", "fedavg", "--lr", "100", "--rounds", "2", "--parties", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "comity.cli",
+        "compare",
+        "fedavg",
+        "--lr",
+        "100",
+        "--rounds",
+        "2",
+        "--parties",
+        "3",
+    ]
     command += ["--report", "--out", str(folder)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     notes = Written(folder / "report.html").notes
-    assert any("its representations cannot be shown" in note and "diverged" in note for note in notes), notes
+    assert any(
+        "its representations cannot be shown" in note and "diverged" in note for note in notes
+    ), notes
 
 
 def test_the_page_of_a_model_without_spread(tmp_path: Path) -> None:

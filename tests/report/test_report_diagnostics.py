@@ -1,4 +1,6 @@
-"""Methods say what the page shows of them: Comity's own and a user's, also where a user's file cannot be asked any more."""
+"""Methods say what the page shows of them: Comity's own and a user's, also where a user's file
+cannot be asked any more.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_a_users_method_has_its_charts(mine: Path) -> None:
     assert matrix["title"] == "mine_told: who trusts whom"
     assert matrix["alt"] == "mine_told: how much parties trust each other. Most: p2 and p1, 2.10."
     assert len(page.rows("trust-mine_told")) == 6
-    (curve,) = (chart for chart in page.charts.values() if chart["title"] == "The heat of the server")
+    (curve,) = (
+        chart for chart in page.charts.values() if chart["title"] == "The heat of the server"
+    )
     assert curve["alt"] == "How hot the server is; the dashed line is 20. mine_told ends at 20."
     assert [row["heat"] for row in page.rows(curve["data"])] == [10.0, 20.0]
     assert [row["reference"] for row in page.rows(curve["data"])] == [20.0, 20.0]
@@ -95,9 +99,14 @@ def test_a_users_method_has_its_charts(mine: Path) -> None:
 
 
 def test_a_name_that_the_page_has_already(mine: Path) -> None:
-    """The user's chart is called "bytes", as one of the page's own is: each has its own data and file."""
+    """The user's chart is called "bytes", as one of the page's own is: each has its own data and
+    file.
+    """
     page = Written(report(mine, methods=[], figures="svg"))
-    figures = {path.name: path.read_text(encoding="utf-8") for path in (mine / "figures").glob("bytes*.svg")}
+    figures = {
+        path.name: path.read_text(encoding="utf-8")
+        for path in (mine / "figures").glob("bytes*.svg")
+    }
     assert {"bytes.svg", "bytes-2.svg"} <= set(figures)
     assert "heat" in figures["bytes.svg"]
     assert "bytes of a whole run" in figures["bytes-2.svg"]
@@ -122,7 +131,9 @@ def test_a_file_that_is_gone(mine: Path) -> None:
     check_plain(Written(report(mine, methods=[])))
 
 
-@pytest.mark.parametrize("text", ["raise SystemExit(3)", "diagnostics = (", "from nowhere import nothing", ""])
+@pytest.mark.parametrize(
+    "text", ["raise SystemExit(3)", "diagnostics = (", "from nowhere import nothing", ""]
+)
 def test_a_file_that_cannot_be_imported(mine: Path, text: str) -> None:
     written(mine.parent, "mine_told", text)
     forget("mine_told")
@@ -130,11 +141,16 @@ def test_a_file_that_cannot_be_imported(mine: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "declared", ["None", "('heat', 3)", "(CurveByRound(name='x', title=1, meaning=2, value='y', metric=3),)"]
+    "declared",
+    ["None", "('heat', 3)", "(CurveByRound(name='x', title=1, meaning=2, value='y', metric=3),)"],
 )
 def test_a_declaration_that_makes_no_sense(mine: Path, declared: str) -> None:
     head, rest = METHOD.split("    diagnostics = (")
-    written(mine.parent, "mine_told", f"{head}    diagnostics = {declared}\n\n    def round{rest.split('    def round')[1]}")
+    written(
+        mine.parent,
+        "mine_told",
+        f"{head}    diagnostics = {declared}\n\n    def round{rest.split('    def round')[1]}",
+    )
     forget("mine_told")
     check_plain(Written(report(mine, methods=[])))
 
@@ -155,8 +171,14 @@ def test_a_wrapper_comes_after_its_host(tmp_path: Path) -> None:
     page = Written(report(tmp_path / "runs", methods=[]))
     assert not page.broken
     found = names(page)
-    assert found.index("trust-mine_host+mine_around") < found.index("around") < found.index("mine/other")
-    curves = [chart["title"] for chart in page.charts.values() if chart["name"] in ("bytes", "around")]
+    assert (
+        found.index("trust-mine_host+mine_around")
+        < found.index("around")
+        < found.index("mine/other")
+    )
+    curves = [
+        chart["title"] for chart in page.charts.values() if chart["name"] in ("bytes", "around")
+    ]
     assert curves[:2] == ["The heat of the server", "Around"]
 
 
@@ -169,7 +191,10 @@ def test_methods_that_share_a_curve_share_its_chart(tmp_path: Path) -> None:
     assert {row["method"] for row in page.rows("discriminator")} == {"adcol", "mine_adcol"}
     noted = rows(tmp_path / "runs" / "adcol" / "seed-0" / "metrics.csv")
     last = [float(row["value"]) for row in noted if row["metric"] == "discriminator/accuracy"][-1]
-    assert f"adcol ends at {last:.1%}; mine_adcol ends at {last:.1%}." in page.chart("discriminator")["alt"]
+    assert (
+        f"adcol ends at {last:.1%}; mine_adcol ends at {last:.1%}."
+        in page.chart("discriminator")["alt"]
+    )
 
 
 def test_what_comitys_own_methods_declare() -> None:

@@ -1,4 +1,6 @@
-"""Every figure in the page is the figure in the run's files, computed here once more in the plainest way."""
+"""Every figure in the page is the figure in the run's files, computed here once more in the
+plainest way.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 def test_all_is_there(made: Made) -> None:
     assert not made.page.broken
-    assert all("Negative transfer" in note or "is meant for parties whose inputs differ" in note for note in made.page.notes)
+    assert all(
+        "Negative transfer" in note or "is meant for parties whose inputs differ" in note
+        for note in made.page.notes
+    )
     names = {str(chart["name"]) for chart in made.page.charts.values()}
     expected = {"accuracy-by-round", "accuracy-by-bytes", "classes", "sizes", "distances", "overlap-fed-sps", "discriminator",
                 "bytes", "bytes-by-round", "bytes-by-party", *(f"gains-{m}" for m in METHODS[1:])}  # fmt: skip
@@ -69,7 +74,11 @@ def test_all_is_there(made: Made) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_curves(made: Made, method: str) -> None:
-    drawn = {row["round"]: row for row in made.page.rows("curves") if row["method"] == method and row["party"] == ""}
+    drawn = {
+        row["round"]: row
+        for row in made.page.rows("curves")
+        if row["method"] == method and row["party"] == ""
+    }
     assert list(drawn) == list(ROUNDS)
     for t, row in drawn.items():
         means = [statistics.fmean(made.accuracies(method, seed)[t].values()) for seed in SEEDS]
@@ -85,17 +94,29 @@ def test_curves(made: Made, method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_parties_lines(made: Made, method: str) -> None:
     """A party has other samples under another seed here, so its line is that of the first."""
-    drawn = {(r["party"], r["round"]): r["accuracy"] for r in made.page.rows("curves") if r["method"] == method and r["party"]}
-    assert drawn == {(p, t): value for t, line in made.accuracies(method, 0).items() for p, value in line.items()}
+    drawn = {
+        (r["party"], r["round"]): r["accuracy"]
+        for r in made.page.rows("curves")
+        if r["method"] == method and r["party"]
+    }
+    assert drawn == {
+        (p, t): value for t, line in made.accuracies(method, 0).items() for p, value in line.items()
+    }
 
 
 def test_ranking(made: Made) -> None:
     shown = {row["method"]: row for row in made.page.table("gained")}
     assert list(shown) == sorted(METHODS, key=lambda m: -statistics.fmean(row_of(made, m).accuracy))
     for method in METHODS:
-        row, summaries = shown[method], [loaded(made.run(method, seed) / "summary.json") for seed in SEEDS]
+        row, summaries = (
+            shown[method],
+            [loaded(made.run(method, seed) / "summary.json") for seed in SEEDS],
+        )
         means = [s["accuracy"]["mean"] for s in summaries]
-        assert row["accuracy"] == f"{statistics.fmean(means):.1%} ± {100 * statistics.pstdev(means):.1f}"
+        assert (
+            row["accuracy"]
+            == f"{statistics.fmean(means):.1%} ± {100 * statistics.pstdev(means):.1f}"
+        )
         worst = [s["accuracy"]["per_party"][s["accuracy"]["worst_party"]] for s in summaries]
         assert row["worst"] == f"{statistics.fmean(worst):.1%}"
         assert row["sent"] == size(statistics.fmean(s["bytes"]["total"] for s in summaries))
@@ -130,30 +151,50 @@ def check_targets(made: Made, page: Written, target: float) -> None:
     for method in METHODS:
         found = []
         for seed in SEEDS:
-            line = {t: statistics.fmean(each.values()) for t, each in made.accuracies(method, seed).items()}
+            line = {
+                t: statistics.fmean(each.values())
+                for t, each in made.accuracies(method, seed).items()
+            }
             ledger: list[Charge] = RunFolder(made.run(method, seed)).read_ledger()
             found += [got] if (got := reached(line, ledger, target - 1e-9)) else []
         reaching += bool(found)
         if 0 < len(found) < len(SEEDS):  # a mean of the lucky ones would flatter
-            assert (shown[method]["rounds to target"], shown[method]["bytes to target"]) == ("1 of 2 seeds", "")
+            assert (shown[method]["rounds to target"], shown[method]["bytes to target"]) == (
+                "1 of 2 seeds",
+                "",
+            )
         elif found:
-            assert shown[method]["rounds to target"] == str(round(statistics.fmean(g.round for g in found)))
-            assert shown[method]["bytes to target"] == size(statistics.fmean(g.bytes for g in found))
+            assert shown[method]["rounds to target"] == str(
+                round(statistics.fmean(g.round for g in found))
+            )
+            assert shown[method]["bytes to target"] == size(
+                statistics.fmean(g.bytes for g in found)
+            )
         else:
-            assert (shown[method]["rounds to target"], shown[method]["bytes to target"]) == ("never", "never")
+            assert (shown[method]["rounds to target"], shown[method]["bytes to target"]) == (
+                "never",
+                "never",
+            )
     assert reaching > 0, "the test sees nothing"
 
 
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_gains(made: Made, method: str) -> None:
-    """A party has other samples under another seed here, so each seed's stands for itself; and they are those of the table."""
+    """A party has other samples under another seed here, so each seed's stands for itself; and they
+    are those of the table.
+    """
     drawn = {row["party"]: row for row in made.page.rows(f"gains-{method}")}
     assert set(drawn) == {f"{party} (seed {seed})" for party in PARTIES for seed in SEEDS}
     for seed in SEEDS:
-        ours, alone = (loaded(made.run(m, seed) / "summary.json")["accuracy"]["per_party"] for m in (method, "solo"))
+        ours, alone = (
+            loaded(made.run(m, seed) / "summary.json")["accuracy"]["per_party"]
+            for m in (method, "solo")
+        )
         for g in gains(made.run(method, seed), made.run("solo", seed)):
             row = drawn[f"{g.party} (seed {seed})"]
-            half = statistics.NormalDist().inv_cdf(1 - 0.025 / 3) * g.error  # the best of three methods is picked
+            half = (
+                statistics.NormalDist().inv_cdf(1 - 0.025 / 3) * g.error
+            )  # the best of three methods is picked
             low, high = max(-1, g.middle - half), min(1, g.middle + half)
             assert (row["gain"], row["low"], row["high"]) == pytest.approx((g.gain, low, high))
             assert (row["solo"], row["accuracy"]) == pytest.approx((alone[g.party], ours[g.party]))
@@ -161,7 +202,10 @@ def test_gains(made: Made, method: str) -> None:
             assert (row["from"], row["to"]) == pytest.approx(tuple(ends))
             assert row["verdict"] == ("gains" if low > 0 else "hurt" if high < 0 else "level")
     told = row_of(made, method)
-    counts = {verdict: sum(row["verdict"] == verdict for row in drawn.values()) for verdict in ("gains", "hurt")}
+    counts = {
+        verdict: sum(row["verdict"] == verdict for row in drawn.values())
+        for verdict in ("gains", "hurt")
+    }
     assert (counts["gains"], counts["hurt"]) == (told.gained, told.hurt)
     order = [row["gain"] for row in made.page.rows(f"gains-{method}")]
     assert order == sorted(order, reverse=True)
@@ -170,30 +214,53 @@ def test_gains(made: Made, method: str) -> None:
 def test_fairness(made: Made) -> None:
     shown = {row["method"]: row for row in made.page.table("Jain's index")}
     for method in METHODS:
-        each = [fairness(loaded(made.run(method, s) / "summary.json")["accuracy"]["per_party"].values()) for s in SEEDS]
-        assert shown[method]["std over parties"] == f"{100 * statistics.fmean(f.std for f in each):.1f}"
+        each = [
+            fairness(loaded(made.run(method, s) / "summary.json")["accuracy"]["per_party"].values())
+            for s in SEEDS
+        ]
+        assert (
+            shown[method]["std over parties"]
+            == f"{100 * statistics.fmean(f.std for f in each):.1f}"
+        )
         assert shown[method]["Jain's index"] == f"{statistics.fmean(f.jain for f in each):.3f}"
         assert shown[method]["best party"] == f"{statistics.fmean(f.best for f in each):.1%}"
 
 
-DIRECTIONS = {"up": "to the server", "down": "from the server", "peer": "between parties", "setup": "before round 1"}
+DIRECTIONS = {
+    "up": "to the server",
+    "down": "from the server",
+    "peer": "between parties",
+    "setup": "before round 1",
+}
 
 
 def test_bytes_by_direction(made: Made) -> None:
     drawn = {(r["method"], r["direction"]): r["bytes"] for r in made.page.rows("bytes")}
     for method in METHODS[1:]:
         for kind, words in DIRECTIONS.items():
-            expected = statistics.fmean(loaded(made.run(method, seed) / "summary.json")["bytes"][kind] for seed in SEEDS)
+            expected = statistics.fmean(
+                loaded(made.run(method, seed) / "summary.json")["bytes"][kind] for seed in SEEDS
+            )
             assert drawn.pop((method, words), 0) == pytest.approx(expected)
     assert not drawn
 
 
 def test_bytes_by_round(made: Made) -> None:
-    drawn = {(r["method"], r["round"], r["direction"]): r["bytes"] for r in made.page.rows("bytes-by-round")}
+    drawn = {
+        (r["method"], r["round"], r["direction"]): r["bytes"]
+        for r in made.page.rows("bytes-by-round")
+    }
     for method in METHODS[1:]:
         for t in ROUNDS[1:]:
             for kind, words in DIRECTIONS.items():
-                each = [made.bytes(method, s, lambda r, t=t, k=kind: (r["round"], r["kind"]) == (str(t), k)) for s in SEEDS]  # type: ignore[misc]
+                each = [
+                    made.bytes(
+                        method,
+                        s,
+                        lambda r, t=t, k=kind: (r["round"], r["kind"]) == (str(t), k),  # type: ignore[misc]
+                    )
+                    for s in SEEDS
+                ]
                 assert drawn.pop((method, t, words), 0) == pytest.approx(statistics.fmean(each))
     assert not drawn
 
@@ -202,7 +269,10 @@ def test_bytes_by_party(made: Made) -> None:
     drawn = {(r["method"], r["party"]): r["bytes"] for r in made.page.rows("bytes-by-party")}
     for method in METHODS[1:]:
         for party in PARTIES:
-            each = [made.bytes(method, seed, lambda r, p=party: p in (r["src"], r["dst"])) for seed in SEEDS]  # type: ignore[misc]
+            each = [
+                made.bytes(method, seed, lambda r, p=party: p in (r["src"], r["dst"]))  # type: ignore[misc]
+                for seed in SEEDS
+            ]
             assert drawn.pop((method, party)) == pytest.approx(statistics.fmean(each))
     assert not drawn
 
@@ -214,10 +284,16 @@ def test_the_closed_form_equals_the_ledger(made: Made) -> None:
         counted = loaded(made.run(row["method"], 0) / "summary.json")["bytes"]
         kinds = [k for k, words in DIRECTIONS.items() if words == row["direction"]]
         expected = sum(counted[k] for k in kinds or ("up", "down", "peer"))
-        assert (row["bytes expected"], row["bytes measured"], row["difference"]) == (f"{expected:,d}", f"{expected:,d}", "equal")
+        assert (row["bytes expected"], row["bytes measured"], row["difference"]) == (
+            f"{expected:,d}",
+            f"{expected:,d}",
+            "equal",
+        )
     assert sum(row["direction"] == "in all" for row in shown) == len(METHODS) - 1
     formulas = {row["method"]: row["closed form"] for row in made.page.records("formulas")}
-    assert formulas["fedavg"] == algorithms.find("fedavg").bytes_formula, "once, and not beside half of what it gives"
+    assert formulas["fedavg"] == algorithms.find("fedavg").bytes_formula, (
+        "once, and not beside half of what it gives"
+    )
     assert "all directions together" in made.page.words
 
 
@@ -225,7 +301,9 @@ def test_overlap(made: Made) -> None:
     last = {(r["party"], r["metric"].removeprefix("overlap/")): float(r["value"])
             for r in rows(made.run("fed-sps", 0) / "metrics.csv") if r["metric"].startswith("overlap/")}  # fmt: skip
     assert len(last) >= len(PARTIES)
-    assert {(r["party"], r["peer"]): r["overlap"] for r in made.page.rows("overlap-fed-sps")} == last
+    assert {
+        (r["party"], r["peer"]): r["overlap"] for r in made.page.rows("overlap-fed-sps")
+    } == last
 
 
 def test_discriminator(made: Made) -> None:
@@ -237,8 +315,12 @@ def test_discriminator(made: Made) -> None:
         assert len(each) == len(SEEDS)
         assert row["accuracy"] == pytest.approx(statistics.fmean(each))
         assert row["spread over seeds"] == pytest.approx(statistics.pstdev(each))
-        sizes = [len(loaded(made.run("adcol", 0) / "split.json")["parties"][p]["train"]) for p in PARTIES]
-        assert row["chance"] == pytest.approx(max(sizes) / sum(sizes)), "as the probe's: to name the largest party always"
+        sizes = [
+            len(loaded(made.run("adcol", 0) / "split.json")["parties"][p]["train"]) for p in PARTIES
+        ]
+        assert row["chance"] == pytest.approx(max(sizes) / sum(sizes)), (
+            "as the probe's: to name the largest party always"
+        )
     assert "towards chance" not in made.page.words, "a title that only the curve could bear out"
 
 
@@ -246,7 +328,9 @@ def test_sizes_and_classes(made: Made) -> None:
     """The data of the first run: SOLO's, seed 0."""
     split = loaded(made.run("solo", 0) / "split.json")["parties"]
     drawn = {(r["party"], r["part"]): r["samples"] for r in made.page.rows("sizes")}
-    assert drawn == {(p, part): len(split[p][part]) for p in PARTIES for part in ("train", "validation", "test")}
+    assert drawn == {
+        (p, part): len(split[p][part]) for p in PARTIES for part in ("train", "validation", "test")
+    }
     federation = reopen(made.run("solo", 0)).federation
     held = {(r["party"], r["class"]): r["samples"] for r in made.page.rows("classes")}
     for party in PARTIES:
@@ -259,7 +343,7 @@ def test_sizes_and_classes(made: Made) -> None:
 
 def test_the_sentences_figures(made: Made) -> None:
     """The lead names the winner, its accuracy and the distance to the second."""
-    (first, second, *_) = sorted(made.table, key=lambda row: -statistics.fmean(row.accuracy))
+    first, second, *_ = sorted(made.table, key=lambda row: -statistics.fmean(row.accuracy))
     best = statistics.fmean(first.accuracy)
     assert f"{first.algorithm} is " in made.page.words
     assert f"with {best:.1%} (± {100 * first.spread:.1f} over 2 seeds)" in made.page.words

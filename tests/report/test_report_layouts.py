@@ -29,7 +29,9 @@ def quick(folder: Path) -> Written:
     page = Written(report(folder, quick=True))
     assert not page.broken, page.notes
     assert all(some == SECTIONS for some in page.sections.values())
-    assert list(page.sections) == (groups(page) or [""]), "an address names the setting, if there are several, and the part"
+    assert list(page.sections) == (groups(page) or [""]), (
+        "an address names the setting, if there are several, and the part"
+    )
     assert "nan" not in page.words
     return page
 
@@ -73,7 +75,9 @@ def test_one_run(tmp_path: Path) -> None:
     assert f"fedavg has {summary['accuracy']['mean']:.1%}, averaged over parties." in page.words
     assert not methods(page), "there is nothing to choose"
     assert not groups(page)
-    assert {row["party"]: row["accuracy"] for row in page.rows("parties")} == summary["accuracy"]["per_party"]
+    assert {row["party"]: row["accuracy"] for row in page.rows("parties")} == summary["accuracy"][
+        "per_party"
+    ]
     assert "To see who gains, run training alone" in page.words
 
 
@@ -81,7 +85,11 @@ def test_one_run_of_solo(tmp_path: Path) -> None:
     made(tmp_path / "it", "solo")
     page = quick(tmp_path / "it")
     assert "Nothing crossed the wire" in page.words
-    assert {chart["name"] for chart in page.charts.values()} == {"accuracy-by-round", "parties", "sizes"}
+    assert {chart["name"] for chart in page.charts.values()} == {
+        "accuracy-by-round",
+        "parties",
+        "sizes",
+    }
 
 
 def test_five_methods_and_three_seeds(tmp_path: Path) -> None:
@@ -125,7 +133,9 @@ def test_tune(tmp_path: Path) -> None:
 
 
 def test_several_groups(tmp_path: Path) -> None:
-    """As `reproduce` lays them out: a select, and each group's charts with its own data; the paper's table stands first."""
+    """As `reproduce` lays them out: a select, and each group's charts with its own data; the
+    paper's table stands first.
+    """
     for k, name in enumerate(("digits", "others")):
         compared(tmp_path / name, ["fedavg"], rounds=1 + k)
     heads = "column,row,algorithm,paper,paper_std,measured,measured_std,seeds,note"
@@ -143,18 +153,26 @@ def test_several_groups(tmp_path: Path) -> None:
     ]
     assert max(row["round"] for row in page.rows("curves")) == 1
     assert max(row["round"] for row in page.rows("curves-g1")) == 2
-    assert [c["group"] for c in page.charts.values() if c["name"] == "helps-fedavg"] == ["g1"], "who helps whom there, not here"
-    assert len(page.charts) == len({c["data"] for c in page.charts.values()}) + 2, "both curves share a table in each group"
+    assert [c["group"] for c in page.charts.values() if c["name"] == "helps-fedavg"] == ["g1"], (
+        "who helps whom there, not here"
+    )
+    assert len(page.charts) == len({c["data"] for c in page.charts.values()}) + 2, (
+        "both curves share a table in each group"
+    )
 
 
 def test_a_plain_folder_of_runs(tmp_path: Path) -> None:
-    """Runs of the same setting belong together, whatever their folders are called; others are a group of their own."""
+    """Runs of the same setting belong together, whatever their folders are called; others are a
+    group of their own.
+    """
     made(tmp_path / "a", "solo")
     made(tmp_path / "b", "fedavg")
     made(tmp_path / "c" / "d", "fedavg", rounds=1)
     page = quick(tmp_path)
     assert len(groups(page)) == 2
-    assert all(str(place).startswith("setting=") and "/" not in str(place) for place in groups(page))
+    assert all(
+        str(place).startswith("setting=") and "/" not in str(place) for place in groups(page)
+    )
     assert methods(page) == ["solo", "fedavg"]
     assert "fedavg beside training alone" in page.words
 
@@ -191,7 +209,9 @@ def test_a_run_that_stopped_half_way(tmp_path: Path) -> None:
     assert "±" not in shown["fedavg"]["accuracy"], "one finished seed has no spread"
     assert shown["fedavg"]["sent"] == size(whole)
     drawn = {(r["method"], r["direction"]): r["bytes"] for r in page.rows("bytes")}
-    assert sum(n for (m, _), n in drawn.items() if m == "fedavg") == whole, "half a run does not make a run cheaper"
+    assert sum(n for (m, _), n in drawn.items() if m == "fedavg") == whole, (
+        "half a run does not make a run cheaper"
+    )
     assert max(r["round"] for r in page.rows("curves") if r["method"] == "fedprox") == 1
 
 
@@ -216,7 +236,9 @@ def test_all_are_unfinished(tmp_path: Path) -> None:
 
 def arrays(names: tuple[str, ...], seed: int = 0) -> Federation:
     rng = np.random.default_rng(seed)
-    return Federation.from_arrays({n: (rng.normal(size=(40, 5)), rng.integers(0, 3, 40)) for n in names}, classes=3)
+    return Federation.from_arrays(
+        {n: (rng.normal(size=(40, 5)), rng.integers(0, 3, 40)) for n in names}, classes=3
+    )
 
 
 def test_data_that_were_given_as_arrays(tmp_path: Path) -> None:
@@ -225,7 +247,10 @@ def test_data_that_were_given_as_arrays(tmp_path: Path) -> None:
         run(method, federation, out=tmp_path / method, model="linear", rounds=2, engine="loop")
     page = Written(report(tmp_path))
     assert not page.broken
-    assert any("The data cannot be opened here" in note and "given as arrays" in note for note in page.notes)
+    assert any(
+        "The data cannot be opened here" in note and "given as arrays" in note
+        for note in page.notes
+    )
     assert {row["party"] for row in page.rows("sizes")} == {"north", "süd", "the east"}
     assert any("its representations cannot be shown" in note for note in page.notes)
 
@@ -234,11 +259,21 @@ def test_the_same_parties_under_every_seed_are_told_of_once(tmp_path: Path) -> N
     federation = arrays(("north", "south"))
     for seed in (0, 1):
         for method in ("solo", "fedavg"):
-            run(method, federation, out=tmp_path / method / f"seed-{seed}", model="linear", rounds=2, engine="loop", seed=seed)
+            run(
+                method,
+                federation,
+                out=tmp_path / method / f"seed-{seed}",
+                model="linear",
+                rounds=2,
+                engine="loop",
+                seed=seed,
+            )
     page = quick(tmp_path)
     assert "Means over 2 seeds." in page.words
     assert {row["party"] for row in page.rows("gains-fedavg")} == {"north", "south"}
-    ours, alone = ([_outcomes(tmp_path / m / f"seed-{s}") for s in (0, 1)] for m in ("fedavg", "solo"))
+    ours, alone = (
+        [_outcomes(tmp_path / m / f"seed-{s}") for s in (0, 1)] for m in ("fedavg", "solo")
+    )
     for row in page.rows("gains-fedavg"):
         mine, theirs = ([x for one in runs for x in one[row["party"]]] for runs in (ours, alone))
         assert len(mine) == 20
@@ -275,16 +310,22 @@ TEXT = "torch.tensor(rng.integers(1, 30, (120, 12))).float()"
     (TABLE, "", "linear", "features"),
     (TEXT, ", mean=(0.0,), std=(1.0,)", "fasttext(vocabulary=30,width=4)", None),
 ])  # fmt: skip
-def test_natural_parties_tables_and_text(x: str, more: str, model: str, chart: str | None, tmp_path: Path) -> None:
+def test_natural_parties_tables_and_text(
+    x: str, more: str, model: str, chart: str | None, tmp_path: Path
+) -> None:
     path = tmp_path / "own.py"
     path.write_text(NATURAL.format(x=x, more=more), encoding="utf-8")
     run("fedavg", out=tmp_path / "it", data=str(path), model=model, rounds=1, engine="loop")
     page = Written(report(tmp_path / "it", methods=[]))
     assert not page.broken
-    assert [row["party"] for row in page.rows("parties")] == ["A 1", "B-2", "C.3"] or len(page.rows("parties")) == 3
+    assert [row["party"] for row in page.rows("parties")] == ["A 1", "B-2", "C.3"] or len(
+        page.rows("parties")
+    ) == 3
     names = {c["name"] for c in page.charts.values()}
     assert "classes" in names
-    assert names & {"features", "distances"} == ({"features", "distances"} if chart else set()), "words have no distances"
+    assert names & {"features", "distances"} == ({"features", "distances"} if chart else set()), (
+        "words have no distances"
+    )
     assert not any(tag == "img" for tag, _ in page.elements), "rows of a table are no pictures"
     assert all("cannot" not in note for note in page.notes), page.notes
 
@@ -300,7 +341,9 @@ def test_newcomers(tmp_path: Path) -> None:
     assert row["points by joining"] == f"{100 * new['gain']:+.1f}"
     assert {r["party"] for r in page.rows("curves")} == {"", "p0", "p1", "p2"}
     assert {r["party"] for r in page.rows("sizes")} == {"p0", "p1", "p2", "p3"}
-    assert [row["difference"] for row in page.records("closed-form")] == ["equal"] * 3, "up, down and in all"
+    assert [row["difference"] for row in page.records("closed-form")] == ["equal"] * 3, (
+        "up, down and in all"
+    )
 
 
 def test_runs_that_diverged(tmp_path: Path) -> None:
@@ -316,7 +359,16 @@ def test_runs_that_diverged(tmp_path: Path) -> None:
 
 def test_many_parties(tmp_path: Path) -> None:
     """Charts name the first, or those at both ends, and say so; nothing grows beyond reading."""
-    compared(tmp_path, ["fedavg"], parties=80, partition="iid", model="linear", rounds=1, validation=0, test="own(0.75)")
+    compared(
+        tmp_path,
+        ["fedavg"],
+        parties=80,
+        partition="iid",
+        model="linear",
+        rounds=1,
+        validation=0,
+        test="own(0.75)",
+    )
     page = Written(report(tmp_path, methods=[]))
     assert not page.broken
     assert len(page.rows("gains-fedavg")) == 40

@@ -1,4 +1,6 @@
-"""What a reader reads: names instead of numbers, one colour a method, one scale for what is compared, titles that are true."""
+"""What a reader reads: names instead of numbers, one colour a method, one scale for what is
+compared, titles that are true.
+"""
 
 from __future__ import annotations
 
@@ -31,20 +33,37 @@ def heart(tmp_path_factory: pytest.TempPathFactory) -> Written:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("comity.report.page.library", lambda: "")
         patch.setattr("comity.report.sections.space.SAMPLES", 48)
-        compared(folder, ["fedavg"], data="heart", partition="auto", parties=4, model="mlp2(width=4)", metric="auc", rounds=1)
+        compared(
+            folder,
+            ["fedavg"],
+            data="heart",
+            partition="auto",
+            parties=4,
+            model="mlp2(width=4)",
+            metric="auc",
+            rounds=1,
+        )
         return Written(report(folder))
 
 
 @pytest.fixture(scope="module")
 def sensors(tmp_path_factory: pytest.TempPathFactory) -> Written:
-    """Two settings on one page: sensors that see differently, and classes that are shared out unevenly."""
+    """Two settings on one page: sensors that see differently, and classes that are shared out
+    unevenly.
+    """
     folder = tmp_path_factory.mktemp("sensors")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("comity.report.page.library", lambda: "")
         patch.setattr("comity.report.sections.space.SAMPLES", 48)
         shift = f"iid|shift(kinds={','.join(KINDS)})|keep(samples=60)"
-        compared(folder / "feature skew", ["fedavg", "adcol", "fedavg+dbe"], partition=shift, parties=6)
-        compared(folder / "label-skew", ["fedprox", "adcol", "fedavg"], partition="dirichlet(alpha=0.3)|keep(samples=60)")
+        compared(
+            folder / "feature skew", ["fedavg", "adcol", "fedavg+dbe"], partition=shift, parties=6
+        )
+        compared(
+            folder / "label-skew",
+            ["fedprox", "adcol", "fedavg"],
+            partition="dirichlet(alpha=0.3)|keep(samples=60)",
+        )
         return Written(report(folder, methods=["adcol", "fedavg"]))
 
 
@@ -52,12 +71,16 @@ def sensors(tmp_path_factory: pytest.TempPathFactory) -> Written:
 
 
 def hospital_means(column: str) -> dict[str, float]:
-    """Of the training samples of each hospital, from the files that come with Comity; they stand one after another."""
+    """Of the training samples of each hospital, from the files that come with Comity; they stand
+    one after another.
+    """
     split = load("heart").partition("auto", parties=4, seed=0).split
     found = {}
     first = 0
     for party, share in split.parties.items():
-        text = (files("comity.data") / "embedded" / "heart" / f"{party}.csv").read_text(encoding="utf-8")
+        text = (files("comity.data") / "embedded" / "heart" / f"{party}.csv").read_text(
+            encoding="utf-8"
+        )
         cells = [row[column] for row in csv.DictReader(text.splitlines())]
         mine = [cells[k - first] for k in share.train]
         found[party] = statistics.fmean(float(cell) for cell in mine if cell)
@@ -76,18 +99,30 @@ def test_features_have_their_names_and_their_figures(heart: Written) -> None:
 
 
 def test_what_was_filled_in_is_no_ones_mean(heart: Written) -> None:
-    """Switzerland never measured cholesterol: what models get in its place must not look like a finding."""
-    drawn = {row["party"]: row["mean"] for row in heart.rows("features") if row["feature"] == "cholesterol"}
+    """Switzerland never measured cholesterol: what models get in its place must not look like a
+    finding.
+    """
+    drawn = {
+        row["party"]: row["mean"]
+        for row in heart.rows("features")
+        if row["feature"] == "cholesterol"
+    }
     assert "switzerland" not in drawn
-    vessels = {row["party"]: row["mean"] for row in heart.rows("features") if row["feature"] == "vessels"}
+    vessels = {
+        row["party"]: row["mean"] for row in heart.rows("features") if row["feature"] == "vessels"
+    }
     measured = hospital_means("vessels")
     assert all(vessels[party] == pytest.approx(measured[party], rel=1e-4) for party in vessels)
     assert vessels
 
 
-def test_each_settings_answer_stands_first_and_leads_there(sensors: Written, heart: Written) -> None:
+def test_each_settings_answer_stands_first_and_leads_there(
+    sensors: Written, heart: Written
+) -> None:
     told = {name: loaded(path)["overall"]["helps"] for name, path in sensors_comparisons(sensors)}
-    found = dict(re.findall(r'<dt><a href="#([^"]+)">[^<]*</a></dt><dd>([^<]*)</dd>', sensors.source))
+    found = dict(
+        re.findall(r'<dt><a href="#([^"]+)">[^<]*</a></dt><dd>([^<]*)</dd>', sensors.source)
+    )
     assert {place: unescape(text) for place, text in found.items()} == told
     assert 'class="settings"' not in heart.source, "of one setting there is nothing to choose from"
     (facts,) = re.findall(r'<dl class="facts">(.*?)</dl>', heart.source, flags=re.DOTALL)
@@ -98,7 +133,10 @@ def test_each_settings_answer_stands_first_and_leads_there(sensors: Written, hea
 def sensors_comparisons(page: Written) -> list[tuple[str, Path]]:
     """Where each setting of the page is, and its comparison."""
     folder = page.path.parent
-    return [(f"setting={name.replace(' ', '-')}", folder / name / "comparison.json") for name in ("feature skew", "label-skew")]
+    return [
+        (f"setting={name.replace(' ', '-')}", folder / name / "comparison.json")
+        for name in ("feature skew", "label-skew")
+    ]
 
 
 def test_classes_have_one_name_on_the_whole_page(heart: Written) -> None:
@@ -115,8 +153,12 @@ def test_a_partys_shift_is_named_wherever_its_data_are(sensors: Written) -> None
     assert f"Parties see things differently: {each}." in sensors.words
     for k, how in enumerate(told):
         assert f"p{k}: {how}" in sensors.words, "beside its samples"
-    assert {(row["party"], row["shift"]) for row in sensors.rows("sizes")} == {(f"p{k}", how) for k, how in enumerate(told)}
-    (far,) = re.findall(r"Farthest apart are p\d \(([a-z ]+)\) and p\d \(([a-z ]+)\)", sensors.words)
+    assert {(row["party"], row["shift"]) for row in sensors.rows("sizes")} == {
+        (f"p{k}", how) for k, how in enumerate(told)
+    }
+    (far,) = re.findall(
+        r"Farthest apart are p\d \(([a-z ]+)\) and p\d \(([a-z ]+)\)", sensors.words
+    )
     assert set(far) <= set(told)
 
 
@@ -133,12 +175,16 @@ def pixels(source: str) -> list[int]:
     lines = zlib.decompress(packed)
     whole = [lines[k * (width + 1) + 1 : (k + 1) * (width + 1)] for k in range(height)]
     tile = width // 12
-    return [value for line in whole for k, value in enumerate(line) if k % tile != tile - 1]  # without the grey between samples
+    return [
+        value for line in whole for k, value in enumerate(line) if k % tile != tile - 1
+    ]  # without the grey between samples
 
 
 def test_one_scale_for_all_strips(sensors: Written) -> None:
     """Two fifths of the contrast are two fifths of the contrast, and black is black everywhere."""
-    strips = [pixels(str(given["src"])) for tag, given in sensors.elements if tag == "img"][: len(KINDS)]
+    strips = [pixels(str(given["src"])) for tag, given in sensors.elements if tag == "img"][
+        : len(KINDS)
+    ]
     reach = {kind: (min(strip), max(strip)) for kind, strip in zip(KINDS, strips, strict=True)}
     assert reach["none"] == reach["invert"] == reach["rotate"] == (0, 255)
     low, high = reach["contrast"]
@@ -192,11 +238,19 @@ def test_more_methods_than_colours() -> None:
 def domains(spec: Any, axis: str) -> list[Any]:
     """An axis's ends in all layers of a chart that have it."""
     layers = spec.get("layer", [spec])
-    return [one["encoding"][axis]["scale"]["domain"] for one in layers if axis in one.get("encoding", {})]
+    return [
+        one["encoding"][axis]["scale"]["domain"]
+        for one in layers
+        if axis in one.get("encoding", {})
+    ]
 
 
 def test_both_curves_have_one_axis(heart: Written) -> None:
-    ends = [end for name in ("auc-by-round", "auc-by-bytes") for end in domains(heart.chart(name)["spec"], "y")]
+    ends = [
+        end
+        for name in ("auc-by-round", "auc-by-bytes")
+        for end in domains(heart.chart(name)["spec"], "y")
+    ]
     assert len(ends) >= 7
     assert all(end == ends[0] for end in ends)
     drawn = [row["auc"] for row in heart.rows("curves") if row["party"] == ""]
@@ -220,17 +274,26 @@ def test_what_the_discriminators_title_says(sensors: Written) -> None:
     assert [chart["title"] for chart in charts] == ["How often the discriminator is right"] * 2
     rows = sensors.rows("discriminator")
     assert "to name the largest party always is right as often as its share" in sensors.words
-    assert f"what naming the largest party always would reach, {rows[0]['chance']:.1%}" in charts[0]["alt"]
+    assert (
+        f"what naming the largest party always would reach, {rows[0]['chance']:.1%}"
+        in charts[0]["alt"]
+    )
     assert f"adcol ends at {rows[-1]['accuracy']:.1%}" in charts[0]["alt"]
 
 
 def test_bytes_by_round_say_who_changes(sensors: Written) -> None:
     rows = sensors.rows("bytes-by-round")
-    (alt, _) = (chart["alt"] for chart in sensors.charts.values() if chart["name"] == "bytes-by-round")
+    (alt, _) = (
+        chart["alt"] for chart in sensors.charts.values() if chart["name"] == "bytes-by-round"
+    )
     changing = set()
     for method in {row["method"] for row in rows}:
         for direction in {row["direction"] for row in rows}:
-            amounts = {row["bytes"] for row in rows if (row["method"], row["direction"]) == (method, direction)}
+            amounts = {
+                row["bytes"]
+                for row in rows
+                if (row["method"], row["direction"]) == (method, direction)
+            }
             changing |= {method} if len(amounts) > 1 else set()
     assert ("Every method sends as much in one round as in another." in alt) == (not changing)
     assert all(name in alt for name in changing)
@@ -254,7 +317,9 @@ def test_a_number_to_be_predicted(tmp_path: Path) -> None:
     assert not page.broken, page.notes
     assert not page.notes or all("cannot" not in note for note in page.notes)
     medians = {row["party"]: row["median"] for row in page.rows("labels")}
-    assert medians["east"] < medians["north"] < medians["west"], "in the label's own unit, not scaled by each party"
+    assert medians["east"] < medians["north"] < medians["west"], (
+        "in the label's own unit, not scaled by each party"
+    )
     assert 5 < medians["east"] < 15
     assert any(chart["name"].startswith("space-") for chart in page.charts.values())
     split = loaded(tmp_path / "amounts" / "solo" / "seed-0" / "split.json")["parties"]

@@ -1,4 +1,6 @@
-"""Names come from folders, files and people: whatever they are, they stay text. And the page asks nobody for anything."""
+"""Names come from folders, files and people: whatever they are, they stay text. And the page asks
+nobody for anything.
+"""
 
 from __future__ import annotations
 
@@ -55,9 +57,14 @@ def renamed(folder: Path, old: str, new: str) -> None:
         with path.open("w", encoding="utf-8", errors="surrogatepass", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(table)
     for path in [*folder.rglob("summary.json"), *folder.rglob("split.json")]:
-        path.write_text(path.read_text(encoding="utf-8").replace(f'"{old}":', f"{json.dumps(new)}:"), encoding="utf-8")
+        path.write_text(
+            path.read_text(encoding="utf-8").replace(f'"{old}":', f"{json.dumps(new)}:"),
+            encoding="utf-8",
+        )
     told = folder / "comparison.json"
-    text = told.read_text(encoding="utf-8").replace(f'"party": "{old}"', f'"party": {json.dumps(new)}')
+    text = told.read_text(encoding="utf-8").replace(
+        f'"party": "{old}"', f'"party": {json.dumps(new)}'
+    )
     told.write_text(text, encoding="utf-8")
 
 
@@ -95,7 +102,9 @@ def test_a_methods_name(name: str, plain: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(plain, tmp_path / name))
     (folder / "fed-sps").rename(folder / name)
     told = (folder / "comparison.json").read_text(encoding="utf-8")
-    (folder / "comparison.json").write_text(told.replace('"algorithm": "fed-sps"', '"algorithm": "solo"'), encoding="utf-8")
+    (folder / "comparison.json").write_text(
+        told.replace('"algorithm": "fed-sps"', '"algorithm": "solo"'), encoding="utf-8"
+    )
     before, after = Written(report(plain, quick=True)), Written(report(folder, quick=True))
     assert after.shape == before.shape
     assert not after.broken
@@ -113,7 +122,11 @@ def test_charts_with_all_these_names(plain: Path, tmp_path: Path) -> None:
     assert len(after) == len(before)
 
     def counted(svg: str) -> list[int]:
-        return [len(re.findall("aria-roledescription", svg)), svg.count("<path"), svg.count("<line")]
+        return [
+            len(re.findall("aria-roledescription", svg)),
+            svg.count("<path"),
+            svg.count("<line"),
+        ]
 
     assert [counted(svg) for svg in after.values()] == [counted(svg) for svg in before.values()]
     sizes = after["sizes"]
@@ -141,7 +154,14 @@ def test_data_with_notes_and_class_names(tmp_path: Path) -> None:
     for k, names in enumerate((["note one", "a", "b", "c", "note two"], EVIL)):
         path = tmp_path / f"data{k}.py"
         path.write_text(f"NAMES = {names!r}\n{DATA}", encoding="utf-8")
-        run("fedavg", out=tmp_path / f"r{k}", data=str(path), model="linear", rounds=1, engine="loop")
+        run(
+            "fedavg",
+            out=tmp_path / f"r{k}",
+            data=str(path),
+            model="linear",
+            rounds=1,
+            engine="loop",
+        )
         pages.append(Written(report(tmp_path / f"r{k}", methods=[])))
         assert names[0] in pages[k].words
         assert {row["class"] for row in pages[k].rows("classes")} == set(names[1:4])
@@ -165,7 +185,9 @@ def test_nothing_is_asked_of_anyone(plain: Path, library: str) -> None:
     assert "@import" not in style
     shell = page.source.replace(library, "")
     assert len(shell) < len(page.source) - 500_000
-    assert set(re.findall(r"https?://[^\s\"'<]+", shell)) <= {"https://vega.github.io/schema/vega-lite/v6.json"}  # a name only
+    assert set(re.findall(r"https?://[^\s\"'<]+", shell)) <= {
+        "https://vega.github.io/schema/vega-lite/v6.json"
+    }  # a name only
 
 
 def test_the_folders_own_name(tmp_path: Path) -> None:

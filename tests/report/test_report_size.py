@@ -20,23 +20,37 @@ NAMES = [f"p{i}" for i in range(PARTIES)]
 
 
 def written(original: Path, folder: Path, method: str, seed: int) -> None:
-    """A run's files as they would be after a hundred rounds, without checksums; its outcomes are those of the original."""
+    """A run's files as they would be after a hundred rounds, without checksums; its outcomes are
+    those of the original.
+    """
     shutil.copytree(original, folder)
     config = (folder / "config.toml").read_text(encoding="utf-8")
     config = re.sub(r'algorithm = ".*"', f'algorithm = "{method}"', config)
-    config = re.sub(r"\nseed = 0", f"\nseed = {seed}", re.sub(r"rounds = \d+", f"rounds = {ROUNDS}", config))
+    config = re.sub(
+        r"\nseed = 0", f"\nseed = {seed}", re.sub(r"rounds = \d+", f"rounds = {ROUNDS}", config)
+    )
     (folder / "config.toml").write_text(config, encoding="utf-8")
     without_checksums(folder)
     summary = loaded(folder / "summary.json")
     final = summary["accuracy"]["per_party"]
-    metrics, ledger, total = ["round,party,split,metric,value"], ["round,work,src,dst,kind,bytes"], 0
+    metrics, ledger, total = (
+        ["round,party,split,metric,value"],
+        ["round,work,src,dst,kind,bytes"],
+        0,
+    )
     for t in range(ROUNDS + 1):
         for name in NAMES:
             value = final[name] * (1 - math.exp(-t / 20)) / (1 - math.exp(-ROUNDS / 20))
             for split in ("validation", "test"):
-                metrics += [f"{t},{name},{split},accuracy,{value}", f"{t},{name},{split},loss,{1 - value}"]
+                metrics += [
+                    f"{t},{name},{split},accuracy,{value}",
+                    f"{t},{name},{split},loss,{1 - value}",
+                ]
             if t and method != "solo":
-                ledger += [f"{t},local,server,{name},down,12345", f"{t},local,{name},server,up,12345"]
+                ledger += [
+                    f"{t},local,server,{name},down,12345",
+                    f"{t},local,{name},server,up,12345",
+                ]
                 total += 2 * 12345
             ledger.append(f"{t},evaluate,{name},server,eval,178")
     summary |= {"algorithm": method, "rounds": ROUNDS, "bytes": summary["bytes"] | {"total": total}}
@@ -48,18 +62,31 @@ def written(original: Path, folder: Path, method: str, seed: int) -> None:
 @pytest.mark.usefixtures("library")
 def test_a_large_comparison(tmp_path: Path) -> None:
     original = tmp_path / "original"
-    run("fedavg", out=original, parties=PARTIES, partition="iid", model="linear", rounds=1, engine="loop")
+    run(
+        "fedavg",
+        out=original,
+        parties=PARTIES,
+        partition="iid",
+        model="linear",
+        rounds=1,
+        engine="loop",
+    )
     for method in METHODS:
         for seed in range(SEEDS):
             written(original, tmp_path / "big" / method / f"seed-{seed}", method, seed)
     begin = time.process_time()
     path = report(tmp_path / "big", quick=True)
     seconds = time.process_time() - begin
-    print(f"{path.stat().st_size / 1e6:.2f} MB in {seconds:.1f} s of computing")  # pytest -s shows it
+    print(
+        f"{path.stat().st_size / 1e6:.2f} MB in {seconds:.1f} s of computing"
+    )  # pytest -s shows it
     page = Written(path)
     assert not page.broken
     assert not page.notes, page.notes
     assert path.stat().st_size < 8e6
     assert seconds < 60  # usually two
     assert len(page.rows("curves")) == len(METHODS) * (ROUNDS + 1) * (PARTIES + 1)
-    assert max(row["bytes"] for row in page.rows("curves") if row["party"] == "") == 2 * 12345 * ROUNDS * PARTIES
+    assert (
+        max(row["bytes"] for row in page.rows("curves") if row["party"] == "")
+        == 2 * 12345 * ROUNDS * PARTIES
+    )

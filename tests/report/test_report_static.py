@@ -1,4 +1,6 @@
-"""Every chart can be drawn and shows something; figures and tables for papers are what their kind says."""
+"""Every chart can be drawn and shows something; figures and tables for papers are what their kind
+says.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def test_every_chart_draws_its_data(drawn: dict[str, tuple[Chart, Group]]) -> No
 
 
 def test_every_option_leads_somewhere(drawn: dict[str, tuple[Chart, Group]]) -> None:
-    """A box above a chart changes what is drawn, and what it says at first is how the chart is drawn at first."""
+    """A box above a chart changes what is drawn, and what it says at first is how the chart is
+    drawn at first.
+    """
     boxes = 0
     for chart, _ in drawn.values():
         for option in chart.checkboxes:
@@ -112,7 +116,9 @@ def test_markdown(folder: Path) -> None:
     assert title == "digits, iid\\|keep(samples=40), 3 parties, mlp2(width=8), 2 rounds"
     (group,) = gather(folder)
     table = next(
-        b for b in sections_of(group, folder, [], None, True, False)[0].blocks if isinstance(b, Table) and b.name == "ranking"
+        b
+        for b in sections_of(group, folder, [], None, True, False)[0].blocks
+        if isinstance(b, Table) and b.name == "ranking"
     )
     assert cells(heads) == list(table.heads)
     assert cells(rule) == ["---", *["---:"] * (len(table.heads) - 1)]
@@ -141,7 +147,10 @@ def test_special_characters_are_escaped(folder: Path) -> None:
         latex, markdown = ranking(folder, "latex"), ranking(folder, "markdown")
     finally:
         after.rename(before)
-    assert r"a\_b\&c\%d\$e\#f\{g\}\textasciitilde{}h\textasciicircum{}i\textbackslash{}j|k*l`m<n>" in latex
+    assert (
+        r"a\_b\&c\%d\$e\#f\{g\}\textasciitilde{}h\textasciicircum{}i\textbackslash{}j|k*l`m<n>"
+        in latex
+    )
     (line,) = [line for line in markdown.splitlines() if "a\\_b" in line]
     plain = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", line)  # as CommonMark reads it
     assert WILD in plain

@@ -1,7 +1,8 @@
-"""Every cell of every table of a page is what the runs' files say, worked out here once more; a table that is new fails the test.
+"""Every cell of every table of a page is what the runs' files say, worked out here once more; a
+table that is new fails the test.
 
-The pages: a comparison of hospitals by AUC under three seeds, sensors that see digits differently, a label that is a number, one
-run, and half of one.
+The pages: a comparison of hospitals by AUC under three seeds, sensors that see digits differently,
+a label that is a number, one run, and half of one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ from comity.units import duration, size
 
 KINDS = ("heart", "sensors", "amounts", "one", "half")
 WORDS = {"auc": "AUC", "r2": "R²", "mae": "mean absolute error", "macro_f1": "macro F1"}
-DIRECTIONS = {"up": "to the server", "down": "from the server", "peer": "between parties", "setup": "before round 1"}
+DIRECTIONS = {
+    "up": "to the server",
+    "down": "from the server",
+    "peer": "between parties",
+    "setup": "before round 1",
+}
 
 
 @dataclass
@@ -53,20 +59,41 @@ class Made:
 
     def ledger(self, method: str, seed: int) -> list[dict[str, str]]:
         """What crossed, without evaluation."""
-        return [row for row in rows(self.runs[method][seed] / "ledger.csv") if row["kind"] != "eval"]
+        return [
+            row for row in rows(self.runs[method][seed] / "ledger.csv") if row["kind"] != "eval"
+        ]
 
 
 def make(kind: str, folder: Path) -> Path:
     if kind == "heart":
-        settings: dict[str, Any] = {"data": "heart", "partition": "auto", "parties": 4, "metric": "auc", "model": "linear"}
+        settings: dict[str, Any] = {
+            "data": "heart",
+            "partition": "auto",
+            "parties": 4,
+            "metric": "auc",
+            "model": "linear",
+        }
         compared(folder / kind, ["fedavg", "fedprox"], (0, 1, 2), **settings)
     elif kind == "sensors":
         kinds = "none,invert,rotate,noise,contrast,blur"
-        compared(folder / kind, ["fedavg+dbe", "adcol"], partition=f"iid|shift(kinds={kinds})|keep(samples=60)", parties=6)
+        compared(
+            folder / kind,
+            ["fedavg+dbe", "adcol"],
+            partition=f"iid|shift(kinds={kinds})|keep(samples=60)",
+            parties=6,
+        )
     elif kind == "amounts":
         amounts(folder / kind)
     else:
-        run("fedavg", out=folder / kind, partition="iid|keep(samples=40)", parties=3, rounds=2, model="linear", engine="loop")
+        run(
+            "fedavg",
+            out=folder / kind,
+            partition="iid|keep(samples=40)",
+            parties=3,
+            rounds=2,
+            model="linear",
+            engine="loop",
+        )
     if kind == "half":
         (folder / kind / "summary.json").unlink()
     return folder / kind
@@ -82,7 +109,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
 
 
 def percent(values: list[float], spread: bool = False) -> str:
-    return f"{statistics.fmean(values):.1%}" + (f" ± {100 * statistics.pstdev(values):.1f}" if spread and len(values) > 1 else "")
+    return f"{statistics.fmean(values):.1%}" + (
+        f" ± {100 * statistics.pstdev(values):.1f}" if spread and len(values) > 1 else ""
+    )
 
 
 def worst(summary: dict[str, Any], metric: str) -> float:
@@ -103,13 +132,22 @@ def ranking(made: Made, row: dict[str, str]) -> dict[str, str]:
     if metric == "auc":
         expected["accuracy"] = percent([s["accuracy"]["mean"] for s in told])
     if "gained" in row:
-        (line,) = (one for one in loaded(made.folder / "comparison.json")["rows"] if one["algorithm"] == row["method"])
+        (line,) = (
+            one
+            for one in loaded(made.folder / "comparison.json")["rows"]
+            if one["algorithm"] == row["method"]
+        )
         gain = line["gain"]
         half = 50 * (gain["high"] - gain["low"]) if gain else 0.0
         expected["over SOLO"] = f"{100 * gain['gain']:+.1f} (±{half:.1f})" if gain else ""
         if gain:
-            means = [[s[metric]["mean"] for s in made.summaries(name)] for name in (row["method"], "solo")]
-            assert gain["gain"] == pytest.approx(statistics.fmean(means[0]) - statistics.fmean(means[1]))
+            means = [
+                [s[metric]["mean"] for s in made.summaries(name)]
+                for name in (row["method"], "solo")
+            ]
+            assert gain["gain"] == pytest.approx(
+                statistics.fmean(means[0]) - statistics.fmean(means[1])
+            )
         for what in ("gained", "hurt"):
             expected[what] = f"{line[what]}/{line['judged']}" if line["judged"] else ""
     return expected
@@ -137,12 +175,20 @@ def ideas(made: Made, row: dict[str, str]) -> dict[str, str]:
 def measures(made: Made, row: dict[str, str]) -> dict[str, str]:
     found = {}
     first = made.summaries(row["method"])[0]
-    words = WORDS if "sensitivity" in first else WORDS | {"auc": "micro AUC"}  # of more classes than two, one against the rest
+    words = (
+        WORDS if "sensitivity" in first else WORDS | {"auc": "micro AUC"}
+    )  # of more classes than two, one against the rest
     for name, block in first.items():
-        if isinstance(block, dict) and {"mean", "per_party"} <= block.keys() and name not in (made.metric, "accuracy"):
+        if (
+            isinstance(block, dict)
+            and {"mean", "per_party"} <= block.keys()
+            and name not in (made.metric, "accuracy")
+        ):
             means = [s[name]["mean"] for s in made.summaries(row["method"])]
             mean = statistics.fmean(means)
-            found[words.get(name, name.replace("_", " "))] = f"{mean:.4g}" if name == "mae" else f"{mean:.1%}"
+            found[words.get(name, name.replace("_", " "))] = (
+                f"{mean:.4g}" if name == "mae" else f"{mean:.1%}"
+            )
     return {head: text for head, text in found.items() if head in row}
 
 
@@ -152,7 +198,9 @@ def fairness(made: Made, row: dict[str, str]) -> dict[str, str]:
         values = list(summary[made.metric]["per_party"].values())
         tenth = sorted(values)[: max(1, round(len(values) / 10))] if made.metric != "mae" else []
         square = sum(values) ** 2 / (len(values) * sum(v * v for v in values))
-        each.append((max(values), min(values), statistics.fmean(tenth), statistics.pstdev(values), square))
+        each.append(
+            (max(values), min(values), statistics.fmean(tenth), statistics.pstdev(values), square)
+        )
     best, least, tenth_mean, std, jain = (statistics.fmean(one) for one in zip(*each, strict=True))
     return {
         "best party": f"{best:.1%}",
@@ -167,7 +215,11 @@ def messages(made: Made, row: dict[str, str]) -> dict[str, str]:
     kind = next(k for k, words in DIRECTIONS.items() if words == row["direction"])
     seeds = made.runs[row["method"]]
     sums = [
-        sum(int(r["bytes"]) for r in made.ledger(row["method"], seed) if (r["call"], r["kind"]) == (row["call"], kind))
+        sum(
+            int(r["bytes"])
+            for r in made.ledger(row["method"], seed)
+            if (r["call"], r["kind"]) == (row["call"], kind)
+        )
         for seed in seeds
     ]
     head = "bytes, mean over seeds" if len(seeds) > 1 else "bytes"
@@ -175,12 +227,23 @@ def messages(made: Made, row: dict[str, str]) -> dict[str, str]:
 
 
 def privacy(made: Made, row: dict[str, str]) -> dict[str, str]:
-    """None of these runs has any noise: nothing is guaranteed, and what left is what privacy.csv names."""
+    """None of these runs has any noise: nothing is guaranteed, and what left is what privacy.csv
+    names.
+    """
     bare = []
     for one in made.runs[row["method"]].values():
         with (one / "privacy.csv").open(encoding="utf-8") as file:
-            bare += [f"{line['release']} ({line['call']})" for line in csv.DictReader(file) if line["mechanism"] == "none"]
-    everybody = {"protected": "nothing", "from whom": "everybody else", "epsilon": "infinite", "delta": ""}
+            bare += [
+                f"{line['release']} ({line['call']})"
+                for line in csv.DictReader(file)
+                if line["mechanism"] == "none"
+            ]
+    everybody = {
+        "protected": "nothing",
+        "from whom": "everybody else",
+        "epsilon": "infinite",
+        "delta": "",
+    }
     return {**everybody, "left without noise": ", ".join(dict.fromkeys(bare))}
 
 
@@ -190,18 +253,30 @@ def closed_form(made: Made, row: dict[str, str]) -> dict[str, str]:
         if line["kind"] != "setup":
             sums[DIRECTIONS[line["kind"]]] += int(line["bytes"])
     counted = sum(sums.values()) if row["direction"] == "in all" else sums[row["direction"]]
-    return {"bytes expected": f"{counted:,d}", "bytes measured": f"{counted:,d}", "difference": "equal"}
+    return {
+        "bytes expected": f"{counted:,d}",
+        "bytes measured": f"{counted:,d}",
+        "difference": "equal",
+    }
 
 
 def formulas(made: Made, row: dict[str, str]) -> dict[str, str]:
-    return {"closed form": "; ".join(algorithms.find(name).bytes_formula for name in row["method"].split("+"))}
+    return {
+        "closed form": "; ".join(
+            algorithms.find(name).bytes_formula for name in row["method"].split("+")
+        )
+    }
 
 
 def environments(made: Made, row: dict[str, str]) -> dict[str, str]:
     runs = made.runs[row["method"]]
     told = loaded(runs[min(runs)] / "env.json")
     named = {"Comity": "comity", "data's fingerprint": "fingerprint"}
-    found = {head: str(told.get(named.get(head, head.lower()), "")) for head in row if head not in ("method", "seeds")}
+    found = {
+        head: str(told.get(named.get(head, head.lower()), ""))
+        for head in row
+        if head not in ("method", "seeds")
+    }
     return found | {"seeds": ", ".join(map(str, sorted(runs)))}
 
 
@@ -212,11 +287,19 @@ def configuration(made: Made, row: dict[str, str]) -> dict[str, str]:
     }
     values = {method: settings.get(row["setting"]) for method, settings in told.items()}
     if len({json.dumps(value) for value in values.values()}) > 1:
-        return {"value": "; ".join(f"{method}: {values[method] or 'none'}" for method in methods(made))}
+        return {
+            "value": "; ".join(f"{method}: {values[method] or 'none'}" for method in methods(made))
+        }
     value = next(iter(values.values()))
     if value is None:  # a default that config.toml does not write down
         return {"value": row["value"]}
-    return {"value": ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)}
+    return {
+        "value": (
+            ", ".join(f"{k}={v}" for k, v in value.items())
+            if isinstance(value, dict)
+            else str(value)
+        )
+    }
 
 
 def methods(made: Made) -> list[str]:
@@ -256,14 +339,18 @@ def test_every_cell(pages: dict[str, Made], kind: str) -> None:
             for line in body:
                 row = dict(zip(heads, line, strict=True))
                 expected = CHECKED[name](made, row)
-                assert expected.keys() == row.keys() - NAMED_BY - ELSEWHERE, f"{kind}, {name}: a column that nobody checks"
+                assert expected.keys() == row.keys() - NAMED_BY - ELSEWHERE, (
+                    f"{kind}, {name}: a column that nobody checks"
+                )
                 assert {head: row[head] for head in expected} == expected, f"{kind}, {name}"
                 cells += len(expected)
     assert cells > 20
 
 
 def test_what_a_probe_says_is_a_share(pages: dict[str, Made]) -> None:
-    told = [row for made in pages.values() for row in made.page.named.get("separability", [[[]]])[0][1:]]
+    told = [
+        row for made in pages.values() for row in made.page.named.get("separability", [[[]]])[0][1:]
+    ]
     assert len(told) > 4
     for *_, right, chance in told:
         assert 0 <= float(right.rstrip("%")) <= 100
@@ -273,7 +360,9 @@ def test_what_a_probe_says_is_a_share(pages: dict[str, Made]) -> None:
 @pytest.mark.parametrize("kind", ["heart", "sensors", "amounts"])
 def test_curves_and_gains(pages: dict[str, Made], kind: str) -> None:
     made = pages[kind]
-    drawn = {(row["method"], row["round"]): row for row in made.page.rows("curves") if row["party"] == ""}
+    drawn = {
+        (row["method"], row["round"]): row for row in made.page.rows("curves") if row["party"] == ""
+    }
     for method, seeds in made.runs.items():
         for t in (0, 1, 2):
             each = []
@@ -289,7 +378,9 @@ def test_curves_and_gains(pages: dict[str, Made], kind: str) -> None:
             assert gained
             for row in gained:
                 for name, column in ((method, made.metric), ("solo", "solo")):
-                    figures = [s[made.metric]["per_party"][row["party"]] for s in made.summaries(name)]
+                    figures = [
+                        s[made.metric]["per_party"][row["party"]] for s in made.summaries(name)
+                    ]
                     assert row[column] == pytest.approx(statistics.fmean(figures))
                 assert row["gain"] == pytest.approx(row[made.metric] - row["solo"], abs=1e-9)
                 assert row["low"] <= row["gain"] <= row["high"]

@@ -110,13 +110,19 @@ class Written(HTMLParser):
     def rows(self, name: str) -> list[dict[str, Any]]:
         """A table of data, row by row, as page.js unpacks it."""
         columns = {
-            column: [None if k < 0 else values["words"][k] for k in values["at"]] if isinstance(values, dict) else values
+            column: (
+                [None if k < 0 else values["words"][k] for k in values["at"]]
+                if isinstance(values, dict)
+                else values
+            )
             for column, values in self.content["data"][name].items()
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def table(self, first: str) -> list[dict[str, str]]:
-        """The rows of the table whose heading begins with that column (or, for two such, has it anywhere)."""
+        """The rows of the table whose heading begins with that column (or, for two such, has it
+        anywhere).
+        """
         (heads, *rows), *_ = [t for t in self.tables if first in t[0]]
         return [dict(zip(heads, row, strict=True)) for row in rows]
 
@@ -139,7 +145,9 @@ class Written(HTMLParser):
     @property
     def broken(self) -> set[str]:
         """The sections that could not be made."""
-        found = re.findall(r'<section id="[^"]*" data-part="(\w+)"(.*?)</section>', self.source, flags=re.DOTALL)
+        found = re.findall(
+            r'<section id="[^"]*" data-part="(\w+)"(.*?)</section>', self.source, flags=re.DOTALL
+        )
         assert found
         return {name for name, body in found if "This part cannot be shown" in body}
 
@@ -155,21 +163,27 @@ def loaded(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def compared(folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any) -> list[MethodSummary]:
+def compared(
+    folder: Path, methods: Sequence[str], seeds: Sequence[int] = (0,), **settings: Any
+) -> list[MethodSummary]:
     """A small comparison with SOLO."""
     base = experiment(SMALL | settings)
     return compare(base, methods, seeds, folder, lambda _: Quiet(), lambda _: None).rows
 
 
 def amounts(folder: Path) -> None:
-    """A small comparison whose label is a number: days in hospital, at three wards whose levels differ."""
+    """A small comparison whose label is a number: days in hospital, at three wards whose levels
+    differ.
+    """
     path = folder.parent / "days.py"
     path.write_text(AMOUNTS, encoding="utf-8")
     compared(folder, ["fedavg"], data=str(path), partition="auto", lr=0.02)
 
 
 def without_checksums(folder: Path) -> None:
-    """Runs as earlier versions wrote them, so that a test can change their files without being found out."""
+    """Runs as earlier versions wrote them, so that a test can change their files without being
+    found out.
+    """
     for path in folder.rglob(".checksums.json"):
         path.unlink()
     for path in folder.rglob("env.json"):

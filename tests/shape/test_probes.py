@@ -1,7 +1,8 @@
 """Methods that stretch the core, so that its shape cannot rot.
 
-A step of its own (pFedMe), N models mixed at each party (APPLE), parcels between parties (Fed-SPS), different architectures
-(relay). All were probes here until they became methods; that engines agree is shown for all methods in `tests/engines/`.
+A step of its own (pFedMe), N models mixed at each party (APPLE), parcels between parties (Fed-SPS),
+different architectures (relay). All were probes here until they became methods; that engines agree
+is shown for all methods in `tests/engines/`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def tables(folder: Path) -> list[bytes]:
 @pytest.mark.parametrize("method", METHODS)
 class TestProbe:
     def test_it_learns(self, method, federation):
-        result = comity.run(method, federation, engine="loop", **SETTINGS | {"rounds": 6, "model": "mlp2"})
+        result = comity.run(
+            method, federation, engine="loop", **SETTINGS | {"rounds": 6, "model": "mlp2"}
+        )
         assert result.summary["accuracy"]["mean"] > 0.4  # chance is 0.1
 
     def test_letters_and_parcels_are_not_written_to(self, method, few, monkeypatch):
@@ -48,7 +51,10 @@ class TestProbe:
         calls = []
 
         def watched(self, call, messages, sealed_messages):
-            held = [*leaves(list(messages.values())), *leaves([unseal(p) for p in sealed_messages.values()])]
+            held = [
+                *leaves(list(messages.values())),
+                *leaves([unseal(p) for p in sealed_messages.values()]),
+            ]
             before = [t.clone() for t in held if isinstance(t, torch.Tensor)]
             yield from function(self, call, messages, sealed_messages)
             after = [t for t in held if isinstance(t, torch.Tensor)]
@@ -62,12 +68,20 @@ class TestProbe:
 
 def test_relay_trains_different_architectures_together(federation, tmp_path):
     party = {"p1": {"model": "mlp2(width=84)"}, "p2": {"model": "mlp2(width=84)"}}
-    settings = SETTINGS | {"model": "lenet5", "party": party, "rounds": 6, "optimizer": "adam", "lr": 0.003}
+    settings = SETTINGS | {
+        "model": "lenet5",
+        "party": party,
+        "rounds": 6,
+        "optimizer": "adam",
+        "lr": 0.003,
+    }
     result = comity.run("relay", federation, out=tmp_path / "run", engine="loop", **settings)
     assert result.model("p0").task.network.name == "lenet5"
     assert result.model("p1").task.network.name == "mlp2"
     assert result.model("p1").theta.keys() == result.model("p2").theta.keys()
-    result2 = comity.run("relay", federation, out=tmp_path / "two", engine="process", workers=2, **settings)
+    result2 = comity.run(
+        "relay", federation, out=tmp_path / "two", engine="process", workers=2, **settings
+    )
     assert tables(tmp_path / "run") == tables(tmp_path / "two")
     assert result2.summary["accuracy"]["mean"] > 0.4
 

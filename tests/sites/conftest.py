@@ -1,5 +1,6 @@
-"""Deployments on this machine. Without COMITY_SITES=1 (`make test-sites` sets it) all but the short test is skipped, and without
-NVIDIA FLARE that, too."""
+"""Deployments on this machine. Without COMITY_SITES=1 (`make test-sites` sets it) all but the short
+test is skipped, and without NVIDIA FLARE that, too.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +25,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.sites)
             if not there:
-                item.add_marker(pytest.mark.skip(reason="needs NVIDIA FLARE: pip install comity[sites]"))
+                item.add_marker(
+                    pytest.mark.skip(reason="needs NVIDIA FLARE: pip install comity[sites]")
+                )
             elif os.environ.get("COMITY_SITES") != "1" and item.path.name != "test_short_run.py":
-                item.add_marker(pytest.mark.skip(reason="starts a server and sites, for minutes: make test-sites"))
+                item.add_marker(
+                    pytest.mark.skip(
+                        reason="starts a server and sites, for minutes: make test-sites"
+                    )
+                )
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +47,8 @@ def one_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployed]:
 
 @pytest.fixture
 def place(one_place: Deployed) -> Deployed:
-    """A server and three sites, all running, with nothing done yet: made once, and mended where a test before left it broken."""
+    """A server and three sites, all running, with nothing done yet: made once, and mended where a
+    test before left it broken.
+    """
     one_place.mend()
     return one_place

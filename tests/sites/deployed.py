@@ -22,7 +22,10 @@ from comity.sites.flare.processes import descendants, end_all
 
 HERE = Path(__file__).parent
 OUTSIDE = (Path("/tmp/nvflare"), Path.home() / ".nvflare")  # where FLARE writes unless told
-START = "import sys; from pathlib import Path; from comity.sites.flare.processes import {what}; {what}(*map(Path, sys.argv[1:]))"
+START = (
+    "import sys; from pathlib import Path; from comity.sites.flare.processes import {what};"
+    " {what}(*map(Path, sys.argv[1:]))"
+)
 
 
 def free_port() -> int:
@@ -33,7 +36,9 @@ def free_port() -> int:
 
 
 class Deployed:
-    """A server and sites that can be started, killed and started again; `handler` is the module that answers in their jobs."""
+    """A server and sites that can be started, killed and started again; `handler` is the module
+    that answers in their jobs.
+    """
 
     def __init__(self, folder: Path, names: Sequence[str], handler: str = "echo") -> None:
         self.folder = folder
@@ -45,7 +50,9 @@ class Deployed:
         invite = startup_kits.init(self.hub, "localhost", free_port())
         for name in names:
             request = startup_kits.join(invite, name, self.site(name))
-            startup_kits.accept(startup_kits.approve(self.hub, request), self.site(name), invite.fingerprint)
+            startup_kits.accept(
+                startup_kits.approve(self.hub, request), self.site(name), invite.fingerprint
+            )
 
     def site(self, name: str) -> Path:
         """A site's own folder."""
@@ -54,13 +61,22 @@ class Deployed:
     def start(self, *names: str, first: str = "") -> None:
         """Start "server" or sites by name; `first` is code that their processes begin with."""
         for name in names:
-            at = [self.hub, self.hub / startup_kits.SERVER] if name == "server" else [self.site(name), self.site(name) / startup_kits.KIT]
+            at = (
+                [self.hub, self.hub / startup_kits.SERVER]
+                if name == "server"
+                else [self.site(name), self.site(name) / startup_kits.KIT]
+            )
             env = os.environ | {"COMITY_SITES_DESK": self.handler}
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+            env["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
+            )
             what = "run_server" if name == "server" else "run_site"
             with (self.folder / f"{name}.out").open("ab") as out:
                 self.processes[name] = subprocess.Popen(
-                    [sys.executable, "-c", first + START.format(what=what), *map(str, at)], env=env, stdout=out, stderr=out
+                    [sys.executable, "-c", first + START.format(what=what), *map(str, at)],
+                    env=env,
+                    stdout=out,
+                    stderr=out,
                 )
             if name == "server":
                 self._wait_for_port()
@@ -80,8 +96,15 @@ class Deployed:
 
     def log(self, name: str) -> str:
         """FLARE's own log there."""
-        kit = self.hub / startup_kits.SERVER if name == "server" else self.site(name) / startup_kits.KIT
-        return "".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(kit.rglob("log.txt*")))
+        kit = (
+            self.hub / startup_kits.SERVER
+            if name == "server"
+            else self.site(name) / startup_kits.KIT
+        )
+        return "".join(
+            file.read_text(encoding="utf-8", errors="replace")
+            for file in sorted(kit.rglob("log.txt*"))
+        )
 
     @contextmanager
     def jobs(self, kit: str = startup_kits.LEAD, seconds: float = 20) -> Iterator[Jobs]:
@@ -93,7 +116,9 @@ class Deployed:
         """Wait until these sites are connected."""
         end = time.monotonic() + seconds
         while not set(names or self.names) <= set(jobs.sites()):
-            assert time.monotonic() < end, f"{jobs.sites()} are there after {seconds} s, not {names or self.names}"
+            assert time.monotonic() < end, (
+                f"{jobs.sites()} are there after {seconds} s, not {names or self.names}"
+            )
             time.sleep(0.5)
 
     def wait_until_gone(self, jobs: Jobs, name: str, seconds: float = 90) -> None:
@@ -109,13 +134,19 @@ class Deployed:
 
     def _lines(self) -> list[dict[str, Any]]:
         file = self.hub / "steps.jsonl"
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        return (
+            [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            if file.exists()
+            else []
+        )
 
     def wait_for_steps(self, count: int, seconds: float = 90) -> list[dict[str, Any]]:
         """Wait until so many steps are done; returns them."""
         end = time.monotonic() + seconds
         while len(self.steps()) < count:
-            assert time.monotonic() < end, f"{len(self.steps())} steps after {seconds} s\n{self.log('server')[-3000:]}"
+            assert time.monotonic() < end, (
+                f"{len(self.steps())} steps after {seconds} s\n{self.log('server')[-3000:]}"
+            )
             time.sleep(0.05)
         return self.steps()
 
@@ -123,7 +154,9 @@ class Deployed:
         """Wait until the server has begun a step."""
         end = time.monotonic() + seconds
         while not any(line.get("begun") == ask for line in self._lines()):
-            assert time.monotonic() < end, f"{ask} was not asked within {seconds} s\n{self.log('server')[-3000:]}"
+            assert time.monotonic() < end, (
+                f"{ask} was not asked within {seconds} s\n{self.log('server')[-3000:]}"
+            )
             time.sleep(0.05)
 
     def go(self, name: str) -> None:
@@ -131,13 +164,17 @@ class Deployed:
         (self.hub / name).touch()
 
     def tree(self, name: str) -> list[psutil.Process]:
-        """All processes of a server or a site, this one's own command first, then FLARE's, then the jobs'."""
+        """All processes of a server or a site, this one's own command first, then FLARE's, then the
+        jobs'.
+        """
         return descendants([self.processes[name].pid])
 
     def job_process(self, name: str) -> psutil.Process:
         """The process of the job that a server or a site runs now."""
         (process,) = [
-            one for one in self.tree(name) if any(".runner_process" in w or ".worker_process" in w for w in one.cmdline())
+            one
+            for one in self.tree(name)
+            if any(".runner_process" in w or ".worker_process" in w for w in one.cmdline())
         ]
         return process
 
@@ -160,7 +197,9 @@ class Deployed:
         self.start(*(name for name in ("server", *self.names) if name not in self.processes))
 
     def close(self) -> None:
-        """Stop all, and see that nothing is left; the folder's name tells our processes from others."""
+        """Stop all, and see that nothing is left; the folder's name tells our processes from
+        others.
+        """
         for name in list(self.processes):
             self.stop(name)
         left = self.left()
@@ -177,4 +216,6 @@ class Deployed:
             time.sleep(0.2)
 
     def _ours(self, process: psutil.Process) -> bool:
-        return process.pid != os.getpid() and any(str(self.folder) in word for word in process.info["cmdline"] or ())
+        return process.pid != os.getpid() and any(
+            str(self.folder) in word for word in process.info["cmdline"] or ()
+        )

@@ -1,7 +1,9 @@
-"""A server's and a site's half of a job that only say what comes back, and fail when they are told to.
+"""A server's and a site's half of a job that only say what comes back, and fail when they are told
+to.
 
-The order names a list of steps; every step asks all sites with one request and writes down who answered what after how long, a
-line of json in steps.jsonl. A request is `word argument`: echo, double, sleep, raise, exit, or size.
+The order names a list of steps; every step asks all sites with one request and writes down who
+answered what after how long, a line of json in steps.jsonl. A request is `word argument`: echo,
+double, sleep, raise, exit, or size.
 """
 
 from __future__ import annotations
@@ -27,12 +29,27 @@ def serve(transport: Transport, order: dict[str, Any], folder: Path) -> None:
                 begun = time.monotonic()
                 answers = {}
                 print(json.dumps({"begun": step["ask"]}), file=file, flush=True)
-                for name, answer in transport.ask(dict.fromkeys(step.get("sites", transport.names), word), step.get("seconds", 10)):
-                    said = None if answer is None else len(answer) if step.get("bytes") else answer.decode()
+                for name, answer in transport.ask(
+                    dict.fromkeys(step.get("sites", transport.names), word), step.get("seconds", 10)
+                ):
+                    said = (
+                        None
+                        if answer is None
+                        else len(answer)
+                        if step.get("bytes")
+                        else answer.decode()
+                    )
                     answers[name] = [said, round(time.monotonic() - begun, 4)]
                 took = time.monotonic() - begun
                 print(
-                    json.dumps({"ask": step["ask"], "answers": answers, "took": took, "names": transport.names}),
+                    json.dumps(
+                        {
+                            "ask": step["ask"],
+                            "answers": answers,
+                            "took": took,
+                            "names": transport.names,
+                        }
+                    ),
                     file=file,
                     flush=True,
                 )

@@ -1,4 +1,6 @@
-"""Runs between real sites on this machine: their data, their laws, and the run with all data in one place to compare with."""
+"""Runs between real sites on this machine: their data, their laws, and the run with all data in one
+place to compare with.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +24,50 @@ from comity.sites.job_submission import SubmittedJob
 from comity.sites.server import RUNS
 
 SIZES = {"north": (47, 12), "east": (23, 9), "south": (34, 17)}
-LAW = OPEN | {"export = true": "export = false"}  # writing models takes seconds, and has a test of its own
+LAW = OPEN | {
+    "export = true": "export = false"
+}  # writing models takes seconds, and has a test of its own
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
-SETTINGS: dict[str, Any] = {"model": "fedbn-cnn(scale=0.06)", "rounds": 2, "lr": 0.05, "test": "official"}
+SETTINGS: dict[str, Any] = {
+    "model": "fedbn-cnn(scale=0.06)",
+    "rounds": 2,
+    "lr": 0.05,
+    "test": "official",
+}
 
 
 class Real(Deployed):
     """A server and sites with data, all running once `mend` was called."""
 
-    def __init__(self, folder: Path, sizes: Mapping[str, tuple[int, int]] = SIZES, data: str = "digits") -> None:
+    def __init__(
+        self, folder: Path, sizes: Mapping[str, tuple[int, int]] = SIZES, data: str = "digits"
+    ) -> None:
         self.sites = Sites(folder, sizes, LAW, data)
         super().__init__(folder, self.sites.names, handler="")
 
-    def order(self, method: str, out: Path, deadline: float = 60, wait: float = 60, **settings: Any) -> JobRequest:
+    def order(
+        self, method: str, out: Path, deadline: float = 60, wait: float = 60, **settings: Any
+    ) -> JobRequest:
         """JobRequest a run, and follow it in a thread."""
         return JobRequest(
-            SubmittedJob.new(self.hub, config.experiment({"algorithm": method} | SETTINGS | settings), out, deadline, wait), out
+            SubmittedJob.new(
+                self.hub,
+                config.experiment({"algorithm": method} | SETTINGS | settings),
+                out,
+                deadline,
+                wait,
+            ),
+            out,
         )
 
     def check_same(self, method: str, out: Path, absent: bool = False, **settings: Any) -> None:
-        """Whether a run's tables are those of the loop with all data in one place, and with the run's own absences."""
+        """Whether a run's tables are those of the loop with all data in one place, and with the
+        run's own absences.
+        """
         plan = {"absent": str(out / ABSENCES.name)} if absent else {}
-        pooled = self.sites.pooled(method, out.with_name(f"{out.name}-pooled"), **SETTINGS | settings | plan)
+        pooled = self.sites.pooled(
+            method, out.with_name(f"{out.name}-pooled"), **SETTINGS | settings | plan
+        )
         for name in (*TABLES, *([ABSENCES.name] if absent else [])):
             assert (out / name).read_text() == (pooled.folder / name).read_text(), name
 
@@ -57,8 +81,14 @@ class Real(Deployed):
         )
 
     def check_idle(self, seconds: float = 30) -> None:
-        """Whether no job's process is left at the server or at a site; they may take some seconds to end."""
-        until(lambda: all(len(self.tree(name)) == 2 for name in self.processes), "no job's process is left", seconds)
+        """Whether no job's process is left at the server or at a site; they may take some seconds
+        to end.
+        """
+        until(
+            lambda: all(len(self.tree(name)) == 2 for name in self.processes),
+            "no job's process is left",
+            seconds,
+        )
 
     def run_of(self, out: Path) -> RunFolder:
         """The server's folder of a run that was ordered for `out`."""
@@ -86,7 +116,9 @@ class JobRequest:
     def summary(self, seconds: float = 300) -> dict[str, Any]:
         """The summary at the end."""
         self._thread.join(seconds)
-        assert not self._thread.is_alive(), f"not over after {seconds} s, but in round {done(self.ordered.folder)}; {self.said}"
+        assert not self._thread.is_alive(), (
+            f"not over after {seconds} s, but in round {done(self.ordered.folder)}; {self.said}"
+        )
         if isinstance(self._ended, BaseException):
             raise self._ended
         assert self._ended is not None
@@ -94,7 +126,11 @@ class JobRequest:
 
     def wait_for_round(self, t: int, seconds: float = 120) -> None:
         """Wait until a round is over."""
-        until(lambda: done(self.ordered.folder) >= t or not self._thread.is_alive(), f"round {t}", seconds)
+        until(
+            lambda: done(self.ordered.folder) >= t or not self._thread.is_alive(),
+            f"round {t}",
+            seconds,
+        )
         assert self._thread.is_alive(), self._ended
 
 

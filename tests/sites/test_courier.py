@@ -43,10 +43,16 @@ def fails(request: bytes) -> bytes:
 def test_answers_come_as_they_arrive() -> None:
     from comity.sites.flare.apps import FlareTransport
 
-    transport = FlareTransport({"slow": Far(later(0.3)), "quick": Far(later(0)), "never": Far(later(2))}, lambda: False)
+    transport = FlareTransport(
+        {"slow": Far(later(0.3)), "quick": Far(later(0)), "never": Far(later(2))}, lambda: False
+    )
     assert transport.names == ["never", "quick", "slow"]
     begun = time.monotonic()
-    assert list(transport.ask(dict.fromkeys(transport.names, b"x"), 0.8)) == [("quick", b"x"), ("slow", b"x"), ("never", None)]
+    assert list(transport.ask(dict.fromkeys(transport.names, b"x"), 0.8)) == [
+        ("quick", b"x"),
+        ("slow", b"x"),
+        ("never", None),
+    ]
     assert 0.8 <= time.monotonic() - begun < 1.5
     assert list(transport.ask({}, 1)) == []
 
@@ -54,7 +60,9 @@ def test_answers_come_as_they_arrive() -> None:
 def test_a_fault_is_no_answer() -> None:
     from comity.sites.flare.apps import FAILED, FlareTransport
 
-    transport = FlareTransport({"a": Far(fails), "b": Far(lambda _: FAILED), "c": Far(lambda _: b"well")}, lambda: False)
+    transport = FlareTransport(
+        {"a": Far(fails), "b": Far(lambda _: FAILED), "c": Far(lambda _: b"well")}, lambda: False
+    )
     assert dict(transport.ask(dict.fromkeys([*transport.names, "nobody"], b""), 5)) == {
         "a": None,
         "b": None,
@@ -88,7 +96,12 @@ def test_a_site_that_is_gone_does_not_cost_the_deadline(monkeypatch: pytest.Monk
     from comity.sites.flare import apps
 
     monkeypatch.setattr(apps, "EVERY", 0.05)
-    transport = apps.FlareTransport({"gone": Far(later(5), there=False), "works": Far(later(0.5))}, lambda: False)
+    transport = apps.FlareTransport(
+        {"gone": Far(later(5), there=False), "works": Far(later(0.5))}, lambda: False
+    )
     begun = time.monotonic()
-    assert list(transport.ask(dict.fromkeys(transport.names, b"x"), 20)) == [("gone", None), ("works", b"x")]
+    assert list(transport.ask(dict.fromkeys(transport.names, b"x"), 20)) == [
+        ("gone", None),
+        ("works", b"x"),
+    ]
     assert time.monotonic() - begun < 3

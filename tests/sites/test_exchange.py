@@ -28,18 +28,26 @@ def test_all_that_a_job_does(place: Deployed) -> None:
     with place.jobs() as jobs:
         place.wait_for(jobs)
         # An order is any json: FLARE must not take parts of it for its own.
-        job = jobs.submit({"steps": steps, "path": "os.system", "args": {"path": "{not_a_variable}"}, "name": "Ä"})
+        job = jobs.submit(
+            {"steps": steps, "path": "os.system", "args": {"path": "{not_a_variable}"}, "name": "Ä"}
+        )
         assert jobs.wait(job, heard.append, seconds=150) == "FINISHED:COMPLETED"
     assert heard[0] in ("SUBMITTED", "RUNNING")
     done = [step["answers"] for step in place.steps()]
     assert place.steps()[0]["names"] == ["east", "north", "south"]
 
-    first, second = ({name: said.split() for name, (said, _) in answers.items()} for answers in done[:2])
+    first, second = (
+        {name: said.split() for name, (said, _) in answers.items()} for answers in done[:2]
+    )
     assert {name: (who, asked, at) for name, (who, asked, _, at) in first.items()} == {
         name: ("lead@comity.local", "1", name) for name in place.names
     }
-    assert {name: asked for name, (_, asked, _, _) in second.items()} == dict.fromkeys(place.names, "2")
-    assert [first[name][2] for name in place.names] == [second[name][2] for name in place.names]  # the same process
+    assert {name: asked for name, (_, asked, _, _) in second.items()} == dict.fromkeys(
+        place.names, "2"
+    )
+    assert [first[name][2] for name in place.names] == [
+        second[name][2] for name in place.names
+    ]  # the same process
 
     said, after = done[2]["north"]
     assert said == "only north"
@@ -55,7 +63,9 @@ def test_all_that_a_job_does(place: Deployed) -> None:
 
     words = b"a patient's name"
     assert words in place.log("south").encode()  # its own log knows
-    assert not [file for file in place.hub.rglob("*") if file.is_file() and words in file.read_bytes()]
+    assert not [
+        file for file in place.hub.rglob("*") if file.is_file() and words in file.read_bytes()
+    ]
     assert words.decode() not in place.said("server")
 
 
@@ -91,10 +101,22 @@ def test_what_a_job_is(tmp_path: Path) -> None:
     from comity.sites.flare.jobs import write_job
 
     write_job({"rounds": 3}, tmp_path / "job")
-    files = sorted(str(file.relative_to(tmp_path / "job")) for file in (tmp_path / "job").rglob("*") if file.is_file())
-    assert files == ["app/config/config_fed_client.json", "app/config/config_fed_server.json", "meta.json"]
-    client = json.loads((tmp_path / "job" / "app" / "config" / "config_fed_client.json").read_text(encoding="utf-8"))
-    assert client["components"] == [{"id": "site", "path": "comity.sites.flare.apps.SiteApp", "args": {}}]
+    files = sorted(
+        str(file.relative_to(tmp_path / "job"))
+        for file in (tmp_path / "job").rglob("*")
+        if file.is_file()
+    )
+    assert files == [
+        "app/config/config_fed_client.json",
+        "app/config/config_fed_server.json",
+        "meta.json",
+    ]
+    client = json.loads(
+        (tmp_path / "job" / "app" / "config" / "config_fed_client.json").read_text(encoding="utf-8")
+    )
+    assert client["components"] == [
+        {"id": "site", "path": "comity.sites.flare.apps.SiteApp", "args": {}}
+    ]
 
 
 def test_only_the_server_may_ask(tmp_path: Path) -> None:

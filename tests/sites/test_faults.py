@@ -18,7 +18,9 @@ def said(step: dict[str, dict[str, list[object]]], *names: str) -> list[object]:
 
 
 def test_sites_that_are_lost_on_the_way(place: Deployed) -> None:
-    """A job process killed, a whole site killed and back, a site that stands still: the job goes on with the others."""
+    """A job process killed, a whole site killed and back, a site that stands still: the job goes on
+    with the others.
+    """
     steps = [
         {"ask": "sleep 3", "seconds": 6},
         {"ask": "echo a", "seconds": 8, "after": "go-a"},
@@ -75,7 +77,9 @@ def test_sites_that_are_lost_on_the_way(place: Deployed) -> None:
 
 
 def test_a_server_that_is_killed(place: Deployed) -> None:
-    """Its job is lost; sites find it again by themselves, and what they did for it ends before the next job begins."""
+    """Its job is lost; sites find it again by themselves, and what they did for it ends before the
+    next job begins.
+    """
     with place.jobs() as jobs:
         place.wait_for(jobs)
         lost = jobs.submit({"steps": [{"ask": "sleep 300", "seconds": 400}]})
@@ -92,7 +96,9 @@ def test_a_server_that_is_killed(place: Deployed) -> None:
         assert jobs.status(lost) == "RUNNING"  # FLARE does not know better
         job = jobs.submit({"steps": [{"ask": "who"}, {"ask": "sleep 2"}]})
         place.wait_until_asked("sleep 2")
-        assert {name: place.job_process(name).pid for name in place.names}.items().isdisjoint(old.items())  # and one each
+        assert {name: place.job_process(name).pid for name in place.names}.items().isdisjoint(
+            old.items()
+        )  # and one each
         assert jobs.wait(job, seconds=90) == "FINISHED:COMPLETED"
 
 
@@ -114,7 +120,9 @@ def test_stopping_leaves_nothing(place: Deployed) -> None:
 
 
 def test_flare_that_ends_by_itself(place: Deployed) -> None:
-    """In the middle of a job: the command that started it says so, and the job's process does not stay."""
+    """In the middle of a job: the command that started it says so, and the job's process does not
+    stay.
+    """
     with place.jobs() as jobs:
         place.wait_for(jobs)
         jobs.submit({"steps": [{"ask": "sleep 300", "seconds": 400}]})
@@ -128,7 +136,9 @@ def test_flare_that_ends_by_itself(place: Deployed) -> None:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it runs; one that ended and that nobody asked about yet (this machine's first process may not care) does not."""
+    """Whether it runs; one that ended and that nobody asked about yet (this machine's first process
+    may not care) does not.
+    """
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 

@@ -25,7 +25,9 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def joined(hub: Path) -> tuple[Path, Path]:
     """A site that asked, and its request."""
     site = hub.parent / "north"
-    return site, startup_kits.join(startup_kits.Invite.load(hub / startup_kits.INVITE), "north", site)
+    return site, startup_kits.join(
+        startup_kits.Invite.load(hub / startup_kits.INVITE), "north", site
+    )
 
 
 def read(file: Path) -> dict[str, object]:
@@ -43,7 +45,11 @@ def test_keys_are_their_owners_only(hub: Path, joined: tuple[Path, Path]) -> Non
     site, request = joined
     for key in [*hub.rglob("*.key"), *site.rglob("*.key")]:
         assert stat.S_IMODE(key.stat().st_mode) == 0o600, key
-    assert sorted(key.name for key in hub.rglob("*.key")) == ["client.key", "rootCA.key", "server.key"]
+    assert sorted(key.name for key in hub.rglob("*.key")) == [
+        "client.key",
+        "rootCA.key",
+        "server.key",
+    ]
     with zipfile.ZipFile(request) as held:
         assert sorted(held.namelist()) == ["north.csr", "request.json", "site.yaml"]
         assert not any(b"PRIVATE" in held.read(name) for name in held.namelist())
@@ -86,7 +92,9 @@ def test_a_request_that_lies_about_its_kind_is_refused(hub: Path, tmp_path: Path
         for name in held.namelist():
             content = held.read(name)
             if name == "request.json":
-                content = json.dumps(json.loads(content) | {"kind": "site", "cert_type": "client", "cert_role": None}).encode()
+                content = json.dumps(
+                    json.loads(content) | {"kind": "site", "cert_type": "client", "cert_role": None}
+                ).encode()
             out.writestr(name, content)
     with pytest.raises(UsageError):
         startup_kits.approve(hub, lie)
@@ -121,13 +129,21 @@ def test_what_kits_allow(hub: Path, tmp_path: Path) -> None:
     (tmp_path / "site" / "startup").mkdir()
     (tmp_path / "site" / "startup" / "fed_client.json").write_text("{}", encoding="utf-8")
     hardening.harden_site(tmp_path / "site")
-    for kit, start in ((tmp_path / "server", "fed_server.json"), (tmp_path / "site", "fed_client.json")):
+    for kit, start in (
+        (tmp_path / "server", "fed_server.json"),
+        (tmp_path / "site", "fed_client.json"),
+    ):
         permissions = read(kit / "local" / "authorization.json")["permissions"]
         assert isinstance(permissions, dict)
         assert set(permissions) == {"project_admin", "org_admin", "lead", "member"}
         for rights in permissions.values():
-            assert {rights[name] for name in ("byoc", "shell_commands", "operate", "download_job", "clone_job")} == {"none"}
-        assert [role for role, rights in permissions.items() if rights["submit_job"] != "none"] == ["lead"]
+            assert {
+                rights[name]
+                for name in ("byoc", "shell_commands", "operate", "download_job", "clone_job")
+            } == {"none"}
+        assert [role for role, rights in permissions.items() if rights["submit_job"] != "none"] == [
+            "lead"
+        ]
         resources = read(kit / "local" / "resources.json")
         assert resources["class_list_enforcement_mode"] == "enforce"
         assert "streamer" not in json.dumps(resources)

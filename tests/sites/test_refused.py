@@ -52,19 +52,26 @@ def test_code_in_a_job(place: Deployed) -> None:
         place.wait_for(jobs)
         job = submit(jobs, with_code)
         assert jobs.wait(job, seconds=60) == "FINISHED:FAILED_TO_RUN"
-        assert jobs._session.get_job_meta(job)["job_deploy_detail"] == ["server: BYOC not permitted"]
+        assert jobs._session.get_job_meta(job)["job_deploy_detail"] == [
+            "server: BYOC not permitted"
+        ]
     rules = place.hub / startup_kits.SERVER / "local" / "authorization.json"
     strict = rules.read_text(encoding="utf-8")
     place.stop("server")
     try:
-        rules.write_text((rules.parent / "authorization.json.default").read_text(encoding="utf-8"), encoding="utf-8")
+        rules.write_text(
+            (rules.parent / "authorization.json.default").read_text(encoding="utf-8"),
+            encoding="utf-8",
+        )
         place.start("server")
         with place.jobs() as jobs:
             place.wait_for(jobs)
             job = submit(jobs, with_code)
             assert jobs.wait(job, seconds=60) == "FINISHED:FAILED_TO_RUN"
             detail = jobs._session.get_job_meta(job)["job_deploy_detail"]
-            assert set(detail) >= {f"{name}: NVFLARE_ERROR: BYOC not permitted" for name in place.names}
+            assert set(detail) >= {
+                f"{name}: NVFLARE_ERROR: BYOC not permitted" for name in place.names
+            }
     finally:
         place.stop("server")
         rules.write_text(strict, encoding="utf-8")
@@ -82,7 +89,11 @@ def test_a_class_that_is_not_listed(place: Deployed, where: str, file: str, path
     with place.jobs() as jobs:
         place.wait_for(jobs)
         job = submit(jobs, with_class(file, path))
-        assert jobs.wait(job, seconds=60) in ("FINISHED:ABNORMAL", "FINISHED:EXECUTION_EXCEPTION", "FINISHED:ABORTED")
+        assert jobs.wait(job, seconds=60) in (
+            "FINISHED:ABNORMAL",
+            "FINISHED:EXECUTION_EXCEPTION",
+            "FINISHED:ABORTED",
+        )
     assert f"{path!r} at config path 'components.#2' is not in allow_list" in place.said(where)
     assert not place.steps()
 
@@ -90,7 +101,10 @@ def test_a_class_that_is_not_listed(place: Deployed, where: str, file: str, path
 def test_a_role_that_may_not(place: Deployed) -> None:
     if not (place.hub / "member").exists():
         startup_kits.add_user(place.hub, "member", "member@comity.local", "member")
-    with place.jobs("member") as jobs, pytest.raises(UsageError, match="not authorized for 'submit_job'"):
+    with (
+        place.jobs("member") as jobs,
+        pytest.raises(UsageError, match="not authorized for 'submit_job'"),
+    ):
         jobs.submit({"steps": []})
 
 
@@ -114,7 +128,10 @@ def test_a_kit_of_another_root(place: Deployed, tmp_path: Path) -> None:
     west = place.site("west")
     request = startup_kits.join(theirs, "west", west)
     startup_kits.accept(startup_kits.approve(tmp_path / "hub", request), west, theirs.fingerprint)
-    with pytest.raises(ComityError, match="did not let this kit in"), Jobs.at(tmp_path / "hub" / startup_kits.LEAD, seconds=5):
+    with (
+        pytest.raises(ComityError, match="did not let this kit in"),
+        Jobs.at(tmp_path / "hub" / startup_kits.LEAD, seconds=5),
+    ):
         pass
     try:
         assert kept_out(place, "west")
@@ -133,7 +150,10 @@ def test_a_certificate_that_has_expired(place: Deployed) -> None:
         place.start("west")
         assert place.processes.pop("west").wait(timeout=30) == 1
         assert "expired on" in place.said("west")
-        unchecked = "from comity.sites.flare import processes; processes.check_certificate = lambda *_: None; "
+        unchecked = (
+            "from comity.sites.flare import processes; processes.check_certificate = lambda *_:"
+            " None; "
+        )
         assert kept_out(place, "west", known_as="north", first=unchecked)
     finally:
         shutil.rmtree(west)
@@ -159,7 +179,15 @@ def test_the_server_shakes_hands_with_nobody_else(place: Deployed, tmp_path: Pat
     shutil.copy(startup / "client.crt", tmp_path / "expired.crt")
     expire(tmp_path / "expired.crt", place.hub / startup_kits.ROOT)
     assert not lets_in(place, tmp_path / "expired.crt", startup / "client.key")
-    startup_kits._nvflare(tmp_path, "cert", "init", "--profile", place.hub / startup_kits.PROFILE, "-o", tmp_path / "other")
+    startup_kits._nvflare(
+        tmp_path,
+        "cert",
+        "init",
+        "--profile",
+        place.hub / startup_kits.PROFILE,
+        "-o",
+        tmp_path / "other",
+    )
     shutil.copy(startup / "client.crt", tmp_path / "foreign.crt")
     sign(tmp_path / "foreign.crt", tmp_path / "other", -1, 100)
     assert not lets_in(place, tmp_path / "foreign.crt", startup / "client.key")
@@ -205,4 +233,6 @@ def sign(certificate: Path, root: Path, first: int, last: int) -> None:
     )
     for extension in was.extensions:
         fresh = fresh.add_extension(extension.value, extension.critical)
-    certificate.write_bytes(fresh.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    certificate.write_bytes(
+        fresh.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )

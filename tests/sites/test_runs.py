@@ -1,6 +1,8 @@
-"""Runs between real sites: what comes out is, byte for byte, what comes out of a loop that has all data in one place.
+"""Runs between real sites: what comes out is, byte for byte, what comes out of a loop that has all
+data in one place.
 
-Also where processes are killed, or stand still, while they go on: then the loop is given the absences that the run wrote down.
+Also where processes are killed, or stand still, while they go on: then the loop is given the
+absences that the run wrote down.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ pytest.importorskip("nvflare")
 from real import SETTINGS as USUAL
 from real import JobRequest, Real, done, until
 
-SETTINGS: dict[str, dict[str, Any]] = {"fedufo": {"lr": 0.02}}  # with larger steps it runs away on so few samples
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedufo": {"lr": 0.02}
+}  # with larger steps it runs away on so few samples
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,9 @@ def real(one_real: Real) -> Real:
     return one_real
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "adcol", "fedavg+dbe", "fedufo", "fed-sps", "relay"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "scaffold", "adcol", "fedavg+dbe", "fedufo", "fed-sps", "relay"]
+)
 def test_the_same_as_in_one_place(method: str, real: Real, tmp_path: Path) -> None:
     settings = SETTINGS.get(method, {})
     order = real.order(method, tmp_path / "run", **settings)
@@ -60,18 +66,27 @@ def test_the_same_as_in_one_place(method: str, real: Real, tmp_path: Path) -> No
 
 
 def rows_of(site: str, ledger: list[Charge]) -> list[Charge]:
-    """A site's rows, sorted; a parcel that leaves it is charged there under its own work, at the server under its recipient's."""
+    """A site's rows, sorted; a parcel that leaves it is charged there under its own work, at the
+    server under its recipient's.
+    """
     rows = [row for row in ledger if site in (row.src, row.dst)]
-    return sorted(row._replace(call="") if row.kind == "peer" and row.src == site else row for row in rows)
+    return sorted(
+        row._replace(call="") if row.kind == "peer" and row.src == site else row for row in rows
+    )
 
 
-SLOW: dict[str, Any] = {"rounds": 6, "epochs": 30}  # rounds of a second or so: time to kill somebody in
+SLOW: dict[str, Any] = {
+    "rounds": 6,
+    "epochs": 30,
+}  # rounds of a second or so: time to kill somebody in
 
 
 @pytest.fixture(scope="module")
 def undisturbed(one_real: Real, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of the tests below as it is if nothing happens."""
-    return one_real.sites.pooled("scaffold", tmp_path_factory.mktemp("undisturbed") / "run", **USUAL | SLOW).folder
+    return one_real.sites.pooled(
+        "scaffold", tmp_path_factory.mktemp("undisturbed") / "run", **USUAL | SLOW
+    ).folder
 
 
 def same(out: Path, other: Path) -> None:
@@ -80,7 +95,9 @@ def same(out: Path, other: Path) -> None:
 
 
 def test_a_site_that_is_killed_and_comes_back(real: Real, tmp_path: Path) -> None:
-    """The run goes on without it; once it is back the run is ordered again, and it takes part to the end."""
+    """The run goes on without it; once it is back the run is ordered again, and it takes part to
+    the end.
+    """
     order = real.order("scaffold", tmp_path / "run", deadline=10, **SLOW | {"rounds": 12})
     order.wait_for_round(1)
     real.kill("east")
@@ -98,8 +115,12 @@ def test_a_site_that_is_killed_and_comes_back(real: Real, tmp_path: Path) -> Non
     real.check_idle()
 
 
-def test_a_job_process_that_is_killed_and_a_site_that_stands_still(real: Real, tmp_path: Path) -> None:
-    """Who stands still is heard again as soon as it goes on, in the same job; whose process is gone comes with the next one."""
+def test_a_job_process_that_is_killed_and_a_site_that_stands_still(
+    real: Real, tmp_path: Path
+) -> None:
+    """Who stands still is heard again as soon as it goes on, in the same job; whose process is gone
+    comes with the next one.
+    """
     order = real.order("scaffold", tmp_path / "run", deadline=10, **SLOW | {"rounds": 12})
     order.wait_for_round(1)
     still = real.tree("south")
@@ -115,7 +136,11 @@ def test_a_job_process_that_is_killed_and_a_site_that_stands_still(real: Real, t
     killed = done(order.ordered.folder)
     order.summary()
     assert order.said[1] == "east is back: the run goes on from its last checkpoint, with it"
-    missed = [(row.party, row.round) for row in RunFolder(tmp_path / "run").read_absences() if row.call == "local"]
+    missed = [
+        (row.party, row.round)
+        for row in RunFolder(tmp_path / "run").read_absences()
+        if row.call == "local"
+    ]
     assert ("south", stopped + 1) in missed
     assert ("east", killed + 1) in missed
     assert not {("south", stopped + 3), ("east", 12)} & set(missed)
@@ -141,7 +166,9 @@ def test_a_server_that_is_killed(real: Real, tmp_path: Path, undisturbed: Path) 
     real.check_idle()
 
 
-def test_a_server_whose_job_process_is_killed(real: Real, tmp_path: Path, undisturbed: Path) -> None:
+def test_a_server_whose_job_process_is_killed(
+    real: Real, tmp_path: Path, undisturbed: Path
+) -> None:
     """The run is ordered again by itself."""
     order = real.order("scaffold", tmp_path / "run", **SLOW)
     order.wait_for_round(2)
@@ -168,10 +195,14 @@ def test_a_quorum_that_is_missed(real: Real, tmp_path: Path) -> None:
 
 
 def test_a_researcher_who_stops(real: Real, tmp_path: Path, undisturbed: Path) -> None:
-    """By Ctrl-C the job is ended; whoever was killed finds the job still running, and in both cases the run is gone on with."""
+    """By Ctrl-C the job is ended; whoever was killed finds the job still running, and in both cases
+    the run is gone on with.
+    """
     out = tmp_path / "run"
     words = [f"--{name.replace('_', '-')}={value}" for name, value in ({**USUAL, **SLOW}).items()]
-    first = real.command("run", "scaffold", "--federation", str(real.hub), "--out", str(out), *words)
+    first = real.command(
+        "run", "scaffold", "--federation", str(real.hub), "--out", str(out), *words
+    )
     until((out / ORDER).exists, "ordered", 60)
     until(lambda: done(real.run_of(out)) >= 1, "round 1", 90)
     first.send_signal(signal.SIGINT)
@@ -191,7 +222,8 @@ def test_a_researcher_who_stops(real: Real, tmp_path: Path, undisturbed: Path) -
 
 
 def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
-    """East withholds its figures, and cannot write its summary: both are told, and the exit code is not zero.
+    """East withholds its figures, and cannot write its summary: both are told, and the exit code is
+    not zero.
 
     Once the cause is removed, `comity resume` completes the run.
     """
@@ -200,7 +232,9 @@ def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     real.sites.change("east", {"records = 0 ": "records = 10 "})
     try:
-        command = real.command("run", "fedavg", "--federation", str(real.hub), "--out", str(out), *words)
+        command = real.command(
+            "run", "fedavg", "--federation", str(real.hub), "--out", str(out), *words
+        )
         until((out / ORDER).exists, "ordered", 60)
         own = RunFolder(real.site("east") / "runs" / SubmittedJob.read(out).run)
         obstacle = own.path / ".checksums.json"
@@ -209,7 +243,10 @@ def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
         text = " ".join(text.split())
         assert command.returncode == 1, text
         assert "Withheld by site policy, and in no mean: the test figures of east." in text
-        assert "The run was not completed at east: its summary was not written: its own log says why." in text
+        assert (
+            "The run was not completed at east: its summary was not written: its own log says why."
+            in text
+        )
         assert f"Go on with: comity resume {out}" in text
         assert RunFolder(out).ended
         assert not own.ended
@@ -227,14 +264,20 @@ def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
     real.check_idle()
 
 
-def test_another_version_and_another_schema(real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_and_another_schema(
+    real: Real, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both sites refuse when they introduce themselves, the others go on, and the summary says why."""
     other = tmp_path / "other"
     (other / "comity-99.dist-info").mkdir(parents=True)
-    (other / "comity-99.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: comity\nVersion: 99\n")
+    (other / "comity-99.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: comity\nVersion: 99\n"
+    )
     real.stop("east")
     table = tmp_path / "table.csv"
-    table.write_text("age,ill\n" + "".join(f"{30 + i % 7},{'yes' if i % 2 else 'no'}\n" for i in range(40)))
+    table.write_text(
+        "age,ill\n" + "".join(f"{30 + i % 7},{'yes' if i % 2 else 'no'}\n" for i in range(40))
+    )
     save(read_federation({"south": table}, "south", label="ill", scale="own"), tmp_path / "table")
     policy = real.site("south") / "site.toml"
     before = policy.read_text()
@@ -250,7 +293,13 @@ def test_another_version_and_another_schema(real: Real, tmp_path: Path, monkeypa
         policy.write_text(before)
         real.stop("east")
     assert sorted(summary["remarks"]) == [
-        f"east takes no part: east has Comity 99, the server has {version('comity')}: install the same on both sides.",
-        "south takes no part: The data of south follow another schema than the server's: import them again by that one.",
+        (
+            f"east takes no part: east has Comity 99, the server has {version('comity')}: install"
+            " the same on both sides."
+        ),
+        (
+            "south takes no part: The data of south follow another schema than the server's: import"
+            " them again by that one."
+        ),
     ]
     assert list(real.run_of(tmp_path / "run").read_parties()) == ["north"]

@@ -1,4 +1,6 @@
-"""One run between real sites beside the same in a loop: the short test that `make test` keeps, where FLARE is installed."""
+"""One run between real sites beside the same in a loop: the short test that `make test` keeps,
+where FLARE is installed.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def two_sites(tmp_path: Path) -> Iterator[Real]:
 
 
 def test_real_sites_equal_loop(two_sites: Real, tmp_path: Path) -> None:
-    """A server and two sites as processes of their own, mutual TLS on loopback; states at home; nothing is left running."""
+    """A server and two sites as processes of their own, mutual TLS on loopback; states at home;
+    nothing is left running.
+    """
     two_sites.mend()
     with two_sites.jobs() as jobs:
         two_sites.wait_for(jobs)

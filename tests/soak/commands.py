@@ -1,8 +1,10 @@
-"""Random commands of the real vocabulary with broken values: an exit code of Comity's own, few lines on stderr, no traceback.
+"""Random commands of the real vocabulary with broken values: an exit code of Comity's own, few
+lines on stderr, no traceback.
 
 python tests/soak/commands.py --count 500 --seed 0
 
-Most run inside this process, so that hundreds take a minute or two; every 40th is a process of its own.
+Most run inside this process, so that hundreds take a minute or two; every 40th is a process of its
+own.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ def prepared(folder: Path) -> None:
     """Files that commands may be pointed at, none of them in order."""
     (folder / "broken.toml").write_text("rounds = [1, 2", encoding="utf-8")
     (folder / "deep.toml").write_text("a = " + "[" * 50_000, encoding="utf-8")
-    (folder / "huge.toml").write_text(f"rounds = {'9' * 5000}\nseed = 0x{'f' * 5000}", encoding="utf-8")
+    (folder / "huge.toml").write_text(
+        f"rounds = {'9' * 5000}\nseed = 0x{'f' * 5000}", encoding="utf-8"
+    )
     (folder / "bytes.toml").write_bytes(b"data = '\xff\xfe'\n\0")
     (folder / "here").mkdir()
     (folder / "here" / "a.csv").write_bytes(b"x,label\n\xff,1\n")
@@ -94,10 +98,16 @@ def drawn(draw: random.Random) -> list[str]:
         name = draw.choice(algorithms.names()) if draw.random() < 0.95 else broken()
         if draw.random() < 0.2:
             return f"{name}({draw.choice([*_options(name), broken()])}={broken()})"
-        return f"{name}+{draw.choice([*algorithms.names(), broken()])}" if draw.random() < 0.2 else name
+        return (
+            f"{name}+{draw.choice([*algorithms.names(), broken()])}"
+            if draw.random() < 0.2
+            else name
+        )
 
     def setting() -> str:
-        name = draw.choice([n for n in Experiment.model_fields if n not in ("algorithm", "set", "party")])
+        name = draw.choice(
+            [n for n in Experiment.model_fields if n not in ("algorithm", "set", "party")]
+        )
         value = draw.choice(RIGHT.get(name, ["1"])) if draw.random() < 0.7 else broken()
         return f"--{name.replace('_', '-')}={value}"
 
@@ -105,36 +115,68 @@ def drawn(draw: random.Random) -> list[str]:
         for _ in range(draw.randrange(3)):
             match draw.randrange(10):
                 case 0:
-                    yield f"--set={draw.choice(['mu', 'hidden', 'lam', 'dbe.kappa', broken()])}={broken()}"
+                    yield (
+                        f"--set={draw.choice(['mu', 'hidden', 'lam', 'dbe.kappa', broken()])}={broken()}"
+                    )
                 case 1:
-                    yield f"--party=p{draw.randrange(3)}.{draw.choice(['model', 'lr', 'peers', broken()])}={broken()}"
+                    yield (
+                        f"--party=p{draw.randrange(3)}.{draw.choice(['model', 'lr', 'peers', broken()])}={broken()}"
+                    )
                 case 2:
-                    yield f"--model={draw.choice(sorted(ZOO))}({draw.choice(['width', 'projection', 'scale'])}={broken()})"
+                    yield (
+                        f"--model={draw.choice(sorted(ZOO))}({draw.choice(['width', 'projection', 'scale'])}={broken()})"
+                    )
                 case 3:
-                    yield f"--partition={draw.choice(['dirichlet', 'shard', 'pathological', 'quantity'])}({broken()}={broken()})"
+                    yield (
+                        f"--partition={draw.choice(['dirichlet', 'shard', 'pathological', 'quantity'])}({broken()}={broken()})"
+                    )
                 case _:
                     yield setting()
 
     def small() -> list[str]:
-        """Options beside those that keep a run small, which they replace: one that has one value can be given once."""
+        """Options beside those that keep a run small, which they replace: one that has one value
+        can be given once.
+        """
         given = list(options())
         flags = {text.partition("=")[0] for text in given}
         return [*(text for text in SMALL if text.partition("=")[0] not in flags), *given]
 
     match command := draw.choice(COMMANDS):
         case "run" | "plan" | "tune":
-            grid = [f"--grid={draw.choice(['lr', 'mu', broken()])}={broken()}"] if command == "tune" else []
-            return [command, method(), *small(), *grid, *(["--out=out"] if command != "plan" else [])]
+            grid = (
+                [f"--grid={draw.choice(['lr', 'mu', broken()])}={broken()}"]
+                if command == "tune"
+                else []
+            )
+            return [
+                command,
+                method(),
+                *small(),
+                *grid,
+                *(["--out=out"] if command != "plan" else []),
+            ]
         case "compare":
             return [command, method(), method(), *small(), "--no-report", "--out=out"]
         case "data":
             what = draw.choice(["inspect", "import", "prepare", broken()])
-            given = list(options()) if what == "inspect" else [broken(), *([f"--out={broken()}"] if what == "import" else [])]
+            given = (
+                list(options())
+                if what == "inspect"
+                else [broken(), *([f"--out={broken()}"] if what == "import" else [])]
+            )
             return [command, what, *given]
         case "watch":
-            return [command, broken(), "--once"] if draw.random() < 0.5 else [command, "--bogus", broken()]
+            return (
+                [command, broken(), "--once"]
+                if draw.random() < 0.5
+                else [command, "--bogus", broken()]
+            )
         case _:
-            return [command, *(broken() for _ in range(draw.randrange(3))), *([f"--{broken()}"] if draw.random() < 0.2 else [])]
+            return [
+                command,
+                *(broken() for _ in range(draw.randrange(3))),
+                *([f"--{broken()}"] if draw.random() < 0.2 else []),
+            ]
 
 
 class TooLongError(BaseException):
@@ -167,7 +209,9 @@ def inside(args: list[str]) -> tuple[int, str]:
 def apart(args: list[str]) -> tuple[int, str]:
     """Exit code and stderr of a command in a process of its own."""
     command = [sys.executable, "-m", "comity.cli", *args]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=SECONDS, check=False
+    )
     return done.returncode, done.stderr
 
 
@@ -209,10 +253,15 @@ def main() -> None:
             ends["wrong" if wrong else code] += 1
             if wrong:
                 print(
-                    f"{number}: {[a[:80] for a in args]}: {wrong} ({time.monotonic() - began:.1f} s): {said[-600:]}", flush=True
+                    f"{number}: {[a[:80] for a in args]}: {wrong} ({time.monotonic() - began:.1f}"
+                    f" s): {said[-600:]}",
+                    flush=True,
                 )
             os.chdir(folder)
-    print(f"{given.count} commands: " + ", ".join(f"{n} ended with {end}" for end, n in sorted(ends.items(), key=str)))
+    print(
+        f"{given.count} commands: "
+        + ", ".join(f"{n} ended with {end}" for end, n in sorted(ends.items(), key=str))
+    )
     sys.exit(ends["wrong"] > 0)
 
 

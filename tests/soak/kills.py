@@ -1,10 +1,11 @@
-"""Kill runs with -9 at random moments, resume them, kill those again: what comes of it must be what an undisturbed run leaves.
+"""Kill runs with -9 at random moments, resume them, kill those again: what comes of it must be what
+an undisturbed run leaves.
 
     python tests/soak/kills.py --kills 200 --seed 0
 
-Every method on every engine, with checkpoints after every round, at times, and never before the end; absences planned in
-some; `compare`, with two jobs too, and `tune` as a whole. Compared byte for byte: all tables, the outcomes, and every state of
-the last checkpoint.
+Every method on every engine, with checkpoints after every round, at times, and never before the
+end; absences planned in some; `compare`, with two jobs too, and `tune` as a whole. Compared byte
+for byte: all tables, the outcomes, and every state of the last checkpoint.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 TABLES = ("metrics.csv", "ledger.csv", "absences.csv", "outcomes.csv")
 PLAN = "party,round,work,how\np1,0,,offline\np2,1,,lost\np0,3,,offline\np3,4,,lost\n"
-SETTINGS = "--data digits --partition dirichlet(alpha=1.0) --parties 4 --model mlp2(width=8) --rounds 6 --lr 0.02"
+SETTINGS = (
+    "--data digits --partition dirichlet(alpha=1.0) --parties 4 --model mlp2(width=8) --rounds 6"
+    " --lr 0.02"
+)
 ENGINES = ("loop", "stacked", "process")
 INTERVALS = ("0", "0.03", "0.2", "1000")
 MOST_KILLS = 3  # of one run
@@ -69,8 +73,13 @@ class Soak:
                 self.wrong.append(f"{case.name}: ended with {code}")
             break
         self.runs += 1
-        if differing := [name for name, left in reference.items() if _left(case.folder).get(name) != left]:
-            self.wrong.append(f"{case.name}, checkpoints every {case.interval} s, {case.kills} kills: {differing[:3]} differ")
+        if differing := [
+            name for name, left in reference.items() if _left(case.folder).get(name) != left
+        ]:
+            self.wrong.append(
+                f"{case.name}, checkpoints every {case.interval} s, {case.kills} kills:"
+                f" {differing[:3]} differ"
+            )
 
 
 def _begun(case: Case) -> bool:
@@ -78,7 +87,9 @@ def _begun(case: Case) -> bool:
 
 
 def _in_child(command: list[str], interval: str, patience: float | None) -> int:
-    """Run a command in a fork of this process, which has imported all that is slow to import; kill it after a while."""
+    """Run a command in a fork of this process, which has imported all that is slow to import; kill
+    it after a while.
+    """
     child = os.fork()
     if child == 0:
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -113,7 +124,9 @@ def _left(folder: Path) -> dict[str, bytes]:
     for config in sorted(folder.rglob("config.toml")):
         run = config.parent
         where = str(run.relative_to(folder))
-        found |= {f"{where}/{name}": (run / name).read_bytes() for name in TABLES if (run / name).exists()}
+        found |= {
+            f"{where}/{name}": (run / name).read_bytes() for name in TABLES if (run / name).exists()
+        }
         manifest = run / "checkpoints" / "manifest.json"
         if manifest.exists():
             told = json.loads(manifest.read_text())
@@ -122,8 +135,12 @@ def _left(folder: Path) -> dict[str, bytes]:
     return found
 
 
-def _cases(folder: Path, plan: Path, rng: random.Random) -> Iterator[tuple[str, Callable[[Path, str], Case]]]:
-    """Cases without end: what is to be run once undisturbed, and how it is made in a folder with an interval."""
+def _cases(
+    folder: Path, plan: Path, rng: random.Random
+) -> Iterator[tuple[str, Callable[[Path, str], Case]]]:
+    """Cases without end: what is to be run once undisturbed, and how it is made in a folder with an
+    interval.
+    """
     sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
     from matrix import compositions
 
@@ -157,7 +174,10 @@ def _cases(folder: Path, plan: Path, rng: random.Random) -> Iterator[tuple[str, 
     ]
     rng.shuffle(everything)
     compared = ("compare", study(["compare", "fedavg", "scaffold", "--no-report"]))
-    beside = ("compare, jobs", study(["compare", "fedavg", "scaffold", "--no-report", "--jobs", "2"]))
+    beside = (
+        "compare, jobs",
+        study(["compare", "fedavg", "scaffold", "--no-report", "--jobs", "2"]),
+    )
     tuned = ("tune", study(["tune", "fedprox", "--grid", "mu=0.1,1"]))
     at = 0
     while True:
@@ -173,7 +193,9 @@ def _cases(folder: Path, plan: Path, rng: random.Random) -> Iterator[tuple[str, 
 
 def main() -> None:
     """Kill until enough is killed."""
-    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ask = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ask.add_argument("--kills", type=int, default=200)
     ask.add_argument("--seed", type=int, default=0)
     given = ask.parse_args()
@@ -200,17 +222,23 @@ def main() -> None:
                 references[what] = _left(whole.folder), time.monotonic() - began
             case = make(folder / f"case-{number}", rng.choice(INTERVALS))
             soak.take(case, *references[what])
-            print(f"{case.kills} kills  {case.name}, checkpoints every {case.interval} s", flush=True)
+            print(
+                f"{case.kills} kills  {case.name}, checkpoints every {case.interval} s", flush=True
+            )
             if sum(soak.kills.values()) >= given.kills:
                 break
     total = sum(soak.kills.values())
     print(
-        f"{soak.runs} runs of {len(references)} kinds, {total} kills, {soak.during_resume} of them of runs that went on: "
-        f"{', '.join(f'{n} {w}' for w, n in soak.kills.items())}"
+        f"{soak.runs} runs of {len(references)} kinds, {total} kills, {soak.during_resume} of them"
+        f" of runs that went on: {', '.join(f'{n} {w}' for w, n in soak.kills.items())}"
     )
     for sentence in soak.wrong:
         print(f"WRONG: {sentence}")
-    print("All left what undisturbed ones leave, byte for byte." if not soak.wrong else f"{len(soak.wrong)} are wrong.")
+    print(
+        "All left what undisturbed ones leave, byte for byte."
+        if not soak.wrong
+        else f"{len(soak.wrong)} are wrong."
+    )
     sys.exit(bool(soak.wrong))
 
 

@@ -1,4 +1,5 @@
-"""Every option of every model, method, partition, test protocol and setting, with values at the edge: a sentence, or it works.
+"""Every option of every model, method, partition, test protocol and setting, with values at the
+edge: a sentence, or it works.
 
 python tests/soak/options.py            (what is accepted runs for a round, or for five seconds: half an hour)
 python tests/soak/options.py --prepare  (what is accepted is prepared only)
@@ -74,7 +75,8 @@ WORDS: list[Any] = [
 ]
 VALUES = NUMBERS + WORDS
 SHAPES = {"fasttext": (20,), "transformer": (20,), "har-cnn": (9, 40), "bilstm": (8, 3)}
-SECONDS = 5  # of a run: what was asked for may be billions of epochs, and then it is enough that it has begun
+# of a run: what was asked for may be billions of epochs, and then it is enough that it has begun
+SECONDS = 5
 
 
 def typed(value: Any) -> str:
@@ -122,13 +124,22 @@ def data_for(settings: dict[str, Any]) -> Dataset:
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(90) % 3
     if model in SHAPES:
-        return Dataset("toy", torch.randint(0, 9, (90, *SHAPES[model]), generator=generator).float(), y, 3)
+        return Dataset(
+            "toy", torch.randint(0, 9, (90, *SHAPES[model]), generator=generator).float(), y, 3
+        )
     if model in ZOO and model not in ("linear", "mlp2"):
         return Dataset("toy", torch.rand((90, 1, 16, 16), generator=generator), y, 3)
     return Dataset("toy", torch.rand((90, 1, 4, 4), generator=generator), y, 3)
 
 
-COMMON = {"model": "mlp2(width=4)", "parties": 3, "rounds": 1, "partition": "iid", "engine": "loop", "steps": 2}
+COMMON = {
+    "model": "mlp2(width=4)",
+    "parties": 3,
+    "rounds": 1,
+    "partition": "iid",
+    "engine": "loop",
+    "steps": 2,
+}
 FINE = ("worked", "refused", "begun")
 
 
@@ -138,7 +149,9 @@ def tried(settings: dict[str, Any], run: bool) -> str:
 
     def prepared() -> SimulatedRun:
         asked = experiment(common | settings)
-        federation = data_for(settings).partition(asked.partition, asked.parties, asked.seed, asked.test, asked.validation)
+        federation = data_for(settings).partition(
+            asked.partition, asked.parties, asked.seed, asked.test, asked.validation
+        )
         return prepare(asked, federation)
 
     def done() -> None:
@@ -153,15 +166,23 @@ def answer(make: Callable[[], object]) -> str:
     """What comes of it."""
     try:
         make()
-    except (ComityError, MemoryError, RuntimeError) as why:  # a command makes a sentence of memory that torch does not get
+    except (
+        ComityError,
+        MemoryError,
+        RuntimeError,
+    ) as why:  # a command makes a sentence of memory that torch does not get
         diverged = "all elements of input should be between 0 and 1" in str(
             why
         )  # relay's loss of a model that is no longer finite
         said = str(why).strip() if isinstance(why, ComityError) or diverged else describe(why)
-        return "refused" if said and "\n" not in said and "Error in " not in said else f"says {said!r}"
+        return (
+            "refused" if said and "\n" not in said and "Error in " not in said else f"says {said!r}"
+        )
     except Exception as why:
         where = traceback.extract_tb(why.__traceback__)[-1]
-        return f"{type(why).__name__} in {Path(where.filename).name}:{where.lineno}: {str(why)[:200]}"
+        return (
+            f"{type(why).__name__} in {Path(where.filename).name}:{where.lineno}: {str(why)[:200]}"
+        )
     return "worked"
 
 
@@ -188,7 +209,9 @@ def main() -> None:
     given = asked.parse_args()
     torch.set_num_threads(1)
     os.environ["COMITY_REPORT"] = "0"
-    resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, 8 * 10**9))  # what asks for more must hear so, and nobody else suffer
+    resource.setrlimit(
+        resource.RLIMIT_AS, (8 * 10**9, 8 * 10**9)
+    )  # what asks for more must hear so, and nobody else suffer
     load("digits")
     ends: Counter[str] = Counter()
     for what, settings in cases():

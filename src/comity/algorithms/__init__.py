@@ -1,4 +1,6 @@
-"""One paper, one file. An algorithm is looked up by its file's name; `+` puts a wrapper around what stands before it."""
+"""One paper, one file. An algorithm is looked up by its file's name; `+` puts a wrapper around what
+stands before it.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,15 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[AnyAlgorithm]:
-    """The class that a file is about: one of ours, a user's `./mine.py`, or an installed entry point."""
+    """The class that a file is about: one of ours, a user's `./mine.py`, or an installed entry
+    point.
+    """
     if is_code(name):
         module = module_from(name)
-    elif name.replace("-", "_") in {m.name for m in pkgutil.iter_modules(__path__)} and "_" not in name:
+    elif (
+        name.replace("-", "_") in {m.name for m in pkgutil.iter_modules(__path__)}
+        and "_" not in name
+    ):
         module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     else:
         plugged = [e for e in entry_points(group="comity.algorithms") if e.name == name]
@@ -40,7 +47,9 @@ def find(name: str) -> type[AnyAlgorithm]:
     found = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm)]
     marked = [c for c in found if getattr(c, "__algorithm__", None) == module.__name__]
     if len(marked) != 1:
-        raise UsageError(f"{name} must mark exactly one class with @algorithm, but marks {len(marked)}.")
+        raise UsageError(
+            f"{name} must mark exactly one class with @algorithm, but marks {len(marked)}."
+        )
     return marked[0]
 
 
@@ -78,7 +87,9 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
     given = [dict(spec.options) for spec in specs]
     for spec in specs:
         if spec.args:
-            raise UsageError(f"{spec} needs names for its options, as in {spec.name}(option=value).")
+            raise UsageError(
+                f"{spec} needs names for its options, as in {spec.name}(option=value)."
+            )
     for setting, value in (settings or {}).items():
         given[_owner(setting, specs, classes)][setting.rpartition(".")[2]] = value
     made: AnyAlgorithm | None = None
@@ -90,11 +101,15 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
         values = {n: coerce(f"{n} of {spec.name}", v, known[n].kind) for n, v in chosen.items()}
         if issubclass(cls, Wrapper):
             if made is None:
-                raise UsageError(f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance.")
+                raise UsageError(
+                    f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance."
+                )
             cls.check_host(made, specs[0].name, spec.name)
             made = _built(spec, cls, {"host": made, **values})
         elif made is not None:
-            raise UsageError(f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'.")
+            raise UsageError(
+                f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'."
+            )
         else:
             made = _built(spec, cls, values)
     assert made is not None
@@ -118,7 +133,11 @@ def _owner(setting: str, specs: list[Spec], classes: list[type[AnyAlgorithm]]) -
         return places[0]
     places = [k for k, cls in enumerate(classes) if name in options(cls)]
     if not places:
-        raise unknown(f"option of {'+'.join(s.name for s in specs)} called", name, {n for c in classes for n in options(c)})
+        raise unknown(
+            f"option of {'+'.join(s.name for s in specs)} called",
+            name,
+            {n for c in classes for n in options(c)},
+        )
     if len(places) > 1:
         both = " and ".join(f"{specs[k].name}.{name}" for k in places)
         raise UsageError(f"{name} could mean {both}: say which.")
@@ -136,7 +155,9 @@ class Card:
     bytes: str
     options: list[Option]
     glance: dict[str, str]
-    """What of the model is personal, what is exchanged and kept, and how many steps it takes: a row of the methods' table."""
+    """What of the model is personal, what is exchanged and kept, and how many steps it takes: a row
+    of the methods' table.
+    """
     privacy: str = ""
 
 
@@ -155,28 +176,52 @@ def card(name: str) -> Card:
     wrapper = issubclass(cls, Wrapper)
     privacy = "" if wrapper else _bare(cls)
     told = _reflow(text)
-    return Card(name, title, told, wrapper, cls.bytes_formula, list(options(cls).values()), _glance(told), privacy)
+    return Card(
+        name,
+        title,
+        told,
+        wrapper,
+        cls.bytes_formula,
+        list(options(cls).values()),
+        _glance(told),
+        privacy,
+    )
 
 
-GLANCE = re.compile(r"^At a glance: personal = (.+?); exchanged = (.+?); kept = (.+?); steps = (.+)\.$", flags=re.MULTILINE)
+GLANCE = re.compile(
+    r"^At a glance: personal = (.+?); exchanged = (.+?); kept = (.+?); steps = (.+)\.$",
+    flags=re.MULTILINE,
+)
 
 
 def _glance(text: str) -> dict[str, str]:
     """What a card says in its line "At a glance"; a user's own may have none."""
     told = GLANCE.search(text)
-    return dict(zip(("personal", "exchanged", "kept", "steps"), told.groups(), strict=True)) if told else {}
+    return (
+        dict(zip(("personal", "exchanged", "kept", "steps"), told.groups(), strict=True))
+        if told
+        else {}
+    )
 
 
 def _bare(cls: type[AnyAlgorithm]) -> str:
     """What leaves a party as it is, by the types of a method's replies."""
     made = cls()
-    fields = dict.fromkeys(name for place in party_functions(made) for name in reply_fields(made, *place))
+    fields = dict.fromkeys(
+        name for place in party_functions(made) for name in reply_fields(made, *place)
+    )
     if not fields:
         return "nothing leaves a party."
-    return f"unless an option says otherwise, {', '.join(fields)} leave a party without noise, and epsilon is infinite."
+    return (
+        f"unless an option says otherwise, {', '.join(fields)} leave a party without noise, and"
+        " epsilon is infinite."
+    )
 
 
 def catalogue() -> list[dict[str, str]]:
     """What `comity list algorithms` shows."""
     cards = [card(name) for name in names()]
-    return [{"name": c.name, "kind": "wrapper" if c.wrapper else "method", "paper": c.title} for c in cards]
+    return [
+        {"name": c.name, "kind": "wrapper" if c.wrapper else "method", "paper": c.title}
+        for c in cards
+    ]

@@ -1,19 +1,20 @@
 """ADCOL: Li, He, Song, Adversarial Collaborative Learning on Non-IID Features, ICML 2023.
 
-Idea: nobody averages models. The server trains a discriminator D to name the party a representation came
-from; each party trains its own model F_i so that D cannot tell.
+Idea: nobody averages models. The server trains a discriminator D to name the party a representation
+came from; each party trains its own model F_i so that D cannot tell.
 
-Eq. 2: min CE(F_i(x), y) + μ · KL(u ‖ D(G_i(x))), u = (1/N, ..., 1/N); D is constant, the gradient goes
-through it into G_i.
-Algorithm 1: l.3-5 send D, train locally, collect R_i = G_i(x); l.6-9 one pass of SGD on D with label i;
-l.11-18 the party's part.
+Eq. 2: min CE(F_i(x), y) + μ · KL(u ‖ D(G_i(x))), u = (1/N, ..., 1/N); D is constant, the gradient
+goes through it into G_i. Algorithm 1: l.3-5 send D, train locally, collect R_i = G_i(x); l.6-9 one
+pass of SGD on D with label i; l.11-18 the party's part.
 
-At a glance: personal = the whole model; exchanged = representations up, the discriminator's weights down; kept = the party's
-model; at the server the discriminator; steps = E epochs; the discriminator's at the server.
-Symbols: G_i = features of F_i (up to the cut); N = parties; R = representations; r = share of them sent.
-Deviations: all F_i start from the same weights, so that comparisons are paired (init=own: each from its own). Representations
-are computed after training, in evaluation mode; class labels are never sent. D is trained with the experiment's optimizer,
-as the paper has a single η. Meant for feature skew: with label skew the penalty fights the labels (B.8).
+At a glance: personal = the whole model; exchanged = representations up, the discriminator's weights
+down; kept = the party's model; at the server the discriminator; steps = E epochs; the
+discriminator's at the server. Symbols: G_i = features of F_i (up to the cut); N = parties; R =
+representations; r = share of them sent. Deviations: all F_i start from the same weights, so that
+comparisons are paired (init=own: each from its own). Representations are computed after training,
+in evaluation mode; class labels are never sent. D is trained with the experiment's optimizer, as
+the paper has a single η. Meant for feature skew: with label skew the penalty fights the labels
+(B.8).
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ SEEN = "adcol.seen"
 
 @record
 class Game:
-    """What the server keeps and sends: D, the averaged part of the models if any, and whether D has never been trained."""
+    """What the server keeps and sends: D, the averaged part of the models if any, and whether D has
+    never been trained.
+    """
 
     D: Params
     shared: Params
@@ -57,7 +60,9 @@ class AdcolState:
 
 @record
 class Reps:
-    """A party's representations on their way to the server, whose label is the sender; and what is averaged."""
+    """A party's representations on their way to the server, whose label is the sender; and what is
+    averaged.
+    """
 
     z: Tensor
     shared: Params
@@ -65,7 +70,9 @@ class Reps:
 
 @record
 class Judges:
-    """What eq. 2 looks at: the discriminators of the penalty, and rows for what the last epoch makes, if they are kept."""
+    """What eq. 2 looks at: the discriminators of the penalty, and rows for what the last epoch
+    makes, if they are kept.
+    """
 
     past: list[Params]
     seen: Tensor | None
@@ -77,14 +84,18 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     self_contained = True
     feature_skew_only = True
     start_weights = "shared"
-    bytes_formula = "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
+    bytes_formula = (
+        "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
+    )
 
     diagnostics = (
         CurveByRound(
             name="discriminator",
             title="how often the discriminator is right",
-            meaning="how often the discriminator, once trained in a round, names the party of a representation that it learned "
-            "from; the lower, the less representations tell",
+            meaning=(
+                "how often the discriminator, once trained in a round, names the party of a"
+                " representation that it learned from; the lower, the less representations tell"
+            ),
             value="accuracy",
             axis="discriminator's accuracy",
             metric="discriminator/accuracy",
@@ -94,15 +105,37 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     )
 
     mu: float = option(1.0, "weight of the adversarial term, eq. 2", minimum=0)
-    disc: Literal["mlp", "linear", "deep", "conv"] = option("mlp", "D: three FC layers (5.1), one (B.15), five (B.12), two conv")
+    disc: Literal["mlp", "linear", "deep", "conv"] = option(
+        "mlp", "D: three FC layers (5.1), one (B.15), five (B.12), two conv"
+    )
     hidden: int = option(512, "width of D's hidden layers (5.1)", minimum=1)
-    sampling: float = option(1.0, "r, share of its representations a party sends, drawn each round (B.11)", above=0, maximum=1)
-    past: int = option(1, "N_d, discriminators of so many rounds in the penalty, by their mean (B.6)", minimum=1, maximum=1000)
-    slots: Literal["party", "cohort"] = option("party", "D's outputs: all N parties, or the round's m, who train twice (B.14)")
-    disc_carry: Literal["trunk", "keep", "reinit"] = option("trunk", "slots=cohort: what of D lives on: all but its output layer")
-    aggregate: Literal["none", "predictor", "model"] = option("none", "average the predictors too (B.10), or whole models")
-    rep_mode: Literal["after", "last_epoch"] = option("after", "representations: after training, or as the last epoch made them")
-    objective: Literal["ce", "simsiam", "ntxent"] = option("ce", "labels, or self-supervision with a linear probe (future work)")
+    sampling: float = option(
+        1.0,
+        "r, share of its representations a party sends, drawn each round (B.11)",
+        above=0,
+        maximum=1,
+    )
+    past: int = option(
+        1,
+        "N_d, discriminators of so many rounds in the penalty, by their mean (B.6)",
+        minimum=1,
+        maximum=1000,
+    )
+    slots: Literal["party", "cohort"] = option(
+        "party", "D's outputs: all N parties, or the round's m, who train twice (B.14)"
+    )
+    disc_carry: Literal["trunk", "keep", "reinit"] = option(
+        "trunk", "slots=cohort: what of D lives on: all but its output layer"
+    )
+    aggregate: Literal["none", "predictor", "model"] = option(
+        "none", "average the predictors too (B.10), or whole models"
+    )
+    rep_mode: Literal["after", "last_epoch"] = option(
+        "after", "representations: after training, or as the last epoch made them"
+    )
+    objective: Literal["ce", "simsiam", "ntxent"] = option(
+        "ce", "labels, or self-supervision with a linear probe (future work)"
+    )
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
         again = {"align": [how]} if stage == "round" and self.slots == "cohort" else {}
@@ -117,7 +150,10 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         if self.aggregate != "none":
             info.same_architecture(f"adcol with aggregate={self.aggregate}")
         if self.slots == "cohort" and (self.past > 1 or self.aggregate != "none"):
-            raise UsageError("slots=cohort goes with neither past discriminators nor aggregate: slots and senders change.")
+            raise UsageError(
+                "slots=cohort goes with neither past discriminators nor aggregate: slots and"
+                " senders change."
+            )
 
     def releases(self, function: str, asked: Asked) -> Releases:
         rows = self.row_releases("Reps.z", asked.info.width)
@@ -135,7 +171,11 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     def task(self, party: Party) -> LearningTask:
         task = party.task
-        return task if self.objective == "ce" else SelfSupervised(task.network, task.classes, task.cut, kind=self.objective)
+        return (
+            task
+            if self.objective == "ce"
+            else SelfSupervised(task.network, task.classes, task.cut, kind=self.objective)
+        )
 
     def message_for(self, s: Game, i: int) -> Game:
         return s
@@ -150,7 +190,9 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         slot = {i: j for j, i in enumerate(cohort if changing else server.info.parties)}
         task = self.discriminator(server.info.width, len(slot))
         D = carried(s.D, task.init(server.key("slots")), self.disc_carry) if changing else s.D
-        R = server.call(self.local, dict.fromkeys(cohort, replace(s, D={} if changing else D)))  # l.3-5; B.14, i and ii
+        R = server.call(
+            self.local, dict.fromkeys(cohort, replace(s, D={} if changing else D))
+        )  # l.3-5; B.14, i and ii
         data = labelled({slot[i]: reps.z for i, reps in R.items()})
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None)
         D = self.fitted(server, task, D, data, server.key("discriminator"), how)  # l.6-9
@@ -158,38 +200,65 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         answers = in_chunks(lambda z: task.logits(D, z), data.x)
         server.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
         for i in R:
-            server.note("discriminator/kl", kl_from_uniform(answers[data.y == slot[i]]).item(), party=i)
+            server.note(
+                "discriminator/kl", kl_from_uniform(answers[data.y == slot[i]]).item(), party=i
+            )
         if changing:
             server.call(self.align, dict.fromkeys(R, Game(D, {})))  # B.14, iv and v
-        return Game(D, average({i: reps.shared for i, reps in R.items()}, {i: server.info.sizes[i] for i in R}) if s.shared else {})
+        return Game(
+            D,
+            (
+                average(
+                    {i: reps.shared for i, reps in R.items()}, {i: server.info.sizes[i] for i in R}
+                )
+                if s.shared
+                else {}
+            ),
+        )
 
     @on_party
-    async def local(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, Reps]:
-        earlier = mine.past or [m.D] * (self.past - 1)  # the first trained D stands for those before it
+    async def local(
+        self, mine: AdcolState, m: Game, party: Party, key: Key
+    ) -> tuple[AdcolState, Reps]:
+        earlier = mine.past or [m.D] * (
+            self.past - 1
+        )  # the first trained D stands for those before it
         F_i, seen = await self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
 
         def leaving(z: Tensor) -> Tensor:
-            z = z if seen is None else torch.where(seen.isnan(), z, seen)  # in no batch: the representation after training
+            z = (
+                z if seen is None else torch.where(seen.isnan(), z, seen)
+            )  # in no batch: the representation after training
             if self.sampling < 1:
                 z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
             return self.released(z, key.fold("noise"))
 
         z = party.represent(self.task(party), F_i, leaving)
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
-        return AdcolState(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))  # l.18
+        return AdcolState(F_i, past), Reps(
+            z, keep(F_i, shared_names(party.task, self.aggregate))
+        )  # l.18
 
     @on_party
-    async def align(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
+    async def align(
+        self, mine: AdcolState, m: Game, party: Party, key: Key
+    ) -> tuple[AdcolState, None]:
         F_i, _ = await self.trained(mine.F, [m.D], party, key)
         return replace(mine, F=F_i), None
 
-    async def trained(self, F_i: Params, past: list[Params], party: Party, key: Key) -> tuple[Params, Tensor | None]:
-        """F_i after its epochs on eq. 2, and the representations that the last of them made, if these are noted."""
+    async def trained(
+        self, F_i: Params, past: list[Params], party: Party, key: Key
+    ) -> tuple[Params, Tensor | None]:
+        """F_i after its epochs on eq. 2, and the representations that the last of them made, if
+        these are noted.
+        """
         task = self.task(party)
         seen = None
         if self.rep_mode == "last_epoch":
             train = party.data.train
-            seen = torch.full((len(train), task.width), torch.nan, dtype=train.x.dtype, device=train.x.device)
+            seen = torch.full(
+                (len(train), task.width), torch.nan, dtype=train.x.dtype, device=train.x.device
+            )
         judges = Judges([D for D in past if D], seen)
         draw = None if self.objective == "ce" else second_view
         done = await party.fit(self.eq2, F_i, key, judges, task=task, draw=draw)
@@ -206,14 +275,20 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         value = task.objective(F_i, z, batch)
         for D in judges.past:
             disc = self.discriminator(task.width, len(D["out.bias"]))
-            value = value + self.mu / len(judges.past) * kl_from_uniform(disc.logits(D, bounded(z, self.noise)))
+            value = value + self.mu / len(judges.past) * kl_from_uniform(
+                disc.logits(D, bounded(z, self.noise))
+            )
         return value
 
     def rows(self, n: int) -> int:
-        return math.ceil(round(self.sampling * n, 9))  # ⌈r·n⌉, not misled by what floating point makes of r·n
+        return math.ceil(
+            round(self.sampling * n, 9)
+        )  # ⌈r·n⌉, not misled by what floating point makes of r·n
 
     @on_party
-    async def warm_up(self, mine: AdcolState, m: Game, party: Party, key: Key) -> tuple[AdcolState, None]:
+    async def warm_up(
+        self, mine: AdcolState, m: Game, party: Party, key: Key
+    ) -> tuple[AdcolState, None]:
         mine, _ = await self.local(mine, m, party, key)
         return mine, None
 
@@ -221,10 +296,20 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         return mine.F
 
     def join_traffic(self, info: Info) -> Traffic:
-        return Traffic(down=len(info.late) * self.traffic(info, list(range(info.cohort))).down // info.cohort)
+        return Traffic(
+            down=len(info.late) * self.traffic(info, list(range(info.cohort))).down // info.cohort
+        )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        disc = len(cohort) * self.discriminator(info.width, len(cohort if self.slots == "cohort" else info.names)).bytes()
+        disc = (
+            len(cohort)
+            * self.discriminator(
+                info.width, len(cohort if self.slots == "cohort" else info.names)
+            ).bytes()
+        )
         averaged = shared_names(info.task, self.aggregate)
         shared = len(cohort) * info.task.bytes(without=frozenset(info.task.shapes) - averaged)
-        return Traffic(up=4 * info.width * sum(self.rows(info.sizes[i]) for i in cohort) + shared, down=disc + shared)
+        return Traffic(
+            up=4 * info.width * sum(self.rows(info.sizes[i]) for i in cohort) + shared,
+            down=disc + shared,
+        )

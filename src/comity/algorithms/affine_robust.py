@@ -1,19 +1,22 @@
-"""FLRA: Reisizadeh, Farnia, Pedarsani, Jadbabaie, Robust Federated Learning: Affine Distribution Shifts, NeurIPS 2020.
+"""FLRA: Reisizadeh, Farnia, Pedarsani, Jadbabaie, Robust Federated Learning: Affine Distribution
+Shifts, NeurIPS 2020.
 
-Idea: one model that withstands what devices do to samples: each party learns the affine change of its inputs that is worst for
-the model, while the model learns to bear it.
+Idea: one model that withstands what devices do to samples: each party learns the affine change of
+its inputs that is worst for the model, while the model learns to bear it.
 
 Objective: min_w Σ_i (n_i / n) max_{Λ_i, δ_i} F_i(w; Λ_i x + δ_i) − λ (‖Λ_i − I‖² + ‖δ_i‖²).
 Algorithm 1 (FedRobust), at every local step, all at the same point: w_i ← w_i − η₁ ∇_w;  Λ_i ← Λ_i + η₂ ∇_Λ;
 δ_i ← δ_i + η₂ ∇_δ. Then w ← the average of w_i; Λ_i and δ_i stay at the party, from round to round.
 
-Symbols: Λ_i, δ_i = the change of party i's inputs; λ = what a change costs; η₁ = the experiment's learning rate, η₂ = ascent_lr.
-At a glance: personal = nothing; exchanged = all weights, both ways; kept = Λ_i and δ_i; steps = E epochs.
-Deviations: w is deployed on inputs as they are. Λ_i is diagonal, unless shift=full: the whole is as large as an input's square.
-η₂ = 1/(2λ) unless told: then a step goes to where the price balances the present slope, no λ is too large, and λ → ∞ is FedAvg.
-The ascent has the experiment's momentum, and its weight decay pulls to no change; Adam, whose steps do not know λ, is refused.
-The average is by sample counts. λ = 1, in the unit of inputs as the network sees them, is this file's: the paper's text could not
-be read here, only its abstract. The one public version that was found (the affine attack in later work on robust federated
+Symbols: Λ_i, δ_i = the change of party i's inputs; λ = what a change costs; η₁ = the experiment's
+learning rate, η₂ = ascent_lr. At a glance: personal = nothing; exchanged = all weights, both ways;
+kept = Λ_i and δ_i; steps = E epochs. Deviations: w is deployed on inputs as they are. Λ_i is
+diagonal, unless shift=full: the whole is as large as an input's square. η₂ = 1/(2λ) unless told:
+then a step goes to where the price balances the present slope, no λ is too large, and λ → ∞ is
+FedAvg. The ascent has the experiment's momentum, and its weight decay pulls to no change; Adam,
+whose steps do not know λ, is refused. The average is by sample counts. λ = 1, in the unit of inputs
+as the network sees them, is this file's: the paper's text could not be read here, only its
+abstract. The one public version that was found (the affine attack in later work on robust federated
 learning) multiplies inputs by a Λ that begins at 0; the objective's ‖Λ − I‖² has it begin at I.
 """
 
@@ -56,7 +59,9 @@ def climbing(value: Tensor, rate: float) -> Tensor:
 class AffineRobust(AveragedModel[FlraState]):
     lam: float = option(1.0, "λ, the price of a change", above=0, maximum=1e30)
     ascent_lr: float = option(0.0, "η₂, step size of the ascent; 0: 1/(2λ)", minimum=0)
-    shift: Literal["diagonal", "full"] = option("diagonal", "Λ: a factor for each value of an input, or a whole matrix")
+    shift: Literal["diagonal", "full"] = option(
+        "diagonal", "Λ: a factor for each value of an input, or a whole matrix"
+    )
 
     @property
     def eta2(self) -> float:
@@ -69,30 +74,49 @@ class AffineRobust(AveragedModel[FlraState]):
     def check(self, info: Info) -> None:
         super().check(info)
         if info.training.optimizer != "sgd":
-            raise UsageError("affine-robust climbs by the experiment's optimizer, whose steps must know λ: use --optimizer sgd.")
+            raise UsageError(
+                "affine-robust climbs by the experiment's optimizer, whose steps must know λ: use"
+                " --optimizer sgd."
+            )
         if self.eta2 * self.lam > 1:
-            raise UsageError(f"With ascent_lr={self.ascent_lr:g} and lam={self.lam:g} the ascent cannot settle: at most 1/lam.")
+            raise UsageError(
+                f"With ascent_lr={self.ascent_lr:g} and lam={self.lam:g} the ascent cannot settle:"
+                " at most 1/lam."
+            )
 
     def init_party(self, key: Key, party: Party) -> FlraState:
         like = party.data.train.x[0]
-        change = torch.zeros_like(like) if self.shift == "diagonal" else like.new_zeros(like.numel(), like.numel())
-        return FlraState(self.private(party.task.init(key), party.task), {CHANGE: change, OFFSET: torch.zeros_like(like)})
+        change = (
+            torch.zeros_like(like)
+            if self.shift == "diagonal"
+            else like.new_zeros(like.numel(), like.numel())
+        )
+        return FlraState(
+            self.private(party.task.init(key), party.task),
+            {CHANGE: change, OFFSET: torch.zeros_like(like)},
+        )
 
     @on_party
-    async def local(self, mine: FlraState, m: Model, party: Party, key: Key) -> tuple[FlraState, Model]:
+    async def local(
+        self, mine: FlraState, m: Model, party: Party, key: Key
+    ) -> tuple[FlraState, Model]:
         rate = self.eta2 / party.training.lr if party.training.lr else 0.0
         own = Reversed(rate, self.lam)
         theta = (await party.fit(self.minimax, m.theta | mine.private | mine.shift, key, own)).theta
         shift = keep(theta, frozenset(mine.shift))
         theta = drop(theta, frozenset(mine.shift))
-        return FlraState(self.private(theta, party.task), shift), Model(self.shared(theta, party.task))
+        return FlraState(self.private(theta, party.task), shift), Model(
+            self.shared(theta, party.task)
+        )
 
     def minimax(self, task: LearningTask, theta: Params, batch: Batch, own: Reversed) -> Tensor:
         """F_i(w; Λx + δ), and what a change costs: w descends on it, Λ and δ climb."""
         change, delta = theta[CHANGE], theta[OFFSET]
         price = own.lam * (change.square().sum() + delta.square().sum())
         D, d = climbing(change, own.rate), climbing(delta, own.rate)
-        more = D * batch.x if self.shift == "diagonal" else (batch.x.flatten(1) @ D.T).view_as(batch.x)
+        more = (
+            D * batch.x if self.shift == "diagonal" else (batch.x.flatten(1) @ D.T).view_as(batch.x)
+        )
         return task.loss(theta, replace(batch, x=batch.x + more + d)) + own.rate * price
 
     def settled(self, mine: FlraState, theta: Params) -> FlraState:

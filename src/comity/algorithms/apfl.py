@@ -1,22 +1,24 @@
 """APFL: Deng, Kamani, Mahdavi, Adaptive Personalized Federated Learning, 2020.
 
-Idea: each party deploys a mixture of a model of its own and its copy of the global one, and learns how much of each it needs.
+Idea: each party deploys a mixture of a model of its own and its copy of the global one, and learns
+how much of each it needs.
 
 Mixture: v̄_i = α_i v_i + (1 − α_i) w_i.
 Algorithm 1, at every local step: w_i ← w_i − η ∇f_i(w_i);  v_i ← v_i − η ∇_v f_i(v̄_i), and ∇_v f_i(v̄_i) = α_i ∇f_i(v̄_i);
 w is averaged as in FedAvg.
 Adaptive α: α_i ← α_i − η ⟨v_i − w_i, ∇f_i(v̄_i)⟩, kept within [0, 1].
 
-At a glance: personal = a mixture of a model of its own and its copy of the global one; exchanged = weights, both ways; kept
-= both models and their mixing weight; steps = E epochs of two gradients.
-Symbols: w_i = the party's copy of the global model, from the received w each round; v_i = its own model; v̄_i = what it deploys.
-Deviations: the three steps are one step of the experiment's optimizer on f_i(w_i) + f_i(α_i v_i + (1 − α_i) sg(w_i)), whose
-gradients are those above; wrappers' terms belong to f_i, hence to both. α_i starts at 0.5, as in the authors' code, and moves at
-every step (their code: at a round's first, its gradient plus 0.02 α_i). BatchNorm statistics of v̄_i are its own, not mixed. A
-newcomer's v_i starts at the w it receives. PFLlib differs: v_i is trained by f_i(v_i) and replaced by the mixture after each
-round, and α_i starts at 1.
-Compared: apart from PFLlib's, as said. With adaptive=false the same as fluke's, once v_i has a gradient there, as Algorithm 1
-says: it has none. See docs/methods-beside.md.
+At a glance: personal = a mixture of a model of its own and its copy of the global one; exchanged =
+weights, both ways; kept = both models and their mixing weight; steps = E epochs of two gradients.
+Symbols: w_i = the party's copy of the global model, from the received w each round; v_i = its own
+model; v̄_i = what it deploys. Deviations: the three steps are one step of the experiment's
+optimizer on f_i(w_i) + f_i(α_i v_i + (1 − α_i) sg(w_i)), whose gradients are those above; wrappers'
+terms belong to f_i, hence to both. α_i starts at 0.5, as in the authors' code, and moves at every
+step (their code: at a round's first, its gradient plus 0.02 α_i). BatchNorm statistics of v̄_i are
+its own, not mixed. A newcomer's v_i starts at the w it receives. PFLlib differs: v_i is trained by
+f_i(v_i) and replaced by the mixture after each round, and α_i starts at 1. Compared: apart from
+PFLlib's, as said. With adaptive=false the same as fluke's, once v_i has a gradient there, as
+Algorithm 1 says: it has none. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -51,7 +53,12 @@ def mixture(alpha: Tensor, v: Params, w: Params) -> Params:
 class Apfl(AveragedModel[ApflState]):
     self_contained = True
     not_private = "its loss keeps something from batch to batch"
-    alpha: float = option(0.5, "α_i before round 1: 0 is the global model's copy, 1 a model of one's own", minimum=0, maximum=1)
+    alpha: float = option(
+        0.5,
+        "α_i before round 1: 0 is the global model's copy, 1 a model of one's own",
+        minimum=0,
+        maximum=1,
+    )
     adaptive: bool = option(True, "false leaves α_i as it is")
 
     @property
@@ -62,14 +69,19 @@ class Apfl(AveragedModel[ApflState]):
         return ApflState(party.task.init(key), party.task.init(key), torch.tensor(self.alpha))
 
     @on_party
-    async def local(self, mine: ApflState, m: Model, party: Party, key: Key) -> tuple[ApflState, Model]:
+    async def local(
+        self, mine: ApflState, m: Model, party: Party, key: Key
+    ) -> tuple[ApflState, Model]:
         w = m.theta | self.private(mine.w, party.task)
         start = named(W, w) | named(V, mine.v) | {ALPHA: mine.alpha}
         only = None if self.adaptive else frozenset(start.keys() - {ALPHA})
-        # Not together: the mixture and its gradient are as large as the weights, and one party's stay in the cache.
+        # Not together: the mixture and its gradient are as large as the weights, and one party's
+        # stay in the cache.
         theta = (await party.fit(self.both, start, key, only=only, batched=False)).theta
         w = part(theta, W)
-        return ApflState(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(self.shared(w, party.task))
+        return ApflState(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(
+            self.shared(w, party.task)
+        )
 
     def both(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of each."""
@@ -84,7 +96,9 @@ class Apfl(AveragedModel[ApflState]):
         return value
 
     @on_party
-    async def warm_up(self, mine: ApflState, m: Model, party: Party, key: Key) -> tuple[ApflState, None]:
+    async def warm_up(
+        self, mine: ApflState, m: Model, party: Party, key: Key
+    ) -> tuple[ApflState, None]:
         received = m.theta | self.private(mine.w, party.task)
         mine, _ = await self.local(replace(mine, v=received), m, party, key)
         return mine, None

@@ -1,7 +1,8 @@
-"""APPLE: Luo, Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning, IJCAI 2022.
+"""APPLE: Luo, Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning,
+IJCAI 2022.
 
-Idea: every party has a core model that all others can have. What it deploys is a mixture of all core models, and it learns
-both, its own core model and how much it needs of each.
+Idea: every party has a core model that all others can have. What it deploys is a mixture of all
+core models, and it learns both, its own core model and how much it needs of each.
 
 Mixture: w^p_i = Σ_j p_ij w^c_j.
 Objective: F_i(w^p_i) + λ(r) (μ/2) ‖p_i − p_0‖², with p_0 = (n_1/n, ..., n_N/n), from which p_i starts.
@@ -11,19 +12,19 @@ free.
 Limited downloads: M core models a round, those first that were never had, then drawn in proportion to b^|p_ij|, with b =
 max(1.5, r M/N); of the others those that were had last are used.
 
-Symbols: w^c = core models; p_i = what the paper calls directed relationships; w^p_i = the party's own model; η₁ = the
-experiment's learning rate; r counts rounds from 0.
-At a glance: personal = everything; exchanged = the core model up and all others' down; kept = the core model, p_i and the
-mixture, at the server all core models; steps = E epochs.
-Deviations: checked against the authors' code, not the printed text. Both steps are one step of the experiment's optimizer, with
-p_i scaled so that its learning rate is η₂. η₂ = 0.001, μ = 0.1 and L = a tenth of the rounds are that code's; it decays
-exponentially unless told, has no ½ before ‖p_i − p_0‖², and begins with different core models (--init own). As p_ii is about
-1/N at first, core models learn N times slower than FedAvg's. PFLlib multiplies η₁ by N for that, takes means where ⟨·,·⟩ is a
-sum, and sends the mixture in the core model's place. All parties take part in the paper; here the last core models of those
-that do not are used. BatchNorm's statistics are those of the party's own core model. A newcomer trains the mixture by p_0 of
-the core models that it gets.
-Compared: core models are trained as in PFLlib's, once that sends them; as it is, its curves are lower, within chance. See
-docs/methods-beside.md.
+Symbols: w^c = core models; p_i = what the paper calls directed relationships; w^p_i = the party's
+own model; η₁ = the experiment's learning rate; r counts rounds from 0. At a glance: personal =
+everything; exchanged = the core model up and all others' down; kept = the core model, p_i and the
+mixture, at the server all core models; steps = E epochs. Deviations: checked against the authors'
+code, not the printed text. Both steps are one step of the experiment's optimizer, with p_i scaled
+so that its learning rate is η₂. η₂ = 0.001, μ = 0.1 and L = a tenth of the rounds are that code's;
+it decays exponentially unless told, has no ½ before ‖p_i − p_0‖², and begins with different core
+models (--init own). As p_ii is about 1/N at first, core models learn N times slower than FedAvg's.
+PFLlib multiplies η₁ by N for that, takes means where ⟨·,·⟩ is a sum, and sends the mixture in the
+core model's place. All parties take part in the paper; here the last core models of those that do
+not are used. BatchNorm's statistics are those of the party's own core model. A newcomer trains the
+mixture by p_0 of the core models that it gets. Compared: core models are trained as in PFLlib's,
+once that sends them; as it is, its curves are lower, within chance. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ LEAST = 1.5  # b, at least
 
 @record
 class AppleServer:
-    """What the server keeps: all core models, p_0, and with limited downloads whose each party asked for."""
+    """What the server keeps: all core models, p_0, and with limited downloads whose each party
+    asked for.
+    """
 
     cores: dict[int, Params]
     p0: Tensor
@@ -53,7 +56,9 @@ class AppleServer:
 
 @record
 class AppleState:
-    """What a party keeps: its core model, p_i (itself first), its own model, and with limited downloads others' core models."""
+    """What a party keeps: its core model, p_i (itself first), its own model, and with limited
+    downloads others' core models.
+    """
 
     core: Params
     p: Tensor
@@ -82,7 +87,9 @@ class Core:
 
 @record
 class Mixing:
-    """What the loss looks at: others' core models, stacked, p_0, λ(r) μ, and what p is divided by while it is trained."""
+    """What the loss looks at: others' core models, stacked, p_0, λ(r) μ, and what p is divided by
+    while it is trained.
+    """
 
     others: Params
     p0: Tensor
@@ -99,18 +106,25 @@ def mixture(core: Params, p: Tensor, others: Params) -> Params:
 class Apple(Algorithm[AppleServer, AppleState, Cores]):
     self_contained = True
     start_weights = ""
-    bytes_formula = "Σ_t |S_t| · (S + m · S + 4·N + 8), and 4·m up if downloads are limited; m = M, or N − 1 if that is less"
+    bytes_formula = (
+        "Σ_t |S_t| · (S + m · S + 4·N + 8), and 4·m up if downloads are limited; m = M, or N − 1 if"
+        " that is less"
+    )
 
     mu: float = option(0.1, "μ, weight of the pull to p_0", minimum=0)
     mix_lr: float = option(0.001, "η₂, step size of p_i; 0 leaves p_i at p_0", minimum=0)
-    until: float = option(0.1, "L as a share of the rounds: when the pull to p_0 is gone", minimum=0, maximum=1)
+    until: float = option(
+        0.1, "L as a share of the rounds: when the pull to p_0 is gone", minimum=0, maximum=1
+    )
     decay: Literal["cosine", "exponential"] = option("cosine", "how the pull to p_0 goes")
     downloads: int = option(0, "M, core models that a party gets in a round; 0: all", minimum=0)
 
     def check(self, info: Info) -> None:
         info.same_architecture("apple")
         if info.training.optimizer != "sgd":
-            raise UsageError("apple has two learning rates, which only SGD keeps apart: use --optimizer sgd.")
+            raise UsageError(
+                "apple has two learning rates, which only SGD keeps apart: use --optimizer sgd."
+            )
 
     def fewer(self, parties: int) -> bool:
         return 0 < self.downloads < parties - 1
@@ -137,7 +151,12 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
     def message(self, s: AppleServer, i: int, pull: float, base: float) -> Cores:
         n = len(s.cores)
         asked = s.asked.get(i) or [(i + k) % n for k in range(1, 1 + self.downloads)]
-        return Cores({j: s.cores[j] for j in (asked if self.fewer(n) else range(n)) if j != i}, s.p0, pull, base)
+        return Cores(
+            {j: s.cores[j] for j in (asked if self.fewer(n) else range(n)) if j != i},
+            s.p0,
+            pull,
+            base,
+        )
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Cores.p0": (parties,)}
@@ -146,27 +165,41 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         r = t - 1
         pull = self.mu * self.weight(r, server.info.rounds) if self.mu else 0.0
         base = max(LEAST, r * self.downloads / len(server.info.names))
-        sent = server.call(self.local, {i: self.message(s, i, pull, base) for i in server.sample(t)})
+        sent = server.call(
+            self.local, {i: self.message(s, i, pull, base) for i in server.sample(t)}
+        )
         cores = s.cores | {i: reply.theta for i, reply in sent.items()}
-        return AppleServer(cores, s.p0, s.asked | {i: reply.asks for i, reply in sent.items() if reply.asks})
+        return AppleServer(
+            cores, s.p0, s.asked | {i: reply.asks for i, reply in sent.items() if reply.asks}
+        )
 
     @on_party
-    async def local(self, mine: AppleState, m: Cores, party: Party, key: Key) -> tuple[AppleState, Core]:
+    async def local(
+        self, mine: AppleState, m: Cores, party: Party, key: Key
+    ) -> tuple[AppleState, Core]:
         others = [j for j in range(len(m.p0)) if j != party.id]
         p0 = m.p0[[party.id, *others]].to(next(iter(mine.core.values())))
         had = mine.had | m.models if mine.first else {}
         models = [m.models.get(j) or had.get(j) or mine.first for j in others]
         names = trainable(drop(mine.core, party.task.private)) if models else {}
-        c = math.sqrt(self.mix_lr / party.training.lr) or 1.0  # p = c q: a step of η₁ for q is one of η₁ c² = η₂ for p
+        c = (
+            math.sqrt(self.mix_lr / party.training.lr) or 1.0
+        )  # p = c q: a step of η₁ for q is one of η₁ c² = η₂ for p
         own = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
         begin = mine.core | {P: (mine.p if len(mine.p) else p0) / c}
         only = None if self.mix_lr else frozenset(mine.core)
         # Not together: each party has all core models, and those of one stay in the cache.
         theta = (await party.fit(self.objective, begin, key, own, only=only, batched=False)).theta
         core, p = drop(theta, frozenset({P})), c * theta[P]
-        asks = self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks")) if mine.first else []
+        asks = (
+            self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks"))
+            if mine.first
+            else []
+        )
         mixed = mixture(core, p, own.others)
-        return AppleState(core, p, mixed, had, mine.first), Core(drop(core, party.task.private), asks)
+        return AppleState(core, p, mixed, had, mine.first), Core(
+            drop(core, party.task.private), asks
+        )
 
     def objective(self, task: LearningTask, theta: Params, batch: Batch, own: Mixing) -> Tensor:
         p = own.scale * theta[P]
@@ -174,7 +207,9 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         return value + own.pull / 2 * (p - own.p0).square().sum() if own.pull else value
 
     def asks(self, p: dict[int, float], had: Container[int], base: float, key: Key) -> list[int]:
-        """Whose core models to ask for: those first that were never had, then by chances in proportion to b^|p|."""
+        """Whose core models to ask for: those first that were never had, then by chances in
+        proportion to b^|p|.
+        """
         new = [j for j in p if j not in had]
         asked = [new[k] for k in key.fold("new").permutation(len(new)).tolist()][: self.downloads]
         left = [j for j in p if j not in asked]
@@ -184,7 +219,9 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         return sorted(asked)
 
     @on_party
-    async def warm_up(self, mine: AppleState, m: Cores, party: Party, key: Key) -> tuple[AppleState, None]:
+    async def warm_up(
+        self, mine: AppleState, m: Cores, party: Party, key: Key
+    ) -> tuple[AppleState, None]:
         begin = mine.core | average(m.models, {j: m.p0[j].item() for j in m.models})
         theta = (await party.fit(plain, begin, key)).theta
         return replace(mine, core=theta, mixed=theta), None
@@ -195,7 +232,9 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
     def join_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
         got = self.downloads if self.fewer(n) else n
-        return Traffic(down=len(info.late) * (got * info.task.bytes(without=info.task.private) + 4 * n + 8))
+        return Traffic(
+            down=len(info.late) * (got * info.task.bytes(without=info.task.private) + 4 * n + 8)
+        )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         n, size = len(info.names), info.task.bytes(without=info.task.private)

@@ -1,12 +1,12 @@
 """Centralized: what pooling the data would give, if it were allowed. A reference, not a method.
 
-Idea: before round 1 every party hands its training data to the server (and the ledger says so); the server then
-trains one model for E epochs a round.
+Idea: before round 1 every party hands its training data to the server (and the ledger says so); the
+server then trains one model for E epochs a round.
 
-At a glance: personal = nothing; exchanged = all samples once, before round 1; kept = the data and the model, at the server;
-steps = none; E epochs on all samples at the server.
-Symbols: theta = the one model; pool = all training samples.
-Deviations: none. Rounds are matched in epochs (T·E), not in gradient steps.
+At a glance: personal = nothing; exchanged = all samples once, before round 1; kept = the data and
+the model, at the server; steps = none; E epochs on all samples at the server. Symbols: theta = the
+one model; pool = all training samples. Deviations: none. Rounds are matched in epochs (T·E), not in
+gradient steps.
 """
 
 from __future__ import annotations
@@ -56,10 +56,18 @@ class Centralized(Algorithm[Pool, Empty, Model]):
         return Empty()
 
     def start(self, s: Pool, server: Server) -> Pool:
-        return Pool(s.theta, together(server.call(self.hand_over, {i: Empty() for i in server.info.parties}).values()))
+        return Pool(
+            s.theta,
+            together(
+                server.call(self.hand_over, {i: Empty() for i in server.info.parties}).values()
+            ),
+        )
 
     def catch_up(self, s: Pool, server: Server, ids: Sequence[int]) -> Pool:
-        return Pool(s.theta, together([s.data, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]))
+        return Pool(
+            s.theta,
+            together([s.data, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]),
+        )
 
     @on_party
     async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
@@ -74,7 +82,12 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def round(self, s: Pool, server: Server, t: int) -> Pool:
         pool = Samples(s.data.x, s.data.y.long())
         task, how = server.info.task, server.info.training
-        return Pool(server.fit(plain, s.theta, pool, server.key("local"), None, task=task, training=how).theta, s.data)
+        return Pool(
+            server.fit(
+                plain, s.theta, pool, server.key("local"), None, task=task, training=how
+            ).theta,
+            s.data,
+        )
 
     def deployed_model(self, mine: Empty, m: Model, party: Party) -> Params:
         return m.theta

@@ -1,20 +1,24 @@
-"""DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A wrapper.
+"""DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A
+wrapper.
 
-Idea: the part of a representation that is peculiar to a party moves out of the shared weights into a private, trainable offset
-(PRBM), and a regulariser (MR) pulls each party's mean representation to a consensus mean that is fixed before training.
+Idea: the part of a representation that is peculiar to a party moves out of the shared weights into
+a private, trainable offset (PRBM), and a regulariser (MR) pulls each party's mean representation to
+a consensus mean that is fixed before training.
 
-PRBM, eq. 6: z = z^g + z̄^p_i, with z^g = f(x).
-MR, eqs. 8 and 9: κ · (1/K) Σ_k ½ (m_k − z̄^g_k)², with m ← (1 − μ) sg(m) + μ mean_batch f(x), from 0 in every local training.
-Algorithm 1, l.1-3: before round 1 each party trains one epoch without PRBM and MR and reports z̄_i; z̄^g = Σ_i (n_i/n) z̄_i.
+PRBM, eq. 6: z = z^g + z̄^p_i, with z^g = f(x). MR, eqs. 8 and 9: κ · (1/K) Σ_k ½ (m_k − z̄^g_k)²,
+with m ← (1 − μ) sg(m) + μ mean_batch f(x), from 0 in every local training. Algorithm 1, l.1-3:
+before round 1 each party trains one epoch without PRBM and MR and reports z̄_i; z̄^g = Σ_i (n_i/n)
+z̄_i.
 
-At a glance: personal = what the host's is, and an offset of the representation; exchanged = what the host exchanges, and a
-mean of representations once, before round 1; kept = what the host keeps, the offset and a running mean; steps = the host's,
-and one epoch before round 1.
-Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g.
-Deviations: the ½ in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false). z̄_i is the exact mean, as
-printed (the code: init_mean=ema). The offset is trained by the experiment's optimizer. κ and μ are the 4-layer CNN's; with
-BatchNorm use kappa=auto, which tries κ = 0, 1, 5 and 50 for some rounds each and takes what is best on validation samples.
-Compared: the same as PFLlib's, with init_mean=ema. See docs/methods-beside.md.
+At a glance: personal = what the host's is, and an offset of the representation; exchanged = what
+the host exchanges, and a mean of representations once, before round 1; kept = what the host keeps,
+the offset and a running mean; steps = the host's, and one epoch before round 1. Symbols: K = values
+in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g. Deviations: the ½
+in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false). z̄_i is the exact
+mean, as printed (the code: init_mean=ema). The offset is trained by the experiment's optimizer. κ
+and μ are the 4-layer CNN's; with BatchNorm use kappa=auto, which tries κ = 0, 1, 5 and 50 for some
+rounds each and takes what is best on validation samples. Compared: the same as PFLlib's, with
+init_mean=ema. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -51,7 +55,9 @@ class Biased(LearningTask):
 
     @property
     def head_names(self) -> frozenset[str]:
-        return self.plain.head_names  # what the host calls its head: a cut of the wrapper's own must not move it
+        return (
+            self.plain.head_names
+        )  # what the host calls its head: a cut of the wrapper's own must not move it
 
     @property
     def plain(self) -> LearningTask:
@@ -91,20 +97,40 @@ class Biased(LearningTask):
 @algorithm
 class Dbe(NoisyMean, Piloted):
     host: AveragesWeights[Any, Any, Any]
-    kappa: float | Literal["auto"] = option(50.0, "κ, weight of the mean regulariser (eq. 8); auto: by a pilot", minimum=0)
-    mu: float = option(1.0, "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone", minimum=0, maximum=1)
+    kappa: float | Literal["auto"] = option(
+        50.0, "κ, weight of the mean regulariser (eq. 8); auto: by a pilot", minimum=0
+    )
+    mu: float = option(
+        1.0,
+        "μ, momentum of the running mean (eq. 9); 1 takes the current batch alone",
+        minimum=0,
+        maximum=1,
+    )
     cut: str = option("", "the stage after which the offset sits; the model's own cut unless told")
     train_offset: bool = option(True, "false freezes the offset at 0")
     half: bool = option(True, "the ½ in MR: as in the authors' code, or plain MSE as printed")
-    ema_debias: bool = option(False, "divide the running mean by 1 − (1 − μ)^b, as it starts from 0 in every local training")
-    init_mean: Literal["exact", "ema", "batch"] = option("exact", "the mean after training, or in it: by μ, or all batches alike")
+    ema_debias: bool = option(
+        False,
+        "divide the running mean by 1 − (1 − μ)^b, as it starts from 0 in every local training",
+    )
+    init_mean: Literal["exact", "ema", "batch"] = option(
+        "exact", "the mean after training, or in it: by μ, or all batches alike"
+    )
     init_epochs: int = option(1, "epochs before a party reports its mean (l.1)", minimum=0)
-    noise_s: float = option(0.0, "s, standard deviation of the noise on an uploaded mean (Table 3)", minimum=0)
-    noise_q: float = option(0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0, maximum=1)
-    pilot_rounds: int = option(5, "rounds with each κ of the pilot before round 1, with kappa=auto", minimum=1)
+    noise_s: float = option(
+        0.0, "s, standard deviation of the noise on an uploaded mean (Table 3)", minimum=0
+    )
+    noise_q: float = option(
+        0.0, "q, share of an uploaded mean that is withheld (Table 3)", minimum=0, maximum=1
+    )
+    pilot_rounds: int = option(
+        5, "rounds with each κ of the pilot before round 1, with kappa=auto", minimum=1
+    )
 
     has_offset: ClassVar[bool] = True
-    not_private = "the mean regulariser couples the records of a batch (prbm, the offset alone, can be had)"
+    not_private = (
+        "the mean regulariser couples the records of a batch (prbm, the offset alone, can be had)"
+    )
     diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
         ParameterNorms(
             name="offsets",
@@ -118,7 +144,8 @@ class Dbe(NoisyMean, Piloted):
     start_weights = "theta"
     also_leaves: ClassVar[tuple[str, ...]] = ("means",)
     bytes_formula = (
-        "the host's, and N · (S + 8·K) once before round 1; kappa=auto: 4 · pilot_rounds rounds and N · (4·S + 73) more"
+        "the host's, and N · (S + 8·K) once before round 1; kappa=auto: 4 · pilot_rounds rounds and"
+        " N · (4·S + 73) more"
     )
 
     @classmethod
@@ -126,16 +153,25 @@ class Dbe(NoisyMean, Piloted):
         if isinstance(host, Wrapper):
             raise UsageError(f"{wrapper} cannot go around a method that is already wrapped.")
         if not isinstance(host, AveragesWeights) or host.shares not in ("model", "generic", "body"):
-            raise UsageError(f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no averaged extractor.")
+            raise UsageError(
+                f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no"
+                " averaged extractor."
+            )
         if cls.has_offset and (host.shares != "model" or host.self_contained):
-            raise UsageError(f"{name} is personalised already, so an offset would be redundant: use {name}+mr.")
+            raise UsageError(
+                f"{name} is personalised already, so an offset would be redundant: use {name}+mr."
+            )
 
     def check(self, info: Info) -> None:
         for task in info.tasks:
             self.at_cut(task)  # refuses a stage that is not there
         runs_along = self.init_mean == "batch" or (self.init_mean == "ema" and self.mu)
-        if (self.init_mean != "exact" and not (runs_along and self.init_epochs)) or (self.ema_debias and not self.mu):
-            raise UsageError("A running mean needs mu > 0, and init_mean=ema and batch an epoch to run along.")
+        if (self.init_mean != "exact" and not (runs_along and self.init_epochs)) or (
+            self.ema_debias and not self.mu
+        ):
+            raise UsageError(
+                "A running mean needs mu > 0, and init_mean=ema and batch an epoch to run along."
+            )
         super().check(info)
 
     def at_cut(self, task: LearningTask) -> LearningTask:
@@ -165,24 +201,35 @@ class Dbe(NoisyMean, Piloted):
     def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         s = super().start(s, server)
         own = self.host.self_contained  # then parties have what they train from
-        means = server.call(self.mean, {i: Model({} if own else self.message_for(s, i).theta) for i in server.info.parties})  # l.1-2
-        z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(server.info.sizes)))[MEAN]  # l.3
+        means = server.call(
+            self.mean,
+            {i: Model({} if own else self.message_for(s, i).theta) for i in server.info.parties},
+        )  # l.1-2
+        z_bar = average(
+            {i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(server.info.sizes))
+        )[MEAN]  # l.3
         server.call(self.agree, dict.fromkeys(server.info.parties, Mean(z_bar)))
         s = replace(s, extra=Mean(z_bar))
         return self.choose(s, server) if self.auto else s
 
-    def catch_up(self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]) -> Wrapped[Mean | None]:
+    def catch_up(
+        self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]
+    ) -> Wrapped[Mean | None]:
         assert s.extra
         server.call(self.agree, dict.fromkeys(ids, s.extra))
         return super().catch_up(s, server, ids)
 
-    def join(self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]) -> Wrapped[Mean | None]:
+    def join(
+        self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]
+    ) -> Wrapped[Mean | None]:
         assert s.extra
         server.call(self.agree, dict.fromkeys(ids, s.extra))
         return super().join(s, server, ids)
 
     @on_party
-    async def mean(self, mine: Wrapped[Mean], m: Model, party: Party, key: Key) -> tuple[Wrapped[Mean], Mean]:
+    async def mean(
+        self, mine: Wrapped[Mean], m: Model, party: Party, key: Key
+    ) -> tuple[Wrapped[Mean], Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
         task = self.at_cut(party.task)
         theta = drop(self.host.deployed_model(mine.host, m, party), frozenset({OFFSET}))
@@ -205,15 +252,23 @@ class Dbe(NoisyMean, Piloted):
         return task.objective(theta, z, batch)
 
     @on_party
-    async def agree(self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
+    async def agree(
+        self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key
+    ) -> tuple[Wrapped[Mean], None]:
         return Wrapped(self.host_state(mine), m), None
 
     def join_traffic(self, info: Info) -> Traffic:
         told = TRIED_BYTES if self.auto else 0
-        return super().join_traffic(info) + Traffic(down=len(info.late) * (4 * self.at_cut(info.task).width + told))
+        return super().join_traffic(info) + Traffic(
+            down=len(info.late) * (4 * self.at_cut(info.task).width + told)
+        )
 
     def start_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
         k = self.at_cut(info.task).width
         model = 0 if self.host.self_contained else self.host.shared_bytes(info)
-        return super().start_traffic(info) + Traffic(up=4 * k * n, down=(model + 4 * k) * n) + self.pilot_traffic(info)
+        return (
+            super().start_traffic(info)
+            + Traffic(up=4 * k * n, down=(model + 4 * k) * n)
+            + self.pilot_traffic(info)
+        )

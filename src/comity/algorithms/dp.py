@@ -1,22 +1,24 @@
 """DP: Abadi et al., Deep Learning with Differential Privacy, CCS 2016. A wrapper.
 
-Idea: whatever a method's parties train, they train so that no record tells (level=record); or what a trusted server makes of
-their models tells of no party (level=party).
+Idea: whatever a method's parties train, they train so that no record tells (level=record); or what
+a trusted server makes of their models tells of no party (level=party).
 
-level=record, Algorithm 1 of Abadi et al. in place of every training: each step takes each record with chance B/n_i;
-g̃ = (Σ clip_C(∇ℓ) + N(0, σ²C²)) / B, then the experiment's optimizer. Nobody needs to be trusted.
-level=party, DP-FedAvg (McMahan et al., Learning Differentially Private Recurrent Language Models, ICLR 2018):
-Δ_i ← clip_C(θ_i − θ); θ ← θ + (Σ_{i∈S} Δ_i)/|S| + N(0, (σC/|S|)²) at the server, which sees every Δ_i.
+level=record, Algorithm 1 of Abadi et al. in place of every training: each step takes each record
+with chance B/n_i; g̃ = (Σ clip_C(∇ℓ) + N(0, σ²C²)) / B, then the experiment's optimizer. Nobody
+needs to be trusted. level=party, DP-FedAvg (McMahan et al., Learning Differentially Private
+Recurrent Language Models, ICLR 2018): Δ_i ← clip_C(θ_i − θ); θ ← θ + (Σ_{i∈S} Δ_i)/|S| + N(0,
+(σC/|S|)²) at the server, which sees every Δ_i.
 
-At a glance: personal = what the host's is; exchanged = what the host exchanges, with noise or clipped for a server that adds
-it; kept = what the host keeps; steps = the host's, each record's gradient clipped.
-Symbols: C = clip; σ = noise; B = the experiment's batch; n_i = records of party i; S = the round's parties.
-Deviations: a party's records are n_i throughout, so two neighbours differ in one record that is blank in one of them. With
-level=party all parties count alike, and a cohort is drawn without replacement: what that gains is accounted for as such.
-What looks at records in any other way than by being trained on them is refused: own steps, BatchNorm, losses that couple a
-batch, counts of labels.
-Compared: level=party is the same as Flower's clipping at the server, level=record as fluke's by Opacus, without noise; with
-noise both are within chance. See docs/methods-beside.md.
+At a glance: personal = what the host's is; exchanged = what the host exchanges, with noise or
+clipped for a server that adds it; kept = what the host keeps; steps = the host's, each record's
+gradient clipped. Symbols: C = clip; σ = noise; B = the experiment's batch; n_i = records of party
+i; S = the round's parties. Deviations: a party's records are n_i throughout, so two neighbours
+differ in one record that is blank in one of them. With level=party all parties count alike, and a
+cohort is drawn without replacement: what that gains is accounted for as such. What looks at records
+in any other way than by being trained on them is refused: own steps, BatchNorm, losses that couple
+a batch, counts of labels. Compared: level=party is the same as Flower's clipping at the server,
+level=record as fluke's by Opacus, without noise; with noise both are within chance. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -47,10 +49,20 @@ def clipped(change: Params, most: float) -> Params:
 @algorithm
 class Dp(AsHost[None]):
     host: AnyAlgorithm
-    level: Literal["record", "party"] = option("record", "whom it protects: a record, or a party if the server is trusted")
-    noise: float | Literal["auto"] = option("auto", "σ, in units of C; auto: as little as the run's budget allows", minimum=0)
-    clip: float = option(1.0, "C, the norm of a record's gradient, or of a party's change of the model, at most", above=0)
-    amplify: bool = option(True, "level=party: that nobody knows who was drawn for a round counts as protection")
+    level: Literal["record", "party"] = option(
+        "record", "whom it protects: a record, or a party if the server is trusted"
+    )
+    noise: float | Literal["auto"] = option(
+        "auto", "σ, in units of C; auto: as little as the run's budget allows", minimum=0
+    )
+    clip: float = option(
+        1.0,
+        "C, the norm of a record's gradient, or of a party's change of the model, at most",
+        above=0,
+    )
+    amplify: bool = option(
+        True, "level=party: that nobody knows who was drawn for a round counts as protection"
+    )
 
     start_weights = ""
     bytes_formula = "the host's"
@@ -63,15 +75,30 @@ class Dp(AsHost[None]):
 
     def check(self, info: Info) -> None:
         if self.level == "record" and any(task.network.norms for task in info.tasks):
-            raise UsageError(f"dp cannot train {info.task.network.name}: BatchNorm couples the records of a batch.")
+            raise UsageError(
+                f"dp cannot train {info.task.network.name}: BatchNorm couples the records of a"
+                " batch."
+            )
         if self.level == "party" and not isinstance(self.host, AveragedModel):
-            raise UsageError("dp with level=party goes around methods that average models, as fedavg and fedbn do.")
-        if self.level == "party" and any(is_buffer(name) for name in info.task.shapes if name not in self._kept(info.task)):
-            raise UsageError("dp with level=party has no noise for BatchNorm's statistics, which would be shared: use fedbn+dp.")
+            raise UsageError(
+                "dp with level=party goes around methods that average models, as fedavg and"
+                " fedbn do."
+            )
+        if self.level == "party" and any(
+            is_buffer(name) for name in info.task.shapes if name not in self._kept(info.task)
+        ):
+            raise UsageError(
+                "dp with level=party has no noise for BatchNorm's statistics, which would be"
+                " shared: use fedbn+dp."
+            )
         super().check(info)
 
     def warnings(self, info: Info) -> list[str]:
-        return [] if self.noise else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
+        return (
+            []
+            if self.noise
+            else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
+        )
 
     def _kept(self, task: LearningTask) -> frozenset[str]:
         assert isinstance(self.host, AveragedModel)
@@ -80,7 +107,10 @@ class Dp(AsHost[None]):
     @property
     def sigma(self) -> float:
         if self.noise == "auto":
-            raise UsageError("dp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
+            raise UsageError(
+                "dp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or"
+                " noise=1."
+            )
         return self.noise
 
     @property
@@ -93,7 +123,9 @@ class Dp(AsHost[None]):
 
     # A record is protected.
 
-    def wrap_party(self, party: Party, extra: None, made: list[tuple[float, int]] | None = None) -> Party:
+    def wrap_party(
+        self, party: Party, extra: None, made: list[tuple[float, int]] | None = None
+    ) -> Party:
         if self.level == "party":
             return party
         how = Private(party.data.train, self.clip, self.sigma, [] if made is None else made)
@@ -101,9 +133,13 @@ class Dp(AsHost[None]):
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)
-        async def wrapped(mine: Wrapped[None], message: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
+        async def wrapped(
+            mine: Wrapped[None], message: Any, party: Party, key: Key
+        ) -> tuple[Wrapped[None], Any]:
             made: list[tuple[float, int]] = []
-            state, reply = await function(mine.host, message, self.wrap_party(party, None, made), key)
+            state, reply = await function(
+                mine.host, message, self.wrap_party(party, None, made), key
+            )
             if self.level == "record":
                 self._check_declared(function.__name__, made, party)
             elif isinstance(reply, Model):
@@ -114,24 +150,48 @@ class Dp(AsHost[None]):
 
     def _check_declared(self, function: str, made: list[tuple[float, int]], party: Party) -> None:
         """Refuse a reply that came of more training than was accounted for before it was asked for."""
-        declared = sorted((r.rate, r.steps) for r in self._trained(function, len(party.data.train), party.training))
+        declared = sorted(
+            (r.rate, r.steps)
+            for r in self._trained(function, len(party.data.train), party.training)
+        )
         if sorted(made) != declared:
-            raise UsageError(f"{function} trains otherwise than its method declares (trainings): {sorted(made)}, not {declared}.")
+            raise UsageError(
+                f"{function} trains otherwise than its method declares (trainings): {sorted(made)},"
+                f" not {declared}."
+            )
 
     def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
         if self.level == "party":
             return said
         trained = self._trained(function, asked.size, asked.training)
-        # A row behind noise, of a model of which no record tells: then the noise protects the record that it is of.
-        records = {id(row): replace(row, unit="record") for found in said.values() for row in found}  # one release stays one
-        rows = {name: [*(records[id(row)] for row in found), *trained] for name, found in said.items()}
+        # A row behind noise, of a model of which no record tells: then the noise protects the
+        # record that it is of.
+        records = {
+            id(row): replace(row, unit="record") for found in said.values() for row in found
+        }  # one release stays one
+        rows = {
+            name: [*(records[id(row)] for row in found), *trained] for name, found in said.items()
+        }
         return {**rows, ALL: trained}
 
     def _trained(self, function: str, n: int, how: Training) -> list[Release]:
-        """What a record has to do with all that a work trains; what is made of that afterwards costs nothing more."""
-        found = [each for stage in STAGES for each in self.host.declared_trainings(stage, how).get(function, ())]
+        """What a record has to do with all that a work trains; what is made of that afterwards
+        costs nothing more.
+        """
+        found = [
+            each
+            for stage in STAGES
+            for each in self.host.declared_trainings(stage, how).get(function, ())
+        ]
         return [
-            Release("record", "gaussian", self.clip, self.sigma * self.clip, rate=min(1.0, h.batch / n), steps=h.steps_for(n))
+            Release(
+                "record",
+                "gaussian",
+                self.clip,
+                self.sigma * self.clip,
+                rate=min(1.0, h.batch / n),
+                steps=h.steps_for(n),
+            )
             for h in found
         ]
 
@@ -144,9 +204,23 @@ class Dp(AsHost[None]):
     def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
         if self.level == "record" or not cohort:
             return self.host.server_release(info, cohort)
-        everybody, C, spread = len(info.names), self.clip / len(cohort), self.sigma * self.clip / len(cohort)
-        if self.amplify and len(cohort) < everybody:  # a party that is replaced by another takes its change of the model along
-            return Release("party", "gaussian", 2 * C, spread, "replaced", drawn_of=everybody, drawn=len(cohort))
+        everybody, C, spread = (
+            len(info.names),
+            self.clip / len(cohort),
+            self.sigma * self.clip / len(cohort),
+        )
+        if (
+            self.amplify and len(cohort) < everybody
+        ):  # a party that is replaced by another takes its change of the model along
+            return Release(
+                "party",
+                "gaussian",
+                2 * C,
+                spread,
+                "replaced",
+                drawn_of=everybody,
+                drawn=len(cohort),
+            )
         return Release("party", "gaussian", C, spread)
 
     def averaging(self, server: Server) -> NoisyAveraging | None:
@@ -155,7 +229,9 @@ class Dp(AsHost[None]):
         drawn = server.sample(server.round)
 
         def made_known(heard: int) -> float:
-            """The noise on a mean of so many models, of which the account learns before anybody else does."""
+            """The noise on a mean of so many models, of which the account learns before anybody
+            else does.
+            """
             how = self.server_release(server.info, drawn)
             assert how
             less = len(drawn) / heard  # of fewer models each weighs more, and so does its noise

@@ -1,21 +1,23 @@
 """DRFA: Deng, Kamani, Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020.
 
-Idea: AFL's worst mixture with many local steps between exchanges. Parties are drawn by their weights λ, which are raised by the
-losses of a snapshot from a random moment of the round, so that they know what happened within it.
+Idea: AFL's worst mixture with many local steps between exchanges. Parties are drawn by their
+weights λ, which are raised by the losses of a snapshot from a random moment of the round, so that
+they know what happened within it.
 
 Objective: min_w max_{λ∈Δ} Σ_i λ_i F_i(w).
 Algorithm 1: draw m parties D by λ, and t' ∈ {1, ..., τ} uniformly; each of D makes τ steps from w;  w ← (1/m) Σ_{i∈D} w_i;
 w' ← (1/m) Σ_{i∈D} w_i after t' steps;  draw m parties U uniformly, who report F_i(w');  v_i = (N/m) F_i(w') for i ∈ U, else 0;
 λ ← Π_Δ(λ + τ γ_λ v).
 
-Symbols: Δ = the simplex, Π_Δ the nearest point in it; N = parties; m = those of a round; τ = local steps.
-At a glance: personal = nothing; exchanged = all weights and a snapshot of them up, both down, and a loss up; kept = nothing (the
-server: λ); steps = E epochs for each time that a party is drawn, and the loss of every sample.
-Deviations: a party drawn twice trains twice, on other batches. τ is the steps of the largest party drawn; who has made all of its
-own by t' waits there. F_i is over all samples, in evaluation mode (paper: a mini-batch). γ_λ is from memory of the paper's
-experiments, as is {1, ..., τ}; λ begins uniform (FedTorch: by sample counts). The authors' FedTorch differs from Algorithm 1:
-parties are drawn uniformly and averaged by λ, each with a t' of its own; γ_λ shrinks by a tenth a round from 0.1; λ is lifted to
-0.001 at least.
+Symbols: Δ = the simplex, Π_Δ the nearest point in it; N = parties; m = those of a round; τ = local
+steps. At a glance: personal = nothing; exchanged = all weights and a snapshot of them up, both
+down, and a loss up; kept = nothing (the server: λ); steps = E epochs for each time that a party is
+drawn, and the loss of every sample. Deviations: a party drawn twice trains twice, on other batches.
+τ is the steps of the largest party drawn; who has made all of its own by t' waits there. F_i is
+over all samples, in evaluation mode (paper: a mini-batch). γ_λ is from memory of the paper's
+experiments, as is {1, ..., τ}; λ begins uniform (FedTorch: by sample counts). The authors' FedTorch
+differs from Algorithm 1: parties are drawn uniformly and averaged by λ, each with a t' of its own;
+γ_λ shrinks by a tenth a round from 0.1; λ is lifted to 0.001 at least.
 """
 
 from __future__ import annotations
@@ -65,7 +67,9 @@ class Drfa(Agnostic[Until]):
     def round(self, s: Mixture, server: Server, t: int) -> Mixture:
         n, m = len(server.info.names), len(server.sample(t))
         chances = torch.tensor(s.lam, dtype=torch.float64)
-        drawn = chances.multinomial(m, replacement=True, generator=server.key("parties").generator()).tolist()
+        drawn = chances.multinomial(
+            m, replacement=True, generator=server.key("parties").generator()
+        ).tolist()
         tau = max(server.info.training.steps_for(server.info.sizes[i]) for i in drawn)
         message = Until(s.theta, 1 + server.key("snapshot").choose(1, max(1, tau))[0])
         w, snapshot = Averaging(), Averaging()
@@ -85,9 +89,13 @@ class Drfa(Agnostic[Until]):
     @on_party
     async def local(self, mine: Params, m: Until, party: Party, key: Key) -> tuple[Params, Snapped]:
         done = await party.fit(self.snapping, m.theta | mine, key, m.steps)
-        taken = {k.removeprefix(SNAPSHOT): v for k, v in done.scratch.items() if k.startswith(SNAPSHOT)}
+        taken = {
+            k.removeprefix(SNAPSHOT): v for k, v in done.scratch.items() if k.startswith(SNAPSHOT)
+        }
         w_i = self.shared(done.theta, party.task)
-        return self.private(done.theta, party.task), Snapped(w_i, self.shared(taken, party.task) or w_i)
+        return self.private(done.theta, party.task), Snapped(
+            w_i, self.shared(taken, party.task) or w_i
+        )
 
     def snapping(self, task: LearningTask, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
         """F_i, and a snapshot of the weights before this step if so many came before it."""
@@ -96,7 +104,9 @@ class Drfa(Agnostic[Until]):
         return task.loss(w_i, batch)
 
     @on_party
-    async def judge(self, mine: Params, m: Snapshot, party: Party, key: Key) -> tuple[Params, float]:
+    async def judge(
+        self, mine: Params, m: Snapshot, party: Party, key: Key
+    ) -> tuple[Params, float]:
         return mine, mean_loss(party.task, m.w | mine, party.data.train)
 
     def deployed_model(self, mine: Params, m: Until, party: Party) -> Params:

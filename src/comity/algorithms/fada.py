@@ -1,29 +1,34 @@
 """FADA: Peng, Huang, Zhu, Saenko, Federated Adversarial Domain Adaptation, ICLR 2020.
 
-Idea: one party, the target, has samples but no labels. The others teach a model for it: for each source a domain identifier at
-the server learns to tell its features from the target's, extractors learn to confuse it, and sources count by how well their
-models sort the target's samples into clusters.
+Idea: one party, the target, has samples but no labels. The others teach a model for it: for each
+source a domain identifier at the server learns to tell its features from the target's, extractors
+learn to confuse it, and sources count by how well their models sort the target's samples into
+clusters.
 
 Source: min CE(C_i(G_i(x)), y) + μ · CE(DI_i(G_i(x)), target), E epochs from the target's model.
-Identifier: min CE(DI_i(G_i(x)), source) + CE(DI_i(G_t(x)), target), at the server, for each pair of a source and the target.
-Attention: α = softmax(−log(W_k(i) / W_1(i))), W_k(i) = scatter within k = C clusters of the target's features by i's model;
-(G_t, C_t) ← Σ_i α_i (G_i, C_i).
-Target: min μ · mean_i CE(DI_i(G_t(x)), source) over G_t, E epochs, without labels.
+Identifier: min CE(DI_i(G_i(x)), source) + CE(DI_i(G_t(x)), target), at the server, for each pair of
+a source and the target. Attention: α = softmax(−log(W_k(i) / W_1(i))), W_k(i) = scatter within k =
+C clusters of the target's features by i's model; (G_t, C_t) ← Σ_i α_i (G_i, C_i). Target: min μ ·
+mean_i CE(DI_i(G_t(x)), source) over G_t, E epochs, without labels.
 
-Symbols: G = the stages up to the cut, C its head; t = the target, i = a source; DI_i = a binary discriminator of features.
-At a glance: personal = nothing (target=each: the model made for the party); exchanged = sources: weights both ways, DI_i down,
-all samples' representations up; the target: the sources' weights and DIs down, weights and representations up; kept = nothing
-(the server: models and DIs); steps = E epochs at sources and at the target (target=each: N times that).
-Deviations: only the abstract, the introduction and summaries of the paper could be read; the rest is from memory, and μ and DI's
-size are this file's. Sources begin each round at the target's model (paper: their gradients are applied to it). The paper's
-attention is a softmax of how much scatter falls in a step; as all begin at one model, that is what is left of it, up to a number
-that they have in common. Here it is a logarithm, and of scatter relative to the whole, so that small features do not pass for
-tight clusters. Each side is to be taken for the other; as remembered, the paper has both be taken for the source. The
-disentangler (class identifier, mutual information, reconstruction) is left out, as the paper's equations for it could not be had:
-DADA's code, by the same authors, has such terms, but tells neither which features FADA's classifiers and identifiers see nor what
-a target does that has no labels to disentangle by. target=each makes a model for every party by the others' labels, each to the
-bit that of a run with this target: so one run stands for the N runs of ADCOL's Table 21. Representations of single samples leave
-sources and target, and the target sees each source's model. A newcomer gets the target's model, or the mean of all.
+Symbols: G = the stages up to the cut, C its head; t = the target, i = a source; DI_i = a binary
+discriminator of features. At a glance: personal = nothing (target=each: the model made for the
+party); exchanged = sources: weights both ways, DI_i down, all samples' representations up; the
+target: the sources' weights and DIs down, weights and representations up; kept = nothing (the
+server: models and DIs); steps = E epochs at sources and at the target (target=each: N times that).
+Deviations: only the abstract, the introduction and summaries of the paper could be read; the rest
+is from memory, and μ and DI's size are this file's. Sources begin each round at the target's model
+(paper: their gradients are applied to it). The paper's attention is a softmax of how much scatter
+falls in a step; as all begin at one model, that is what is left of it, up to a number that they
+have in common. Here it is a logarithm, and of scatter relative to the whole, so that small features
+do not pass for tight clusters. Each side is to be taken for the other; as remembered, the paper has
+both be taken for the source. The disentangler (class identifier, mutual information,
+reconstruction) is left out, as the paper's equations for it could not be had: DADA's code, by the
+same authors, has such terms, but tells neither which features FADA's classifiers and identifiers
+see nor what a target does that has no labels to disentangle by. target=each makes a model for every
+party by the others' labels, each to the bit that of a run with this target: so one run stands for
+the N runs of ADCOL's Table 21. Representations of single samples leave sources and target, and the
+target sees each source's model. A newcomer gets the target's model, or the mean of all.
 """
 
 from __future__ import annotations
@@ -62,7 +67,9 @@ class Shown:
 
 @record
 class Adapted:
-    """What the target sends: its model, its samples' representations, and how much each source counted."""
+    """What the target sends: its model, its samples' representations, and how much each source
+    counted.
+    """
 
     theta: Params
     z: Tensor
@@ -90,12 +97,23 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     also_leaves = ("representations",)
     feature_skew_only = True
     common_start = "has one model for each target, from which all its sources begin"
-    bytes_formula = "Σ_t Σ_targets ((3·m + 1)·S + 2·m·S_DI + 4·d·Σ_i n_i + 4·m), m sources, i over these and the target"
+    bytes_formula = (
+        "Σ_t Σ_targets ((3·m + 1)·S + 2·m·S_DI + 4·d·Σ_i n_i + 4·m), m sources, i over these and"
+        " the target"
+    )
 
-    target: str = option("", "the party without labels, by its name; empty: the last; each: every party in turn, by the others")
+    target: str = option(
+        "",
+        "the party without labels, by its name; empty: the last; each: every party in turn, by the"
+        " others",
+    )
     mu: float = option(0.1, "μ, weight of confusing the identifiers", minimum=0)
-    attention: Literal["gap", "uniform"] = option("gap", "how sources count: by the target's clusters, or alike")
-    disc: Literal["mlp", "linear", "shallow", "deep"] = option("shallow", "DI: three FC layers, one, two, or five")
+    attention: Literal["gap", "uniform"] = option(
+        "gap", "how sources count: by the target's clusters, or alike"
+    )
+    disc: Literal["mlp", "linear", "shallow", "deep"] = option(
+        "shallow", "DI: three FC layers, one, two, or five"
+    )
     hidden: int = option(256, "width of DI's hidden layers", minimum=1)
     disc_epochs: int = option(1, "epochs on each identifier in a round", minimum=0)
 
@@ -109,14 +127,24 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         if len(info.names) < 2:
             raise UsageError("fada needs a source beside the target: at least two parties.")
         if self.target == "each" and info.training.keep and 0 < info.cohort < len(info.names):
-            raise UsageError("With cohorts target=each would mix up what optimizers keep of its models: use --opt-state reset.")
+            raise UsageError(
+                "With cohorts target=each would mix up what optimizers keep of its models: use"
+                " --opt-state reset."
+            )
         if self.target not in ("", "each", *info.names):
-            raise UsageError(f"There is no party {self.target!r} to be fada's target; there are {', '.join(info.names[:10])}.")
+            raise UsageError(
+                f"There is no party {self.target!r} to be fada's target; there are"
+                f" {', '.join(info.names[:10])}."
+            )
 
     def targets(self, info: Info, cohort: Sequence[int]) -> dict[int, list[int]]:
-        """The targets of a round, and the sources of each; one target has a part in every round that has sources."""
+        """The targets of a round, and the sources of each; one target has a part in every round
+        that has sources.
+        """
         one = info.names.index(self.target) if self.target in info.names else len(info.names) - 1
-        found = {k: [i for i in cohort if i != k] for k in (cohort if self.target == "each" else [one])}
+        found = {
+            k: [i for i in cohort if i != k] for k in (cohort if self.target == "each" else [one])
+        }
         return {k: sources for k, sources in found.items() if sources}
 
     def identifier(self, width: int) -> LearningTask:
@@ -126,7 +154,10 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         pairs = self.targets(info, info.parties)
         first = self.identifier(info.width).init(key.fold("identifier"))
         w = drop(info.task.init(key), info.task.private)
-        return Targets(dict.fromkeys(pairs, w), {k: dict.fromkeys(sources, first) for k, sources in pairs.items()})
+        return Targets(
+            dict.fromkeys(pairs, w),
+            {k: dict.fromkeys(sources, first) for k, sources in pairs.items()},
+        )
 
     def init_party(self, key: Key, party: Party) -> dict[int, Params]:
         """What is private of the models that it had a part in, by target."""
@@ -134,7 +165,9 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
 
     def message_for(self, s: Targets, i: int) -> Model:
         if self.target == "each":
-            return Model(s.models[i] if i in s.models else average(s.models, dict.fromkeys(s.models, 1.0)))
+            return Model(
+                s.models[i] if i in s.models else average(s.models, dict.fromkeys(s.models, 1.0))
+            )
         return Model(*s.models.values())
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
@@ -151,20 +184,37 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             return s
         shown = server.call(self.local, dict(sorted(messages.items())))
         taught = {k: {i: shown[i][k] for i in sources if i in shown} for k, sources in plan.items()}
-        asked = {k: {i: Lesson(one.theta, s.DI[k][i]) for i, one in by.items()} for k, by in taught.items() if by}
+        asked = {
+            k: {i: Lesson(one.theta, s.DI[k][i]) for i, one in by.items()}
+            for k, by in taught.items()
+            if by
+        }
         models, DI = dict(s.models), dict(s.DI)
         for k, adapted in server.call(self.adapt, asked).items():
             models[k] = adapted.theta
-            DI[k] = DI[k] | {i: self.told_apart(DI[k][i], one.z, adapted.z, server, (k, i)) for i, one in taught[k].items()}
+            DI[k] = DI[k] | {
+                i: self.told_apart(DI[k][i], one.z, adapted.z, server, (k, i))
+                for i, one in taught[k].items()
+            }
             for i, share in adapted.attention.items():
                 server.note(f"attention/{server.info.name(i)}", share, party=k)
         return Targets(models, DI)
 
-    def told_apart(self, DI: Params, z_i: Tensor, z_t: Tensor, server: Server, pair: tuple[int, int]) -> Params:
+    def told_apart(
+        self, DI: Params, z_i: Tensor, z_t: Tensor, server: Server, pair: tuple[int, int]
+    ) -> Params:
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None, augment=None)
         data = labelled({SOURCE: z_i, TARGET: z_t})
         task = self.identifier(server.info.width)
-        return server.fit(both_sides, DI, data, server.key("identifier", *pair), shares_of(data), task=task, training=how).theta
+        return server.fit(
+            both_sides,
+            DI,
+            data,
+            server.key("identifier", *pair),
+            shares_of(data),
+            task=task,
+            training=how,
+        ).theta
 
     @on_party
     async def local(
@@ -188,20 +238,31 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     async def adapt(
         self, mine: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], Adapted]:
-        """The target's part: it weighs the sources' models and confuses their identifiers, without a look at its labels."""
+        """The target's part: it weighs the sources' models and confuses their identifiers, without
+        a look at its labels.
+        """
         task, train = party.task, party.data.train
         unlabelled = Samples(train.x, torch.zeros_like(train.y))
         own = mine.get(party.id, mine[NOBODY])
         share = dict.fromkeys(m, 1 / len(m))
         if self.attention == "gap":
             z = {i: features_of(task, lesson.theta | own, unlabelled) for i, lesson in m.items()}
-            fit = [1 / left_in_clusters(rows, task.classes, key.fold("clusters")) for rows in z.values()]
-            share = {i: each / sum(fit) for i, each in zip(m, fit, strict=True)}  # softmax(−log(W_k / W_1))
+            fit = [
+                1 / left_in_clusters(rows, task.classes, key.fold("clusters"))
+                for rows in z.values()
+            ]
+            share = {
+                i: each / sum(fit) for i, each in zip(m, fit, strict=True)
+            }  # softmax(−log(W_k / W_1))
         theta = average({i: lesson.theta for i, lesson in m.items()}, share) | own
         if self.mu:
-            judges = Judges([lesson.DI for lesson in m.values()], torch.tensor(SOURCE, device=train.y.device))
+            judges = Judges(
+                [lesson.DI for lesson in m.values()], torch.tensor(SOURCE, device=train.y.device)
+            )
             body = frozenset(theta.keys() - task.head_names)
-            theta = (await party.fit(self.confused, theta, key, judges, samples=unlabelled, only=body)).theta
+            theta = (
+                await party.fit(self.confused, theta, key, judges, samples=unlabelled, only=body)
+            ).theta
         reply = Adapted(drop(theta, task.private), features_of(task, theta, unlabelled), share)
         return {**mine, party.id: keep(theta, task.private)}, reply
 
@@ -218,7 +279,9 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         return torch.stack([cross_entropy(disc.logits(D, z), wanted) for D in judges.DI]).mean()
 
     def deployed_model(self, mine: dict[int, Params], m: Model, party: Party) -> Params:
-        return m.theta | (mine.get(party.id, mine[NOBODY]) if self.target == "each" else [*mine.values()][-1])
+        return m.theta | (
+            mine.get(party.id, mine[NOBODY]) if self.target == "each" else [*mine.values()][-1]
+        )
 
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.late) * info.task.bytes(without=info.task.private))
@@ -229,5 +292,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         for k, sources in self.targets(info, cohort).items():
             m = len(sources)
             rows = sum(info.sizes[i] for i in (k, *sources))
-            total += Traffic(up=(m + 1) * S + 4 * info.width * rows + 4 * m, down=2 * m * (S + S_DI))
+            total += Traffic(
+                up=(m + 1) * S + 4 * info.width * rows + 4 * m, down=2 * m * (S + S_DI)
+            )
         return total

@@ -1,19 +1,22 @@
-"""FD: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation, 2018.
+"""FD: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and
+Augmentation, 2018.
 
-Idea: no weights cross, only each party's mean logits per class; every party is pulled to what the others answer for a sample's
-class. Parties may have different architectures.
+Idea: no weights cross, only each party's mean logits per class; every party is pulled to what the
+others answer for a sample's class. Parties may have different architectures.
 
-Eq. 1, with the thesis' choices: CE(F_i(x), y) + γ · mean ‖logits(x) − Ḡ^y‖² / C, with Ḡ^c = Σ_j n_jc Ḡ_j^c / Σ_j n_jc.
+Eq. 1, with the thesis' choices: CE(F_i(x), y) + γ · mean ‖logits(x) − Ḡ^y‖² / C, with Ḡ^c = Σ_j
+n_jc Ḡ_j^c / Σ_j n_jc.
 
-At a glance: personal = the whole model; exchanged = mean logits and counts of each class up, their means over parties down;
-kept = the party's model; steps = E epochs.
-Symbols: Ḡ_j^c = party j's mean logits over its samples of class c; n_jc = how many there are; γ = weight of the distillation.
-Deviations: defaults are those of the representation-sharing thesis, which uses FD as its baseline (squared error, γ = 10, means
-pooled over all parties, oneself included). The paper leaves oneself out and compares softmax outputs by cross-entropy:
-exclude_self=true, distance=ce. Mean logits are taken after local training, in evaluation mode. Classes that nobody has
-shown yet teach nothing.
-Compared: the same as PFLlib's (distance=ce), once that compares softmax outputs, as the paper does, of the trained model, by
-sample counts; HtFLlib's is within chance, with the first of these. See docs/methods-beside.md.
+At a glance: personal = the whole model; exchanged = mean logits and counts of each class up, their
+means over parties down; kept = the party's model; steps = E epochs. Symbols: Ḡ_j^c = party j's mean
+logits over its samples of class c; n_jc = how many there are; γ = weight of the distillation.
+Deviations: defaults are those of the representation-sharing thesis, which uses FD as its baseline
+(squared error, γ = 10, means pooled over all parties, oneself included). The paper leaves oneself
+out and compares softmax outputs by cross-entropy: exclude_self=true, distance=ce. Mean logits are
+taken after local training, in evaluation mode. Classes that nobody has shown yet teach nothing.
+Compared: the same as PFLlib's (distance=ce), once that compares softmax outputs, as the paper does,
+of the trained model, by sample counts; HtFLlib's is within chance, with the first of these. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -59,10 +62,14 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
     means_in: ClassVar = {"local": Holding(("Answers.logits",), ("Answers.counts",))}
     self_contained = True
     start_weights = ""
-    bytes_formula = "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
+    bytes_formula = (
+        "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
+    )
 
     gamma: float = option(10.0, "γ, weight of the distillation", minimum=0)
-    distance: Literal["mse", "ce"] = option("mse", "between own and mean logits: squared error, or cross-entropy of softmaxes")
+    distance: Literal["mse", "ce"] = option(
+        "mse", "between own and mean logits: squared error, or cross-entropy of softmaxes"
+    )
     exclude_self: bool = option(False, "teach a party by the others only, as the paper does")
 
     def check(self, info: Info) -> None:
@@ -84,13 +91,23 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         c = task.classes
-        return {"Answers.logits": (c, c), "Answers.counts": (c,), "Teacher.logits": (c, c), "Teacher.known": (c,)}
+        return {
+            "Answers.logits": (c, c),
+            "Answers.counts": (c,),
+            "Teacher.logits": (c, c),
+            "Teacher.known": (c,),
+        }
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
-        return Bank(s.classes, s.last | server.call(self.local, {i: self.message_for(s, i) for i in server.sample(t)}))
+        return Bank(
+            s.classes,
+            s.last | server.call(self.local, {i: self.message_for(s, i) for i in server.sample(t)}),
+        )
 
     @on_party
-    async def local(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Answers]:
+    async def local(
+        self, F_i: Params, m: Teacher, party: Party, key: Key
+    ) -> tuple[Params, Answers]:
         task = party.task
         F_i = (await party.fit(self.eq1, F_i, key, on_device(m, party.device))).theta
         return F_i, Answers(*self.told(party, lambda x: task.logits(F_i, x), key))

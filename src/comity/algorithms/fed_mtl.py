@@ -1,26 +1,27 @@
 """Fed-MTL: Smith et al., Federated Multi-LearningTask Learning, NeurIPS 2017 (MOCHA).
 
-Idea: every party has a model of its own. Which of them are alike is learned along with them, and those that are hold on to each
-other.
+Idea: every party has a model of its own. Which of them are alike is learned along with them, and
+those that are hold on to each other.
 
-Eq. 1: min over W and Ω of Σ_t f_t(w_t) + (λ₁/2) tr(W Ω Wᵀ) + (λ₂/2) ‖W‖².
-Server, the Ω step: Σ = m (WᵀW)^½ / tr (WᵀW)^½, then Ω = ((1 − ε) Σ + ε I)⁻¹; I before round 1.
-Parties, the W step: f_t(w_t) + (c/2) ‖w_t − a_t‖² for E epochs, with a_t = w_t − (λ₁ (WΩ)_t + λ₂ w_t)/c and c = λ₁ ‖Ω‖ + λ₂.
+Eq. 1: min over W and Ω of Σ_t f_t(w_t) + (λ₁/2) tr(W Ω Wᵀ) + (λ₂/2) ‖W‖². Server, the Ω step: Σ = m
+(WᵀW)^½ / tr (WᵀW)^½, then Ω = ((1 − ε) Σ + ε I)⁻¹; I before round 1. Parties, the W step: f_t(w_t)
++ (c/2) ‖w_t − a_t‖² for E epochs, with a_t = w_t − (λ₁ (WΩ)_t + λ₂ w_t)/c and c = λ₁ ‖Ω‖ + λ₂.
 
-Symbols: W = the parties' weights in columns, as they were sent last; m of them; ‖Ω‖ = its largest eigenvalue; a_t = where the
-others would have w_t.
-At a glance: personal = everything; exchanged = the weights up, a_t down; kept = the model, at the server all parties' weights
-and Ω; steps = E epochs.
-Deviations: MOCHA solves the W step in its dual, which networks do not have. Here it is solved by the experiment's optimizer.
-Since all parties move at once, tr(W Ω Wᵀ) is replaced by its quadratic bound at W, which has the same minimum; MOCHA's σ′ is
-there for the same reason. The paper's trace of Σ is 1, so that its λ is λ₁/m. With ε = 0 a party's Ω has no bound when models
-are alike, as networks from one start are; the authors' code bounds eigenvalues by 10⁻⁷. λ₁ = 0.03 and ε = 0.1 are ours: the
-paper chooses λ by cross-validation, the authors' code from 10⁻⁵ to 10, with λ₂ = 0. The printed text was not at hand; its
-authors' code was. relation=surrogate is what is mostly run under this name (PFLlib; LG-FedAvg's and FedRep's authors' code was
-not looked at): Ω = I − 11ᵀ/m for good and λ₁ = λ₂ = 2 · 10^−(⌊log₁₀ d⌋ + 2) for d weights, which is next to nothing. PFLlib has
-11ᵀ in the place of I, and of Ω a single number. BatchNorm's statistics stay with the party. A newcomer starts at the mean of W
-and is held to it.
-Compared: relation=surrogate is the same as PFLlib's, whose regulariser has no gradient: it is SOLO. See docs/methods-beside.md.
+Symbols: W = the parties' weights in columns, as they were sent last; m of them; ‖Ω‖ = its largest
+eigenvalue; a_t = where the others would have w_t. At a glance: personal = everything; exchanged =
+the weights up, a_t down; kept = the model, at the server all parties' weights and Ω; steps = E
+epochs. Deviations: MOCHA solves the W step in its dual, which networks do not have. Here it is
+solved by the experiment's optimizer. Since all parties move at once, tr(W Ω Wᵀ) is replaced by its
+quadratic bound at W, which has the same minimum; MOCHA's σ′ is there for the same reason. The
+paper's trace of Σ is 1, so that its λ is λ₁/m. With ε = 0 a party's Ω has no bound when models are
+alike, as networks from one start are; the authors' code bounds eigenvalues by 10⁻⁷. λ₁ = 0.03 and ε
+= 0.1 are ours: the paper chooses λ by cross-validation, the authors' code from 10⁻⁵ to 10, with λ₂
+= 0. The printed text was not at hand; its authors' code was. relation=surrogate is what is mostly
+run under this name (PFLlib; LG-FedAvg's and FedRep's authors' code was not looked at): Ω = I −
+11ᵀ/m for good and λ₁ = λ₂ = 2 · 10^−(⌊log₁₀ d⌋ + 2) for d weights, which is next to nothing. PFLlib
+has 11ᵀ in the place of I, and of Ω a single number. BatchNorm's statistics stay with the party. A
+newcomer starts at the mean of W and is held to it. Compared: relation=surrogate is the same as
+PFLlib's, whose regulariser has no gradient: it is SOLO. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -54,9 +55,15 @@ class Held:
 def precision(W: Params, epsilon: float) -> Tensor:
     """Ω, of stacked weights."""
     rows = [w.flatten(1) for w in W.values()]
-    values, vectors = torch.linalg.eigh(sum((w @ w.T for w in rows[1:]), rows[0] @ rows[0].T).double())
+    values, vectors = torch.linalg.eigh(
+        sum((w @ w.T for w in rows[1:]), rows[0] @ rows[0].T).double()
+    )
     roots = values.clamp(min=0).sqrt()
-    sigma = (1 - epsilon) * len(roots) * roots / roots.sum() + epsilon if roots.any() else torch.ones_like(roots)
+    sigma = (
+        (1 - epsilon) * len(roots) * roots / roots.sum() + epsilon
+        if roots.any()
+        else torch.ones_like(roots)
+    )
     omega: Tensor = vectors / sigma @ vectors.T
     return omega.to(rows[0])
 
@@ -67,7 +74,9 @@ class FedMtl(Algorithm[Relations, Params, Held]):
     start_weights = ""
     bytes_formula = "Σ_t |S_t| · (2·S + 4),  S = bytes of the shared weights without buffers"
 
-    relation: Literal["learned", "surrogate"] = option("learned", "Ω: from W, or fixed, with next to no weight, as others run it")
+    relation: Literal["learned", "surrogate"] = option(
+        "learned", "Ω: from W, or fixed, with next to no weight, as others run it"
+    )
     lam1: float = option(0.03, "λ₁, weight of the relations; not of the surrogate's", minimum=0)
     lam2: float = option(0.0, "λ₂, weight of ‖W‖²; not of the surrogate's", minimum=0)
     epsilon: float = option(0.1, "ε, how far Σ is drawn to I", above=0, maximum=1)
@@ -75,7 +84,10 @@ class FedMtl(Algorithm[Relations, Params, Held]):
     def check(self, info: Info) -> None:
         info.same_architecture("fed-mtl")
         if not self.sent(info.task.init(Key(0)), info.task):
-            raise UsageError(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
+            raise UsageError(
+                f"Nothing of {info.task.network.name} would be shared: all its weights stay at the"
+                " party."
+            )
 
     def sent(self, theta: Params, task: LearningTask) -> Params:
         return trainable(drop(theta, task.private))
@@ -84,7 +96,10 @@ class FedMtl(Algorithm[Relations, Params, Held]):
         m = len(info.names)
         first = self.sent(info.task.init(key), info.task)
         omega = torch.eye(m) - 1 / m if self.relation == "surrogate" else torch.eye(m)
-        return Relations({k: torch.stack([v] * m) for k, v in first.items()}, omega.to(next(iter(first.values()))))
+        return Relations(
+            {k: torch.stack([v] * m) for k, v in first.items()},
+            omega.to(next(iter(first.values()))),
+        )
 
     def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
@@ -102,7 +117,9 @@ class FedMtl(Algorithm[Relations, Params, Held]):
         c = lam1 * torch.linalg.eigvalsh(s.omega)[-1].item() + lam2
         one = torch.eye(m).to(s.omega)
         back = (lam1 * s.omega + lam2 * one) / (c or 1.0)
-        shares = torch.stack([one[t] - back[t] if t < m else torch.full_like(one[0], 1 / m) for t in ids])
+        shares = torch.stack(
+            [one[t] - back[t] if t < m else torch.full_like(one[0], 1 / m) for t in ids]
+        )
         to = {k: torch.tensordot(shares, w, 1) for k, w in s.W.items()}
         return {t: Held({k: a[n] for k, a in to.items()}, c) for n, t in enumerate(ids)}
 

@@ -1,21 +1,25 @@
-"""Fed-SPS: Selective Partial Sharing by overlapping data augmentation (anonymous submission to ICLR). No server.
+"""Fed-SPS: Selective Partial Sharing by overlapping data augmentation (anonymous submission to
+ICLR). No server.
 
-Idea: party j perturbs samples against its own model. Those that also raise the loss of party i's model are taken to lie where
-both parties' data overlap, and i learns from them too: by their gradient, which j computes, so that no sample crosses.
+Idea: party j perturbs samples against its own model. Those that also raise the loss of party i's
+model are taken to lie where both parties' data overlap, and i learns from them too: by their
+gradient, which j computes, so that no sample crosses.
 
-Eq. 13: min E ℓ(z, h^i) + α · E ℓ(T(z, h^i), h^i) + β · Σ_{j≠i} E_{z∈ODA_ij} ℓ(z, h^i).
-Eq. 12: ODA_ij = { T(z, h^j) : z ∈ D^j, ℓ(T(z, h^j), h^i) > ℓ(z, h^i) }.
-Algorithm 1: T(z_p, h) = argmax_z ℓ(z, h) − λ d(z, z_p), λ ← max(0, λ − α_λ (ε − mean d)).
-Algorithm 2: l.3-7 perturb; l.10 send h^i; l.11 find the overlap; l.12 one step on eq. 13; l.14 fine-tune on one's own data.
+Eq. 13: min E ℓ(z, h^i) + α · E ℓ(T(z, h^i), h^i) + β · Σ_{j≠i} E_{z∈ODA_ij} ℓ(z, h^i). Eq. 12:
+ODA_ij = { T(z, h^j) : z ∈ D^j, ℓ(T(z, h^j), h^i) > ℓ(z, h^i) }. Algorithm 1: T(z_p, h) = argmax_z
+ℓ(z, h) − λ d(z, z_p), λ ← max(0, λ − α_λ (ε − mean d)). Algorithm 2: l.3-7 perturb; l.10 send h^i;
+l.11 find the overlap; l.12 one step on eq. 13; l.14 fine-tune on one's own data.
 
-At a glance: personal = the whole model; exchanged = weights to peers and gradients back, or samples with mode=samples; kept
-= the party's model; steps = E epochs, an attack on its own samples, and a gradient for each peer that asks.
-Symbols: h^i = a party's model; T = attack; ODA_ij = j's samples that i learns from; ξ, τ = how peers are drawn.
-Deviations: T is PGD, as in the public code, on the owner's present model; attack=wasserstein is Algorithm 1 with labels fixed, a
-squared cost and λ moved once an attack. ε is in inputs as the network sees them, unless units=pixel. The first batch of a local
-training is line 12's, the others line 14's, all with the α term (collab_steps: more of line 12); for its peers a party perturbs a
-batch of its own. j returns gradients: the paper does not say how i comes by j's samples. All parties start with equal weights.
-Σ_j is a mean over the peers asked, so that β does not grow with them. Peers' gradients are taken in evaluation mode.
+At a glance: personal = the whole model; exchanged = weights to peers and gradients back, or samples
+with mode=samples; kept = the party's model; steps = E epochs, an attack on its own samples, and a
+gradient for each peer that asks. Symbols: h^i = a party's model; T = attack; ODA_ij = j's samples
+that i learns from; ξ, τ = how peers are drawn. Deviations: T is PGD, as in the public code, on the
+owner's present model; attack=wasserstein is Algorithm 1 with labels fixed, a squared cost and λ
+moved once an attack. ε is in inputs as the network sees them, unless units=pixel. The first batch
+of a local training is line 12's, the others line 14's, all with the α term (collab_steps: more of
+line 12); for its peers a party perturbs a batch of its own. j returns gradients: the paper does not
+say how i comes by j's samples. All parties start with equal weights. Σ_j is a mean over the peers
+asked, so that β does not grow with them. Peers' gradients are taken in evaluation mode.
 """
 
 from __future__ import annotations
@@ -32,7 +36,16 @@ from torch import Tensor
 
 from comity.components.attack import Attacks, Range
 from comity.components.choice import Asks, remembered
-from comity.components.overlap import Help, Overlaps, eval_loss, gains, gradients, help_for, linear_in, pull
+from comity.components.overlap import (
+    Help,
+    Overlaps,
+    eval_loss,
+    gains,
+    gradients,
+    help_for,
+    linear_in,
+    pull,
+)
 from comity.components.peer import Group, PeerToPeer
 from comity.components.schedule import Schedule, Step
 from comity.core import *
@@ -43,7 +56,9 @@ LAM = "fed-sps.lambda"
 
 @record
 class FedSpsState:
-    """What a party keeps: its model, its attack's λ, how much each peer helped, and (code_compat) its first weights."""
+    """What a party keeps: its model, its attack's λ, how much each peer helped, and (code_compat)
+    its first weights.
+    """
 
     h: Params
     lam: float
@@ -53,7 +68,9 @@ class FedSpsState:
 
 @record
 class Overlapping:
-    """What eq. 13 looks at: the weights that T attacks unless they are the present ones, its λ and range, what peers gave."""
+    """What eq. 13 looks at: the weights that T attacks unless they are the present ones, its λ and
+    range, what peers gave.
+    """
 
     first: Params
     lam: Tensor
@@ -67,7 +84,10 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     also_leaves = ("weights",)
     self_contained = True
     hears_peers = True
-    bytes_formula = "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 + |ODA_ij|·(4·dim x + 4)"
+    bytes_formula = (
+        "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 +"
+        " |ODA_ij|·(4·dim x + 4)"
+    )
 
     diagnostics = (
         PartyMatrix(
@@ -80,10 +100,16 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     )
 
     alpha: float = option(0.1, "α, weight of the party's own perturbed samples", minimum=0)
-    alpha_mode: Literal["train", "eval"] = option("train", "how they pass BatchNorm and dropout: as in training, or evaluation")
+    alpha_mode: Literal["train", "eval"] = option(
+        "train", "how they pass BatchNorm and dropout: as in training, or evaluation"
+    )
     beta: float = option(0.5, "β, weight of the overlap with peers", minimum=0)
-    score: Literal["gain", "overlap"] = option("gain", "what a peer gave: the drop of a held-out loss by its step, or overlap")
-    code_compat: bool = option(False, "as the code: T on the first weights, own samples too, clean losses")
+    score: Literal["gain", "overlap"] = option(
+        "gain", "what a peer gave: the drop of a held-out loss by its step, or overlap"
+    )
+    code_compat: bool = option(
+        False, "as the code: T on the first weights, own samples too, clean losses"
+    )
 
     def check(self, info: Info) -> None:
         info.needs_classes("fed-sps", "looks where models confuse classes")
@@ -91,7 +117,11 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         self.check_units(info)
 
     def warnings(self, info: Info) -> list[str]:
-        said = ["mode=samples sends near-copies of private inputs to other parties."] if self.holds else []
+        said = (
+            ["mode=samples sends near-copies of private inputs to other parties."]
+            if self.holds
+            else []
+        )
         return said + self.forgets(self.holds, info.training)
 
     @property
@@ -119,35 +149,50 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         found: dict[Edge, list[float]] = {}
         for message in self.messages(self.holds):
             sealed_messages = self.answers(server, learners, others) if self.beta else {}
-            for i, overlaps in server.call(self.local, dict.fromkeys(learners, message), sealed_messages).items():  # l.12-14
+            for i, overlaps in server.call(
+                self.local, dict.fromkeys(learners, message), sealed_messages
+            ).items():  # l.12-14
                 for j, value in overlaps.items():
                     found.setdefault((i, j), []).append(value)
         for (i, j), values in found.items():
             server.note(f"overlap/{server.info.name(j)}", statistics.fmean(values), party=i)
 
     def answers(self, server: Server, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
-        sent = server.call(self.send, {i: Group(self.asks(server.info, i, others)) for i in learners})  # l.10
+        sent = server.call(
+            self.send, {i: Group(self.asks(server.info, i, others)) for i in learners}
+        )  # l.10
         models = {(i, j): sealed for i, to in sent.items() for j, sealed in to.items()}
-        given = server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}  # l.11
+        given = (
+            server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}
+        )  # l.11
         return {(j, i): sealed for j, to in given.items() for i, sealed in to.items() if i in sent}
 
     @on_party
-    async def send(self, mine: FedSpsState, m: Group, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
+    async def send(
+        self, mine: FedSpsState, m: Group, party: Party, key: Key
+    ) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
         chosen = self.chosen(mine.scores, m.ids, key.fold("peers"))
         return mine, dict.fromkeys(chosen, seal(Model(drop(mine.h, party.task.private)), to=chosen))
 
     @on_party
-    async def assist(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, dict[int, Sealed[Help]]]:
+    async def assist(
+        self, mine: FedSpsState, m: Empty, party: Party, key: Key
+    ) -> tuple[FedSpsState, dict[int, Sealed[Help]]]:
         private = keep(mine.h, party.task.private)
         clean, bad, lam = self.perturbed(mine, party, key)
-        helps = {i: seal(self.help(sent.theta | private, clean, bad, party.task), to=i) for i, sent in party.inbox.items()}
+        helps = {
+            i: seal(self.help(sent.theta | private, clean, bad, party.task), to=i)
+            for i, sent in party.inbox.items()
+        }
         return replace(mine, lam=lam), helps
 
     def perturbed(self, mine: FedSpsState, party: Party, key: Key) -> tuple[Samples, Tensor, float]:
         """A batch of the party's samples, the same after T, and λ."""
         train = party.data.train
         count = min(self.overlap_batch or party.training.batch, len(train))
-        clean = train.take(torch.tensor(key.fold("overlap").choose(count, len(train)), device=train.x.device))  # l.5
+        clean = train.take(
+            torch.tensor(key.fold("overlap").choose(count, len(train)), device=train.x.device)
+        )  # l.5
         T = self.attacker(self.code_compat)
         range_ = self.range_of(party.data, self.code_compat)
         noise = T.noise(clean.x, key.fold("attack"))
@@ -160,7 +205,9 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         return help_for(task, h, clean, bad, self.select, use_clean, self.holds)  # eq. 12
 
     @on_party
-    async def local(self, mine: FedSpsState, m: Step, party: Party, key: Key) -> tuple[FedSpsState, dict[int, float]]:
+    async def local(
+        self, mine: FedSpsState, m: Step, party: Party, key: Key
+    ) -> tuple[FedSpsState, dict[int, float]]:
         helps = dict(party.inbox)
         if self.code_compat and self.beta:
             clean, bad, _ = self.perturbed(mine, party, key)
@@ -171,11 +218,14 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         scores = remembered(mine.scores, self.given(mine, party, key, helps)) if self.peers else {}
         return replace(after, scores=scores), {j: h.overlap for j, h in helps.items()}
 
-    async def trained(self, mine: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key) -> FedSpsState:
+    async def trained(
+        self, mine: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key
+    ) -> FedSpsState:
         lam = torch.tensor(mine.lam, dtype=torch.float64)
         own = Overlapping(mine.first, lam, self.range_of(party.data, self.code_compat), helps)
         draw = self.noise if self.alpha else None
-        # Not together: T differentiates within each step, which torch does more slowly for stacked parties.
+        # Not together: T differentiates within each step, which torch does more slowly for stacked
+        # parties.
         done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=draw, batched=False)
         return replace(mine, h=done.theta, lam=done.scratch.get(LAM, lam).item())
 
@@ -196,15 +246,27 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         return value + self.beta * linear_in(h, g) if g else value
 
     @on_party
-    async def tuned(self, mine: FedSpsState, m: Empty, party: Party, key: Key) -> tuple[FedSpsState, None]:
+    async def tuned(
+        self, mine: FedSpsState, m: Empty, party: Party, key: Key
+    ) -> tuple[FedSpsState, None]:
         return await self.trained(mine, {}, party.training, party, key), None
 
-    def given(self, mine: FedSpsState, party: Party, key: Key, helps: dict[int, Help]) -> dict[int, float]:
+    def given(
+        self, mine: FedSpsState, party: Party, key: Key, helps: dict[int, Help]
+    ) -> dict[int, float]:
         if self.score == "overlap":
             return {j: given.overlap for j, given in helps.items()}
         held = party.data.validation if len(party.data.validation) else party.data.train
-        some = held.take(torch.tensor(key.fold("held").choose(min(party.training.batch, len(held)), len(held))))
-        return gains(party.task, mine.h, gradients(party.task, mine.h, helps), some, party.training.lr * self.beta)
+        some = held.take(
+            torch.tensor(key.fold("held").choose(min(party.training.batch, len(held)), len(held)))
+        )
+        return gains(
+            party.task,
+            mine.h,
+            gradients(party.task, mine.h, helps),
+            some,
+            party.training.lr * self.beta,
+        )
 
     def deployed_model(self, mine: FedSpsState, m: Empty, party: Party) -> Params:
         return mine.h

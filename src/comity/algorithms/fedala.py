@@ -1,25 +1,30 @@
-"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI 2023.
+"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
+AAAI 2023.
 
-Idea: FedAvg whose parties do not take over the whole global model. Of each single weight in the p highest layers a party takes as
-much as lowers its own loss, and keeps its own for the rest; all lower layers it takes as they are.
+Idea: FedAvg whose parties do not take over the whole global model. Of each single weight in the p
+highest layers a party takes as much as lowers its own loss, and keeps its own for the rest; all
+lower layers it takes as they are.
 
-Eq. 4: Θ̂_i = Θ_i^{t−1} + (Θ^{t−1} − Θ_i^{t−1}) ⊙ [1; W_i]. Eq. 5: W_i ← clip(W_i − η ∇_W L(Θ̂_i, D_i^s), 0, 1).
-Algorithm 1: W_i starts at 1; l.8-11: in round 2 a party learns W_i until it converges, l.12-14: afterwards for one epoch;
-l.15-18: Θ_i^t ← SGD from Θ̂_i, and Θ^t ← Σ_i (k_i / Σ_j k_j) Θ_i^t. l.19 returns Θ̂_i.
+Eq. 4: Θ̂_i = Θ_i^{t−1} + (Θ^{t−1} − Θ_i^{t−1}) ⊙ [1; W_i]. Eq. 5: W_i ← clip(W_i − η ∇_W L(Θ̂_i,
+D_i^s), 0, 1). Algorithm 1: W_i starts at 1; l.8-11: in round 2 a party learns W_i until it
+converges, l.12-14: afterwards for one epoch; l.15-18: Θ_i^t ← SGD from Θ̂_i, and Θ^t ← Σ_i (k_i /
+Σ_j k_j) Θ_i^t. l.19 returns Θ̂_i.
 
-Symbols: Θ = the global model; Θ_i = what the party trained last; W_i = a weight for each weight of the p highest layers; D_i^s =
-s % of its samples, drawn anew in every round; k_i = how many samples it has.
-Deviations: p counts stages that have weights (the code counts tensors: its p = 2 is the last layer's weight and bias, the paper's
-p = 1; FedALA, issue 6). Round 2 is that of a party's own second turn; the code looks whether weights differ, so that one that is
-drawn late first mixes in what it was initialised with. W_i has converged when the mean losses of its last 10 epochs spread
-by less than 0.1 (code: the losses of their last batches), or after start_epochs. D_i^s is drawn (code: consecutive samples from a
-random place). What is deployed is eq. 4 with the newest Θ and W_i as the party learnt it last; the code learns W_i once more
-before it evaluates, also at parties that were not drawn. BatchNorm's statistics are the global ones. Algorithm 1 and eqs. 4 and 5
-were read in the authors' talk and poster, the rest in their code; s = 80, p = 1 and η = 1 are theirs.
-At a glance: personal = the p highest layers, mixed with the global ones; exchanged = all weights, both ways; kept = the p highest
-layers and W_i; steps = E epochs, and one over s % of the samples for W_i (more in a party's second round).
-Compared: measured as said here, the same as PFLlib's, and as fluke's once W_i has as long to converge; as they are, apart. See
-docs/methods-beside.md.
+Symbols: Θ = the global model; Θ_i = what the party trained last; W_i = a weight for each weight of
+the p highest layers; D_i^s = s % of its samples, drawn anew in every round; k_i = how many samples
+it has. Deviations: p counts stages that have weights (the code counts tensors: its p = 2 is the
+last layer's weight and bias, the paper's p = 1; FedALA, issue 6). Round 2 is that of a party's own
+second turn; the code looks whether weights differ, so that one that is drawn late first mixes in
+what it was initialised with. W_i has converged when the mean losses of its last 10 epochs spread by
+less than 0.1 (code: the losses of their last batches), or after start_epochs. D_i^s is drawn (code:
+consecutive samples from a random place). What is deployed is eq. 4 with the newest Θ and W_i as the
+party learnt it last; the code learns W_i once more before it evaluates, also at parties that were
+not drawn. BatchNorm's statistics are the global ones. Algorithm 1 and eqs. 4 and 5 were read in the
+authors' talk and poster, the rest in their code; s = 80, p = 1 and η = 1 are theirs. At a glance:
+personal = the p highest layers, mixed with the global ones; exchanged = all weights, both ways;
+kept = the p highest layers and W_i; steps = E epochs, and one over s % of the samples for W_i (more
+in a party's second round). Compared: measured as said here, the same as PFLlib's, and as fluke's
+once W_i has as long to converge; as they are, apart. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -38,7 +43,9 @@ STEADY, WITHIN = 10, 0.1  # W has converged when the last so many epochs' losses
 
 @record
 class AlaState:
-    """What a party keeps: its private parameters, the p highest layers as it trained them last, and W_i; nothing at first."""
+    """What a party keeps: its private parameters, the p highest layers as it trained them last, and
+    W_i; nothing at first.
+    """
 
     private: Params
     previous: Params
@@ -67,9 +74,13 @@ class FedAla(AveragedModel[AlaState]):
     not_private = "it learns from some of its records how much it takes over of each weight"
 
     p: int = option(1, "how many of the highest layers are mixed, weight by weight", minimum=1)
-    s: float = option(80.0, "per cent of a party's samples that W is learnt from in a round", above=0, maximum=100)
+    s: float = option(
+        80.0, "per cent of a party's samples that W is learnt from in a round", above=0, maximum=100
+    )
     eta: float = option(1.0, "η, step size of W", minimum=0)
-    start_epochs: int = option(100, "epochs in a party's second round after which W need not converge any more", minimum=1)
+    start_epochs: int = option(
+        100, "epochs in a party's second round after which W need not converge any more", minimum=1
+    )
 
     @property
     def one_model(self) -> bool:
@@ -78,25 +89,44 @@ class FedAla(AveragedModel[AlaState]):
     def highest(self, task: LearningTask) -> frozenset[str]:
         """The names that W is about: what the p highest stages with weights share."""
         names = [k for k in task.shapes if not is_buffer(k) and k not in self.kept(task)]
-        stages = [stage for stage in task.network.stages if any(k.partition(".")[0] == stage for k in names)]
+        stages = [
+            stage
+            for stage in task.network.stages
+            if any(k.partition(".")[0] == stage for k in names)
+        ]
         return frozenset(k for k in names if k.partition(".")[0] in stages[-self.p :])
 
     def init_party(self, key: Key, party: Party) -> AlaState:
         return AlaState(self.private(party.task.init(key), party.task), {}, {})
 
     @on_party
-    async def local(self, mine: AlaState, m: Model, party: Party, key: Key) -> tuple[AlaState, Model]:
+    async def local(
+        self, mine: AlaState, m: Model, party: Party, key: Key
+    ) -> tuple[AlaState, Model]:
         both = Both(mine.previous, m.theta | mine.private)
         W = await self.weights(mine, both, party, key.fold("weights")) if mine.previous else {}
         theta = await self.trained(merged(both, W), m, party, key)
         task = party.task
-        return AlaState(self.private(theta, task), keep(theta, self.highest(task)), W), Model(self.shared(theta, task))
+        return AlaState(self.private(theta, task), keep(theta, self.highest(task)), W), Model(
+            self.shared(theta, task)
+        )
 
     async def weights(self, mine: AlaState, both: Both, party: Party, key: Key) -> Params:
         """W_i, l.7-14."""
         train = party.data.train
-        some = train.take(key.fold("sample").choose(max(1, round(self.s / 100 * len(train))), len(train)))
-        how = replace(party.training, optimizer="sgd", lr=self.eta, momentum=0.0, decay=0.0, epochs=1, steps=None, keep=False)
+        some = train.take(
+            key.fold("sample").choose(max(1, round(self.s / 100 * len(train))), len(train))
+        )
+        how = replace(
+            party.training,
+            optimizer="sgd",
+            lr=self.eta,
+            momentum=0.0,
+            decay=0.0,
+            epochs=1,
+            steps=None,
+            keep=False,
+        )
         W = mine.W or {k: torch.ones_like(v) for k, v in mine.previous.items()}
         buffers = {k: v for k, v in both.sent.items() if is_buffer(k)}
         losses: list[float] = []
@@ -118,7 +148,9 @@ class FedAla(AveragedModel[AlaState]):
             for w in W.values():
                 w.clamp_(0, 1)  # where the last step may have left it
         value = task.loss(merged(both, W) | {k: v for k, v in theta.items() if is_buffer(k)}, batch)
-        batch.scratch[LOSS] = batch.scratch[LOSS] + value.detach() if LOSS in batch.scratch else value.detach()
+        batch.scratch[LOSS] = (
+            batch.scratch[LOSS] + value.detach() if LOSS in batch.scratch else value.detach()
+        )
         return value
 
     def settled(self, mine: AlaState, theta: Params) -> AlaState:

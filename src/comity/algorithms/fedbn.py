@@ -1,16 +1,18 @@
-"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR
+2021.
 
-Idea: FedAvg on everything but the BatchNorm layers (weights, biases and running statistics), which stay at the
-party and absorb its feature shift.
+Idea: FedAvg on everything but the BatchNorm layers (weights, biases and running statistics), which
+stay at the party and absorb its feature shift.
 
-Algorithm 1: for each layer l that is not BatchNorm, w_l ← average of the parties' w_l; the others are left alone.
+Algorithm 1: for each layer l that is not BatchNorm, w_l ← average of the parties' w_l; the others
+are left alone.
 
-At a glance: personal = BatchNorm's weights and statistics; exchanged = all other weights, both ways; kept = BatchNorm's
-weights and statistics; steps = E epochs.
-Symbols: kept = the names of BatchNorm layers, found by their type, never by a substring.
-Deviations: averages are weighted by sample counts, as everywhere here; the authors' code averages uniformly
-(equal when sizes are). On a network without BatchNorm this is FedAvg bit for bit.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+At a glance: personal = BatchNorm's weights and statistics; exchanged = all other weights, both
+ways; kept = BatchNorm's weights and statistics; steps = E epochs. Symbols: kept = the names of
+BatchNorm layers, found by their type, never by a substring. Deviations: averages are weighted by
+sample counts, as everywhere here; the authors' code averages uniformly (equal when sizes are). On a
+network without BatchNorm this is FedAvg bit for bit. Compared: the same as PFLlib's and fluke's.
+See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -29,7 +31,14 @@ class FedBN(FedAvg):
 
     def warnings(self, info: Info) -> list[str]:
         alike = self.kept(info.task) == info.task.private
-        return ["the model has no BatchNorm that would be shared otherwise, so that this is fedavg here."] if alike else []
+        return (
+            [
+                "the model has no BatchNorm that would be shared otherwise, so that this is fedavg"
+                " here."
+            ]
+            if alike
+            else []
+        )
 
     def kept(self, task: LearningTask) -> frozenset[str]:
         return task.private | task.norm_names

@@ -1,25 +1,29 @@
-"""FedCP: Zhang et al., Separating Feature Information for Personalized Federated Learning via Conditional Policy, KDD 2023.
+"""FedCP: Zhang et al., Separating Feature Information for Personalized Federated Learning via
+Conditional Policy, KDD 2023.
 
-Idea: of each sample's representation a small network, the conditional policy, decides value by value how much of it is for the
-global head and how much for the party's own; the answer is the sum of both heads'.
+Idea: of each sample's representation a small network, the conditional policy, decides value by
+value how much of it is for the global head and how much for the party's own; the answer is the sum
+of both heads'.
 
-Policy: {r, s} = softmax over pairs of CPN(v_i/‖v_i‖ ⊙ h; Θ), r + s = 1, with CPN = ReLU(LayerNorm(linear layer)) from d' to 2·d'.
-PartyResult: g(r ⊙ h; W^hd) + g(s ⊙ h; W_i^hd), h = f(x; W_i^fe).
-Loss: min over (W_i^fe, W_i^hd, Θ_i) of CE + λ · MMD(h, f(x; W^fe)), with W^hd and W^fe as received, frozen.
-Server: averages of W_i^fe, Θ_i and of the heads that parties send, by sample counts.
+Policy: {r, s} = softmax over pairs of CPN(v_i/‖v_i‖ ⊙ h; Θ), r + s = 1, with CPN =
+ReLU(LayerNorm(linear layer)) from d' to 2·d'. PartyResult: g(r ⊙ h; W^hd) + g(s ⊙ h; W_i^hd), h =
+f(x; W_i^fe). Loss: min over (W_i^fe, W_i^hd, Θ_i) of CE + λ · MMD(h, f(x; W^fe)), with W^hd and
+W^fe as received, frozen. Server: averages of W_i^fe, Θ_i and of the heads that parties send, by
+sample counts.
 
-Symbols: f, g = the stages up to the cut, and the head; W^hd, W_i^hd = the global and the party's own head; v_i = the own head's
-weights added up over the classes, at the round's beginning; MMD = maximum mean discrepancy, its kernel the sum of e^{−‖·‖²/(2a)}
-over a = 10, 15, 20 and 50.
-Deviations: the code draws the policy by Gumbel's softmax, also when it evaluates (gumbel=true draws in training). It sends the
-mean of the received and of its own head (upload=half, the default); the authors' talk has the own head sent (upload=own). Its v_i
-are random in round 1. Frozen parts are in evaluation mode. Where several layers make a head v_i is their matrices' product, as
-in the code; other heads are refused. λ = 5 is the code's for MNIST. PFLlib is as the code; the latter leaves out the last test
-samples if they do not fill a batch. The authors' talk was read; the paper's text, and with it the softmax, could not be had.
-At a glance: personal = a head; exchanged = the body, a head and the policy's weights, both ways; kept = the own head; steps = E
-epochs.
-Compared: within chance of PFLlib's with a softmax for Gumbel's; on whole batches the same, as long as rounding does not grow.
-See docs/methods-beside.md.
+Symbols: f, g = the stages up to the cut, and the head; W^hd, W_i^hd = the global and the party's
+own head; v_i = the own head's weights added up over the classes, at the round's beginning; MMD =
+maximum mean discrepancy, its kernel the sum of e^{−‖·‖²/(2a)} over a = 10, 15, 20 and 50.
+Deviations: the code draws the policy by Gumbel's softmax, also when it evaluates (gumbel=true draws
+in training). It sends the mean of the received and of its own head (upload=half, the default); the
+authors' talk has the own head sent (upload=own). Its v_i are random in round 1. Frozen parts are in
+evaluation mode. Where several layers make a head v_i is their matrices' product, as in the code;
+other heads are refused. λ = 5 is the code's for MNIST. PFLlib is as the code; the latter leaves out
+the last test samples if they do not fill a batch. The authors' talk was read; the paper's text, and
+with it the softmax, could not be had. At a glance: personal = a head; exchanged = the body, a head
+and the policy's weights, both ways; kept = the own head; steps = E epochs. Compared: within chance
+of PFLlib's with a softmax for Gumbel's; on whole batches the same, as long as rounding does not
+grow. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -52,31 +56,54 @@ def mmd(a: Tensor, b: Tensor) -> Tensor:
     both = torch.cat([a, b])
     norms = both.square().sum(1)
     apart = norms[:, None] + norms - 2 * both @ both.T
-    k = (apart / (-2 * torch.tensor(WIDTHS, dtype=a.dtype, device=a.device)[:, None, None])).exp().sum(0)
+    k = (
+        (apart / (-2 * torch.tensor(WIDTHS, dtype=a.dtype, device=a.device)[:, None, None]))
+        .exp()
+        .sum(0)
+    )
     n = len(a)
     return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Separated(Around):
-    """A task whose answer is the sum of two heads', among which a policy shares out the representation."""
+    """A task whose answer is the sum of two heads', among which a policy shares out the
+    representation.
+    """
 
     def init(self, key: Key) -> Params:
         theta = self.inner.init(key)
         d, drawn = self.width, key.fold(POLICY).generator()
         own = {OWN + k: theta[k].clone() for k in theta if k in self.head_names}
-        layer = {POLICY + "weight": uniform((2 * d, d), d, drawn), POLICY + "bias": uniform((2 * d,), d, drawn)}
-        return theta | own | layer | {POLICY + "norm.weight": torch.ones(2 * d), POLICY + "norm.bias": torch.zeros(2 * d)}
+        layer = {
+            POLICY + "weight": uniform((2 * d, d), d, drawn),
+            POLICY + "bias": uniform((2 * d,), d, drawn),
+        }
+        return (
+            theta
+            | own
+            | layer
+            | {
+                POLICY + "norm.weight": torch.ones(2 * d),
+                POLICY + "norm.bias": torch.zeros(2 * d),
+            }
+        )
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
         return self.separated(theta, z, train)
 
-    def separated(self, theta: Params, h: Tensor, train: bool, noise: Tensor | None = None) -> Tensor:
+    def separated(
+        self, theta: Params, h: Tensor, train: bool, noise: Tensor | None = None
+    ) -> Tensor:
         """The answer; `noise` is added to the policy before its softmax."""
         a = linear(theta[CONTEXT] * h, theta[POLICY + "weight"], theta[POLICY + "bias"])
-        a = F.relu(F.layer_norm(a, a.shape[1:], theta[POLICY + "norm.weight"], theta[POLICY + "norm.bias"])).unflatten(1, (2, -1))
+        a = F.relu(
+            F.layer_norm(a, a.shape[1:], theta[POLICY + "norm.weight"], theta[POLICY + "norm.bias"])
+        ).unflatten(1, (2, -1))
         r, s = (a if noise is None else a + noise).softmax(1).unbind(1)
-        return self.inner.head(theta, r * h) + self.inner.head(theta | own_head(theta), s * h, train)
+        return self.inner.head(theta, r * h) + self.inner.head(
+            theta | own_head(theta), s * h, train
+        )
 
 
 @algorithm
@@ -85,8 +112,12 @@ class FedCp(FedAvg):
     not_private = "its discrepancy couples the records of a batch"
     bytes_formula = "2 · Σ_t |S_t| · (S + 8·d'·(d' + 3)): the weights and the policy's"
 
-    lam: float = option(5.0, "λ, weight of the discrepancy from the received body's representations", minimum=0)
-    upload: Literal["half", "own"] = option("half", "which head is sent: half own and half received (code), or the own")
+    lam: float = option(
+        5.0, "λ, weight of the discrepancy from the received body's representations", minimum=0
+    )
+    upload: Literal["half", "own"] = option(
+        "half", "which head is sent: half own and half received (code), or the own"
+    )
     gumbel: bool = option(False, "Gumbel noise on the policy in training, as in the code")
 
     @property
@@ -97,14 +128,23 @@ class FedCp(FedAvg):
         super().check(info)
         task = info.task
         if len(task.z_shape) != 1 or not self.layers(task):
-            raise UsageError(f"fedcp needs a head of linear layers alone, which {task.network.name} has not after {task.cut}.")
+            raise UsageError(
+                f"fedcp needs a head of linear layers alone, which {task.network.name} has not"
+                f" after {task.cut}."
+            )
 
     def layers(self, task: LearningTask) -> list[str]:
-        """The matrices of a head's layers, from the last to the first; none if it does not consist of such layers."""
+        """The matrices of a head's layers, from the last to the first; none if it does not consist
+        of such layers.
+        """
         names = [k for k in task.shapes if k in task.head_names and k.endswith("weight")]
         shapes = [task.shapes[k][0] for k in names]
         wide = [task.width, *(shape[0] for shape in shapes)]
-        return names[::-1] if all(shape[1:] == (before,) for shape, before in zip(shapes, wide, strict=False)) else []
+        return (
+            names[::-1]
+            if all(shape[1:] == (before,) for shape, before in zip(shapes, wide, strict=False))
+            else []
+        )
 
     def extended(self, task: LearningTask) -> LearningTask:
         return Separated.of(task, frozenset(OWN + k for k in task.head_names))
@@ -119,14 +159,24 @@ class FedCp(FedAvg):
         begin = self.in_context(theta, task)
         only = frozenset(begin.keys() - task.head_names - {CONTEXT})
         frozen = Model(drop(theta, task.head_names))
-        theta = (await party.fit(self.loss, begin, key, frozen, only=only, draw=self.noise if self.gumbel else None)).theta
+        theta = (
+            await party.fit(
+                self.loss, begin, key, frozen, only=only, draw=self.noise if self.gumbel else None
+            )
+        ).theta
         share = 0.5 if self.upload == "half" else 1.0
-        heads = {k: torch.lerp(theta[k], v, share) for k, v in own_head(theta).items() if not is_buffer(k)}
+        heads = {
+            k: torch.lerp(theta[k], v, share)
+            for k, v in own_head(theta).items()
+            if not is_buffer(k)
+        }
         return drop(theta, frozenset({CONTEXT})) | heads
 
     def noise(self, batch: Batch, key: Key, frozen: Model) -> Tensor:
         d = frozen.theta[POLICY + "weight"].shape[1]
-        drawn = torch.rand(len(batch.y), 2, d, generator=key.fold("gumbel").generator()).clamp(1e-12, 1 - 1e-7)
+        drawn = torch.rand(len(batch.y), 2, d, generator=key.fold("gumbel").generator()).clamp(
+            1e-12, 1 - 1e-7
+        )
         return -(-drawn.log()).log().to(batch.y.device)
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Model) -> Tensor:

@@ -1,24 +1,29 @@
-"""FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR 2021.
+"""FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR
+2021.
 
-Idea: there is no global model. Each party gets a few of the others' models, looks how well each does on samples that it held
-out, and goes on from a combination of those that do better than it did.
+Idea: there is no global model. Each party gets a few of the others' models, looks how well each
+does on samples that it held out, and goes on from a combination of those that do better than it
+did.
 
-Weights: w_n = (L_i(θ_i) − L_i(θ_n)) / ‖θ_n − θ_i‖; those above 0 are kept and divided by their sum: w⁺_n.
-Update: θ_i ← θ_i + Σ_n w⁺_n (θ_n − θ_i), then E epochs on the party's samples.
-Whose models: P_ij ← P_ij + w_j, from P = I; the M − 1 with the highest P_ij, each with chance ε drawn evenly instead.
+Weights: w_n = (L_i(θ_i) − L_i(θ_n)) / ‖θ_n − θ_i‖; those above 0 are kept and divided by their sum:
+w⁺_n. Update: θ_i ← θ_i + Σ_n w⁺_n (θ_n − θ_i), then E epochs on the party's samples. Whose models:
+P_ij ← P_ij + w_j, from P = I; the M − 1 with the highest P_ij, each with chance ε drawn evenly
+instead.
 
-Symbols: θ_i = what i's last training began from; θ_n = the models that n, and i itself, trained since; L_i = the mean loss of
-i's held-out samples; M counts the party's own model; ε falls by a fixed step a round.
-At a glance: personal = everything; exchanged = a model up and M − 1 of others' down; kept = the trained model and where the
-next training begins, at the server P and all parties' last models; steps = E epochs of the samples that are not held out, and M
-+ 1 looks at those that are.
-Deviations: a round's parties exchange what they trained in it, and what was trained last is deployed; the authors' server has
-the models of one round for the next one's parties, which is the same if all take part in every round. The held-out samples are
-the experiment's validation samples, or every fifth training sample if there are none. Checked against the authors' code, not
-the printed text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If no model does
-better θ_i stays, as the update says and the code does; PFLlib goes on from what was trained. PFLlib has no ε. BatchNorm's
-statistics are combined with the weights, and are no part of the norm. A newcomer gets M − 1 models at random.
-Compared: within chance of PFLlib's. See docs/methods-beside.md.
+Symbols: θ_i = what i's last training began from; θ_n = the models that n, and i itself, trained
+since; L_i = the mean loss of i's held-out samples; M counts the party's own model; ε falls by a
+fixed step a round. At a glance: personal = everything; exchanged = a model up and M − 1 of others'
+down; kept = the trained model and where the next training begins, at the server P and all parties'
+last models; steps = E epochs of the samples that are not held out, and M + 1 looks at those that
+are. Deviations: a round's parties exchange what they trained in it, and what was trained last is
+deployed; the authors' server has the models of one round for the next one's parties, which is the
+same if all take part in every round. The held-out samples are the experiment's validation samples,
+or every fifth training sample if there are none. Checked against the authors' code, not the printed
+text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If
+no model does better θ_i stays, as the update says and the code does; PFLlib goes on from what was
+trained. PFLlib has no ε. BatchNorm's statistics are combined with the weights, and are no part of
+the norm. A newcomer gets M − 1 models at random. Compared: within chance of PFLlib's. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -42,7 +47,9 @@ WEIGHT = "weight/"
 
 @record
 class Affinities:
-    """What the server keeps: P, how much each party (row) had of each other, and the last models that they sent."""
+    """What the server keeps: P, how much each party (row) had of each other, and the last models
+    that they sent.
+    """
 
     P: Tensor
     last: dict[int, Params]
@@ -50,7 +57,9 @@ class Affinities:
 
 @record
 class FomoState:
-    """What a party keeps: the model it trained last, and θ_i, with whether others' models are in it yet."""
+    """What a party keeps: the model it trained last, and θ_i, with whether others' models are in it
+    yet.
+    """
 
     trained: Params
     begin: Params
@@ -70,8 +79,12 @@ def apart(one: Params, other: Params, norm: int) -> float:
     return float(torch.linalg.vector_norm(gap, norm))
 
 
-def chosen(affinity: Sequence[float], candidates: Sequence[int], count: int, epsilon: float, key: Key) -> list[int]:
-    """`count` candidates: the one with the highest affinity that is left (ties at random), or with chance ε any that is left."""
+def chosen(
+    affinity: Sequence[float], candidates: Sequence[int], count: int, epsilon: float, key: Key
+) -> list[int]:
+    """`count` candidates: the one with the highest affinity that is left (ties at random), or with
+    chance ε any that is left.
+    """
     left = [candidates[k] for k in key.permutation(len(candidates)).tolist()]
     explores = torch.rand(count, generator=key.fold("explore").generator()) < epsilon
     found = []
@@ -87,7 +100,9 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     hears_peers = True
     start_weights = ""
     not_private = "it weighs models by how well they do on a party's records"
-    bytes_formula = "Σ_t |S_t| · (S + m · (S + 4) + 4),  S = bytes of the shared weights, m = min(M, |S_t|) − 1"
+    bytes_formula = (
+        "Σ_t |S_t| · (S + m · (S + 4) + 4),  S = bytes of the shared weights, m = min(M, |S_t|) − 1"
+    )
     diagnostics = (
         PartyMatrix(
             name="weights",
@@ -98,10 +113,16 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         ),
     )
 
-    models: int = option(5, "M, models that a party weighs in a round, its own among them", minimum=1)
-    epsilon: float = option(0.3, "ε, chance that a model is drawn evenly, in round 0", minimum=0, maximum=1)
+    models: int = option(
+        5, "M, models that a party weighs in a round, its own among them", minimum=1
+    )
+    epsilon: float = option(
+        0.3, "ε, chance that a model is drawn evenly, in round 0", minimum=0, maximum=1
+    )
     epsilon_decay: float = option(0.05, "by how much ε falls each round", minimum=0)
-    norm: Literal["l2", "l1"] = option("l2", "‖·‖ in the weights; l1 as in the authors' code unless told")
+    norm: Literal["l2", "l1"] = option(
+        "l2", "‖·‖ in the weights; l1 as in the authors' code unless told"
+    )
 
     @property
     def one_model(self) -> bool:
@@ -142,20 +163,28 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return Affinities(P, s.last | sent)
 
     def samples(self, data: PartyData, held_out: bool) -> Samples:
-        """What models are weighed by, or what they learn from; who has too few samples to part does both with all of them."""
+        """What models are weighed by, or what they learn from; who has too few samples to part does
+        both with all of them.
+        """
         if len(data.validation) or len(data.train) < HELD_OUT:
             return data.validation if held_out and len(data.validation) else data.train
         places = torch.arange(len(data.train)) % HELD_OUT == HELD_OUT - 1
         return data.train.take((places == held_out).nonzero()[:, 0])
 
     @on_party
-    async def local(self, mine: FomoState, m: Empty, party: Party, key: Key) -> tuple[FomoState, Model]:
-        begin = mine.begin if mine.weighed else mine.trained  # who missed the exchange goes on from what it has
+    async def local(
+        self, mine: FomoState, m: Empty, party: Party, key: Key
+    ) -> tuple[FomoState, Model]:
+        begin = (
+            mine.begin if mine.weighed else mine.trained
+        )  # who missed the exchange goes on from what it has
         done = await party.fit(plain, begin, key, samples=self.samples(party.data, held_out=False))
         return FomoState(done.theta, begin, False), Model(self.shared(done.theta, party.task))
 
     @on_party
-    async def weigh(self, mine: FomoState, m: Offered, party: Party, key: Key) -> tuple[FomoState, dict[int, float]]:
+    async def weigh(
+        self, mine: FomoState, m: Offered, party: Party, key: Key
+    ) -> tuple[FomoState, dict[int, float]]:
         private = self.private(mine.trained, party.task)
         models = {j: theta | private for j, theta in m.models.items()} | {party.id: mine.trained}
         w = self.weights(mine.begin, models, party)
@@ -163,7 +192,9 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         begin = average({n: models[n] for n in better}, better) if better else mine.begin
         return replace(mine, begin=begin, weighed=True), w
 
-    def weights(self, theta: Params, models: Mapping[int, Params], party: Party) -> dict[int, float]:
+    def weights(
+        self, theta: Params, models: Mapping[int, Params], party: Party
+    ) -> dict[int, float]:
         """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no number."""
         held = replace(party.data, validation=self.samples(party.data, held_out=True))
         loss = validated(party.task, theta, held).loss
@@ -178,7 +209,9 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         known = sorted(s.last)
         few = server.key("newcomers").choose(self.downloads(len(known)), len(known))
         if few:
-            server.call(self.weigh, dict.fromkeys(ids, Offered({known[k]: s.last[known[k]] for k in few})))
+            server.call(
+                self.weigh, dict.fromkeys(ids, Offered({known[k]: s.last[known[k]] for k in few}))
+            )
         return super().join(s, server, ids)
 
     def settled(self, mine: FomoState, theta: Params) -> FomoState:
@@ -188,7 +221,9 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return mine.trained
 
     def join_traffic(self, info: Info) -> Traffic:
-        few = self.downloads(len(info.names))  # at most: parties that were never heard have sent nothing
+        few = self.downloads(
+            len(info.names)
+        )  # at most: parties that were never heard have sent nothing
         each = Traffic(up=self.told(few), down=few * info.task.bytes(without=self.kept(info.task)))
         return sum([each] * len(info.late), Traffic())
 

@@ -1,21 +1,26 @@
-"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
+"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning,
+ICML 2021.
 
-Idea: from the parties' heads alone the server learns a generator of representations for each class; parties train on what it
-makes beside their own data, so that their heads do not forget the classes they lack.
+Idea: from the parties' heads alone the server learns a generator of representations for each class;
+parties train on what it makes beside their own data, so that their heads do not forget the classes
+they lack.
 
-Generator: min_G E_{y∼p̂, ε} CE(Σ_k (n_k / n_S) h_k(G(y, ε)), y) + η_d · sameness, over the logits h_k of this round's heads.
-Party: min_θ CE(h(f(x)), y) + λ · E_{ŷ∼p̂, ε} CE(h(G(ŷ, ε)), ŷ), with as many ŷ as the batch has samples.
-Sameness: exp(−mean_{i,j} ‖ε_i − ε_j‖² · |z_i − z_j|), both distances being means over values.
+Generator: min_G E_{y∼p̂, ε} CE(Σ_k (n_k / n_S) h_k(G(y, ε)), y) + η_d · sameness, over the logits
+h_k of this round's heads. Party: min_θ CE(h(f(x)), y) + λ · E_{ŷ∼p̂, ε} CE(h(G(ŷ, ε)), ŷ), with as
+many ŷ as the batch has samples. Sameness: exp(−mean_{i,j} ‖ε_i − ε_j‖² · |z_i − z_j|), both
+distances being means over values.
 
-At a glance: personal = nothing; exchanged = weights, both ways, and a generator's weights down; counts of classes once; kept
-= nothing; at the server the generator and the counts; steps = E epochs of two batches; a generator's steps at the server.
-Symbols: G = (y, ε) → FC, BatchNorm, ReLU, FC → z, a representation at the model's cut; ε ∼ N(0, I); p̂ = all parties' labels,
-counted together; f, h = the stages up to the cut and the head.
-Deviations: as in PFLlib, heads are weighted by sample counts (paper: alike), the counts behind p̂ are exchanged once before round
-1 (paper: in every round), Adam keeps its moments from round to round, λ = 1 and η_d = 0 (authors' code: λ = 10, decaying, η_d =
-1, and a pull of a sample's answer to that for its class). ε is normal as in the paper (both codes: uniform). Generated z pass
-heads in evaluation mode, so that BatchNorm statistics come from data only, and without a wrapper's offset.
-Compared: within chance of PFLlib's. See docs/methods-beside.md.
+At a glance: personal = nothing; exchanged = weights, both ways, and a generator's weights down;
+counts of classes once; kept = nothing; at the server the generator and the counts; steps = E epochs
+of two batches; a generator's steps at the server. Symbols: G = (y, ε) → FC, BatchNorm, ReLU, FC →
+z, a representation at the model's cut; ε ∼ N(0, I); p̂ = all parties' labels, counted together; f,
+h = the stages up to the cut and the head. Deviations: as in PFLlib, heads are weighted by sample
+counts (paper: alike), the counts behind p̂ are exchanged once before round 1 (paper: in every
+round), Adam keeps its moments from round to round, λ = 1 and η_d = 0 (authors' code: λ = 10,
+decaying, η_d = 1, and a pull of a sample's answer to that for its class). ε is normal as in the
+paper (both codes: uniform). Generated z pass heads in evaluation mode, so that BatchNorm statistics
+come from data only, and without a wrapper's offset. Compared: within chance of PFLlib's. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -83,7 +88,9 @@ class Labels:
 
 def drawn(labels: Tensor, count: int, key: Key) -> Tensor:
     """y ∼ p̂."""
-    return torch.multinomial(labels.cpu().float(), count, replacement=True, generator=key.generator()).to(labels.device)
+    return torch.multinomial(
+        labels.cpu().float(), count, replacement=True, generator=key.generator()
+    ).to(labels.device)
 
 
 def sameness(eps: Tensor, z: Tensor) -> Tensor:
@@ -106,7 +113,9 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     bytes_formula = "Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1"
 
     weight: float = option(1.0, "λ, weight of the generated representations at a party", minimum=0)
-    diversity: float = option(0.0, "η_d, weight of what keeps the generator from making one z a class", minimum=0)
+    diversity: float = option(
+        0.0, "η_d, weight of what keeps the generator from making one z a class", minimum=0
+    )
     gen_steps: int = option(1000, "steps of Adam on the generator in a round", minimum=1)
     gen_lr: float = option(0.005, "the generator's learning rate", minimum=0)
     gen_batch: int = option(10, "labels in a batch of the generator's", minimum=2)
@@ -117,10 +126,15 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         super().check(info)
         info.needs_classes("fedgen", "generates representations of each class")
         if kept := sorted(self.kept(info.task) & info.task.head_names):
-            raise UsageError(f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all or another --cut.")
+            raise UsageError(
+                f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all"
+                " or another --cut."
+            )
 
     def generator(self, task: LearningTask) -> LearningTask:
-        build = Builder("generator", (self.noise + task.classes,)).stage("gen1", linear(self.hidden), batchnorm(), relu)
+        build = Builder("generator", (self.noise + task.classes,)).stage(
+            "gen1", linear(self.hidden), batchnorm(), relu
+        )
         network = build.stage("gen2", linear(task.width)).build()
         return LearningTask(network, classes=task.width, cut=network.cut)
 
@@ -164,26 +178,47 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         return super().join(s, server, ids)
 
     @on_party
-    async def count(self, mine: FedGenState, m: Empty, party: Party, key: Key) -> tuple[FedGenState, Labels]:
+    async def count(
+        self, mine: FedGenState, m: Empty, party: Party, key: Key
+    ) -> tuple[FedGenState, Labels]:
         return mine, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
 
     @on_party
-    async def agree(self, mine: FedGenState, m: Labels, party: Party, key: Key) -> tuple[FedGenState, None]:
+    async def agree(
+        self, mine: FedGenState, m: Labels, party: Party, key: Key
+    ) -> tuple[FedGenState, None]:
         return replace(mine, labels=m.counts), None
 
     def round(self, s: Source, server: Server, t: int) -> Source:
         replies = server.call(self.local, {i: self.message_for(s, i) for i in server.sample(t)})
         sizes = {i: server.info.sizes[i] for i in replies}
         total = sum(sizes.values())
-        heads = Ensemble([size / total for size in sizes.values()], [reply.theta for reply in replies.values()])
+        heads = Ensemble(
+            [size / total for size in sizes.values()], [reply.theta for reply in replies.values()]
+        )
         y = drawn(s.labels, self.gen_steps * self.gen_batch, server.key("labels"))
         how = Training("adam", self.gen_lr, batch=self.gen_batch, steps=self.gen_steps)
         key = server.key("generator")
         task = server.info.task
         data = Samples(y, y)
-        done = server.fit(self.j_g, s.G, data, key, heads, task=task, training=how, before=s.moments, draw=self.noises)
+        done = server.fit(
+            self.j_g,
+            s.G,
+            data,
+            key,
+            heads,
+            task=task,
+            training=how,
+            before=s.moments,
+            draw=self.noises,
+        )
         server.note("generator/loss", float(done.loss or 0.0))
-        return Source(average({i: r.theta for i, r in replies.items()}, sizes), done.theta, done.moments, s.labels)
+        return Source(
+            average({i: r.theta for i, r in replies.items()}, sizes),
+            done.theta,
+            done.moments,
+            s.labels,
+        )
 
     def noises(self, batch: Batch, key: Key, heads: Ensemble) -> Tensor:
         """ε for a batch of the generator's."""
@@ -198,10 +233,16 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         return value + self.diversity * sameness(eps, z) if self.diversity else value
 
     @on_party
-    async def local(self, mine: FedGenState, m: Taught, party: Party, key: Key) -> tuple[FedGenState, Model]:
+    async def local(
+        self, mine: FedGenState, m: Taught, party: Party, key: Key
+    ) -> tuple[FedGenState, Model]:
         own = Generator(m.G, mine.labels)
-        theta = (await party.fit(self.j_k, m.theta | mine.private, key, own, draw=self.wanted)).theta
-        return replace(mine, private=self.private(theta, party.task)), Model(self.shared(theta, party.task))
+        theta = (
+            await party.fit(self.j_k, m.theta | mine.private, key, own, draw=self.wanted)
+        ).theta
+        return replace(mine, private=self.private(theta, party.task)), Model(
+            self.shared(theta, party.task)
+        )
 
     def wanted(self, batch: Batch, key: Key, own: Generator) -> Wanted:
         """As many labels as a party's batch has samples, and ε."""
@@ -212,7 +253,9 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def j_k(self, task: LearningTask, theta: Params, batch: Batch, own: Generator) -> Tensor:
         wanted: Wanted = batch.drawn
         z = self.made(task.plain, own.G, wanted)
-        return task.loss(theta, batch) + self.weight * cross_entropy(task.plain.head(theta, z), wanted.y)
+        return task.loss(theta, batch) + self.weight * cross_entropy(
+            task.plain.head(theta, z), wanted.y
+        )
 
     def settled(self, mine: FedGenState, theta: Params) -> FedGenState:
         return replace(mine, private=theta | mine.private)
@@ -228,4 +271,6 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * info.task.classes)
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return super().traffic(info, cohort) + Traffic(down=len(cohort) * self.generator(info.task).bytes())
+        return super().traffic(info, cohort) + Traffic(
+            down=len(cohort) * self.generator(info.task).bytes()
+        )

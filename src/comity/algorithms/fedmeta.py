@@ -1,22 +1,25 @@
-"""FedMeta with UGA: Yao et al., Federated Learning with Unbiased Gradient Aggregation and Controllable Meta Updating, 2019.
+"""FedMeta with UGA: Yao et al., Federated Learning with Unbiased Gradient Aggregation and
+Controllable Meta Updating, 2019.
 
-Idea: a party's last gradient is taken with respect to the model that it received, so that all parties' gradients are of one point
-(UGA); afterwards the server makes a step on samples that it holds itself, and so says what the model is to be good at (FedMeta).
+Idea: a party's last gradient is taken with respect to the model that it received, so that all
+parties' gradients are of one point (UGA); afterwards the server makes a step on samples that it
+holds itself, and so says what the model is to be good at (FedMeta).
 
-Keep-trace: w_k = the model after E − 1 epochs of SGD from w, as a function of w.
-Gradient evaluation: g_k = ∇_w F_k(w_k), over all of the party's training samples, in place of the last epoch.
-UGA: w ← w − η_g Σ_{k∈S} (n_k / n_S) g_k.
-Meta updating: w ← w − η_m ∇L(w; D_meta).
+Keep-trace: w_k = the model after E − 1 epochs of SGD from w, as a function of w. Gradient
+evaluation: g_k = ∇_w F_k(w_k), over all of the party's training samples, in place of the last
+epoch. UGA: w ← w − η_g Σ_{k∈S} (n_k / n_S) g_k. Meta updating: w ← w − η_m ∇L(w; D_meta).
 
-Symbols: η_g = server_lr; η_m = meta_lr; D_meta = a share of each party's training samples, which it sends before round 1.
-Deviations: the trace is walked back step by step (Hessian times vector), which needs a model's memory for each step. Parties send
-w − η_g g_k, whose average is UGA's line. With first_order=true the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of
-every party's samples, as in FedUFO, and stays in their training data; one step is made on all of it. The trace has the
-experiment's momentum, from rest in every round (also with opt_state=keep), and decay; BatchNorm's statistics are those after it,
-averaged. The paper's η_g and η_m could not be checked; the defaults learn on digits, where η_m = 1 diverges, and are not tuned.
-With η_m = 0 it is UGA alone, and no samples leave.
-At a glance: personal = nothing; exchanged = the weights, both ways, and a tenth of the samples once; kept = nothing (the server:
-those samples); steps = E epochs, and E − 1 of Hessian products.
+Symbols: η_g = server_lr; η_m = meta_lr; D_meta = a share of each party's training samples, which it
+sends before round 1. Deviations: the trace is walked back step by step (Hessian times vector),
+which needs a model's memory for each step. Parties send w − η_g g_k, whose average is UGA's line.
+With first_order=true the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of every party's
+samples, as in FedUFO, and stays in their training data; one step is made on all of it. The trace
+has the experiment's momentum, from rest in every round (also with opt_state=keep), and decay;
+BatchNorm's statistics are those after it, averaged. The paper's η_g and η_m could not be checked;
+the defaults learn on digits, where η_m = 1 diverges, and are not tuned. With η_m = 0 it is UGA
+alone, and no samples leave. At a glance: personal = nothing; exchanged = the weights, both ways,
+and a tenth of the samples once; kept = nothing (the server: those samples); steps = E epochs, and E
+− 1 of Hessian products.
 """
 
 from __future__ import annotations
@@ -85,12 +88,20 @@ def once(how: Training) -> Training:
 @algorithm
 class FedMeta(AveragesWeights[Guided, Params, Model]):
     also_leaves = ("samples",)
-    bytes_formula = "2 · Σ_t |S_t| · S, and Σ_i ⌈share · n_i⌉ · (bytes of a sample + 4) once, before round 1"
+    bytes_formula = (
+        "2 · Σ_t |S_t| · S, and Σ_i ⌈share · n_i⌉ · (bytes of a sample + 4) once, before round 1"
+    )
 
     server_lr: float = option(1.0, "η_g, the step along the parties' gradients", above=0)
-    meta_lr: float = option(0.1, "η_m, the step on what the server holds; 0: none, and nobody sends samples", minimum=0)
-    share: float = option(0.1, "of each party's training samples, which the server holds", above=0, maximum=1)
-    first_order: bool = option(False, "leave out the trace: the gradient where the party's steps have led")
+    meta_lr: float = option(
+        0.1, "η_m, the step on what the server holds; 0: none, and nobody sends samples", minimum=0
+    )
+    share: float = option(
+        0.1, "of each party's training samples, which the server holds", above=0, maximum=1
+    )
+    first_order: bool = option(
+        False, "leave out the trace: the gradient where the party's steps have led"
+    )
 
     @property
     def leaves(self) -> frozenset[str]:
@@ -99,18 +110,34 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def check(self, info: Info) -> None:
         super().check(info)
         if info.training.optimizer != "sgd":
-            raise UsageError("fedmeta goes back through the steps of SGD: use --optimizer sgd, with momentum if wanted.")
+            raise UsageError(
+                "fedmeta goes back through the steps of SGD: use --optimizer sgd, with momentum if"
+                " wanted."
+            )
         if not self.first_order and any(task.network.draws for task in info.tasks):
-            raise UsageError("fedmeta cannot go back through steps in which layers draw at random: use first_order=true.")
+            raise UsageError(
+                "fedmeta cannot go back through steps in which layers draw at random: use"
+                " first_order=true."
+            )
 
     def warnings(self, info: Info) -> list[str]:
         how = info.training
         traces = how.epochs > 1 if how.steps is None else how.steps > 1
-        said = [] if traces else ["with one epoch there is nothing to trace: a round is one gradient step."]
-        return said if not self.meta_lr else [f"each party sends the server {self.share:.0%} of its training samples.", *said]
+        said = (
+            []
+            if traces
+            else ["with one epoch there is nothing to trace: a round is one gradient step."]
+        )
+        return (
+            said
+            if not self.meta_lr
+            else [f"each party sends the server {self.share:.0%} of its training samples.", *said]
+        )
 
     def init_server(self, key: Key, info: Info) -> Guided:
-        return Guided(self.shared(info.task.init(key), info.task), Data(torch.zeros(0), torch.zeros(0)))
+        return Guided(
+            self.shared(info.task.init(key), info.task), Data(torch.zeros(0), torch.zeros(0))
+        )
 
     def init_party(self, key: Key, party: Party) -> Params:
         return self.private(party.task.init(key), party.task)
@@ -131,10 +158,17 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         """D_meta with what these parties send."""
         if not self.meta_lr:
             return s
-        return replace(s, data=together([*before, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]))
+        return replace(
+            s,
+            data=together(
+                [*before, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]
+            ),
+        )
 
     @on_party
-    async def hand_over(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Data]:
+    async def hand_over(
+        self, mine: Params, m: Empty, party: Party, key: Key
+    ) -> tuple[Params, Data]:
         train = party.data.train
         some = train.take(key.fold("meta").choose(self.handed(len(train)), len(train)))
         return mine, Data(some.x, some.y.int() if party.task.classes else some.y)
@@ -144,15 +178,24 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
 
     @only_averages
     def round(self, s: Guided, server: Server, t: int) -> Guided:
-        w = server.mean(self.local, {i: self.message_for(s, i) for i in server.sample(t)}, server.info.sizes).value.theta
+        w = server.mean(
+            self.local, {i: self.message_for(s, i) for i in server.sample(t)}, server.info.sizes
+        ).value.theta
         return replace(s, theta=self.updated(w, s.data, server) if self.meta_lr else w)
 
     def updated(self, w: Params, data: Data, server: Server) -> Params:
-        """Meta updating; it leaves BatchNorm's statistics alone, and what parties keep is here as it was before round 1."""
+        """Meta updating; it leaves BatchNorm's statistics alone, and what parties keep is here as
+        it was before round 1.
+        """
         task = server.info.task
-        whole = {k: v.clone() if is_buffer(k) else v for k, v in (task.init(server.key("kept")) | w).items()}
+        whole = {
+            k: v.clone() if is_buffer(k) else v
+            for k, v in (task.init(server.key("kept")) | w).items()
+        }
         held = Samples(data.x, data.y.long() if task.classes else data.y)
-        g = server.fold(adding(task, whole), (zeros(w), 0), held, server.key("meta"), once(server.info.training))
+        g = server.fold(
+            adding(task, whole), (zeros(w), 0), held, server.key("meta"), once(server.info.training)
+        )
         return plus(w, -self.meta_lr, mean(g))
 
     @on_party
@@ -167,18 +210,33 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
             v = {k: how.momentum * at.v[k] + g[k] + how.decay * at.w[k] for k in g}
             return Moving(plus(at.w, -how.lr, v), v)
 
-        shorter = replace(how, epochs=how.epochs - 1) if how.steps is None else replace(how, steps=how.steps - 1)
+        shorter = (
+            replace(how, epochs=how.epochs - 1)
+            if how.steps is None
+            else replace(how, steps=how.steps - 1)
+        )
         w_k = (await party.fold(descend, Moving(w, zeros(w)), key, shorter)).w
-        g = mean(await party.fold(adding(party.task, w_k), (zeros(w), 0), key.fold("evaluate"), once(how)))
-        theta = plus(w, -self.server_lr, self.traced(g, past, party)) | {k: v for k, v in w_k.items() if is_buffer(k)}
+        g = mean(
+            await party.fold(
+                adding(party.task, w_k), (zeros(w), 0), key.fold("evaluate"), once(how)
+            )
+        )
+        theta = plus(w, -self.server_lr, self.traced(g, past, party)) | {
+            k: v for k, v in w_k.items() if is_buffer(k)
+        }
         return self.private(theta, party.task), Model(self.shared(theta, party.task))
 
     def traced(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:
-        """From the gradient at w_k to that at w: back through v ← μ v + ∇f + λ w, w ← w − η v, step by step."""
+        """From the gradient at w_k to that at w: back through v ← μ v + ∇f + λ w, w ← w − η v, step
+        by step.
+        """
         how, dv = party.training, zeros(g)
         for w, batch in reversed(past):
             if batch.scratch:
-                raise UsageError("fedmeta cannot go back through a loss that remembers its last batches: use first_order=true.")
+                raise UsageError(
+                    "fedmeta cannot go back through a loss that remembers its last batches: use"
+                    " first_order=true."
+                )
             dv = plus(dv, -how.lr, g)
             bend = curvature(partial(party.task.loss, batch=batch), w, dv)
             g = {k: g[k] + bend[k] + how.decay * dv[k] for k in g}

@@ -1,26 +1,31 @@
-"""FedProto: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
+"""FedProto: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI
+2022.
 
-Idea: no weights cross, only each party's prototypes, the mean representation of each of its classes. Every party pulls its
-representations to the global prototypes of their classes, and a sample is of the class whose global prototype is nearest. Any
-mix of architectures that agree on the width d'.
+Idea: no weights cross, only each party's prototypes, the mean representation of each of its
+classes. Every party pulls its representations to the global prototypes of their classes, and a
+sample is of the class whose global prototype is nearest. Any mix of architectures that agree on the
+width d'.
 
-Eq. 3: C_i^(j) = (1/|D_ij|) Σ_{(x,y)∈D_ij} f_i(x). Eq. 6: C̄^(j) = Σ_i (|D_ij| / N_j) C_i^(j).
-Eq. 7: min CE(g_i(f_i(x)), y) + λ · ‖f_i(x) − C̄^(y)‖². Eq. 4, inference: ŷ = argmin_j ‖f_i(x) − C̄^(j)‖.
+Eq. 3: C_i^(j) = (1/|D_ij|) Σ_{(x,y)∈D_ij} f_i(x). Eq. 6: C̄^(j) = Σ_i (|D_ij| / N_j) C_i^(j). Eq.
+7: min CE(g_i(f_i(x)), y) + λ · ‖f_i(x) − C̄^(y)‖². Eq. 4, inference: ŷ = argmin_j ‖f_i(x) −
+C̄^(j)‖.
 
-Symbols: f_i, g_i = a party's stages up to the cut, and its head; D_ij = its samples of class j; N_j = all parties' of class j.
-Deviations: eq. 6 as printed also divides by the number of parties, which would shrink prototypes towards 0; Appendix B's weights
-add up to 1, and decide. The authors' code and PFLlib count parties alike (weights=uniform). Eq. 7 is Appendix B's, whose ‖·‖² the
-code, which λ = 1 was tuned with, divides by d' (reduction=sum: as printed; norm: the L2 distance that the text speaks of; HtFLlib
-uses λ = 10). Prototypes are those of the trained model in evaluation mode, as eq. 3 says; both codes take means in passing, while
-weights still move. Those of parties that are not in the cohort stay (PFLlib forgets them); a prototype of fewer than min_count
-samples is not sent (the paper sends all). The authors' code looks at a party's own classes only (answer=own), and its script adds
-up the hits of both rules, and those of all parties before, in one ratio: what it prints is no accuracy of one rule. PFLlib and
-HtFLlib take the nearest of all. Before anything is known heads answer; test losses are those of softmax(−‖·‖²). The paper's text,
-with its appendices, and all three codes were read.
-At a glance: personal = all weights; exchanged = mean representations of each class, and class counts up; kept = the whole model,
-and the server everybody's last prototypes; steps = E epochs.
-Compared: the same as PFLlib's, HtFLlib's and fluke's (weights=uniform), once their prototypes are eq. 3's. See
-docs/methods-beside.md.
+Symbols: f_i, g_i = a party's stages up to the cut, and its head; D_ij = its samples of class j; N_j
+= all parties' of class j. Deviations: eq. 6 as printed also divides by the number of parties, which
+would shrink prototypes towards 0; Appendix B's weights add up to 1, and decide. The authors' code
+and PFLlib count parties alike (weights=uniform). Eq. 7 is Appendix B's, whose ‖·‖² the code, which
+λ = 1 was tuned with, divides by d' (reduction=sum: as printed; norm: the L2 distance that the text
+speaks of; HtFLlib uses λ = 10). Prototypes are those of the trained model in evaluation mode, as
+eq. 3 says; both codes take means in passing, while weights still move. Those of parties that are
+not in the cohort stay (PFLlib forgets them); a prototype of fewer than min_count samples is not
+sent (the paper sends all). The authors' code looks at a party's own classes only (answer=own), and
+its script adds up the hits of both rules, and those of all parties before, in one ratio: what it
+prints is no accuracy of one rule. PFLlib and HtFLlib take the nearest of all. Before anything is
+known heads answer; test losses are those of softmax(−‖·‖²). The paper's text, with its appendices,
+and all three codes were read. At a glance: personal = all weights; exchanged = mean representations
+of each class, and class counts up; kept = the whole model, and the server everybody's last
+prototypes; steps = E epochs. Compared: the same as PFLlib's, HtFLlib's and fluke's
+(weights=uniform), once their prototypes are eq. 3's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -73,7 +78,9 @@ class Nearest(Around):
         z = self.inner.features(theta, x).flatten(1)
         C = theta[PROTOTYPES]
         near = 2 * z @ C.T - C.square().sum(1) - z.square().sum(1, keepdim=True)  # eq. 4: −‖z − C‖²
-        return torch.where(theta[KNOWN] > 0, near, near.amin(1, keepdim=True) - 1)  # what is not known is never the nearest
+        return torch.where(
+            theta[KNOWN] > 0, near, near.amin(1, keepdim=True) - 1
+        )  # what is not known is never the nearest
 
 
 @mixin
@@ -84,8 +91,12 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
     start_weights = ""
 
     lam: float = option(1.0, "λ, weight of the pull to the global prototypes", minimum=0)
-    reduction: Literal["mean", "sum", "norm"] = option("mean", "the pull: ‖·‖² / d' as in the code, ‖·‖² as printed, or ‖·‖")
-    answer: Literal["nearest", "own", "head"] = option("nearest", "by all prototypes, those of the party's classes, or the head")
+    reduction: Literal["mean", "sum", "norm"] = option(
+        "mean", "the pull: ‖·‖² / d' as in the code, ‖·‖² as printed, or ‖·‖"
+    )
+    answer: Literal["nearest", "own", "head"] = option(
+        "nearest", "by all prototypes, those of the party's classes, or the head"
+    )
     min_count: int = option(2, "a mean of fewer samples is not sent", minimum=1)
 
     def check(self, info: Info) -> None:
@@ -97,10 +108,17 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         c, d = task.classes, task.width
-        return {"Prototypes.means": (c, d), "Prototypes.counts": (c,), "Guide.means": (c, d), "Guide.known": (c,)}
+        return {
+            "Prototypes.means": (c, d),
+            "Prototypes.counts": (c,),
+            "Guide.means": (c, d),
+            "Guide.known": (c,),
+        }
 
     @on_party
-    async def local(self, theta: Params, m: Guide, party: Party, key: Key) -> tuple[Params, Prototypes]:
+    async def local(
+        self, theta: Params, m: Guide, party: Party, key: Key
+    ) -> tuple[Params, Prototypes]:
         loss: Loss[Guide] = self.eq7 if self.lam else plain
         theta = (await party.fit(loss, theta, key, m)).theta
         return theta, self.shown(theta, party)
@@ -118,7 +136,11 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
     def shown(self, theta: Params, party: Party) -> Prototypes:
         """Eq. 3, of the trained model."""
         train = party.data.train
-        return Prototypes(*class_means(features_of(party.task, theta, train), train.y, party.task.classes, self.min_count))
+        return Prototypes(
+            *class_means(
+                features_of(party.task, theta, train), train.y, party.task.classes, self.min_count
+            )
+        )
 
     @on_party
     async def warm_up(self, theta: Params, m: Guide, party: Party, key: Key) -> tuple[Params, None]:
@@ -144,16 +166,22 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
 @algorithm
 class FedProto(SharesPrototypes[Bank]):
     also_leaves = ("class counts",)
-    bytes_formula = "Σ_t |S_t| · C · (8·d' + 5): prototypes both ways, counts up, a mask of known classes down"
+    bytes_formula = (
+        "Σ_t |S_t| · C · (8·d' + 5): prototypes both ways, counts up, a mask of known classes down"
+    )
 
-    weights: Literal["samples", "uniform"] = option("samples", "global prototypes by sample counts, or parties alike (codes)")
+    weights: Literal["samples", "uniform"] = option(
+        "samples", "global prototypes by sample counts, or parties alike (codes)"
+    )
 
     def init_server(self, key: Key, info: Info) -> Bank:
         return Bank(info.task.classes, info.width, {})
 
     def message_for(self, s: Bank, i: int) -> Guide:
         sent = [s.last[j] for j in sorted(s.last)]
-        return Guide(*pooled([up.means for up in sent], [up.counts for up in sent], s.classes, s.width))  # eq. 6
+        return Guide(
+            *pooled([up.means for up in sent], [up.counts for up in sent], s.classes, s.width)
+        )  # eq. 6
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         guide = self.message_for(s, 0)
@@ -162,4 +190,6 @@ class FedProto(SharesPrototypes[Bank]):
 
     def shown(self, theta: Params, party: Party) -> Prototypes:
         made = super().shown(theta, party)
-        return made if self.weights == "samples" else Prototypes(made.means, (made.counts > 0).int())
+        return (
+            made if self.weights == "samples" else Prototypes(made.means, (made.counts > 0).int())
+        )

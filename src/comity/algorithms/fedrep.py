@@ -1,17 +1,18 @@
-"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML 2021.
+"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning,
+ICML 2021.
 
-Idea: FedPer with the two parts trained in turn: first the party's own head on the received body, then the body under that
-head.
+Idea: FedPer with the two parts trained in turn: first the party's own head on the received body,
+then the body under that head.
 
-Algorithm 1: h_i ← τ_h epochs of SGD on the head with the body φ^t frozen; φ_i ← E epochs with h_i frozen;
-φ^{t+1} ← Σ_i (n_i / n_S) φ_i.
+Algorithm 1: h_i ← τ_h epochs of SGD on the head with the body φ^t frozen; φ_i ← E epochs with h_i
+frozen; φ^{t+1} ← Σ_i (n_i / n_S) φ_i.
 
-At a glance: personal = the head; exchanged = the body's weights, both ways; kept = the head; steps = E epochs of the body
-after ten of the head.
-Symbols: φ = the stages up to the cut, shared; h_i = the head, at the party.
-Deviations: the average is weighted by sample counts, as everywhere here (the paper's parties are of equal size). Ten head
-epochs are those of the paper's experiments; the body's epochs are the experiment's.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+At a glance: personal = the head; exchanged = the body's weights, both ways; kept = the head; steps
+= E epochs of the body after ten of the head. Symbols: φ = the stages up to the cut, shared; h_i =
+the head, at the party. Deviations: the average is weighted by sample counts, as everywhere here
+(the paper's parties are of equal size). Ten head epochs are those of the paper's experiments; the
+body's epochs are the experiment's. Compared: the same as PFLlib's and fluke's. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class FedRep(FedPer):
     head_epochs: int = option(10, "τ_h, epochs on the head before the body is trained", minimum=0)
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        both = {function: [replace(how, epochs=self.head_epochs, steps=None), how] for function in ("local", "warm_up")}
+        both = {
+            function: [replace(how, epochs=self.head_epochs, steps=None), how]
+            for function in ("local", "warm_up")
+        }
         return {function: both[function] for function in super().declared_trainings(stage, how)}
 
     async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:

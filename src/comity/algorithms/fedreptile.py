@@ -1,14 +1,18 @@
-"""FedReptile: Nichol, Achiam, Schulman, On First-Order Meta-Learning Algorithms, 2018, across parties as in FedUFO's tables.
+"""FedReptile: Nichol, Achiam, Schulman, On First-Order Meta-Learning Algorithms, 2018, across
+parties as in FedUFO's tables.
 
-Idea: FedAvg is one step of Reptile whose tasks are the parties. With a smaller step the model stays near all of theirs.
+Idea: FedAvg is one step of Reptile whose tasks are the parties. With a smaller step the model stays
+near all of theirs.
 
-Batched Reptile: w ← w + ε · (1/|S|) Σ_{i∈S} (w_i − w), with w_i from E epochs of SGD on F_i starting at w.
+Batched Reptile: w ← w + ε · (1/|S|) Σ_{i∈S} (w_i − w), with w_i from E epochs of SGD on F_i
+starting at w.
 
-Symbols: w = the server's theta; ε = step; S the cohort, in which all count alike.
-Deviations: ε = 0.5 is a guess: which step FedUFO took (its tables say FedRtile) could not be checked. Reptile lets ε fall to 0:
-decay=true. The model is judged as it is, as in FedUFO's tables, without a party's fine-tuning. BatchNorm's statistics
-are averaged. With ε = 1 it is FedAvg in which all count alike.
-At a glance: personal = nothing; exchanged = the weights, both ways; kept = nothing; steps = E epochs.
+Symbols: w = the server's theta; ε = step; S the cohort, in which all count alike. Deviations: ε =
+0.5 is a guess: which step FedUFO took (its tables say FedRtile) could not be checked. Reptile lets
+ε fall to 0: decay=true. The model is judged as it is, as in FedUFO's tables, without a party's
+fine-tuning. BatchNorm's statistics are averaged. With ε = 1 it is FedAvg in which all count alike.
+At a glance: personal = nothing; exchanged = the weights, both ways; kept = nothing; steps = E
+epochs.
 """
 
 from __future__ import annotations
@@ -24,7 +28,11 @@ class FedReptile(FedAvg):
     decay: bool = option(False, "let ε fall to 0, linearly over the rounds")
 
     def warnings(self, info: Info) -> list[str]:
-        return ["with step=1 this is fedavg in which all parties count alike."] if self.step == 1 and not self.decay else []
+        return (
+            ["with step=1 this is fedavg in which all parties count alike."]
+            if self.step == 1 and not self.decay
+            else []
+        )
 
     @only_averages
     def round(self, w: Params, server: Server, t: int) -> Params:

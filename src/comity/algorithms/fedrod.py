@@ -1,20 +1,22 @@
-"""FedRoD: Chen, Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022.
+"""FedRoD: Chen, Chao, On Bridging Generic and Personalized Federated Learning for Image
+Classification, ICLR 2022.
 
-Idea: two tasks, two heads on one body. The body and a generic head are averaged as in FedAvg, but trained by a loss that asks
-every party for a class-balanced predictor; a personal head on top of their constant features and logits learns what is left,
-the party's own distribution of classes.
+Idea: two tasks, two heads on one body. The body and a generic head are averaged as in FedAvg, but
+trained by a loss that asks every party for a class-balanced predictor; a personal head on top of
+their constant features and logits learns what is left, the party's own distribution of classes.
 
-Generic, balanced softmax: min over (f, h^G) of −log( n_{i,y} e^{g_y} / Σ_c n_{i,c} e^{g_c} ), with g = h^G(f(x)).
-Personal, empirical risk: min over h^P_i of CE(sg(g) + h^P_i(sg(f(x))), y).
+Generic, balanced softmax: min over (f, h^G) of −log( n_{i,y} e^{g_y} / Σ_c n_{i,c} e^{g_c} ), with
+g = h^G(f(x)). Personal, empirical risk: min over h^P_i of CE(sg(g) + h^P_i(sg(f(x))), y).
 Prediction: argmax of g + h^P_i(f(x)).
 
-At a glance: personal = a second head; exchanged = weights without it, both ways; kept = that head; steps = E epochs.
-Symbols: f = the stages up to the cut, shared; h^G = the head, shared; h^P_i = a head of its kind, at the party; n_{i,c} =
-training samples of class c at party i; sg = a constant.
-Deviations: both are minimised at once, step by step. A class that a party lacks drops out of its balanced softmax (log 0 = −∞),
-so its row of h^G stays as received. h^P_i starts equal to h^G. The variant whose h^P_i comes from a hypernetwork is left
-out. Wrappers' terms go to the generic loss. If mr has a cut of its own behind the model's, the personal head begins there.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+At a glance: personal = a second head; exchanged = weights without it, both ways; kept = that head;
+steps = E epochs. Symbols: f = the stages up to the cut, shared; h^G = the head, shared; h^P_i = a
+head of its kind, at the party; n_{i,c} = training samples of class c at party i; sg = a constant.
+Deviations: both are minimised at once, step by step. A class that a party lacks drops out of its
+balanced softmax (log 0 = −∞), so its row of h^G stays as received. h^P_i starts equal to h^G. The
+variant whose h^P_i comes from a hypernetwork is left out. Wrappers' terms go to the generic loss.
+If mr has a cut of its own behind the model's, the personal head begins there. Compared: the same as
+PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class TwoHeads(Around):
         return theta | {OWN + k: theta[k].clone() for k in theta if k in self.head_names}
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
-        return self.inner.head(theta, z, train) + self.inner.head(theta | personal_head(theta), z, train)
+        return self.inner.head(theta, z, train) + self.inner.head(
+            theta | personal_head(theta), z, train
+        )
 
     def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
         g = self.inner.head(theta, z, train=True)

@@ -1,17 +1,21 @@
-"""FedUAD: FedUFO's first stage alone (Zhang et al., ICCV 2021, section 3.2): adversarial features for one global model.
+"""FedUAD: FedUFO's first stage alone (Zhang et al., ICCV 2021, section 3.2): adversarial features
+for one global model.
 
-Idea: each party trains a plain copy of the global model (its prior), the group swaps priors, and each trains its posterior
-so that a discriminator D cannot tell whose extractor made its features. Posteriors are averaged.
+Idea: each party trains a plain copy of the global model (its prior), the group swaps priors, and
+each trains its posterior so that a discriminator D cannot tell whose extractor made its features.
+Posteriors are averaged.
 
 Eqs. 4, 11: CE + L_uni, L_uni = −(1/K) Σ_j log D_j(f̂_i); D is frozen, the gradient goes through it.
 Eq. 5: L_D = −log D_k(f̂_i) − (1/(K_c − 1)) Σ_{j≠k} log D_j(f̃_{i|j}), all features constant.
 
-At a glance: personal = nothing; exchanged = weights and a discriminator, both ways; others' weights and class counts down;
-kept = nothing; steps = E epochs with a pass of every other party's model, and the discriminator's.
-Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's features by the posterior and by prior j; K, K_c = parties.
-Deviations: D is averaged with w and makes one pass a round (the paper does not say); a fresh D learns before the posterior, not
-after it. The server averages, unless told to step. The posterior starts from w; "a prior model" may also mean that it starts
-from w̃_k (begin=prior). With bn=none others' priors answer with the party's own BatchNorm.
+At a glance: personal = nothing; exchanged = weights and a discriminator, both ways; others' weights
+and class counts down; kept = nothing; steps = E epochs with a pass of every other party's model,
+and the discriminator's. Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's
+features by the posterior and by prior j; K, K_c = parties. Deviations: D is averaged with w and
+makes one pass a round (the paper does not say); a fresh D learns before the posterior, not after
+it. The server averages, unless told to step. The posterior starts from w; "a prior model" may also
+mean that it starts from w̃_k (begin=prior). With bn=none others' priors answer with the party's own
+BatchNorm.
 """
 
 from __future__ import annotations
@@ -33,7 +37,9 @@ DISC = "disc."
 
 @record
 class FedUadServer:
-    """What the server keeps: w, D, its momentum, and w's accuracy at parties where it was looked at."""
+    """What the server keeps: w, D, its momentum, and w's accuracy at parties where it was looked
+    at.
+    """
 
     w: Params
     D: Params
@@ -43,7 +49,9 @@ class FedUadServer:
 
 @record
 class Both:
-    """w or a posterior, and D; to a party also who else is in its group; in a reply w's accuracy, where sampling asks for it."""
+    """w or a posterior, and D; to a party also who else is in its group; in a reply w's accuracy,
+    where sampling asks for it.
+    """
 
     theta: Params
     D: Params
@@ -81,18 +89,32 @@ class Adversary:
 class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     start_weights = "theta"
     also_leaves = ("class counts",)
-    bytes_formula = "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
+    bytes_formula = (
+        "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
+    )
 
     uad: bool = field(default=True, init=False)  # fedufo has a choice here
     cgr: bool = field(default=False, init=False)
     weight: float = option(1.0, "weight of L_uni; 1 as printed", minimum=0)
-    reduction: Literal["sum", "mean"] = option("sum", "as printed; mean: L_uni over D's outputs too, KL over classes")
-    begin: Literal["w", "prior"] = option("w", "what the posterior is trained from: the global model, or the party's prior")
-    outputs: Literal["all", "group"] = option("all", "D names all K parties, or the round's K_c (it is then new each round)")
-    disc: Literal["shallow", "mlp", "linear"] = option("shallow", "D: two FC layers, three (re-identification), or one")
-    disc_state: Literal["federated", "local", "fresh"] = option("federated", "D is averaged, the party's, or new each round")
+    reduction: Literal["sum", "mean"] = option(
+        "sum", "as printed; mean: L_uni over D's outputs too, KL over classes"
+    )
+    begin: Literal["w", "prior"] = option(
+        "w", "what the posterior is trained from: the global model, or the party's prior"
+    )
+    outputs: Literal["all", "group"] = option(
+        "all", "D names all K parties, or the round's K_c (it is then new each round)"
+    )
+    disc: Literal["shallow", "mlp", "linear"] = option(
+        "shallow", "D: two FC layers, three (re-identification), or one"
+    )
+    disc_state: Literal["federated", "local", "fresh"] = option(
+        "federated", "D is averaged, the party's, or new each round"
+    )
     disc_epochs: int = option(1, "passes over D's features a round", minimum=0)
-    alternate: Literal["round", "batch"] = option("round", "D learns after the posterior's epochs, or with each of its batches")
+    alternate: Literal["round", "batch"] = option(
+        "round", "D learns after the posterior's epochs, or with each of its batches"
+    )
     server_lr: float = option(1.0, "the server's step towards the average", above=0)
     server_momentum: float = option(0.0, "momentum of the server's steps", minimum=0)
 
@@ -114,11 +136,23 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
 
     def init_server(self, key: Key, info: Info) -> FedUadServer:
         D = self.discriminator(info.width, len(info.names)).init(key.fold("discriminator"))
-        return FedUadServer(drop(info.task.init(key), info.task.private), D if self.lives("federated") else {}, {}, {})
+        return FedUadServer(
+            drop(info.task.init(key), info.task.private),
+            D if self.lives("federated") else {},
+            {},
+            {},
+        )
 
     def init_party(self, key: Key, party: Party) -> FedUadState:
-        D = self.discriminator(party.task.width, party.federation_size).init(key.fold("discriminator"))
-        return FedUadState(keep(party.task.init(key), party.task.private), {}, None, D if self.lives("local") else {})
+        D = self.discriminator(party.task.width, party.federation_size).init(
+            key.fold("discriminator")
+        )
+        return FedUadState(
+            keep(party.task.init(key), party.task.private),
+            {},
+            None,
+            D if self.lives("local") else {},
+        )
 
     def message_for(self, s: FedUadServer, i: int) -> Both:
         return Both(s.w, {})
@@ -127,12 +161,22 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return {"Both.D": self.discriminator(task.width, parties), "Prior.counts": (task.classes,)}
 
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
-        return self.averaged(s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)})
+        return self.averaged(
+            s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)}
+        )
 
-    def averaged(self, s: FedUadServer, server: Server, posterior: PartyFunction, messages: dict[int, Both]) -> FedUadServer:
+    def averaged(
+        self, s: FedUadServer, server: Server, posterior: PartyFunction, messages: dict[int, Both]
+    ) -> FedUadServer:
         sealed_messages: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
-            priors = server.call(self.prior, {k: replace(m, others=[j for j in messages if j != k]) for k, m in messages.items()})
+            priors = server.call(
+                self.prior,
+                {
+                    k: replace(m, others=[j for j in messages if j != k])
+                    for k, m in messages.items()
+                },
+            )
             sealed_messages = {(j, k): priors[j] for j in priors for k in priors if j != k}
             messages = dict.fromkeys(priors, Both({}, s.D))
         replies: dict[int, Both] = server.call(posterior, messages, sealed_messages)
@@ -144,39 +188,72 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return FedUadServer(w, D, velocity, s.accuracy | looked)
 
     @on_party
-    async def prior(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Sealed[Prior]]:
+    async def prior(
+        self, mine: FedUadState, m: Both, party: Party, key: Key
+    ) -> tuple[FedUadState, Sealed[Prior]]:
         w = m.theta or mine.w
         theta = (await party.fit(plain, w | mine.private, key)).theta
         prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
-        return replace(mine, w=w, prior=prior), seal(replace(prior, theta=drop(theta, party.task.private)), m.others)
+        return replace(mine, w=w, prior=prior), seal(
+            replace(prior, theta=drop(theta, party.task.private)), m.others
+        )
 
     @on_party
-    async def align(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
-        others = {j: prior.theta | mine.private for j, prior in party.inbox.items()} if self.uad else {}
+    async def align(
+        self, mine: FedUadState, m: Both, party: Party, key: Key
+    ) -> tuple[FedUadState, Both]:
+        others = (
+            {j: prior.theta | mine.private for j, prior in party.inbox.items()} if self.uad else {}
+        )
         read = {j: features_of(party.task, theta, party.data.train) for j, theta in others.items()}
         return await self.posterior(mine, m, party, key, read, {})
 
     async def posterior(
-        self, mine: FedUadState, m: Both, party: Party, key: Key, read: dict[int, Tensor], teachers: Params
+        self,
+        mine: FedUadState,
+        m: Both,
+        party: Party,
+        key: Key,
+        read: dict[int, Tensor],
+        teachers: Params,
     ) -> tuple[FedUadState, Both]:
-        """Train w and D; `read` is what others' extractors make of the party's samples, `teachers` what others answer."""
+        """Train w and D; `read` is what others' extractors make of the party's samples, `teachers`
+        what others answer.
+        """
         task = party.task
-        start = mine.prior.theta if mine.prior and self.begin == "prior" else (m.theta or mine.w) | mine.private
+        start = (
+            mine.prior.theta
+            if mine.prior and self.begin == "prior"
+            else (m.theta or mine.w) | mine.private
+        )
         D = m.D or mine.D
-        everyone = range(party.federation_size) if self.outputs == "all" else sorted([party.id, *party.inbox])
+        everyone = (
+            range(party.federation_size)
+            if self.outputs == "all"
+            else sorted([party.id, *party.inbox])
+        )
         disc = self.discriminator(task.width, len(everyone))
         me, others = everyone.index(party.id), [everyone.index(j) for j in read]
-        owners = on_device(Owners(torch.tensor(me), torch.tensor(others, dtype=torch.int64)), party.data.train.x.device)
+        owners = on_device(
+            Owners(torch.tensor(me), torch.tensor(others, dtype=torch.int64)),
+            party.data.train.x.device,
+        )
         samples = with_others(party.data.train, list(read.values()))
 
         async def learned(D: Params, theta: Params) -> Params:
             epochs = replace(party.training, epochs=self.disc_epochs, steps=None)
             features = replace(samples, x=features_of(task, theta, samples))
             turn = key.fold("discriminator")
-            return (await party.fit(tell_apart, D, turn, owners, task=disc, samples=features, training=epochs)).theta
+            return (
+                await party.fit(
+                    tell_apart, D, turn, owners, task=disc, samples=features, training=epochs
+                )
+            ).theta
 
         if self.lives("fresh"):
-            D = await learned(on_device(disc.init(key.fold("fresh")), party.data.train.x.device), start)
+            D = await learned(
+                on_device(disc.init(key.fold("fresh")), party.data.train.x.device), start
+            )
         samples = replace(samples, rows=samples.rows | teachers)
         if self.uad and self.alternate == "batch":
             both = start | {DISC + k: v for k, v in D.items()}
@@ -184,11 +261,15 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
             theta = {k: done[k] for k in start}
             D = {k: done[DISC + k] for k in D}
         else:
-            theta = (await party.fit(self.eq11, start, key, Adversary(D, owners), samples=samples)).theta
+            theta = (
+                await party.fit(self.eq11, start, key, Adversary(D, owners), samples=samples)
+            ).theta
         if self.uad and self.alternate == "round" and not self.lives("fresh"):
             D = await learned(D, theta)
         kept, sent = keep(theta, task.private), drop(theta, task.private)
-        return FedUadState(kept, {}, None, D if self.lives("local") else {}), Both(sent, D if self.lives("federated") else {})
+        return FedUadState(kept, {}, None, D if self.lives("local") else {}), Both(
+            sent, D if self.lives("federated") else {}
+        )
 
     def objective(self, task: LearningTask, theta: Params, z: Tensor, batch: Batch) -> Tensor:
         """What the posterior is asked for beside eq. 4: the labels; fedufo adds a consensus."""
@@ -201,10 +282,14 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
 
     def eq4(self, task: LearningTask, D: Params, z: Tensor) -> Tensor:
         outputs = len(D["out.bias"])
-        logits = self.discriminator(task.width, outputs).logits({k: v.detach() for k, v in D.items()}, z)
+        logits = self.discriminator(task.width, outputs).logits(
+            {k: v.detach() for k, v in D.items()}, z
+        )
         return uniform_cross_entropy(logits) / (outputs if self.reduction == "mean" else 1)
 
-    def eqs_5_and_11(self, task: LearningTask, both: Params, batch: Batch, owners: Owners) -> Tensor:
+    def eqs_5_and_11(
+        self, task: LearningTask, both: Params, batch: Batch, owners: Owners
+    ) -> Tensor:
         """The posterior and D take each step together, each on the other as a constant."""
         D = {k.removeprefix(DISC): v for k, v in both.items() if k.startswith(DISC)}
         z = task.features(both, batch.x, train=True)
@@ -213,9 +298,14 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return value + tell_apart(disc, D, replace(batch, x=z.detach().flatten(1)), owners)
 
     @on_party
-    async def warm_up(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, None]:
+    async def warm_up(
+        self, mine: FedUadState, m: Both, party: Party, key: Key
+    ) -> tuple[FedUadState, None]:
         tuned = (await party.fit(plain, m.theta | mine.private, key)).theta
-        return replace(mine, private=tuned), None  # a newcomer has no group: it tunes the global model for itself
+        return (
+            replace(mine, private=tuned),
+            None,
+        )  # a newcomer has no group: it tunes the global model for itself
 
     def deployed_model(self, mine: FedUadState, m: Both, party: Party) -> Params:
         return m.theta | mine.private
@@ -226,6 +316,10 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         k = len(cohort)
         w = info.task.bytes(without=info.task.private)
-        D = self.discriminator(info.width, len(info.names)).bytes() if self.lives("federated") else 0
+        D = (
+            self.discriminator(info.width, len(info.names)).bytes()
+            if self.lives("federated")
+            else 0
+        )
         edges = k * (k - 1) if self.uad or self.cgr else 0
         return Traffic(k * (w + D), k * (w + D) + 4 * edges, edges * (w + 4 * info.task.classes))

@@ -1,18 +1,22 @@
-"""FedUFO: Zhang et al., Federated Learning for Non-IID Data via Unified Feature Learning and Optimization Alignment, ICCV 2021.
+"""FedUFO: Zhang et al., Federated Learning for Non-IID Data via Unified Feature Learning and
+Optimization Alignment, ICCV 2021.
 
-Idea: one global model for skewed labels. To FedUAD's adversarial features (UAD) come two consensus losses in a second stage:
-a party's answers should agree with those of the group's priors (CGR) and with the global model's (CGL).
+Idea: one global model for skewed labels. To FedUAD's adversarial features (UAD) come two consensus
+losses in a second stage: a party's answers should agree with those of the group's priors (CGR) and
+with the global model's (CGL).
 
-Eqs. 6-8: L_cgr = KL(ŷ_i ‖ softmax(v_i)), v_i = Σ_j p_j ⊗ ỹ_{i|j}, p_j[c] = n_jc / Σ_j' n_j'c, over the group, oneself included.
-Eq. 10: L_cgl = KL(ŷ_i ‖ ỹ_{i|0}).
-Stages: one: CE + L_uni (eq. 11); two, from one's w and D: CE + L_uni + L_cgr + λ · L_cgl (eq. 12).
-Dynamic sampling: with CGL, hence in stage two, ⌊K_c/2⌋ of a round's parties are those where w does worst, those never seen first.
+Eqs. 6-8: L_cgr = KL(ŷ_i ‖ softmax(v_i)), v_i = Σ_j p_j ⊗ ỹ_{i|j}, p_j[c] = n_jc / Σ_j' n_j'c, over
+the group, oneself included. Eq. 10: L_cgl = KL(ŷ_i ‖ ỹ_{i|0}). Stages: one: CE + L_uni (eq. 11);
+two, from one's w and D: CE + L_uni + L_cgr + λ · L_cgl (eq. 12). Dynamic sampling: with CGL, hence
+in stage two, ⌊K_c/2⌋ of a round's parties are those where w does worst, those never seen first.
 
-At a glance: personal = nothing; exchanged = weights and a discriminator, both ways; others' weights and class counts down;
-kept = nothing; steps = E epochs with a pass of every other party's model, and the discriminator's.
-Symbols: ŷ_i = the posterior's softmax; ỹ_{i|j} = prior j's; ỹ_{i|0} = w's; n_jc = party j's samples of class c. The rest: feduad.
-Deviations: feduad's. The stages are of equal length unless told; without UAD there is no stage one. Teachers are constant in a
-round and answer once, in evaluation mode. How well w does is its accuracy on the party's training data when it last took part.
+At a glance: personal = nothing; exchanged = weights and a discriminator, both ways; others' weights
+and class counts down; kept = nothing; steps = E epochs with a pass of every other party's model,
+and the discriminator's. Symbols: ŷ_i = the posterior's softmax; ỹ_{i|j} = prior j's; ỹ_{i|0} = w's;
+n_jc = party j's samples of class c. The rest: feduad. Deviations: feduad's. The stages are of equal
+length unless told; without UAD there is no stage one. Teachers are constant in a round and answer
+once, in evaluation mode. How well w does is its accuracy on the party's training data when it last
+took part.
 """
 
 from __future__ import annotations
@@ -31,29 +35,45 @@ from comity.components.consensus import agreed
 from comity.components.divergence import kl
 from comity.core import *
 
-GROUP, GLOBAL = "teacher.group", "teacher.global"  # what they answer to each sample, as log-probabilities
+GROUP, GLOBAL = (
+    "teacher.group",
+    "teacher.global",
+)  # what they answer to each sample, as log-probabilities
 
 
 @algorithm
 class FedUfo(FedUad):
-    bytes_formula = "feduad's, and 4·K_c up if dynamic=last, 4·K up and (K − K_c)·S down if fresh; FedAvg's without UAD and CGR"
+    bytes_formula = (
+        "feduad's, and 4·K_c up if dynamic=last, 4·K up and (K − K_c)·S down if fresh; FedAvg's"
+        " without UAD and CGR"
+    )
 
     uad: bool = option(True, "unified adversarial features, eqs. 4 and 5")
     cgr: bool = option(True, "consensus with the group of priors, eq. 8")
     cgl: bool = option(True, "consensus with the global model, eq. 10")
     lam: float = option(3.0, "λ, weight of the consensus with the global model", minimum=0)
-    cgr_weight: float = option(1.0, "weight of the consensus with the group; 1 as printed", minimum=0)
+    cgr_weight: float = option(
+        1.0, "weight of the consensus with the group; 1 as printed", minimum=0
+    )
     stage_one: float = option(0.5, "share of the rounds that use UAD only", minimum=0, maximum=1)
-    dynamic: Literal["last", "fresh", "off"] = option("last", "with CGL half the group are the worst, by an old or a fresh look")
-    target: Literal["softmax", "l1", "logits"] = option("softmax", "CGR: softmax(v) as printed, v/Σv, or softmax of mean logits")
-    direction: Literal["reverse", "forward"] = option("reverse", "KL(ŷ ‖ teacher) as printed, or KL(teacher ‖ ŷ)")
+    dynamic: Literal["last", "fresh", "off"] = option(
+        "last", "with CGL half the group are the worst, by an old or a fresh look"
+    )
+    target: Literal["softmax", "l1", "logits"] = option(
+        "softmax", "CGR: softmax(v) as printed, v/Σv, or softmax of mean logits"
+    )
+    direction: Literal["reverse", "forward"] = option(
+        "reverse", "KL(ŷ ‖ teacher) as printed, or KL(teacher ‖ ŷ)"
+    )
 
     def samples(self, how: str) -> bool:
         """Whether sampling is dynamic in this way."""
         return self.cgl and self.dynamic == how
 
     def in_stage_one(self, info: Info, t: int) -> bool:
-        return self.uad and (0 < t <= round(self.stage_one * info.rounds, 6) or not (self.cgr or self.cgl))
+        return self.uad and (
+            0 < t <= round(self.stage_one * info.rounds, 6) or not (self.cgr or self.cgl)
+        )
 
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
         group = server.sample(t)
@@ -70,27 +90,41 @@ class FedUfo(FedUad):
         return self.averaged(s, server, self.align if one else self.local, messages)
 
     @on_party
-    async def look(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, float]:
+    async def look(
+        self, mine: FedUadState, m: Both, party: Party, key: Key
+    ) -> tuple[FedUadState, float]:
         return replace(mine, w=m.theta), self.accuracy(m.theta | mine.private, party)
 
     def accuracy(self, w: Params, party: Party) -> float:
         train = party.data.train
-        return (in_chunks(lambda x: party.task.logits(w, x), train.x).argmax(1) == train.y).float().mean().item()
+        return (
+            (in_chunks(lambda x: party.task.logits(w, x), train.x).argmax(1) == train.y)
+            .float()
+            .mean()
+            .item()
+        )
 
     @on_party
-    async def align(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
+    async def align(
+        self, mine: FedUadState, m: Both, party: Party, key: Key
+    ) -> tuple[FedUadState, Both]:
         """Stage one."""
         kept, reply = await super().align(mine, m, party, key)
         return kept, self.looked(reply, mine, m, party)
 
     @on_party
-    async def local(self, mine: FedUadState, m: Both, party: Party, key: Key) -> tuple[FedUadState, Both]:
+    async def local(
+        self, mine: FedUadState, m: Both, party: Party, key: Key
+    ) -> tuple[FedUadState, Both]:
         """Stage two."""
         task = party.task
         group: dict[int, Prior] = dict(party.inbox) if self.uad else {}
         if self.cgr and mine.prior:
             group = {party.id: mine.prior, **party.inbox}
-        read = {j: features_of(task, mine.private | prior.theta, party.data.train) for j, prior in group.items()}
+        read = {
+            j: features_of(task, mine.private | prior.theta, party.data.train)
+            for j, prior in group.items()
+        }
         teachers = self.teachers(mine, m, party, group, read)
         read = {j: z for j, z in read.items() if j != party.id} if self.uad else {}
         kept, reply = await self.posterior(mine, m, party, key, read, teachers)
@@ -102,7 +136,12 @@ class FedUfo(FedUad):
         return replace(reply, accuracy=self.accuracy((m.theta or mine.w) | mine.private, party))
 
     def teachers(
-        self, mine: FedUadState, m: Both, party: Party, group: dict[int, Prior], read: dict[int, Tensor]
+        self,
+        mine: FedUadState,
+        m: Both,
+        party: Party,
+        group: dict[int, Prior],
+        read: dict[int, Tensor],
     ) -> dict[str, Tensor]:
         """What the group and the global model answer to each of the party's samples."""
         task = party.task
@@ -112,16 +151,24 @@ class FedUfo(FedUad):
             def answered(theta: Params, z: Tensor) -> Tensor:
                 return in_chunks(lambda part: task.head(theta, part.view(-1, *task.z_shape)), z)
 
-            logits = {j: answered(mine.private | prior.theta, read[j]) for j, prior in group.items()}
-            answers[GROUP] = agreed(logits, {j: prior.counts for j, prior in group.items()}, self.target)  # eqs. 6 and 7
+            logits = {
+                j: answered(mine.private | prior.theta, read[j]) for j, prior in group.items()
+            }
+            answers[GROUP] = agreed(
+                logits, {j: prior.counts for j, prior in group.items()}, self.target
+            )  # eqs. 6 and 7
         if self.cgl:
             w = mine.private | (m.theta or mine.w)
-            answers[GLOBAL] = F.log_softmax(in_chunks(lambda x: task.logits(w, x), party.data.train.x), dim=1)
+            answers[GLOBAL] = F.log_softmax(
+                in_chunks(lambda x: task.logits(w, x), party.data.train.x), dim=1
+            )
         return answers
 
     def objective(self, task: LearningTask, theta: Params, z: Tensor, batch: Batch) -> Tensor:
         weights = {GROUP: self.cgr_weight, GLOBAL: self.lam}
-        teachers = [(weight, batch.rows[name]) for name, weight in weights.items() if name in batch.rows]
+        teachers = [
+            (weight, batch.rows[name]) for name, weight in weights.items() if name in batch.rows
+        ]
         if not teachers:
             return super().objective(task, theta, z, batch)
         logits = task.head(theta, z, train=True)

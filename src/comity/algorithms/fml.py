@@ -1,21 +1,21 @@
 """FML: Shen et al., Federated Mutual Learning, 2020.
 
-Idea: a party has two models, one of its own and a copy of the global one. They learn from its samples and from each other, by
-what they answer; the copy alone is averaged.
+Idea: a party has two models, one of its own and a copy of the global one. They learn from its
+samples and from each other, by what they answer; the copy alone is averaged.
 
-Personal: L_p = α · CE(p(x), y) + (1 − α) · KL(m(x) ‖ p(x)).
-Copy: L_m = β · CE(m(x), y) + (1 − β) · KL(p(x) ‖ m(x)), where the other's answers are constants; w ← Σ_i (n_i / n_S) m_i.
+Personal: L_p = α · CE(p(x), y) + (1 − α) · KL(m(x) ‖ p(x)). Copy: L_m = β · CE(m(x), y) + (1 − β) ·
+KL(p(x) ‖ m(x)), where the other's answers are constants; w ← Σ_i (n_i / n_S) m_i.
 
-Symbols: p = the party's own model; m = its copy of the global model w, which the paper calls the meme model.
-At a glance: personal = everything, or nothing with deploy=global; exchanged = the copy's weights, both ways; kept = the
-personal model; steps = E epochs of two gradients.
-Deviations: L_p + L_m is minimised at once, step by step. The printed text was not at hand: α = β = 0.5 are ours, and so is that
-the other's answers are constants, as in deep mutual learning, from which the method comes. PFLlib divides KL by the number of
-classes, too, clips gradients, and has a gradient of each loss for both models. Personal models could be of any architecture;
-here they are of the common one, and start equal to the copy. A wrapper's terms go to CE in L_m. A newcomer's personal model
-starts at the w it receives.
-Compared: the same as PFLlib's, once what is said of it is mended, clipping aside; as they are, PFLlib's and HtFLlib's are
-apart. See docs/methods-beside.md.
+Symbols: p = the party's own model; m = its copy of the global model w, which the paper calls the
+meme model. At a glance: personal = everything, or nothing with deploy=global; exchanged = the
+copy's weights, both ways; kept = the personal model; steps = E epochs of two gradients. Deviations:
+L_p + L_m is minimised at once, step by step. The printed text was not at hand: α = β = 0.5 are
+ours, and so is that the other's answers are constants, as in deep mutual learning, from which the
+method comes. PFLlib divides KL by the number of classes, too, clips gradients, and has a gradient
+of each loss for both models. Personal models could be of any architecture; here they are of the
+common one, and start equal to the copy. A wrapper's terms go to CE in L_m. A newcomer's personal
+model starts at the w it receives. Compared: the same as PFLlib's, once what is said of it is
+mended, clipping aside; as they are, PFLlib's and HtFLlib's are apart. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class FmlState:
 
 @algorithm
 class Fml(AveragedModel[FmlState]):
-    alpha: float = option(0.5, "α, share of the labels in what the personal model learns from", minimum=0, maximum=1)
+    alpha: float = option(
+        0.5, "α, share of the labels in what the personal model learns from", minimum=0, maximum=1
+    )
     beta: float = option(0.5, "β, the same of the copy of the global model", minimum=0, maximum=1)
     deploy: Literal["personal", "global"] = option(
         "personal", "which model counts: the party's own, or the average of the copies"
@@ -65,11 +67,15 @@ class Fml(AveragedModel[FmlState]):
         return FmlState(self.private(party.task.init(key), party.task), party.task.init(key))
 
     @on_party
-    async def local(self, mine: FmlState, m: Model, party: Party, key: Key) -> tuple[FmlState, Model]:
+    async def local(
+        self, mine: FmlState, m: Model, party: Party, key: Key
+    ) -> tuple[FmlState, Model]:
         begin = named(OWN, mine.personal) | named(COPY, m.theta | mine.private)
         theta = (await party.fit(self.mutual, begin, key)).theta
         copy = part(theta, COPY)
-        return FmlState(self.private(copy, party.task), part(theta, OWN)), Model(self.shared(copy, party.task))
+        return FmlState(self.private(copy, party.task), part(theta, OWN)), Model(
+            self.shared(copy, party.task)
+        )
 
     def mutual(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         """L_p + L_m."""
@@ -79,11 +85,19 @@ class Fml(AveragedModel[FmlState]):
         z_m = task.features(of_m, batch.x, train=True)
         p, m = alone.head(of_p, z_p, train=True), task.head(of_m, z_m, train=True)
         log_p, log_m = p.log_softmax(1), m.log_softmax(1)
-        L_p = self.alpha * alone.criterion(p, z_p, batch) + (1 - self.alpha) * kl(log_m.detach(), log_p)
-        return L_p + self.beta * task.criterion(m, z_m, batch) + (1 - self.beta) * kl(log_p.detach(), log_m)
+        L_p = self.alpha * alone.criterion(p, z_p, batch) + (1 - self.alpha) * kl(
+            log_m.detach(), log_p
+        )
+        return (
+            L_p
+            + self.beta * task.criterion(m, z_m, batch)
+            + (1 - self.beta) * kl(log_p.detach(), log_m)
+        )
 
     @on_party
-    async def warm_up(self, mine: FmlState, m: Model, party: Party, key: Key) -> tuple[FmlState, None]:
+    async def warm_up(
+        self, mine: FmlState, m: Model, party: Party, key: Key
+    ) -> tuple[FmlState, None]:
         return await super().warm_up(replace(mine, personal=m.theta | mine.private), m, party, key)
 
     def settled(self, mine: FmlState, theta: Params) -> FmlState:

@@ -1,25 +1,29 @@
-"""GPFL: Zhang et al., Simultaneously Learning Global and Personalized Feature Information for Personalized FL, ICCV 2023.
+"""GPFL: Zhang et al., Simultaneously Learning Global and Personalized Feature Information for
+Personalized FL, ICCV 2023.
 
-Idea: FedPer whose parties learn two things at once by one representation. A conditional valve turns it into a personal one, from
-which the party's own head answers, and into a global one, which trainable embeddings of the classes guide; both are shared.
+Idea: FedPer whose parties learn two things at once by one representation. A conditional valve turns
+it into a personal one, from which the party's own head answers, and into a global one, which
+trainable embeddings of the classes guide; both are shared.
 
-Eq. 1: f^G = ReLU((γ + 1) ⊙ f + β), f^P = ReLU((γ_i + 1) ⊙ f + β_i). Eq. 2: {γ, β} = CoV(g; V), {γ_i, β_i} = CoV(p_i; V).
-Eq. 3: L_alg = −log( e^{cos(f^G, C_y)} / Σ_u e^{cos(f^G, C_u)} ). Eq. 4: L_mlg = ‖f^G − Ĉ_y‖. Eq. 5: L_P = CE(ψ(f^P; W_i^h), y).
-Loss: L_P + L_alg + λ · L_mlg, and weight decay μ on C and V. Server: averages of the body, V and C, by sample counts.
+Eq. 1: f^G = ReLU((γ + 1) ⊙ f + β), f^P = ReLU((γ_i + 1) ⊙ f + β_i). Eq. 2: {γ, β} = CoV(g; V),
+{γ_i, β_i} = CoV(p_i; V). Eq. 3: L_alg = −log( e^{cos(f^G, C_y)} / Σ_u e^{cos(f^G, C_u)} ). Eq. 4:
+L_mlg = ‖f^G − Ĉ_y‖. Eq. 5: L_P = CE(ψ(f^P; W_i^h), y). Loss: L_P + L_alg + λ · L_mlg, and weight
+decay μ on C and V. Server: averages of the body, V and C, by sample counts.
 
-Symbols: f = what the stages up to the cut make of x; W_i^h = the party's head; C = the classes' embeddings, Ĉ = as received and
-frozen; g = the mean of Ĉ over all classes, p_i = over the party's samples; CoV = LayerNorm(ReLU(linear layer)), for γ and for β.
-Deviations: eq. 4 is one norm over a whole batch in the code, with which λ was tuned (mlg=paper: the mean of each sample's). The
-authors' figure looks g and p_i up in Ĉ, as here; both codes take them from the C that the party itself trained before it got Ĉ,
-so that g differs from party to party, and have 0 for both in round 1. λ = 0.01 and μ = 0.1 are the authors' for a CNN or MLP
-(ResNet-18 and fastText: λ = 0.0001, μ = 0; HAR's CNN: μ = 1). PFLlib's defaults are λ = 1 and μ = 0: asked about figures that do
-not come out there the author points to those others (PFLlib, issue 147). The authors' code leaves out the last test samples if
-they do not fill a batch. The authors' poster was read for the equations, their code for CoV's layers and μ; the paper's text
-could not be had.
-At a glance: personal = the head; exchanged = the body's, the valve's and the embeddings' weights, both ways; kept = the head;
-steps = E epochs.
-Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same, as long as rounding does not grow. See
-docs/methods-beside.md.
+Symbols: f = what the stages up to the cut make of x; W_i^h = the party's head; C = the classes'
+embeddings, Ĉ = as received and frozen; g = the mean of Ĉ over all classes, p_i = over the party's
+samples; CoV = LayerNorm(ReLU(linear layer)), for γ and for β. Deviations: eq. 4 is one norm over a
+whole batch in the code, with which λ was tuned (mlg=paper: the mean of each sample's). The authors'
+figure looks g and p_i up in Ĉ, as here; both codes take them from the C that the party itself
+trained before it got Ĉ, so that g differs from party to party, and have 0 for both in round 1. λ =
+0.01 and μ = 0.1 are the authors' for a CNN or MLP (ResNet-18 and fastText: λ = 0.0001, μ = 0; HAR's
+CNN: μ = 1). PFLlib's defaults are λ = 1 and μ = 0: asked about figures that do not come out there
+the author points to those others (PFLlib, issue 147). The authors' code leaves out the last test
+samples if they do not fill a batch. The authors' poster was read for the equations, their code for
+CoV's layers and μ; the paper's text could not be had. At a glance: personal = the head; exchanged =
+the body's, the valve's and the embeddings' weights, both ways; kept = the head; steps = E epochs.
+Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same, as long as
+rounding does not grow. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -55,7 +59,10 @@ class Valved(Around):
         d, drawn = self.width, key.fold("gpfl").generator()
         added = {EMBEDDING: torch.randn(self.classes, d, generator=drawn)}
         for which in (GAMMA, BETA):
-            added |= {which + "weight": uniform((d, d), d, drawn), which + "bias": uniform((d,), d, drawn)}
+            added |= {
+                which + "weight": uniform((d, d), d, drawn),
+                which + "bias": uniform((d,), d, drawn),
+            }
             added |= {which + "norm.weight": torch.ones(d), which + "norm.bias": torch.zeros(d)}
         return self.inner.init(key) | added
 
@@ -65,9 +72,14 @@ class Valved(Around):
 
         def cov(which: str) -> Tensor:
             out = F.relu(linear(conditions, theta[which + "weight"], theta[which + "bias"]))
-            return F.layer_norm(out, out.shape[1:], theta[which + "norm.weight"], theta[which + "norm.bias"])
+            return F.layer_norm(
+                out, out.shape[1:], theta[which + "norm.weight"], theta[which + "norm.bias"]
+            )
 
-        return [F.relu((gamma + 1) * f.flatten(1) + beta) for gamma, beta in zip(cov(GAMMA), cov(BETA), strict=True)]
+        return [
+            F.relu((gamma + 1) * f.flatten(1) + beta)
+            for gamma, beta in zip(cov(GAMMA), cov(BETA), strict=True)
+        ]
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
         (f_P,) = self.valve(theta, z, PERSONAL)
@@ -84,11 +96,15 @@ class Frozen:
 @algorithm
 class Gpfl(FedPer):
     not_private = "it looks at how many records there are of each class"
-    bytes_formula = "2 · Σ_t |S_t| · (S_body + 4·d'·(C + 2·d' + 6)): the body, the embeddings and the valve"
+    bytes_formula = (
+        "2 · Σ_t |S_t| · (S_body + 4·d'·(C + 2·d' + 6)): the body, the embeddings and the valve"
+    )
 
     lam: float = option(0.01, "λ, weight of the guidance by magnitude (eq. 4)", minimum=0)
     mu: float = option(0.1, "μ, weight decay of the embeddings and of the valve", minimum=0)
-    mlg: Literal["code", "paper"] = option("code", "eq. 4 as one norm over a batch, or as the mean of each sample's")
+    mlg: Literal["code", "paper"] = option(
+        "code", "eq. 4 as one norm over a batch, or as the mean of each sample's"
+    )
 
     def check(self, info: Info) -> None:
         super().check(info)
@@ -107,7 +123,9 @@ class Gpfl(FedPer):
         begin = self.conditioned(theta, party)
         decayed = guided(frozenset(theta))
         decay = Pull({k: torch.zeros_like(theta[k]) for k in decayed}, self.mu) if self.mu else None
-        done = await party.fit(self.loss, begin, key, Frozen(theta[EMBEDDING]), only=frozenset(theta), pull=decay)
+        done = await party.fit(
+            self.loss, begin, key, Frozen(theta[EMBEDDING]), only=frozenset(theta), pull=decay
+        )
         return keep(done.theta, frozenset(theta))
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Frozen) -> Tensor:
@@ -116,7 +134,9 @@ class Gpfl(FedPer):
         f_P, f_G = task.valve(theta, f, PERSONAL, GENERIC)
         cosine = F.normalize(f_G, dim=1) @ F.normalize(theta[EMBEDDING], dim=1).T
         apart = f_G - frozen.C[batch.y]
-        mlg: Tensor = torch.linalg.vector_norm(apart, dim=None if self.mlg == "code" else 1).mean()  # eq. 4
+        mlg: Tensor = torch.linalg.vector_norm(
+            apart, dim=None if self.mlg == "code" else 1
+        ).mean()  # eq. 4
         eq5 = task.inner.criterion(task.inner.head(theta, f_P.view_as(f), train=True), f, batch)
         return eq5 + cross_entropy(cosine, batch.y) + self.lam * mlg
 

@@ -1,18 +1,20 @@
-"""LDP: Duchi, Jordan, Wainwright, Local Privacy and Statistical Minimax Rates, FOCS 2013. A wrapper.
+"""LDP: Duchi, Jordan, Wainwright, Local Privacy and Statistical Minimax Rates, FOCS 2013. A
+wrapper.
 
-Idea: what parties send of their representations is bounded, and gets noise before it leaves: nobody needs to be trusted.
+Idea: what parties send of their representations is bounded, and gets noise before it leaves: nobody
+needs to be trusted.
 
-Class means, level=row: (Σ_{y=c} clip_C(z), C·n_c) + N(0, (σ·√2·C)²) for each class c, and their quotient.
-Class means, level=party: clip_C(z̄_c) + N(0, (σ·2·C·√K)²) for each class, absent ones as 0; counts do not leave.
-Rows: clip_½(z) + N(0, σ²), ADCOL's own noise=gauss_l2.
+Class means, level=row: (Σ_{y=c} clip_C(z), C·n_c) + N(0, (σ·√2·C)²) for each class c, and their
+quotient. Class means, level=party: clip_C(z̄_c) + N(0, (σ·2·C·√K)²) for each class, absent ones as
+0; counts do not leave. Rows: clip_½(z) + N(0, σ²), ADCOL's own noise=gauss_l2.
 
-At a glance: personal = what the host's is; exchanged = what the host exchanges, bounded and with noise; kept = what the host
-keeps; steps = the host's.
-Symbols: C = clip; σ = noise; z = a row, that is what the party's model makes of a sample; n_c = samples of class c; K = classes.
-Deviations: the noise is Gaussian (Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014). A row is
-protected given the model. The sample has trained that model, so its record is protected only if the model tells of no record:
-relay+ldp+dp. With means, relay's observations are the class means again, which costs nothing more: n_avg and min_count have no
-effect.
+At a glance: personal = what the host's is; exchanged = what the host exchanges, bounded and with
+noise; kept = what the host keeps; steps = the host's. Symbols: C = clip; σ = noise; z = a row, that
+is what the party's model makes of a sample; n_c = samples of class c; K = classes. Deviations: the
+noise is Gaussian (Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014). A row
+is protected given the model. The sample has trained that model, so its record is protected only if
+the model tells of no record: relay+ldp+dp. With means, relay's observations are the class means
+again, which costs nothing more: n_avg and min_count have no effect.
 """
 
 from __future__ import annotations
@@ -36,11 +38,18 @@ UNBOUNDED = "how far a record moves that nobody bounds"
 @algorithm
 class Ldp(Wrapper[None]):
     host: AnyAlgorithm
-    level: Level = option("row", "whom it protects: a row (with +dp around it, the record), or all that a party has")
-    noise: float | Literal["auto"] = option(
-        "auto", "σ, in units of what one row or party can change; auto: as little as the run's budget allows", minimum=0
+    level: Level = option(
+        "row", "whom it protects: a row (with +dp around it, the record), or all that a party has"
     )
-    clip: float = option(1.0, "C, the norm of a row, or with level=party of a class mean, at most", above=0)
+    noise: float | Literal["auto"] = option(
+        "auto",
+        "σ, in units of what one row or party can change; auto: as little as the run's budget"
+        " allows",
+        minimum=0,
+    )
+    clip: float = option(
+        1.0, "C, the norm of a row, or with level=party of a class mean, at most", above=0
+    )
 
     start_weights = ""
     bytes_formula = "the host's"
@@ -48,29 +57,54 @@ class Ldp(Wrapper[None]):
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         if others := sorted(host.leaves - HIDES, reverse=True):
-            raise UsageError(f"{name}+{wrapper} cannot be: its parties send {LEAVES[others[0]]}, which this noise does not hide.")
+            raise UsageError(
+                f"{name}+{wrapper} cannot be: its parties send {LEAVES[others[0]]}, which this"
+                " noise does not hide."
+            )
         if isinstance(host, Wrapper):
-            raise UsageError(f"{wrapper} goes around a method itself, and others around it, as in relay+{wrapper}+dp.")
+            raise UsageError(
+                f"{wrapper} goes around a method itself, and others around it, as in"
+                f" relay+{wrapper}+dp."
+            )
         if not host.leaves:
-            raise UsageError(f"{name}+{wrapper} cannot be: its parties send nothing that could be hidden.")
+            raise UsageError(
+                f"{name}+{wrapper} cannot be: its parties send nothing that could be hidden."
+            )
         if not isinstance(host, SendsMeans | PrivateRows):
-            raise UsageError(f"{name}+{wrapper} cannot be: its parties send {LEAVES[min(host.leaves)]}, and {UNBOUNDED}.")
+            raise UsageError(
+                f"{name}+{wrapper} cannot be: its parties send {LEAVES[min(host.leaves)]}, and"
+                f" {UNBOUNDED}."
+            )
         if isinstance(host, PrivateRows) and host.noise != "none":
-            raise UsageError(f"{name} has noise={host.noise} already: leave that out, or {wrapper}.")
+            raise UsageError(
+                f"{name} has noise={host.noise} already: leave that out, or {wrapper}."
+            )
         if getattr(host, "guarded", 0) or getattr(host, "secret", 0):
-            raise UsageError(f"{name}+{wrapper} cannot be with guarded or secret samples: the noise is for all of them.")
+            raise UsageError(
+                f"{name}+{wrapper} cannot be with guarded or secret samples: the noise is for all"
+                " of them."
+            )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.host, PrivateRows):
             return
         if self.level == "party" or self.clip != 1.0:
-            raise UsageError("ldp's level=party and clip are for class means: rows are hidden one by one, and bounded by ½.")
+            raise UsageError(
+                "ldp's level=party and clip are for class means: rows are hidden one by one, and"
+                " bounded by ½."
+            )
         if self.noise and self.noise != "auto" and self.host.noise == "none":
-            object.__setattr__(self, "host", self.host.behind(self.noise))  # the method's own noise, which its loss knows of
+            object.__setattr__(
+                self, "host", self.host.behind(self.noise)
+            )  # the method's own noise, which its loss knows of
 
     def warnings(self, info: Info) -> list[str]:
-        return [] if self.noise else ["with noise=0 nothing is hidden: what leaves is clipped, and that is all."]
+        return (
+            []
+            if self.noise
+            else ["with noise=0 nothing is hidden: what leaves is clipped, and that is all."]
+        )
 
     def privacy_warnings(self, info: Info) -> list[str]:
         if isinstance(self.host, PrivateRows):
@@ -82,7 +116,10 @@ class Ldp(Wrapper[None]):
     @property
     def sigma(self) -> float:
         if self.noise == "auto":
-            raise UsageError("ldp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1.")
+            raise UsageError(
+                "ldp needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5),"
+                " or noise=1."
+            )
         return self.noise
 
     @property
@@ -110,12 +147,23 @@ class Ldp(Wrapper[None]):
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)
-        async def wrapped(mine: Wrapped[None], message: Any, party: Party, key: Key) -> tuple[Wrapped[None], Any]:
+        async def wrapped(
+            mine: Wrapped[None], message: Any, party: Party, key: Key
+        ) -> tuple[Wrapped[None], Any]:
             made: list[int] = []
-            state, reply = await function(mine.host, message, self.wrap_party(party, None, made), key)
-            declared = [party.task.classes] if isinstance(self.host, SendsMeans) and function.__name__ in self.host.means_in else []
+            state, reply = await function(
+                mine.host, message, self.wrap_party(party, None, made), key
+            )
+            declared = (
+                [party.task.classes]
+                if isinstance(self.host, SendsMeans) and function.__name__ in self.host.means_in
+                else []
+            )
             if reply is not None and made != declared:
-                raise UsageError(f"{function.__name__} sends other means than its method declares (means_in): {made}, not {declared}.")
+                raise UsageError(
+                    f"{function.__name__} sends other means than its method declares (means_in):"
+                    f" {made}, not {declared}."
+                )
             return Wrapped(state, None), reply
 
         return wrapped
@@ -125,5 +173,7 @@ class Ldp(Wrapper[None]):
             return said
         noise = [release(self.level, self.clip, self.sigma, asked.info.task.classes)]
         held = self.host.means_in[function]
-        counts = NOTHING if self.level == "party" else noise  # which classes there are is then not told at all
+        counts = (
+            NOTHING if self.level == "party" else noise
+        )  # which classes there are is then not told at all
         return {**said, **dict.fromkeys(held.means, noise), **dict.fromkeys(held.classes, counts)}

@@ -1,17 +1,18 @@
 """MOON: Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021.
 
-Idea: FedAvg whose parties pull their representations to the global model's and push them from their own previous model's.
+Idea: FedAvg whose parties pull their representations to the global model's and push them from their
+own previous model's.
 
 Eq. 3: ℓ_con = −log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ).
 Eq. 4: min CE(w_i; x, y) + μ · ℓ_con.
 
-At a glance: personal = nothing; exchanged = weights, both ways; kept = the model of the round before; steps = E epochs with
-two more passes without gradients.
-Symbols: z, z_glob, z_prev = representations of x by the model in training, the received one and the party's last one; the
-latter two are frozen, in evaluation mode.
-Deviations: the representation is taken at the network's cut; the paper adds a projection head of its own there. A party's
-first previous model is the one it receives. μ = 1 (the paper tunes {0.1, 1, 5, 10}), τ = 0.5.
-Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+At a glance: personal = nothing; exchanged = weights, both ways; kept = the model of the round
+before; steps = E epochs with two more passes without gradients. Symbols: z, z_glob, z_prev =
+representations of x by the model in training, the received one and the party's last one; the latter
+two are frozen, in evaluation mode. Deviations: the representation is taken at the network's cut;
+the paper adds a projection head of its own there. A party's first previous model is the one it
+receives. μ = 1 (the paper tunes {0.1, 1, 5, 10}), τ = 0.5. Compared: the same as PFLlib's and
+fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Compared:
 
 def contrast(z: Tensor, z_glob: Tensor, z_prev: Tensor, tau: float) -> Tensor:
     """Eq. 3, batch mean."""
-    near, far = (F.cosine_similarity(z.flatten(1), other.flatten(1)) / tau for other in (z_glob, z_prev))
+    near, far = (
+        F.cosine_similarity(z.flatten(1), other.flatten(1)) / tau for other in (z_glob, z_prev)
+    )
     return F.softplus(far - near).mean()  # −log(e^a / (e^a + e^b)) = log(1 + e^{b − a})
 
 
@@ -57,7 +60,9 @@ class Moon(AveragedModel[MoonState]):
         return MoonState(self.private(party.task.init(key), party.task), {})
 
     @on_party
-    async def local(self, mine: MoonState, m: Model, party: Party, key: Key) -> tuple[MoonState, Model]:
+    async def local(
+        self, mine: MoonState, m: Model, party: Party, key: Key
+    ) -> tuple[MoonState, Model]:
         w = m.theta | mine.private
         w_i = (await party.fit(self.eq4, w, key, Compared(w, mine.previous or w))).theta
         return MoonState(self.private(w_i, party.task), w_i), Model(self.shared(w_i, party.task))

@@ -1,29 +1,35 @@
-"""PartialFed: Sun, Huo, Yang, Bai, Cross-Domain Personalized Federated Learning via Partial Initialization, NeurIPS 2021.
+"""PartialFed: Sun, Huo, Yang, Bai, Cross-Domain Personalized Federated Learning via Partial
+Initialization, NeurIPS 2021.
 
-Idea: at the beginning of a round a party loads only some layers of the global model; the others go on from its own last model.
-All layers are then trained, sent and averaged. Which are loaded is decided by hand (fix), or learned by each party (adaptive).
+Idea: at the beginning of a round a party loads only some layers of the global model; the others go
+on from its own last model. All layers are then trained, sent and averaged. Which are loaded is
+decided by hand (fix), or learned by each party (adaptive).
 
 Initialisation: θ_l ← w_l if A_i,l = global, else θ_i,l of its last training; then E epochs on F_i.  w ← Σ_{i∈S} (n_i / n_S) θ_i.
 Adaptive: p_l = softmax((a_i,l + g_l) / τ), g_l ~ Gumbel(0, 1)², and min over a_i of F_i({p_l,1 w_l + p_l,2 θ_i,l}) with w and θ_i
 held; then A_i,l = argmax a_i,l, global if they are equal.
 
-Symbols: w = the global model; A_i = party i's strategy, a source for each layer l; a_i = its logits; τ = temperature.
-At a glance: personal = the layers that are not loaded; exchanged = all weights, both ways; kept = its last model, its logits;
-steps = E epochs, and strategy_epochs more on the logits (adaptive).
-Deviations: of the paper only the abstract and summaries could be read, and no public code was found: that adaptive mixes weights
-(not outputs), makes one pass over the data for the logits before the E epochs, τ and the step size are this file's. A BatchNorm
-comes with the layer before it: the loss that a strategy is learned by is that of training, which does not look at running
-statistics. A party deploys w with those layers of its last model that it would not load now; a newcomer deploys what its warm-up
-ends with. Layers that a fixed strategy never loads are sent all the same. strategy=fix with own=none is FedAvg, with own=bn
-FedBN, bit for bit. In nine runs adaptive was never better than SOLO: its logits go to a party's own layers. With shifted features
-and 360 samples a party it loads nothing and is SOLO (84.1 % both), with 120 samples it has 72.4 (SOLO 74.2), with skewed labels
-86.2 (90.2); fix has 77.7, 77.3 and 83.6. These are means of seeds 0 to 2 from a script that is not here, SOLO's and most of fix's
-from before the last mend, which does not touch them. Its settings: comity compare partialfed "partialfed(strategy=fix)" --model
-"fedbn-cnn(scale=0.1)" --batch 16 --validation 0.2 --seeds 0,1,2 with --parties 3, then 9, --partition
-"iid|shift(kinds=rotate,invert,noise)", and 9, "dirichlet(alpha=0.1)"; this command was run for the first of them only, under
-seeds 0 and 1 and without fix (86.6 % both). A trial in
-which logits learned from held-out samples had 84.1, 72.7 and 88.0: that they see what the layers have learned is not the whole
-reason. Whether the paper's own way to learn them does better could not be tried.
+Symbols: w = the global model; A_i = party i's strategy, a source for each layer l; a_i = its
+logits; τ = temperature. At a glance: personal = the layers that are not loaded; exchanged = all
+weights, both ways; kept = its last model, its logits; steps = E epochs, and strategy_epochs more on
+the logits (adaptive). Deviations: of the paper only the abstract and summaries could be read, and
+no public code was found: that adaptive mixes weights (not outputs), makes one pass over the data
+for the logits before the E epochs, τ and the step size are this file's. A BatchNorm comes with the
+layer before it: the loss that a strategy is learned by is that of training, which does not look at
+running statistics. A party deploys w with those layers of its last model that it would not load
+now; a newcomer deploys what its warm-up ends with. Layers that a fixed strategy never loads are
+sent all the same. strategy=fix with own=none is FedAvg, with own=bn FedBN, bit for bit. In nine
+runs adaptive was never better than SOLO: its logits go to a party's own layers. With shifted
+features and 360 samples a party it loads nothing and is SOLO (84.1 % both), with 120 samples it has
+72.4 (SOLO 74.2), with skewed labels 86.2 (90.2); fix has 77.7, 77.3 and 83.6. These are means of
+seeds 0 to 2 from a script that is not here, SOLO's and most of fix's from before the last mend,
+which does not touch them. Its settings: comity compare partialfed "partialfed(strategy=fix)"
+--model "fedbn-cnn(scale=0.1)" --batch 16 --validation 0.2 --seeds 0,1,2 with --parties 3, then 9,
+--partition "iid|shift(kinds=rotate,invert,noise)", and 9, "dirichlet(alpha=0.1)"; this command was
+run for the first of them only, under seeds 0 and 1 and without fix (86.6 % both). A trial in which
+logits learned from held-out samples had 84.1, 72.7 and 88.0: that they see what the layers have
+learned is not the whole reason. Whether the paper's own way to learn them does better could not be
+tried.
 """
 
 from __future__ import annotations
@@ -42,7 +48,9 @@ LOGITS = "partialfed.logits"
 
 @record
 class PartialState:
-    """What a party keeps: the layers of its last model that it deploys, the rest of that model, and its strategy's logits."""
+    """What a party keeps: the layers of its last model that it deploys, the rest of that model, and
+    its strategy's logits.
+    """
 
     own: Params
     rest: Params
@@ -56,7 +64,9 @@ def layer_of(name: str) -> str:
 
 @record
 class Sources:
-    """Where layers can come from: the party's last model, what the received one has more of each weight, and whose each is."""
+    """Where layers can come from: the party's last model, what the received one has more of each
+    weight, and whose each is.
+    """
 
     last: Params
     gap: Params
@@ -64,7 +74,9 @@ class Sources:
 
 
 def layers(task: LearningTask) -> dict[str, int]:
-    """By name the number of its layer, of all that is sent; a BatchNorm belongs to the layer before it."""
+    """By name the number of its layer, of all that is sent; a BatchNorm belongs to the layer before
+    it.
+    """
     names = [k for k in task.shapes if k not in task.private]
     norms = {layer_of(k) for k in task.norm_names}
     number: dict[str, int] = {}
@@ -81,8 +93,12 @@ def gap(received: Params, last: Params) -> Params:
 
 @algorithm
 class PartialFed(AveragedModel[PartialState]):
-    strategy: Literal["adaptive", "fix"] = option("adaptive", "each party learns which layers it loads, or `own` says it")
-    own: Literal["bn+head", "bn", "head", "body", "none"] = option("bn+head", "strategy=fix: the layers that are not loaded")
+    strategy: Literal["adaptive", "fix"] = option(
+        "adaptive", "each party learns which layers it loads, or `own` says it"
+    )
+    own: Literal["bn+head", "bn", "head", "body", "none"] = option(
+        "bn+head", "strategy=fix: the layers that are not loaded"
+    )
     strategy_epochs: int = option(1, "epochs on the logits in a round", minimum=0)
     strategy_lr: float = option(0.01, "step size of the logits", minimum=0)
     temperature: float = option(1.0, "τ of the Gumbel-softmax", above=0)
@@ -93,11 +109,18 @@ class PartialFed(AveragedModel[PartialState]):
 
     @property
     def not_private(self) -> str:
-        return "its strategy is learned with random draws of its own" if self.strategy == "adaptive" else ""
+        return (
+            "its strategy is learned with random draws of its own"
+            if self.strategy == "adaptive"
+            else ""
+        )
 
     def warnings(self, info: Info) -> list[str]:
         if self.strategy == "fix" and "bn" in self.own and not info.task.norm_names:
-            return [f"the model has no BatchNorm, so that own={self.own} is own={'head' if 'head' in self.own else 'none'} here."]
+            return [
+                f"the model has no BatchNorm, so that own={self.own} is"
+                f" own={'head' if 'head' in self.own else 'none'} here."
+            ]
         return []
 
     def init_party(self, key: Key, party: Party) -> PartialState:
@@ -107,41 +130,71 @@ class PartialFed(AveragedModel[PartialState]):
     def kept_of(self, theta: Params, logits: Tensor, task: LearningTask) -> PartialState:
         """A party's state after a training that ended at `theta`."""
         own = self.unloaded(logits, theta, task)
-        return PartialState(keep(theta, own), drop(theta, own) if self.strategy == "adaptive" else {}, logits)
+        return PartialState(
+            keep(theta, own), drop(theta, own) if self.strategy == "adaptive" else {}, logits
+        )
 
     def unloaded(self, logits: Tensor, theta: Params, task: LearningTask) -> frozenset[str]:
         """A_i: the names that are not loaded from the global model."""
         if self.strategy == "fix":
             head = task.head_names
             bn = task.norm_names
-            kinds = {"bn+head": bn | head, "bn": bn, "head": head, "body": frozenset(theta.keys() - head)}
+            kinds = {
+                "bn+head": bn | head,
+                "bn": bn,
+                "head": head,
+                "body": frozenset(theta.keys() - head),
+            }
             return task.private | kinds.get(self.own, frozenset())
         number, of_its_own = layers(task), (logits[:, 1] > logits[:, 0]).tolist()
         return frozenset(k for k in theta if k in task.private or of_its_own[number[k]])
 
     @on_party
-    async def local(self, mine: PartialState, m: Model, party: Party, key: Key) -> tuple[PartialState, Model]:
+    async def local(
+        self, mine: PartialState, m: Model, party: Party, key: Key
+    ) -> tuple[PartialState, Model]:
         task, logits = party.task, mine.logits
         last = mine.rest | mine.own
         if self.strategy == "adaptive" and self.strategy_epochs:
             sources = Sources(last, gap(m.theta, last), layers(task))
-            how = replace(party.training, lr=self.strategy_lr, epochs=self.strategy_epochs, steps=None, decay=0.0)
-            asked = party.fit(self.relaxed, {LOGITS: logits}, key.fold("strategy"), sources, training=how, draw=self.gumbel)
+            how = replace(
+                party.training,
+                lr=self.strategy_lr,
+                epochs=self.strategy_epochs,
+                steps=None,
+                decay=0.0,
+            )
+            asked = party.fit(
+                self.relaxed,
+                {LOGITS: logits},
+                key.fold("strategy"),
+                sources,
+                training=how,
+                draw=self.gumbel,
+            )
             logits = (await asked).theta[LOGITS]
         begin = m.theta | keep(last, self.unloaded(logits, last, task))
         theta = await self.trained(begin, m, party, key)
         return self.kept_of(theta, logits, task), Model(self.shared(theta, task))
 
     def gumbel(self, batch: Batch, key: Key, sources: Sources) -> Tensor:
-        uniform = torch.rand(1 + max(sources.layer.values()), 2, generator=key.fold("gumbel").generator())
+        uniform = torch.rand(
+            1 + max(sources.layer.values()), 2, generator=key.fold("gumbel").generator()
+        )
         return -(-uniform.clamp(min=1e-20).log()).log().to(batch.x.device)
 
     def relaxed(self, task: LearningTask, theta: Params, batch: Batch, sources: Sources) -> Tensor:
-        """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l); what BatchNorm notes of it is forgotten."""
+        """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l); what BatchNorm notes of it
+        is forgotten.
+        """
         share = ((theta[LOGITS] + batch.drawn) / self.temperature).softmax(1)[:, 0].unbind()
-        mixed = {k: sources.last[k] + share[sources.layer[k]] * more for k, more in sources.gap.items()}
+        mixed = {
+            k: sources.last[k] + share[sources.layer[k]] * more for k, more in sources.gap.items()
+        }
         mixed |= {k: v.detach() for k, v in mixed.items() if is_buffer(k)}
-        alone = {k: v.clone() if is_buffer(k) else v for k, v in sources.last.items() if k not in mixed}
+        alone = {
+            k: v.clone() if is_buffer(k) else v for k, v in sources.last.items() if k not in mixed
+        }
         return task.loss(mixed | alone, batch)
 
     def settled(self, mine: PartialState, theta: Params) -> PartialState:

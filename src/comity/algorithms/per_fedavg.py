@@ -1,26 +1,27 @@
-"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical Guarantees, NeurIPS 2020.
+"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical
+Guarantees, NeurIPS 2020.
 
-Idea: model-agnostic meta-learning (MAML) across parties. The averaged model is a start from which one step on a party's own data
-makes a good model for that party.
+Idea: model-agnostic meta-learning (MAML) across parties. The averaged model is a start from which
+one step on a party's own data makes a good model for that party.
 
-Eq. 3: min_w (1/n) Σ_i F_i(w), with F_i(w) = f_i(w − α ∇f_i(w)).
-Algorithm 1: on batches D, D′, D″, w̃ = w − α ∇f_i(w; D), then w ← w − β (I − α ∇²f_i(w; D″)) ∇f_i(w̃; D′).
-FO: the Hessian is left out.
-HF: ∇²f_i(w) v is (∇f_i(w + δv) − ∇f_i(w − δv)) / 2δ, with v = ∇f_i(w̃; D′).
-Section 5: at test time the model is updated by one step. Here that is w − α ∇f_i(w; D), with one batch D of the party's training
-samples, in every evaluation and in what is exported.
+Eq. 3: min_w (1/n) Σ_i F_i(w), with F_i(w) = f_i(w − α ∇f_i(w)). Algorithm 1: on batches D, D′, D″,
+w̃ = w − α ∇f_i(w; D), then w ← w − β (I − α ∇²f_i(w; D″)) ∇f_i(w̃; D′). FO: the Hessian is left
+out. HF: ∇²f_i(w) v is (∇f_i(w + δv) − ∇f_i(w − δv)) / 2δ, with v = ∇f_i(w̃; D′). Section 5: at test
+time the model is updated by one step. Here that is w − α ∇f_i(w; D), with one batch D of the
+party's training samples, in every evaluation and in what is exported.
 
-Symbols: w = m.theta; f_i = the party's loss; β = the experiment's learning rate.
-Deviations: α = β unless told, as in PFLlib. The paper's values (α = 0.01, β = 0.001; δ = 0.001 is that of public versions) could
-not be checked. D, D′ and D″ are parts of one batch of twice (HF: three times) the size, in as many times the epochs, so that
-there are as many steps as in FedAvg. The outer step is the experiment's optimizer's. The average is weighted by samples, as in
-PFLlib; the paper's is uniform. The batch that a party adapts by is drawn once; PFLlib draws another for each evaluation. Where α
-times the curvature is above 1, HF climbs (on digits α = 0.1 diverges, 0.05 does not). BatchNorm's statistics see all parts of a
-batch. Algorithm 1 decides against two public versions, MTFL's with two inner steps and flgo's, whose next step goes on from w̃.
-At a glance: personal = one gradient step from the common model; exchanged = the weights, both ways; kept = nothing; steps = E
-epochs of two gradients (HF: four).
-Compared: within chance of PFLlib's, and of fluke's once its second step begins at w, as in Algorithm 1, not at w̃. See
-docs/methods-beside.md.
+Symbols: w = m.theta; f_i = the party's loss; β = the experiment's learning rate. Deviations: α = β
+unless told, as in PFLlib. The paper's values (α = 0.01, β = 0.001; δ = 0.001 is that of public
+versions) could not be checked. D, D′ and D″ are parts of one batch of twice (HF: three times) the
+size, in as many times the epochs, so that there are as many steps as in FedAvg. The outer step is
+the experiment's optimizer's. The average is weighted by samples, as in PFLlib; the paper's is
+uniform. The batch that a party adapts by is drawn once; PFLlib draws another for each evaluation.
+Where α times the curvature is above 1, HF climbs (on digits α = 0.1 diverges, 0.05 does not).
+BatchNorm's statistics see all parts of a batch. Algorithm 1 decides against two public versions,
+MTFL's with two inner steps and flgo's, whose next step goes on from w̃. At a glance: personal = one
+gradient step from the common model; exchanged = the weights, both ways; kept = nothing; steps = E
+epochs of two gradients (HF: four). Compared: within chance of PFLlib's, and of fluke's once its
+second step begins at w, as in Algorithm 1, not at w̃. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -50,8 +51,12 @@ def moved(w: Params, by: float, along: Params) -> Params:
 class PerFedAvg(FedAvg):
     not_private = "a step's two gradients couple the records of a batch"
 
-    alpha: float | Literal["lr"] = option("lr", "α, by which a party adapts; lr: the experiment's learning rate", minimum=0)
-    order: Literal["fo", "hf"] = option("fo", "the Hessian is left out, or its product is a finite difference")
+    alpha: float | Literal["lr"] = option(
+        "lr", "α, by which a party adapts; lr: the experiment's learning rate", minimum=0
+    )
+    order: Literal["fo", "hf"] = option(
+        "fo", "the Hessian is left out, or its product is a finite difference"
+    )
     delta: float = option(0.001, "δ of the finite difference", above=0)
 
     @property
@@ -66,11 +71,22 @@ class PerFedAvg(FedAvg):
     def check(self, info: Info) -> None:
         super().check(info)
         if self.order == "hf" and any(task.network.draws for task in info.tasks):
-            raise UsageError("order=hf compares gradients at two points, but layers draw at random: use order=fo.")
+            raise UsageError(
+                "order=hf compares gradients at two points, but layers draw at random: use"
+                " order=fo."
+            )
 
     def warnings(self, info: Info) -> list[str]:
-        few = [name for name, n, task in zip(info.names, info.sizes, info.tasks, strict=True) if n < self.least(task)]
-        said = [f"{', '.join(few)} cannot cut a batch into {self.parts} and trains nothing."] if few else []
+        few = [
+            name
+            for name, n, task in zip(info.names, info.sizes, info.tasks, strict=True)
+            if n < self.least(task)
+        ]
+        said = (
+            [f"{', '.join(few)} cannot cut a batch into {self.parts} and trains nothing."]
+            if few
+            else []
+        )
         return said if self.alpha else [*said, "with alpha=0 nothing is adapted."]
 
     def least(self, task: LearningTask) -> int:
@@ -84,8 +100,11 @@ class PerFedAvg(FedAvg):
         how, k = party.training, self.parts
         least = max(self.least(party.task), min(k * how.min_batch, len(party.data.train)))
         how = replace(how, batch=k * how.batch, epochs=k * how.epochs, min_batch=least)
-        # Not together: w̃ and its gradient are as large as the weights, and one party's stay in the cache.
-        return (await party.fit(self.meta, theta, key, self.inner(party), training=how, batched=False)).theta
+        # Not together: w̃ and its gradient are as large as the weights, and one party's stay in the
+        # cache.
+        return (
+            await party.fit(self.meta, theta, key, self.inner(party), training=how, batched=False)
+        ).theta
 
     def meta(self, task: LearningTask, w: Params, batch: Batch, own: Inner) -> Tensor:
         """A function whose gradient is that of a local step."""
@@ -101,5 +120,7 @@ class PerFedAvg(FedAvg):
 
     def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         how = party.training
-        one = Training(lr=self.inner(party).alpha, batch=how.batch, steps=1, min_batch=how.min_batch)
+        one = Training(
+            lr=self.inner(party).alpha, batch=how.batch, steps=1, min_batch=how.min_batch
+        )
         return party.adapted(m.theta | mine, one)

@@ -1,25 +1,25 @@
 """pFedMe: Dinh, Tran, Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 
-Idea: the global model is only the point that parties' own models are held to. Each party's loss is replaced by its Moreau
-envelope, whose gradient needs nothing but the personal model.
+Idea: the global model is only the point that parties' own models are held to. Each party's loss is
+replaced by its Moreau envelope, whose gradient needs nothing but the personal model.
 
-Eq. 2: min_w (1/N) Σ_i F_i(w), with F_i(w) = min_θ f_i(θ) + (λ/2) ‖θ − w‖².
-Algorithm 1, for every mini-batch: θ_i ← K steps of θ − η_p (∇f_i(θ) + λ (θ − w_i)), which solve eq. 2's inner problem nearly;
-then w_i ← w_i − η λ (w_i − θ_i), as λ (w − θ(w)) is F_i's gradient.
-Server: w ← (1 − β) w + β · mean_{i∈S} w_i.
+Eq. 2: min_w (1/N) Σ_i F_i(w), with F_i(w) = min_θ f_i(θ) + (λ/2) ‖θ − w‖². Algorithm 1, for every
+mini-batch: θ_i ← K steps of θ − η_p (∇f_i(θ) + λ (θ − w_i)), which solve eq. 2's inner problem
+nearly; then w_i ← w_i − η λ (w_i − θ_i), as λ (w − θ(w)) is F_i's gradient. Server: w ← (1 − β) w +
+β · mean_{i∈S} w_i.
 
-Symbols: w = the global model; w_i = the party's copy of it, from w each round; θ_i = its own model, which is deployed; η = the
-experiment's learning rate.
-At a glance: personal = everything; exchanged = the copy of the global model, both ways; kept = the personal model; steps = E
-epochs of K gradients.
-Deviations: checked against the authors' code, not the printed text. The mean is uniform, as we remember the paper (that code
-weighs by sample counts). θ_i begins a round at the received w and goes on from batch to batch, as in that code. There every
-party trains in every round and a cohort is heard; here the cohort trains. The paper counts R mini-batches a round; here they
-are those of E epochs. λ = 15, η_p = 0.09, K = 5 and β = 1 are those of the authors' command for a network on MNIST, with η =
-0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 unless told, which never moves w. BatchNorm's statistics in w_i are those of
-θ_i.
-Compared: the same as PFLlib's, once that measures θ_i, and as fluke's, once θ is held to w_i and w_i is sent, as in Algorithm
-1; fluke holds θ to itself. See docs/methods-beside.md.
+Symbols: w = the global model; w_i = the party's copy of it, from w each round; θ_i = its own model,
+which is deployed; η = the experiment's learning rate. At a glance: personal = everything; exchanged
+= the copy of the global model, both ways; kept = the personal model; steps = E epochs of K
+gradients. Deviations: checked against the authors' code, not the printed text. The mean is uniform,
+as we remember the paper (that code weighs by sample counts). θ_i begins a round at the received w
+and goes on from batch to batch, as in that code. There every party trains in every round and a
+cohort is heard; here the cohort trains. The paper counts R mini-batches a round; here they are
+those of E epochs. λ = 15, η_p = 0.09, K = 5 and β = 1 are those of the authors' command for a
+network on MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 unless told, which never
+moves w. BatchNorm's statistics in w_i are those of θ_i. Compared: the same as PFLlib's, once that
+measures θ_i, and as fluke's, once θ is held to w_i and w_i is sent, as in Algorithm 1; fluke holds
+θ to itself. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -41,10 +41,14 @@ class Envelope:
 class PFedMe(AveragesWeights[Params, Params, Model]):
     self_contained = True
     not_private = "it makes steps of its own, whose gradients nobody clips"
-    lam: float = option(15.0, "λ, pull of the personal model to the copy of the global one", minimum=0)
+    lam: float = option(
+        15.0, "λ, pull of the personal model to the copy of the global one", minimum=0
+    )
     inner_lr: float = option(0.09, "η_p, step size of the personal model", above=0)
     inner_steps: int = option(5, "K, steps of the personal model on each mini-batch", minimum=1)
-    beta: float = option(1.0, "β, how far the server goes to the mean; above 1 beyond it", minimum=0)
+    beta: float = option(
+        1.0, "β, how far the server goes to the mean; above 1 beyond it", minimum=0
+    )
 
     @property
     def one_model(self) -> bool:
@@ -54,17 +58,26 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         super().check(info)
         how = info.training
         if how.optimizer != "sgd" or how.momentum or how.decay:
-            raise UsageError("pfedme's steps are its own: use --optimizer sgd without momentum and weight decay.")
+            raise UsageError(
+                "pfedme's steps are its own: use --optimizer sgd without momentum and weight decay."
+            )
 
     def warnings(self, info: Info) -> list[str]:
         fast = info.training.lr * self.lam
         far = (
-            [f"lr · lam = {fast:g} takes the global model's copy beyond the personal one: the paper has 0.075."]
+            [
+                f"lr · lam = {fast:g} takes the global model's copy beyond the personal one: the"
+                " paper has 0.075."
+            ]
             if fast > 1
             else []
         )
         near = self.inner_lr * self.lam
-        return far + ([f"inner_lr · lam = {near:g} is 2 or more, so that personal models run away."] if near >= 2 else [])
+        return far + (
+            [f"inner_lr · lam = {near:g} is 2 or more, so that personal models run away."]
+            if near >= 2
+            else []
+        )
 
     def init_server(self, key: Key, info: Info) -> Params:
         return self.shared(info.task.init(key), info.task)
@@ -81,7 +94,9 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         return momentum_step(w, mean.theta, {}, lr=self.beta, momentum=0.0)[0]
 
     @on_party
-    async def local(self, theta_i: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+    async def local(
+        self, theta_i: Params, m: Model, party: Party, key: Key
+    ) -> tuple[Params, Model]:
         w = m.theta | self.private(theta_i, party.task)
 
         pull, follow = self.inner_lr * self.lam, party.training.lr * self.lam
@@ -90,8 +105,12 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
             theta, w_i = now.theta, now.w
             for _ in range(self.inner_steps):
                 _, g = gradient(lambda free: party.task.loss(free, batch), theta)
-                theta = theta | {k: theta[k].lerp(w_i[k], pull).sub_(g[k], alpha=self.inner_lr) for k in g}
-            return Envelope(theta, theta | {k: w.lerp(theta[k], follow) for k, w in trainable(w_i).items()})
+                theta = theta | {
+                    k: theta[k].lerp(w_i[k], pull).sub_(g[k], alpha=self.inner_lr) for k in g
+                }
+            return Envelope(
+                theta, theta | {k: w.lerp(theta[k], follow) for k, w in trainable(w_i).items()}
+            )
 
         done = await party.fold(step, Envelope(w, w), key)
         return done.theta, Model(self.shared(done.w, party.task))

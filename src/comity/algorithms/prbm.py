@@ -1,12 +1,11 @@
 """PRBM alone: DBE's personal offset without the mean regulariser (DBE, Table 2). A wrapper.
 
-Idea: z = z^g + z̄^p_i, the offset private and trainable. There is no consensus mean, hence no exchange before
-round 1.
+Idea: z = z^g + z̄^p_i, the offset private and trainable. There is no consensus mean, hence no
+exchange before round 1.
 
-At a glance: personal = what the host's is, and an offset of the representation; exchanged = what the host exchanges; kept =
-what the host keeps, and the offset; steps = the host's.
-Symbols: as in dbe.
-Deviations: none.
+At a glance: personal = what the host's is, and an offset of the representation; exchanged = what
+the host exchanges; kept = what the host keeps, and the offset; steps = the host's. Symbols: as in
+dbe. Deviations: none.
 """
 
 from __future__ import annotations
@@ -38,10 +37,14 @@ class Prbm(Dbe):
     def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.start(s.host, server))
 
-    def catch_up(self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]) -> Wrapped[Mean | None]:
+    def catch_up(
+        self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]
+    ) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.catch_up(s.host, server, ids))
 
-    def join(self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]) -> Wrapped[Mean | None]:
+    def join(
+        self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]
+    ) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.join(s.host, server, ids))
 
     def join_traffic(self, info: Info) -> Traffic:

@@ -1,20 +1,25 @@
-"""Representation sharing: Berdoz, Scalable Collaborative Learning via Representation Sharing, EPFL/MIT thesis, 2022 ("CFKD").
+"""Representation sharing: Berdoz, Scalable Collaborative Learning via Representation Sharing,
+EPFL/MIT thesis, 2022 ("CFKD").
 
-Idea: only averages of last-layer representations by class cross a relay that stores and forwards them. Each party pulls its own
-representations to the global class means (feature distillation), and its classifier learns to tell whether one of its own
-and a foreign averaged representation are of one class (contrast). Any mix of architectures that agree on the width d'.
+Idea: only averages of last-layer representations by class cross a relay that stores and forwards
+them. Each party pulls its own representations to the global class means (feature distillation), and
+its classifier learns to tell whether one of its own and a foreign averaged representation are of
+one class (contrast). Any mix of architectures that agree on the width d'.
 
-Loss: CE + λ_KD · ‖s − t̄^y‖² + λ_disc · ( −log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) ), ĥ(s, t) = ⟨softmax τ(s), softmax τ(t)⟩.
-Algorithm 1: the relay sends t̄ and M↓ sets of observations; E epochs; the party sends its class means and M↑ sets, each the
-mean of n_avg samples a class. Everybody uses what was shared in the round before.
+Loss: CE + λ_KD · ‖s − t̄^y‖² + λ_disc · ( −log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) ), ĥ(s, t) =
+⟨softmax τ(s), softmax τ(t)⟩. Algorithm 1: the relay sends t̄ and M↓ sets of observations; E epochs;
+the party sends its class means and M↑ sets, each the mean of n_avg samples a class. Everybody uses
+what was shared in the round before.
 
-At a glance: personal = the whole model, of any architecture; exchanged = means of representations by class and their counts
-up, means and others' observations down; kept = the party's model; at the relay means and observations; steps = E epochs.
-Symbols: s = features of x; τ = the party's head; t̄^c = global class means; t_m^c = observations; M↑, M↓ = sets sent, received.
-Deviations: reductions as in the authors' code, which λ was tuned with. All start from equal weights (the code: init=own).
-Observations are somebody else's, a whole set from one party. Classes that nobody showed are masked. Before round 1 parties show
-what their untrained models make. What the means sent hold of fewer than min_count samples, one by one or by their differences,
-is not sent. The external ĥ has a square V without bias (the code: d' to C with bias).
+At a glance: personal = the whole model, of any architecture; exchanged = means of representations
+by class and their counts up, means and others' observations down; kept = the party's model; at the
+relay means and observations; steps = E epochs. Symbols: s = features of x; τ = the party's head;
+t̄^c = global class means; t_m^c = observations; M↑, M↓ = sets sent, received. Deviations:
+reductions as in the authors' code, which λ was tuned with. All start from equal weights (the code:
+init=own). Observations are somebody else's, a whole set from one party. Classes that nobody showed
+are masked. Before round 1 parties show what their untrained models make. What the means sent hold
+of fewer than min_count samples, one by one or by their differences, is not sent. The external ĥ has
+a square V without bias (the code: d' to C with bias).
 """
 
 from __future__ import annotations
@@ -28,7 +33,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.components.bank import UPLOADED, Bank, Teacher, Upload, noise
-from comity.components.classwise import class_means, contrast, features_of, levels, observations, one_class, one_class_external
+from comity.components.classwise import (
+    class_means,
+    contrast,
+    features_of,
+    levels,
+    observations,
+    one_class,
+    one_class_external,
+)
 from comity.components.hidden_means import SendsMeans
 from comity.components.server_steps import shared_names
 from comity.core import *
@@ -38,7 +51,9 @@ V = "relay.V"
 
 @record
 class Drawn:
-    """A batch's draws: which set of observations each sample is compared with, and its negatives if they are drawn."""
+    """A batch's draws: which set of observations each sample is compared with, and its negatives if
+    they are drawn.
+    """
 
     pick: Tensor
     negatives: Tensor | None
@@ -57,27 +72,52 @@ class SharesRepresentations(SendsMeans[S, C, M]):
     lambda_disc: float = option(1.0, "λ_disc, weight of the contrast", minimum=0)
     n_avg: int = option(10, "samples in an observation; 0: all of the class", minimum=0)
     m_up: int = option(1, "M↑, sets of observations a party sends", minimum=1)
-    kd_reduction: Literal["code", "paper"] = option("code", "‖·‖² divided by d' as in the code, or as printed")
-    disc_reduction: Literal["code", "paper"] = option("code", "the contrast's terms divided by C as in the code, or as printed")
-    disc: Literal["prob_product", "external"] = option("prob_product", "ĥ: by the classifier, or by a linear layer V of its own")
-    disc_temperature: float = option(1.0, "T of the external ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨Vs, Vt⟩", above=0)
-    negatives: Literal["class", "marginal"] = option("class", "one of each other class, or C − 1 at random (for the bound)")
+    kd_reduction: Literal["code", "paper"] = option(
+        "code", "‖·‖² divided by d' as in the code, or as printed"
+    )
+    disc_reduction: Literal["code", "paper"] = option(
+        "code", "the contrast's terms divided by C as in the code, or as printed"
+    )
+    disc: Literal["prob_product", "external"] = option(
+        "prob_product", "ĥ: by the classifier, or by a linear layer V of its own"
+    )
+    disc_temperature: float = option(
+        1.0, "T of the external ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨Vs, Vt⟩", above=0
+    )
+    negatives: Literal["class", "marginal"] = option(
+        "class", "one of each other class, or C − 1 at random (for the bound)"
+    )
     min_count: int = option(2, "a mean of fewer samples is not sent", minimum=1)
-    guarded: float = option(0.0, "share of a party's samples that enter means of all only (level 1)", minimum=0, maximum=1)
-    secret: float = option(0.0, "share of a party's samples that are never shared (level 2)", minimum=0, maximum=1)
+    guarded: float = option(
+        0.0,
+        "share of a party's samples that enter means of all only (level 1)",
+        minimum=0,
+        maximum=1,
+    )
+    secret: float = option(
+        0.0, "share of a party's samples that are never shared (level 2)", minimum=0, maximum=1
+    )
 
     def check(self, info: Info) -> None:
         info.needs_classes("relay", "sends a mean representation of each class")
         info.same_width("relay")
         if 0 < self.n_avg < self.min_count:
-            raise UsageError(f"n_avg must be at least min_count ({self.min_count}): smaller means are not sent.")
+            raise UsageError(
+                f"n_avg must be at least min_count ({self.min_count}): smaller means are not sent."
+            )
         if self.guarded + self.secret > 1:
-            raise UsageError("guarded and secret are shares of the same samples: together at most 1.")
+            raise UsageError(
+                "guarded and secret are shares of the same samples: together at most 1."
+            )
 
     def first(self, key: Key, party: Party) -> Params:
         """A party's model before round 1."""
         d = party.task.width
-        external = {V: torch.randn(d, d, generator=key.fold(V).generator()) / d**0.5} if self.disc == "external" else {}
+        external = (
+            {V: torch.randn(d, d, generator=key.fold(V).generator()) / d**0.5}
+            if self.disc == "external"
+            else {}
+        )
         return party.task.init(key) | external
 
     async def taught(self, theta: Params, m: Teacher, party: Party, key: Key) -> Params:
@@ -88,7 +128,9 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         known = m.known[:, None].to(m.means.dtype)
         own = replace(m, known=known, means=known * m.means, shared={})
         several = len(m.obs) > 1 or self.negatives == "marginal"
-        return (await party.fit(self.loss, theta, key, own, draw=self.drawn if several else None)).theta
+        return (
+            await party.fit(self.loss, theta, key, own, draw=self.drawn if several else None)
+        ).theta
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, m: Teacher) -> Tensor:
         s = task.features(theta, batch.x, train=True)
@@ -114,22 +156,37 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         pick = torch.randint(sets, (n,), generator=key.generator()).to(batch.y.device)
         if self.negatives == "class":
             return Drawn(pick, None)
-        return Drawn(pick, torch.randint(classes, (n, classes - 1), generator=key.fold("negatives").generator()).to(pick.device))
+        return Drawn(
+            pick,
+            torch.randint(
+                classes, (n, classes - 1), generator=key.fold("negatives").generator()
+            ).to(pick.device),
+        )
 
     def shown(self, theta: Params, party: Party, key: Key) -> Upload:
-        """What others may see of a party's representations: class means, and M↑ sets of observations."""
-        if party.hidden_means:  # behind noise once: observations are the same means, which tells nothing more
-            means, counts = self.told(party, lambda x: party.task.features(theta, x).flatten(1), key)
+        """What others may see of a party's representations: class means, and M↑ sets of
+        observations.
+        """
+        if (
+            party.hidden_means
+        ):  # behind noise once: observations are the same means, which tells nothing more
+            means, counts = self.told(
+                party, lambda x: party.task.features(theta, x).flatten(1), key
+            )
             return Upload(means, counts, means.repeat(self.m_up, 1, 1), counts > 0, {})
         data = party.data.train
         classes = party.task.classes
         z = features_of(party.task, theta, data)
-        level = levels(len(data), self.guarded, self.secret, Key(0).fold("levels", party.stream)).to(z.device)
+        level = levels(
+            len(data), self.guarded, self.secret, Key(0).fold("levels", party.stream)
+        ).to(z.device)
         means, counts = class_means(z[level < 2], data.y[level < 2], classes, self.min_count)
         free = level == 0
         all_counts = torch.bincount(data.y[level < 2], minlength=classes)
         draw = key.fold("observations")
-        obs, seen = observations(z[free], data.y[free], all_counts, self.m_up, self.n_avg, self.min_count, draw)
+        obs, seen = observations(
+            z[free], data.y[free], all_counts, self.m_up, self.n_avg, self.min_count, draw
+        )
         return Upload(means, counts, obs, seen, {})
 
 
@@ -137,13 +194,24 @@ class SharesRepresentations(SendsMeans[S, C, M]):
 class Relay(SharesRepresentations[Bank, Params, Teacher]):
     start_weights = "shared"
     means_in: ClassVar = {"show": UPLOADED, "local": UPLOADED}
-    bytes_formula = "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once before"
+    bytes_formula = (
+        "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once"
+        " before"
+    )
 
     m_down: int = option(1, "M↓, sets of observations it receives", minimum=1)
-    exclude_self: bool = option(True, "observations come from others only; the code draws oneself, too")
-    weights: Literal["samples", "uniform"] = option("samples", "global means by sample counts (code), or parties alike (thesis)")
-    begin: Literal["features", "random"] = option("features", "what round 1 uses: untrained models' representations, or noise")
-    aggregate: Literal["none", "predictor", "model"] = option("none", "average classifiers too, or whole models")
+    exclude_self: bool = option(
+        True, "observations come from others only; the code draws oneself, too"
+    )
+    weights: Literal["samples", "uniform"] = option(
+        "samples", "global means by sample counts (code), or parties alike (thesis)"
+    )
+    begin: Literal["features", "random"] = option(
+        "features", "what round 1 uses: untrained models' representations, or noise"
+    )
+    aggregate: Literal["none", "predictor", "model"] = option(
+        "none", "average classifiers too, or whole models"
+    )
     max_age: int = option(0, "forget uploads that are older, in rounds; 0: never", minimum=0)
     age_decay: float = option(1.0, "weight of an upload by its age, a round", above=0, maximum=1)
 
@@ -157,7 +225,9 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         return super().leaves | ({"weights"} if self.aggregate != "none" else set())
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        shown: dict[str, Sequence[Training]] = {"show": []} if stage == "start" and self.begin == "features" else {}
+        shown: dict[str, Sequence[Training]] = (
+            {"show": []} if stage == "start" and self.begin == "features" else {}
+        )
         return {**super().declared_trainings(stage, how), **shown}
 
     def releases(self, function: str, asked: Asked) -> Releases:
@@ -165,9 +235,23 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
 
     def init_server(self, key: Key, info: Info) -> Bank:
         shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))
-        first = {-1: noise(self.m_up, info.task.classes, info.width, key.fold("begin"))} if self.begin == "random" else {}
+        first = (
+            {-1: noise(self.m_up, info.task.classes, info.width, key.fold("begin"))}
+            if self.begin == "random"
+            else {}
+        )
         peers = [None if wish is None else list(wish) for wish in info.peers]
-        return Bank(info.task.classes, info.width, first, dict.fromkeys(first, 0), 0, 0, peers, shared, list(info.places))
+        return Bank(
+            info.task.classes,
+            info.width,
+            first,
+            dict.fromkeys(first, 0),
+            0,
+            0,
+            peers,
+            shared,
+            list(info.places),
+        )
 
     def init_party(self, key: Key, party: Party) -> Params:
         return self.first(key, party)
@@ -180,23 +264,39 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         s = replace(s, round=t, draw=server.key("observations").bits)
         new = server.call(self.local, {u: self.message_for(s, u) for u in server.sample(t)})
-        shared = average({u: up.shared for u, up in new.items()}, {u: server.info.sizes[u] for u in new})
+        shared = average(
+            {u: up.shared for u, up in new.items()}, {u: server.info.sizes[u] for u in new}
+        )
         return replace(s.stored(new, t), shared=shared)
 
     def message_for(self, s: Bank, u: int) -> Teacher:
-        return s.teacher(u, s.heard_by(u, self.max_age), self.m_down, self.age_decay, self.exclude_self)
+        return s.teacher(
+            u, s.heard_by(u, self.max_age), self.m_down, self.age_decay, self.exclude_self
+        )
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         c, d = task.classes, task.width
-        up = {"Upload.means": (c, d), "Upload.counts": (c,), "Upload.obs": (-1, c, d), "Upload.seen": (c,)}
-        return up | {"Teacher.means": (c, d), "Teacher.known": (c,), "Teacher.obs": (-1, c, d), "Teacher.seen": (-1, c)}
+        up = {
+            "Upload.means": (c, d),
+            "Upload.counts": (c,),
+            "Upload.obs": (-1, c, d),
+            "Upload.seen": (c,),
+        }
+        return up | {
+            "Teacher.means": (c, d),
+            "Teacher.known": (c,),
+            "Teacher.obs": (-1, c, d),
+            "Teacher.seen": (-1, c),
+        }
 
     @on_party
     async def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
         return mine, self.upload(mine, party, key)
 
     @on_party
-    async def local(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, Upload]:
+    async def local(
+        self, mine: Params, m: Teacher, party: Party, key: Key
+    ) -> tuple[Params, Upload]:
         theta = await self.taught(mine | m.shared, m, party, key)
         shared = keep(theta, shared_names(party.task, self.aggregate))
         return theta, replace(self.upload(theta, party, key), shared=shared)
@@ -206,7 +306,9 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         return made if self.weights == "samples" else replace(made, counts=(made.counts > 0).int())
 
     @on_party
-    async def warm_up(self, mine: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:
+    async def warm_up(
+        self, mine: Params, m: Teacher, party: Party, key: Key
+    ) -> tuple[Params, None]:
         mine, _ = await self.local(mine, m, party, key)
         return mine, None
 
@@ -221,8 +323,14 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         return Traffic(up=len(info.names) * self.sent(info) if self.begin == "features" else 0)
 
     def weight(self, info: Info) -> int:
-        return info.task.bytes(without=frozenset(info.task.shapes) - shared_names(info.task, self.aggregate))
+        return info.task.bytes(
+            without=frozenset(info.task.shapes) - shared_names(info.task, self.aggregate)
+        )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        down = info.task.classes * (4 * (self.m_down + 1) * info.width + self.m_down + 1) + self.weight(info)
-        return Traffic(up=len(cohort) * (self.sent(info) + self.weight(info)), down=len(cohort) * down)
+        down = info.task.classes * (
+            4 * (self.m_down + 1) * info.width + self.m_down + 1
+        ) + self.weight(info)
+        return Traffic(
+            up=len(cohort) * (self.sent(info) + self.weight(info)), down=len(cohort) * down
+        )

@@ -1,13 +1,15 @@
-"""Representation sharing without a relay: the thesis' peer-to-peer form (Berdoz, 2022, section on relaxing the server).
+"""Representation sharing without a relay: the thesis' peer-to-peer form (Berdoz, 2022, section on
+relaxing the server).
 
-Idea: each round a party asks a few neighbours for their observations. Nobody can compute global class means, so a party pulls its
-representations to the mean of all observations it has heard so far, by class. The losses are relay's.
+Idea: each round a party asks a few neighbours for their observations. Nobody can compute global
+class means, so a party pulls its representations to the mean of all observations it has heard so
+far, by class. The losses are relay's.
 
-Heard: t̄^c ← t̄^c + (t^c − t̄^c) / k^c with the k^c-th observation of class c, or t̄^c ← (1 − r) t̄^c + r · t^c with running = r.
+Heard: t̄^c ← t̄^c + (t^c − t̄^c) / k^c with the k^c-th observation of class c, or t̄^c ← (1 − r)
+t̄^c + r · t^c with running = r.
 
-At a glance: personal = the whole model, of any architecture; exchanged = means of representations by class, between parties;
-kept = the party's model; steps = E epochs.
-Symbols: as in relay.
+At a glance: personal = the whole model, of any architecture; exchanged = means of representations
+by class, between parties; kept = the party's model; steps = E epochs. Symbols: as in relay.
 Deviations: relay's. Who asks whom is drawn by whoever coordinates the round, who sees nothing else.
 """
 
@@ -49,7 +51,9 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     bytes_formula = "Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)"
 
     neighbours: int = option(1, "parties that a party asks a round, drawn anew", minimum=1)
-    running: float = option(0.0, "r, weight of the newest observations in the mean; 0: all alike", minimum=0, maximum=1)
+    running: float = option(
+        0.0, "r, weight of the newest observations in the mean; 0: all alike", minimum=0, maximum=1
+    )
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
         told: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
@@ -57,12 +61,16 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
 
     def init_party(self, key: Key, party: Party) -> RelayPeerState:
         c, d = party.task.classes, party.task.width
-        return RelayPeerState(self.first(key, party), torch.zeros(c, d), torch.zeros(c, dtype=torch.int32))
+        return RelayPeerState(
+            self.first(key, party), torch.zeros(c, d), torch.zeros(c, dtype=torch.int32)
+        )
 
     def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
         asked = {v: self.sources(server.info, v, others) for v in learners}
         keys = {v: server.key("neighbours", server.info.stream(v)) for v in learners}
-        asked = {v: [us[k] for k in keys[v].choose(self.few(us), len(us))] for v, us in asked.items()}
+        asked = {
+            v: [us[k] for k in keys[v].choose(self.few(us), len(us))] for v, us in asked.items()
+        }
         tellers = {u: Group([v for v in learners if u in asked[v]]) for u in others}
         told = server.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
         sealed_messages = {(u, v): sealed for u, to in told.items() for v, sealed in to.items()}
@@ -85,7 +93,9 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
         return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
 
     @on_party
-    async def local(self, mine: RelayPeerState, m: Empty, party: Party, key: Key) -> tuple[RelayPeerState, None]:
+    async def local(
+        self, mine: RelayPeerState, m: Empty, party: Party, key: Key
+    ) -> tuple[RelayPeerState, None]:
         mean, heard = mine.mean, mine.heard
         told = [(obs, given.seen) for _, given in sorted(party.inbox.items()) for obs in given.obs]
         for obs, seen in told:
@@ -108,4 +118,6 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
 
     def telling(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
         edges = sum(self.few(self.sources(info, v, others)) for v in learners)
-        return Traffic(down=4 * edges, peer=edges * info.task.classes * (4 * self.m_up * info.width + 1))
+        return Traffic(
+            down=4 * edges, peer=edges * info.task.classes * (4 * self.m_up * info.width + 1)
+        )

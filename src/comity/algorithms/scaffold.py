@@ -1,17 +1,18 @@
 """SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning, ICML 2020.
 
-Idea: control variates c (server) and c_i (party) estimate the drift of local steps, which is subtracted.
+Idea: control variates c (server) and c_i (party) estimate the drift of local steps, which is
+subtracted.
 
 Algorithm 1, l.10: y_i ← y_i − η_l (g_i(y_i) − c_i + c).
 Algorithm 1, l.12, option II: c_i⁺ ← c_i − c + (x − y_i) / (K η_l).
 Algorithm 1, l.16: x ← x + η_g · mean_{i∈S} (y_i − x).
 Algorithm 1, l.17: c ← c + (1/N) Σ_{i∈S} (c_i⁺ − c_i).
 
-At a glance: personal = nothing; exchanged = weights and control variates, both ways; kept = a control variate; at the server
-another; steps = E epochs.
-Symbols: x = the server's theta; y_i = a party's; K = its local steps. Control variates cover the shared parameters
-only (not buffers, not what is private), so a party's private offset is trained by plain SGD.
-Deviations: none; l.16 averages uniformly, as printed. Option II assumes plain SGD: momentum and Adam are refused.
+At a glance: personal = nothing; exchanged = weights and control variates, both ways; kept = a
+control variate; at the server another; steps = E epochs. Symbols: x = the server's theta; y_i = a
+party's; K = its local steps. Control variates cover the shared parameters only (not buffers, not
+what is private), so a party's private offset is trained by plain SGD. Deviations: none; l.16
+averages uniformly, as printed. Option II assumes plain SGD: momentum and Adam are refused.
 Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
@@ -56,12 +57,17 @@ def zeros(theta: Params) -> Params:
 @algorithm
 class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     server_lr: float = option(1.0, "η_g, the server's step size (l.16)", minimum=0)
-    bytes_formula = "2 · Σ_t |S_t| · (S + S_c),  S_c = bytes of the shared parameters without buffers"
+    bytes_formula = (
+        "2 · Σ_t |S_t| · (S + S_c),  S_c = bytes of the shared parameters without buffers"
+    )
 
     def check(self, info: Info) -> None:
         super().check(info)
         if info.training.optimizer != "sgd" or info.training.momentum:
-            raise UsageError("scaffold's control variates assume plain SGD: use --optimizer sgd without momentum.")
+            raise UsageError(
+                "scaffold's control variates assume plain SGD: use --optimizer sgd without"
+                " momentum."
+            )
 
     def init_server(self, key: Key, info: Info) -> Control:
         x = self.shared(info.task.init(key), info.task)
@@ -78,12 +84,16 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     def round(self, s: Control, server: Server, t: int) -> Control:
         mean, heard = server.mean(self.local, {i: self.message_for(s, i) for i in server.sample(t)})
         y = mean.theta
-        x = y | {k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c}  # l.16; buffers are averaged
+        x = y | {
+            k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c
+        }  # l.16; buffers are averaged
         share = len(heard) / len(server.info.names)
         return Control(x, {k: c + share * mean.dc[k] for k, c in s.c.items()})  # l.17
 
     @on_party
-    async def local(self, mine: ScaffoldState, m: Control, party: Party, key: Key) -> tuple[ScaffoldState, Change]:
+    async def local(
+        self, mine: ScaffoldState, m: Control, party: Party, key: Key
+    ) -> tuple[ScaffoldState, Change]:
         drift = {k: c - mine.c[k] for k, c in m.c.items()}
         done = await party.fit(plain, m.theta | mine.private, key, add=drift)  # l.10
         private = self.private(done.theta, party.task)
@@ -92,7 +102,9 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
             return mine, Change(y, zeros(y))
         K_eta = done.steps * party.training.lr
         c_new = {k: (m.theta[k] - y[k]) / K_eta - drift[k] for k in mine.c}  # l.12, option II
-        return ScaffoldState(private, c_new), Change(y, {k: c_new[k] - c for k, c in mine.c.items()})
+        return ScaffoldState(private, c_new), Change(
+            y, {k: c_new[k] - c for k, c in mine.c.items()}
+        )
 
     def settled(self, mine: ScaffoldState, theta: Params) -> ScaffoldState:
         return replace(mine, private=theta | mine.private)
@@ -103,5 +115,7 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         kept = self.kept(info.task)
         buffers = frozenset(filter(is_buffer, info.task.shapes))
-        both = len(cohort) * (info.task.bytes(without=kept) + info.task.bytes(without=kept | buffers))
+        both = len(cohort) * (
+            info.task.bytes(without=kept) + info.task.bytes(without=kept | buffers)
+        )
         return Traffic(up=both, down=both)

@@ -1,21 +1,21 @@
 """FedOpt: Reddi et al., Adaptive Federated Optimization, ICLR 2021. A wrapper.
 
-Idea: what the parties' average moves a model by is a gradient, of which the server makes a step by an optimizer of its own.
+Idea: what the parties' average moves a model by is a gradient, of which the server makes a step by
+an optimizer of its own.
 
-Change: Δ = Σ_{i∈S} (n_i / n_S) w_i − w, or whatever else the host's average is.
-FedAvgM (Hsu et al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, 2019):
-m ← β₁ m + Δ; w ← w + η m.
-Algorithm 2: m ← β₁ m + (1 − β₁) Δ; w ← w + η m / (√v + τ), with v = τ² before round 1 and
-FedAdagrad: v ← v + Δ².
-FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²).
-FedAdam: v ← β₂ v + (1 − β₂) Δ².
+Change: Δ = Σ_{i∈S} (n_i / n_S) w_i − w, or whatever else the host's average is. FedAvgM (Hsu et
+al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
+2019): m ← β₁ m + Δ; w ← w + η m. Algorithm 2: m ← β₁ m + (1 − β₁) Δ; w ← w + η m / (√v + τ), with v
+= τ² before round 1 and FedAdagrad: v ← v + Δ². FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²). FedAdam:
+v ← β₂ v + (1 − β₂) Δ².
 
-Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau.
-Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; unless told it is that of flwr (0.1, for
-yogi 0.01), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as in flwr. BatchNorm's statistics are averaged.
-At a glance: personal = as the host; exchanged = as the host; kept = as the host (the server: m and v); steps = as the host.
-Compared: the same as Flower's and fluke's, once these begin with v = τ², as Algorithm 2 does (both: 0). Flower corrects adam
-for the beginning; fluke multiplies Δ by η, too, and its FedAvgM loses round 1. See docs/methods-beside.md.
+Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau. Deviations: none in
+the lines above (no bias correction, as printed). The paper tunes η; unless told it is that of flwr
+(0.1, for yogi 0.01), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as in flwr.
+BatchNorm's statistics are averaged. At a glance: personal = as the host; exchanged = as the host;
+kept = as the host (the server: m and v); steps = as the host. Compared: the same as Flower's and
+fluke's, once these begin with v = τ², as Algorithm 2 does (both: 0). Flower corrects adam for the
+beginning; fluke multiplies Δ by η, too, and its FedAvgM loses round 1. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -43,9 +43,15 @@ class Remembered:
 @algorithm
 class ServerOpt(AsHost[Remembered]):
     host: AnyAlgorithm
-    optimizer: Literal["momentum", "adam", "yogi", "adagrad"] = option("momentum", "FedAvgM, FedAdam, FedYogi or FedAdagrad")
-    server_lr: float | Literal["auto"] = option("auto", "η; auto: 1 for momentum, 0.01 for yogi, 0.1 for the others", above=0)
-    beta1: float | Literal["auto"] = option("auto", "β₁; auto: 0 for adagrad, 0.9 for the others", minimum=0, maximum=0.9999)
+    optimizer: Literal["momentum", "adam", "yogi", "adagrad"] = option(
+        "momentum", "FedAvgM, FedAdam, FedYogi or FedAdagrad"
+    )
+    server_lr: float | Literal["auto"] = option(
+        "auto", "η; auto: 1 for momentum, 0.01 for yogi, 0.1 for the others", above=0
+    )
+    beta1: float | Literal["auto"] = option(
+        "auto", "β₁; auto: 0 for adagrad, 0.9 for the others", minimum=0, maximum=0.9999
+    )
     beta2: float = option(0.99, "β₂ of adam and yogi", minimum=0, maximum=0.9999)
     tau: float = option(0.001, "τ, how adaptive it is: the smaller the more", above=0)
 
@@ -71,7 +77,9 @@ class ServerOpt(AsHost[Remembered]):
         plain = self.optimizer == "momentum" and self.eta == 1 and not self.decay
         return ["with a step of 1 and no momentum serveropt changes nothing."] if plain else []
 
-    def round(self, s: Wrapped[Remembered | None], server: Server, t: int) -> Wrapped[Remembered | None]:
+    def round(
+        self, s: Wrapped[Remembered | None], server: Server, t: int
+    ) -> Wrapped[Remembered | None]:
         averaged = self.host.round(s.host, server, t)
         w, extra = self.step(weights(s.host), weights(averaged), s.extra or Remembered({}, {}))
         return Wrapped(with_weights(averaged, w), extra)
@@ -82,9 +90,17 @@ class ServerOpt(AsHost[Remembered]):
             w, m = momentum_step(w, mean, before.m, self.eta, self.decay)
             return w, Remembered(m, {})
         delta = {k: mean[k] - now for k, now in trainable(w).items()}
-        m = {k: self.decay * before.m.get(k, torch.zeros_like(d)) + (1 - self.decay) * d for k, d in delta.items()}
-        v = {k: self.second(before.v.get(k, torch.full_like(d, self.tau**2)), d.square()) for k, d in delta.items()}
-        return mean | {k: w[k] + self.eta * m[k] / (v[k].sqrt() + self.tau) for k in delta}, Remembered(m, v)
+        m = {
+            k: self.decay * before.m.get(k, torch.zeros_like(d)) + (1 - self.decay) * d
+            for k, d in delta.items()
+        }
+        v = {
+            k: self.second(before.v.get(k, torch.full_like(d, self.tau**2)), d.square())
+            for k, d in delta.items()
+        }
+        return mean | {
+            k: w[k] + self.eta * m[k] / (v[k].sqrt() + self.tau) for k in delta
+        }, Remembered(m, v)
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """The new v, given Δ²."""

@@ -1,16 +1,19 @@
-"""Trimmed mean: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML 2018. A wrapper.
+"""Trimmed mean: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+Rates, ICML 2018. A wrapper.
 
-Idea: of each value of the parties' weights the server leaves out the largest and the smallest, and averages the rest. It protects
-from a share β of parties that send nonsense, and wastes less of what the honest ones send than a median does.
+Idea: of each value of the parties' weights the server leaves out the largest and the smallest, and
+averages the rest. It protects from a share β of parties that send nonsense, and wastes less of what
+the honest ones send than a median does.
 
-Algorithm 1, option II: w ← trmean_β{w_i : i ∈ S}, coordinate by coordinate: the mean without the β|S| largest and β|S| smallest.
+Algorithm 1, option II: w ← trmean_β{w_i : i ∈ S}, coordinate by coordinate: the mean without the
+β|S| largest and β|S| smallest.
 
-Symbols: β = share; S = the parties heard in a round.
-Deviations: weights after E epochs in place of gradients, all parties count alike, all replies are held at once, and fewer than
-3 of them protect from nobody: as in median. β|S| is rounded up, so that it protects from no fewer than was asked for, but at
-most to what leaves a median. The paper sets no default for β; its experiments use 0.05 of 40 machines and 0.1 of 10, which is
-from memory and could not be checked.
-At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the host keeps; steps = the host's.
+Symbols: β = share; S = the parties heard in a round. Deviations: weights after E epochs in place of
+gradients, all parties count alike, all replies are held at once, and fewer than 3 of them protect
+from nobody: as in median. β|S| is rounded up, so that it protects from no fewer than was asked for,
+but at most to what leaves a median. The paper sets no default for β; its experiments use 0.05 of 40
+machines and 0.1 of 10, which is from memory and could not be checked. At a glance: personal = what
+the host's is; exchanged = what the host exchanges; kept = what the host keeps; steps = the host's.
 Compared: the same as Flower's. See docs/methods-beside.md.
 """
 
@@ -26,14 +29,23 @@ from comity.core import *
 @algorithm
 class Trimmed(RobustMean):
     host: AnyAlgorithm
-    share: float = option(0.1, "β, the share of parties that is left out on either side; ½ is the median", minimum=0, maximum=0.5)
+    share: float = option(
+        0.1,
+        "β, the share of parties that is left out on either side; ½ is the median",
+        minimum=0,
+        maximum=0.5,
+    )
 
     def warnings(self, info: Info) -> list[str]:
-        return super().warnings(info) + ([] if self.share else ["with share=0 nobody is left out: it is a plain mean."])
+        return super().warnings(info) + (
+            [] if self.share else ["with share=0 nobody is left out: it is a plain mean."]
+        )
 
     def trims(self, heard: int) -> int:
         """How many of so many are left out on either side."""
-        wanted = math.ceil(round(self.share * heard, 9))  # 0.1 · 30 is a little more than 3 for a computer
+        wanted = math.ceil(
+            round(self.share * heard, 9)
+        )  # 0.1 · 30 is a little more than 3 for a computer
         return min(wanted, (heard - 1) // 2)
 
     def made_of(self, models: Sequence[Params]) -> Params:

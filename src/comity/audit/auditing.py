@@ -1,4 +1,6 @@
-"""`comity audit RUN`: all attacks on a run that kept its messages, or on all such runs in a folder, in one table."""
+"""`comity audit RUN`: all attacks on a run that kept its messages, or on all such runs in a folder,
+in one table.
+"""
 
 from __future__ import annotations
 
@@ -47,10 +49,24 @@ ATTACKS: dict[Attack, str] = {
     inverted: "gradients",
 }
 """Each attack, and the kind of what it is made on (of `core.algorithm.LEAVES`)."""
-HEADS = ("method", "attack", "success", "guessing", "at 1%", "at 0.1%", "ε claimed", "ε shown", "accuracy", "bytes")
+HEADS = (
+    "method",
+    "attack",
+    "success",
+    "guessing",
+    "at 1%",
+    "at 0.1%",
+    "ε claimed",
+    "ε shown",
+    "accuracy",
+    "bytes",
+)
 WORDS = 2
 """How many of these columns are words."""
-CANNOT = "An attack that succeeds shows that what was sent tells so much. One that fails shows nothing: a better one may succeed."
+CANNOT = (
+    "An attack that succeeds shows that what was sent tells so much. One that fails shows nothing:"
+    " a better one may succeed."
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,14 @@ class Audited:
     @property
     def shown(self) -> float | None:
         """The largest epsilon that an attack shows; None if none was measured."""
-        return max((one.epsilon for one in (*self.findings, self.canaries) if one and one.epsilon is not None), default=None)
+        return max(
+            (
+                one.epsilon
+                for one in (*self.findings, self.canaries)
+                if one and one.epsilon is not None
+            ),
+            default=None,
+        )
 
     @property
     def says(self) -> list[str]:
@@ -86,8 +109,17 @@ class Audited:
         said = [one.says for one in (*self.findings, self.canaries, *self.untried) if one]
         if not said:
             said.append("Nothing was sent that an attack is known for here.")
-        if self.claimed is not None and self.unit == "record" and self.shown is not None and self.shown > self.claimed:
-            said.insert(0, f"The claim is refuted: epsilon {self.claimed:g} is claimed, and an attack shows {self.shown:.2f}.")
+        if (
+            self.claimed is not None
+            and self.unit == "record"
+            and self.shown is not None
+            and self.shown > self.claimed
+        ):
+            said.insert(
+                0,
+                f"The claim is refuted: epsilon {self.claimed:g} is claimed, and an attack shows"
+                f" {self.shown:.2f}.",
+            )
         return [f"{self.name}: {text}" for text in said]
 
     def plain(self) -> dict[str, Any]:
@@ -119,7 +151,8 @@ class Audited:
             [
                 self.name,
                 one.attack,
-                f"{one.text(one.success)} ({one.text(one.low)} to {one.text(one.high)})" + ("" if one.power else " *"),
+                f"{one.text(one.success)} ({one.text(one.low)} to {one.text(one.high)})"
+                + ("" if one.power else " *"),
                 one.text(one.prior),
                 *(_found(one.figures, f"tpr_at_{rate:g}") for rate in RATES),
                 claimed,
@@ -130,8 +163,12 @@ class Audited:
             for one in self.findings
         ]
         if self.canaries:
-            shown = "no power *" if self.canaries.epsilon is None else f"{self.canaries.epsilon:.2f}"
-            made.append([self.name, "canaries", "", "", "", "", claimed, shown, accuracy, size(self.sent)])
+            shown = (
+                "no power *" if self.canaries.epsilon is None else f"{self.canaries.epsilon:.2f}"
+            )
+            made.append(
+                [self.name, "canaries", "", "", "", "", claimed, shown, accuracy, size(self.sent)]
+            )
         return made or [[self.name, "none", "", "", "", "", claimed, "", accuracy, size(self.sent)]]
 
 
@@ -143,10 +180,11 @@ def audit(
     trust: bool = False,
     told: Callable[[str], None] = lambda text: None,
 ) -> list[Audited]:
-    """Attack the run in a folder, or all runs in it that kept their messages; leaves audit.json, audit.html and pictures there.
+    """Attack the run in a folder, or all runs in it that kept their messages; leaves audit.json,
+    audit.html and pictures there.
 
-    Data and models that were given from Python are given again. `trust` lets the files run that a stranger's run names. `told`
-    hears what is being done, and of runs that are left out.
+    Data and models that were given from Python are given again. `trust` lets the files run that a
+    stranger's run names. `told` hears what is being done, and of runs that are left out.
 
     Examples:
         >>> import comity, tempfile
@@ -168,7 +206,10 @@ def audit(
         told(f"attacking {run}")
         found.append(audit_run(run, federation, model, several=several, trust=trust))
     if not found:
-        raise UsageError(f"No run in {place} has a tape: messages are kept by runs with --record-messages (in Python tape=True).")
+        raise UsageError(
+            f"No run in {place} has a tape: messages are kept by runs with --record-messages (in"
+            " Python tape=True)."
+        )
     write(place, found)
     write_atomically(place / PAGE, page(place, found))
     return found
@@ -204,9 +245,13 @@ def audit_run(
         by_kind = [(kind, one) for attack, kind in ATTACKS.items() for one in attack(view)]
     finally:
         torch.set_num_threads(threads)
-    outcomes = [one for _, one in by_kind] + _without(view.leaves - {kind for kind, _ in by_kind}, view.claimed is None)
+    outcomes = [one for _, one in by_kind] + _without(
+        view.leaves - {kind for kind, _ in by_kind}, view.claimed is None
+    )
     findings = tuple(one for one in outcomes if isinstance(one, Finding))
-    drawn = {one.attack: sheet(view.job.federation, one.pictures) for one in findings if one.pictures}
+    drawn = {
+        one.attack: sheet(view.job.federation, one.pictures) for one in findings if one.pictures
+    }
     block = summary.get(experiment.metric) or {}
     return Audited(
         folder,
@@ -224,7 +269,9 @@ def audit_run(
 
 
 def _without(kinds: Collection[str], bare: bool) -> list[Outcome]:
-    """What is said of kinds of values that parties send, `bare` if some without noise, and that no attack was made on."""
+    """What is said of kinds of values that parties send, `bare` if some without noise, and that no
+    attack was made on.
+    """
     return [Untried(f"an attack on {LEAVES[kind]}", _why(kind, bare)) for kind in sorted(kinds)]
 
 

@@ -1,14 +1,16 @@
-"""The epsilon of private training, shown by an attack: canaries whose gradient nobody else's touches (white box).
+"""The epsilon of private training, shown by an attack: canaries whose gradient nobody else's
+touches (white box).
 
-A mechanism gets the gradients of a batch's samples, one a row, and returns their noisy clipped mean. Some of the rows are
-canaries, whose gradient is one coordinate and nothing else (Dirac), as long as can be; half of them, drawn anew in each trial,
-are zeros, as if they were not there. The attacker sees what comes out of each step and looks at their coordinates. How often it
-is right bounds epsilon from below: a mechanism that claims less is broken (Jagielski et al. 2020). Where each step sees all
-samples, the claim is that of Gaussian noise, whose errors are known at every threshold: then the bound is tighter by far (Nasr
-et al. 2023).
+A mechanism gets the gradients of a batch's samples, one a row, and returns their noisy clipped
+mean. Some of the rows are canaries, whose gradient is one coordinate and nothing else (Dirac), as
+long as can be; half of them, drawn anew in each trial, are zeros, as if they were not there. The
+attacker sees what comes out of each step and looks at their coordinates. How often it is right
+bounds epsilon from below: a mechanism that claims less is broken (Jagielski et al. 2020). Where
+each step sees all samples, the claim is that of Gaussian noise, whose errors are known at every
+threshold: then the bound is tighter by far (Nasr et al. 2023).
 
-An attack that catches nothing shows nothing. So the same attack is made on the same mechanism with a tenth of its noise, which is
-broken for sure: if it is not caught, nothing is reported but that.
+An attack that catches nothing shows nothing. So the same attack is made on the same mechanism with
+a tenth of its noise, which is broken for sure: if it is not caught, nothing is reported but that.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from comity.core.task import Batch, LearningTask
 from comity.privacy.accounting import gaussian_delta
 
 Step = Callable[[Tensor], Tensor]
-"""step(gradients of n samples, one a row: (n, d)) -> their noisy clipped mean (d). Each call draws noise of its own."""
+"""step(gradients of n samples, one a row: (n, d)) -> their noisy clipped mean (d). Each call draws
+noise of its own.
+"""
 Outcomes = tuple[int, int]
 """How often, of how often."""
 Mechanism = Callable[[float], Step]
@@ -38,7 +42,9 @@ CANARIES = 50
 """That are tried at once."""
 BROKEN = 0.1
 LEVEL = 0.002
-"""How often a right mechanism is refuted, at most: an audit that cried wolf in one run of twenty would not be believed."""
+"""How often a right mechanism is refuted, at most: an audit that cried wolf in one run of twenty
+would not be believed.
+"""
 LENGTH = 1e4
 """How long a canary's gradient is: any clipping makes it as long as can be."""
 MOST = 100.0
@@ -71,13 +77,14 @@ class Shown:
         """It in a sentence."""
         if self.epsilon is None:
             return (
-                f"Canaries have no power here: with a tenth of the noise they show epsilon {self.broken:.2f}, not more than the "
-                f"{self.claimed:.2f} that is claimed. Whether the noise is right they cannot tell."
+                "Canaries have no power here: with a tenth of the noise they show epsilon"
+                f" {self.broken:.2f}, not more than the {self.claimed:.2f} that is claimed. Whether"
+                " the noise is right they cannot tell."
             )
         verdict = "so the claim is refuted" if self.refuted else "so they do not refute it"
         return (
-            f"Canaries show epsilon {self.epsilon:.2f} at least, {self.claimed:.2f} is claimed, {verdict}; with a tenth of the "
-            f"noise they show {self.broken:.2f}."
+            f"Canaries show epsilon {self.epsilon:.2f} at least, {self.claimed:.2f} is claimed,"
+            f" {verdict}; with a tenth of the noise they show {self.broken:.2f}."
         )
 
 
@@ -91,18 +98,26 @@ def attack(
     whole: bool = False,
     trials: int = TRIALS,
 ) -> Shown:
-    """What canaries show of `steps` steps of a mechanism on these gradients, and of the same with a tenth of its noise.
+    """What canaries show of `steps` steps of a mechanism on these gradients, and of the same with a
+    tenth of its noise.
 
-    `claimed` is the epsilon, at `delta`, of adding or removing a sample over all steps. `whole` says that each step sees all
-    samples, so that the claim is that of Gaussian noise.
+    `claimed` is the epsilon, at `delta`, of adding or removing a sample over all steps. `whole`
+    says that each step sees all samples, so that the claim is that of Gaussian noise.
     """
     broken = least_epsilon(mechanism(BROKEN), gradients, delta, steps, whole, trials)
     if broken <= claimed:
         return Shown(claimed, delta, None, broken)
-    return Shown(claimed, delta, least_epsilon(mechanism(1.0), gradients, delta, steps, whole, trials), broken)
+    return Shown(
+        claimed,
+        delta,
+        least_epsilon(mechanism(1.0), gradients, delta, steps, whole, trials),
+        broken,
+    )
 
 
-def least_epsilon(step: Step, gradients: Tensor, delta: float, steps: int, whole: bool, trials: int) -> float:
+def least_epsilon(
+    step: Step, gradients: Tensor, delta: float, steps: int, whole: bool, trials: int
+) -> float:
     """The largest epsilon that the outcomes with and without a canary show from below, at 99.8%.
 
     A threshold is chosen by the first half of the trials, and judged by the second.
@@ -123,9 +138,11 @@ def _above(parts: Sequence[Tensor], at: float) -> tuple[Outcomes, Outcomes]:
 
 
 def _seen(step: Step, gradients: Tensor, steps: int, trials: int) -> tuple[Tensor, Tensor]:
-    """What steps leave in canaries' coordinates, added up: where the canary was there, and where it was not.
+    """What steps leave in canaries' coordinates, added up: where the canary was there, and where it
+    was not.
 
-    Each has a coordinate of its own, so that many are tried at once: noise is claimed to be independent there.
+    Each has a coordinate of its own, so that many are tried at once: noise is claimed to be
+    independent there.
     """
     n, d = gradients.shape
     others = torch.cat([gradients, gradients.new_zeros(n, CANARIES)], 1)
@@ -133,7 +150,9 @@ def _seen(step: Step, gradients: Tensor, steps: int, trials: int) -> tuple[Tenso
     found: tuple[list[Tensor], list[Tensor]] = ([], [])
     for _ in range(-(-2 * trials // CANARIES)):
         there = torch.rand(CANARIES, generator=source) < 0.5
-        canaries = torch.cat([gradients.new_zeros(CANARIES, d), LENGTH * torch.diag(there.to(gradients))], 1)
+        canaries = torch.cat(
+            [gradients.new_zeros(CANARIES, d), LENGTH * torch.diag(there.to(gradients))], 1
+        )
         rows = torch.cat([others, canaries])
         left = torch.stack([step(rows)[d:] for _ in range(steps)]).sum(0)
         found[0].append(left[there])
@@ -142,13 +161,17 @@ def _seen(step: Step, gradients: Tensor, steps: int, trials: int) -> tuple[Tenso
 
 
 def _any(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
-    """Epsilon from below, by how often a canary was seen where there was one, and where there was none.
+    """Epsilon from below, by how often a canary was seen where there was one, and where there was
+    none.
 
-    An (epsilon, delta) mechanism has hits <= e^epsilon alarms + delta, and the same of right silence and misses. Each share has
-    its interval at LEVEL on both sides, of which one is looked at: together they miss in no more than LEVEL of all cases.
+    An (epsilon, delta) mechanism has hits <= e^epsilon alarms + delta, and the same of right
+    silence and misses. Each share has its interval at LEVEL on both sides, of which one is looked
+    at: together they miss in no more than LEVEL of all cases.
     """
     hit, alarm = share(*hits, LEVEL).low, share(*alarms, LEVEL).high
-    pairs = [(much, little) for much, little in ((hit, alarm), (1 - alarm, 1 - hit)) if much > delta]
+    pairs = [
+        (much, little) for much, little in ((hit, alarm), (1 - alarm, 1 - hit)) if much > delta
+    ]
     return max([0.0, *(math.log((much - delta) / little) for much, little in pairs)])
 
 
@@ -168,5 +191,7 @@ def _gaussian(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
 
 
 def row_loss(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
-    """The loss whose gradient of a sample is the sample itself: with it, a trainer is given gradients as they are."""
+    """The loss whose gradient of a sample is the sample itself: with it, a trainer is given
+    gradients as they are.
+    """
     return (batch.x @ theta["w"]).mean()

@@ -1,4 +1,6 @@
-"""What an attack found: its success beside what guessing gives, how sure that is, and whether it can do anything at all here."""
+"""What an attack found: its success beside what guessing gives, how sure that is, and whether it
+can do anything at all here.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from comity.core.key import Key
 
 @dataclass(frozen=True)
 class Pictures:
-    """Samples above and what an attack made of them below, the best first and then those in the middle."""
+    """Samples above and what an attack made of them below, the best first and then those in the
+    middle.
+    """
 
     party: str
     originals: Tensor
@@ -26,10 +30,14 @@ SHOWN = 6
 
 
 def best_and_median(off: Tensor) -> Tensor:
-    """Which reconstructions are shown, by how far they are off: the best, and those around the median."""
+    """Which reconstructions are shown, by how far they are off: the best, and those around the
+    median.
+    """
     order = off.argsort()
     middle = len(order) // 2
-    return torch.cat([order[:SHOWN], order[max(SHOWN, middle - SHOWN // 2) : max(SHOWN, middle + SHOWN // 2)]])
+    return torch.cat(
+        [order[:SHOWN], order[max(SHOWN, middle - SHOWN // 2) : max(SHOWN, middle + SHOWN // 2)]]
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +55,9 @@ class Finding:
     prior: float
     """What guessing gives."""
     epsilon: float | None = None
-    """The least epsilon of a record that explains it, at 95% with all other attacks together; None if that was not measured."""
+    """The least epsilon of a record that explains it, at 95% with all other attacks together; None
+    if that was not measured.
+    """
     figures: dict[str, Any] = field(default_factory=dict)
     """What else there is to know of it."""
     sure: str = ""
@@ -63,14 +73,20 @@ class Finding:
     @property
     def says(self) -> str:
         """The outcome in a sentence."""
-        told = f"{self.text(self.success)} ({self.text(self.low)} to {self.text(self.high)}), guessing {self.text(self.prior)}"
+        told = (
+            f"{self.text(self.success)} ({self.text(self.low)} to {self.text(self.high)}), guessing"
+            f" {self.text(self.prior)}"
+        )
         if self.low > self.prior:
             return f"{self.attack}: {self.measure} {told}."
         if self.sure:
-            return f"{self.attack}: over all no better than guessing ({self.measure} {told}), but {self.sure}."
+            return (
+                f"{self.attack}: over all no better than guessing ({self.measure} {told}), but"
+                f" {self.sure}."
+            )
         return (
-            f"{self.attack} has no power here: {self.measure} {told}. That it fails does not show that nothing can be learned "
-            "from what was sent."
+            f"{self.attack} has no power here: {self.measure} {told}. That it fails does not show"
+            " that nothing can be learned from what was sent."
         )
 
     def text(self, value: float) -> str:
@@ -99,18 +115,26 @@ class Untried:
 Outcome = Finding | Untried
 
 
-def membership(attack: str, how: str, parties: Sequence[Scored], drawn: bool, delta: float, key: Key) -> Outcome:
-    """What scores of candidates say: the AUC, true positives where false ones are few, and the epsilon that they show.
+def membership(
+    attack: str, how: str, parties: Sequence[Scored], drawn: bool, delta: float, key: Key
+) -> Outcome:
+    """What scores of candidates say: the AUC, true positives where false ones are few, and the
+    epsilon that they show.
 
-    `drawn` says whether who is a member was drawn at random: without that other differences look like membership.
+    `drawn` says whether who is a member was drawn at random: without that other differences look
+    like membership.
     """
     some = [one for one in parties if one.member.any() and not one.member.all()]
     if not some:
-        return Untried(attack, "no party has samples of which some were trained on and others were not")
+        return Untried(
+            attack, "no party has samples of which some were trained on and others were not"
+        )
     if any(not one.scores.isfinite().all() for one in some):
         return Untried(attack, "a model has diverged, so that its scores are no numbers")
     found = area(some, key.fold("area"))
-    members, others = (sum(int((one.member == part).sum()) for one in some) for part in (True, False))
+    members, others = (
+        sum(int((one.member == part).sum()) for one in some) for part in (True, False)
+    )
     figures: dict[str, Any] = {"members": members, "others": others}
     notes = []
     sure = ""
@@ -119,7 +143,10 @@ def membership(attack: str, how: str, parties: Sequence[Scored], drawn: bool, de
         figures[f"tpr_at_{rate:g}"] = None if few is None else list(few.members)
         if few is not None and few.beyond:
             found_of = f"{few.members.value:.2%} ({few.members.low:.2%} to {few.members.high:.2%})"
-            sure = f"where {few.others.value:.2%} of others are taken for trained on, {found_of} of those that were are found"
+            sure = (
+                f"where {few.others.value:.2%} of others are taken for trained on, {found_of} of"
+                " those that were are found"
+            )
         if few is None:
             notes.append(f"{rate:.1%} of false positives cannot be measured: that takes {1 / rate:.0f} samples that were not "
                          f"trained on, and there are {others:,}.")  # fmt: skip
@@ -128,12 +155,24 @@ def membership(attack: str, how: str, parties: Sequence[Scored], drawn: bool, de
         epsilon = shown_epsilon(some, delta, key.fold("epsilon"))
     else:
         notes.append(
-            "Which samples were trained on was not drawn at random, so other differences between these and the test samples can "
-            "look like membership, and no epsilon is shown."
+            "Which samples were trained on was not drawn at random, so other differences between"
+            " these and the test samples can look like membership, and no epsilon is shown."
         )
-    return Finding(attack, how, "AUC", *found, prior=0.5, epsilon=epsilon, figures=figures, sure=sure, notes=tuple(notes))
+    return Finding(
+        attack,
+        how,
+        "AUC",
+        *found,
+        prior=0.5,
+        epsilon=epsilon,
+        figures=figures,
+        sure=sure,
+        notes=tuple(notes),
+    )
 
 
-def pieced(attack: str, how: str, measure: str, found: Estimate, prior: float, **more: Any) -> Finding:
+def pieced(
+    attack: str, how: str, measure: str, found: Estimate, prior: float, **more: Any
+) -> Finding:
     """What a reconstruction found."""
     return Finding(attack, how, measure, *found, prior=prior, **more)

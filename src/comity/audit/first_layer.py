@@ -1,4 +1,6 @@
-"""Gradients of a network's first layer, if it is dense: each of its rows is a mixture of the inputs of the batch."""
+"""Gradients of a network's first layer, if it is dense: each of its rows is a mixture of the inputs
+of the batch.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,23 @@ class FirstLayer(NamedTuple):
 
 
 def first_layer(task: LearningTask, shape: tuple[int, ...], grads: Params) -> FirstLayer | None:
-    """That part of a gradient, if the network's first weights are a matrix with a column for each value of a sample."""
+    """That part of a gradient, if the network's first weights are a matrix with a column for each
+    value of a sample.
+    """
     name = next(iter(task.shapes))
     weight = grads.get(name)
     if weight is None or weight.dim() != 2 or weight.shape[1] != prod(shape):
         return None
-    return FirstLayer(weight.double(), bias.double() if (bias := grads.get(name.replace("weight", "bias"))) is not None else None)
+    return FirstLayer(
+        weight.double(),
+        bias.double() if (bias := grads.get(name.replace("weight", "bias"))) is not None else None,
+    )
 
 
 def span(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A basis of its rows (rank, inputs), and what the units' rows are in it (units, rank); both empty if it is all zeros."""
+    """A basis of its rows (rank, inputs), and what the units' rows are in it (units, rank); both
+    empty if it is all zeros.
+    """
     left, size, right = torch.linalg.svd(weight, full_matrices=False)
     rank = int((size > NEGLIGIBLE * size[0]).sum()) if size[0] > 0 else 0
     return right[:rank], left[:, :rank] * size[:rank]

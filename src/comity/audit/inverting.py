@@ -1,11 +1,14 @@
-"""Gradient inversion: from the gradient of a batch back to its samples, exactly, if the first layer is dense with ReLU after it.
+"""Gradient inversion: from the gradient of a batch back to its samples, exactly, if the first layer
+is dense with ReLU after it.
 
-The gradient of that layer's weights is D X and that of its bias D 1, with a row of X for each sample and a column of D for each:
-how much each unit's output should change for it. That is 0 where ReLU switched the unit off, so that columns of D have many zeros
-(Dimitrov et al. 2024 go by this). With G = L A, L a basis of its columns, a column of D is L q for some q: if one guesses as many
-units as fix q, and all of them happen to be off for one sample, q is its column, and others of its zeros prove it. Once all
-columns are found, X and its scale follow from G and the bias. So it is with what one step of SGD takes from weights; several
-steps mix so many samples that there is nothing to find.
+The gradient of that layer's weights is D X and that of its bias D 1, with a row of X for each
+sample and a column of D for each: how much each unit's output should change for it. That is 0 where
+ReLU switched the unit off, so that columns of D have many zeros (Dimitrov et al. 2024 go by this).
+With G = L A, L a basis of its columns, a column of D is L q for some q: if one guesses as many
+units as fix q, and all of them happen to be off for one sample, q is its column, and others of its
+zeros prove it. Once all columns are found, X and its scale follow from G and the bias. So it is
+with what one step of SGD takes from weights; several steps mix so many samples that there is
+nothing to find.
 """
 
 from __future__ import annotations
@@ -28,7 +31,10 @@ from comity.core.record import Params, is_buffer
 ATTACK = "inversion"
 HOW = {
     "gradients": "Whoever gets a party's first gradient computes the batch that it is of.",
-    "updates": "The server takes what a party's first training took from the weights for the gradient of one batch.",
+    "updates": (
+        "The server takes what a party's first training took from the weights for the gradient of"
+        " one batch."
+    ),
 }
 MOST_PARTIES = 10  # whose batches are looked for
 MOST_MIXED = 13  # samples: of more, guessed units are hardly ever all off for one of them
@@ -63,7 +69,10 @@ def _first_updates(view: View) -> Iterator[tuple[int, Params]]:
     for one in updates(view):
         if one.party not in seen:
             seen.add(one.party)
-            yield one.party, {k: one.before[k] - v for k, v in one.after.items() if not is_buffer(k)}
+            yield (
+                one.party,
+                {k: one.before[k] - v for k, v in one.after.items() if not is_buffer(k)},
+            )
 
 
 def _tried(view: View, what: str, sent: dict[int, Params]) -> Outcome:
@@ -91,7 +100,15 @@ def _tried(view: View, what: str, sent: dict[int, Params]) -> Outcome:
             controls += len(nearest[certain & (nearest < len(view.party(i).data.train))].unique())
     figures = {"samples": tries, "recovered": hits, "gradients": len(sent), "solved": len(made)}
     estimate = share(min(hits, tries), max(1, tries))
-    return pieced(name, HOW[what], "recovered", estimate, controls / max(1, tries), figures=figures, pictures=pictures)
+    return pieced(
+        name,
+        HOW[what],
+        "recovered",
+        estimate,
+        controls / max(1, tries),
+        figures=figures,
+        pictures=pictures,
+    )
 
 
 def _used(view: View, i: int) -> int:
@@ -102,7 +119,9 @@ def _used(view: View, i: int) -> int:
 
 
 def samples_of(layer: FirstLayer, key: Key) -> Tensor | None:
-    """The samples of a batch, one a row, from the gradient of the first layer; None if they cannot be told apart."""
+    """The samples of a batch, one a row, from the gradient of the first layer; None if they cannot
+    be told apart.
+    """
     basis, units = span(layer.weight)
     rank = len(basis)
     if not 0 < rank <= MOST_MIXED or layer.bias is None:
@@ -129,7 +148,9 @@ def _columns(units: Tensor, rank: int, key: Key) -> Tensor | None:
         zeros = columns.abs() < ZERO * columns.norm(dim=0)
         seen += _distinct(live, q, zeros, rank - 1 + PROVED)
     found: list[Tensor] = []
-    for _, q in sorted(seen, key=lambda one: -one[0]):  # a mixture of columns has fewer zeros than each of them
+    for _, q in sorted(
+        seen, key=lambda one: -one[0]
+    ):  # a mixture of columns has fewer zeros than each of them
         if torch.linalg.svdvals(torch.stack([*found, q]))[-1] > DIFFERENT:
             found.append(q)
         if len(found) == rank:
@@ -138,9 +159,11 @@ def _columns(units: Tensor, rank: int, key: Key) -> Tensor | None:
 
 
 def _distinct(live: Tensor, q: Tensor, zeros: Tensor, least: int) -> list[tuple[int, Tensor]]:
-    """What was guessed with at least so many zeros, those with the most first, each direction once, and how many it has.
+    """What was guessed with at least so many zeros, those with the most first, each direction once,
+    and how many it has.
 
-    Each is found again by all units that are off for it, not only by those guessed: that is more exact.
+    Each is found again by all units that are off for it, not only by those guessed: that is more
+    exact.
     """
     many = zeros.sum(0)
     found: list[tuple[int, Tensor]] = []
@@ -152,13 +175,21 @@ def _distinct(live: Tensor, q: Tensor, zeros: Tensor, least: int) -> list[tuple[
 
 
 def unmistakable(guesses: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each guess: whether it is twice as close to one sample as to any other, which is closest, and how far that is."""
+    """Of each guess: whether it is twice as close to one sample as to any other, which is closest,
+    and how far that is.
+    """
     near, which = nearest(guesses.to(x.dtype), x.flatten(1), 2)
     return near[:, 0] < near[:, 1] / 2, which[:, 0], near[:, 0]
 
 
 def _shown(view: View, i: int, batch: Tensor, nearest: Tensor, off: Tensor) -> Pictures:
-    """The best reconstructions of a batch, and those in the middle, below the samples that are closest to them."""
+    """The best reconstructions of a batch, and those in the middle, below the samples that are
+    closest to them.
+    """
     chosen = best_and_median(off)
     x = view.candidates(i).x
-    return Pictures(view.party(i).name, x[nearest[chosen]], batch[chosen].to(x.dtype).view(len(chosen), *x.shape[1:]))
+    return Pictures(
+        view.party(i).name,
+        x[nearest[chosen]],
+        batch[chosen].to(x.dtype).view(len(chosen), *x.shape[1:]),
+    )

@@ -1,6 +1,8 @@
-"""Membership by gradients: where the first layer is dense, rows of its gradient mix the inputs of the batch, and nothing else.
+"""Membership by gradients: where the first layer is dense, rows of its gradient mix the inputs of
+the batch, and nothing else.
 
-So an input that lies in the space of these rows was in the batch, as long as that has fewer samples than a sample has values.
+So an input that lies in the space of these rows was in the batch, as long as that has fewer samples
+than a sample has values.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from comity.audit.observed import gradients
 from comity.audit.view import View
 
 ATTACK = "membership: gradients"
-HOW = "Whoever gets a party's gradients looks whether a candidate lies in the space that the first layer's gradient spans."
+HOW = (
+    "Whoever gets a party's gradients looks whether a candidate lies in the space that the first"
+    " layer's gradient spans."
+)
 
 
 def by_gradients(view: View) -> list[Outcome]:
@@ -26,7 +31,13 @@ def by_gradients(view: View) -> list[Outcome]:
         task, (x, _, _) = view.party(sent.party).task, view.candidates(sent.party)
         layer = first_layer(task, tuple(x.shape[1:]), sent.grads)
         if layer is None:
-            return [Untried(ATTACK, "the network's first layer is not dense, so that its gradient is no mixture of whole inputs")]
+            return [
+                Untried(
+                    ATTACK,
+                    "the network's first layer is not dense, so that its gradient is no mixture of"
+                    " whole inputs",
+                )
+            ]
         dense += 1
         basis, _ = span(layer.weight)
         flat = x.flatten(1).double()
@@ -38,6 +49,10 @@ def by_gradients(view: View) -> list[Outcome]:
     if not dense:
         return []
     if not best:
-        return [Untried(ATTACK, f"all {full} gradients mix at least as many samples as a sample has values")]
+        return [
+            Untried(
+                ATTACK, f"all {full} gradients mix at least as many samples as a sample has values"
+            )
+        ]
     parties = [Scored(scores, view.candidates(i).member) for i, scores in sorted(best.items())]
     return [membership(ATTACK, HOW, parties, view.drawn, view.delta, view.key.fold(ATTACK))]

@@ -1,8 +1,10 @@
-"""Membership by rows: a candidate whose representation, by weights that the attacker has, lies close to a row was trained on.
+"""Membership by rows: a candidate whose representation, by weights that the attacker has, lies
+close to a row was trained on.
 
-An attacker does not have the encoder that made the rows. But where all start from the same weights, the first rows were made by
-weights that hardly differ from those; and later a party's own encoder may do, as methods that share rows make encoders alike.
-Both sides are brought to one mean and spread, value by value, to allow for what training has moved.
+An attacker does not have the encoder that made the rows. But where all start from the same weights,
+the first rows were made by weights that hardly differ from those; and later a party's own encoder
+may do, as methods that share rows make encoders alike. Both sides are brought to one mean and
+spread, value by value, to allow for what training has moved.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def even(z: Tensor) -> Tensor:
 
 
 def by_rows(view: View) -> list[Outcome]:
-    """By weights that everybody starts from on first rows, and by a colluding party's model on last ones."""
+    """By weights that everybody starts from on first rows, and by a colluding party's model on last
+    ones.
+    """
     first, last = first_and_last(view)
     scored: dict[str, list[Scored]] = {}
     for i in sorted(first):
@@ -52,14 +56,20 @@ def by_rows(view: View) -> list[Outcome]:
             near, _ = nearest(even(seen_by(attacker, x)), even(there.z))
             scored.setdefault(attacker.by, []).append(Scored(-near[:, 0], member))
     return [
-        membership(f"{ATTACK}, {by}", HOW[by], parties, view.drawn, view.delta, view.key.fold(ATTACK, by))
+        membership(
+            f"{ATTACK}, {by}", HOW[by], parties, view.drawn, view.delta, view.key.fold(ATTACK, by)
+        )
         for by, parties in scored.items()
     ]
 
 
 HOW = {
-    FIRST: "Whoever sees a party's first rows and knows the weights that all start from looks for the row "
-    "closest to a candidate.",
-    LAST: "The server and another party, which has a model of its own, look for the row closest to a "
-    "candidate among a party's last rows.",
+    FIRST: (
+        "Whoever sees a party's first rows and knows the weights that all start from looks for the"
+        " row closest to a candidate."
+    ),
+    LAST: (
+        "The server and another party, which has a model of its own, look for the row closest to a "
+        "candidate among a party's last rows."
+    ),
 }

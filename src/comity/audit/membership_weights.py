@@ -1,5 +1,6 @@
-"""Membership by weights: a model's loss is smaller on what it was trained on, compared with other parties' models (which tell how
-hard a sample is)."""
+"""Membership by weights: a model's loss is smaller on what it was trained on, compared with other
+parties' models (which tell how hard a sample is).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from comity.audit.view import View, losses
 ATTACK = "membership: weights"
 OTHERS = 5  # parties whose models say how hard a sample is
 HOW = (
-    "Whoever gets the last weights that parties sent compares a candidate's loss under one party's with those under the others'."
+    "Whoever gets the last weights that parties sent compares a candidate's loss under one party's"
+    " with those under the others'."
 )
 
 
@@ -27,4 +29,8 @@ def by_weights(view: View) -> list[Outcome]:
         hard = [losses(view.party(j).task, found[j], x, y) for j in others]
         own = losses(view.party(i).task, found[i], x, y)
         scored.append(Scored((torch.stack(hard).mean(0) if hard else 0) - own, member))
-    return [membership(ATTACK, HOW, scored, view.drawn, view.delta, view.key.fold(ATTACK))] if scored else []
+    return (
+        [membership(ATTACK, HOW, scored, view.drawn, view.delta, view.key.fold(ATTACK))]
+        if scored
+        else []
+    )

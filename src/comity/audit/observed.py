@@ -1,4 +1,6 @@
-"""What was sent, found on a tape by its form: updates, weights, gradients, rows of representations, means by class."""
+"""What was sent, found on a tape by its form: updates, weights, gradients, rows of representations,
+means by class.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from comity.core.task import LearningTask
 from comity.experiments.recording import RecordedMessage
 
 NO_WEIGHTS = frozenset(("grads", "c", "dc"))
-"""Fields that hold values by the names of weights, but are not weights: gradients, and SCAFFOLD's control variates."""
+"""Fields that hold values by the names of weights, but are not weights: gradients, and SCAFFOLD's
+control variates.
+"""
 
 
 class Update(NamedTuple):
@@ -41,7 +45,9 @@ class Rows(NamedTuple):
 
 
 class Means(NamedTuple):
-    """A party's means by class, over how many samples each (if it says so), and of what: representations or logits."""
+    """A party's means by class, over how many samples each (if it says so), and of what:
+    representations or logits.
+    """
 
     round: int
     party: int
@@ -51,13 +57,19 @@ class Means(NamedTuple):
 
 
 def inside(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every tensor and every dict of tensors in a message, with the name of the field that it is in."""
+    """Every tensor and every dict of tensors in a message, with the name of the field that it is
+    in.
+    """
     if isinstance(tree, Tensor):
         yield name, tree
     elif is_record(tree):
         for field, value in vars(tree).items():
             yield from inside(value, field)
-    elif isinstance(tree, dict) and tree and all(isinstance(v, Tensor) and isinstance(k, str) for k, v in tree.items()):
+    elif (
+        isinstance(tree, dict)
+        and tree
+        and all(isinstance(v, Tensor) and isinstance(k, str) for k, v in tree.items())
+    ):
         yield name, tree
     elif isinstance(tree, dict):
         for value in tree.values():
@@ -73,7 +85,8 @@ def params_in(tree: Any, task: LearningTask) -> dict[str, Params]:
     return {
         name: node
         for name, node in inside(tree)
-        if isinstance(node, dict) and all(k in shapes and tuple(v.shape) == shapes[k][0] for k, v in node.items())
+        if isinstance(node, dict)
+        and all(k in shapes and tuple(v.shape) == shapes[k][0] for k, v in node.items())
     }
 
 
@@ -95,7 +108,10 @@ def updates(view: View) -> Iterator[Update]:
             sent_weights |= dict.fromkeys(message.to, message.content)
         elif message.kind == "reply" and message.src in view.parties:
             task = view.party(message.src).task
-            got, gave = params_in(sent_weights.get(message.src), task), params_in(message.content, task)
+            got, gave = (
+                params_in(sent_weights.get(message.src), task),
+                params_in(message.content, task),
+            )
             for name in gave.keys() & got.keys() - NO_WEIGHTS:
                 if gave[name].keys() == got[name].keys():
                     yield Update(message.src, got[name], gave[name])
@@ -126,26 +142,53 @@ def rows(view: View) -> Iterator[Rows]:
     for party, message in by_parties(view):
         width = view.party(party).task.width
         for _, node in inside(message.content):
-            if isinstance(node, Tensor) and node.dim() == 2 and node.shape[1] == width and node.is_floating_point():
+            if (
+                isinstance(node, Tensor)
+                and node.dim() == 2
+                and node.shape[1] == width
+                and node.is_floating_point()
+            ):
                 yield Rows(message.call.round, party, node)
 
 
 def means(view: View) -> Iterator[Means]:
-    """Means by class, if the method says that its parties send some; sets of them where a message has nothing else."""
+    """Means by class, if the method says that its parties send some; sets of them where a message
+    has nothing else.
+    """
     if "means" not in view.leaves:
         return
     for party, message in by_parties(view):
         task = view.party(party).task
         parts = dict(inside(message.content))
         counts = parts.get("counts")
-        tables = {name: node for name, node in parts.items() if isinstance(node, Tensor) and node.is_floating_point()}
+        tables = {
+            name: node
+            for name, node in parts.items()
+            if isinstance(node, Tensor) and node.is_floating_point()
+        }
         plain = {name: node for name, node in tables.items() if _by_class(node, task)}
-        sets = {name: one for name, node in tables.items() if node.dim() == 3 for one in node if _by_class(one, task)}
+        sets = {
+            name: one
+            for name, node in tables.items()
+            if node.dim() == 3
+            for one in node
+            if _by_class(one, task)
+        }
         for name, node in (plain or sets).items():
             space = "logits" if name == "logits" or node.shape[1] != task.width else "features"
-            yield Means(message.call.round, party, node, counts if isinstance(counts, Tensor) else None, space)
+            yield Means(
+                message.call.round,
+                party,
+                node,
+                counts if isinstance(counts, Tensor) else None,
+                space,
+            )
 
 
 def _by_class(table: Tensor, task: LearningTask) -> bool:
     """Whether it has a row for each class, of representations or of logits."""
-    return table.dim() == 2 and len(table) == task.classes and table.shape[1] in (task.width, task.classes)
+    return (
+        table.dim() == 2
+        and len(table) == task.classes
+        and table.shape[1] in (task.width, task.classes)
+    )

@@ -1,4 +1,6 @@
-"""audit.html: the table, what each attack did in words, and pictures of what came back; one file that loads nothing."""
+"""audit.html: the table, what each attack did in words, and pictures of what came back; one file
+that loads nothing.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from comity.audit.auditing import CANNOT, HEADS, WORDS, Audited
 from comity.report.blocks import Block, Table, Text
 from comity.report.page import Page
 
-THEME = "document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';"
+THEME = (
+    "document.documentElement.dataset.theme = matchMedia('(prefers-color-scheme: dark)').matches ?"
+    " 'dark' : 'light';"
+)
 
 CLOSE = """
 section p.lead { font-size: 1rem; margin-top: .9rem; }
@@ -28,20 +33,31 @@ h2, p { overflow-wrap: anywhere; }
 def page(place: Path, found: list[Audited]) -> str:
     """The whole file."""
     table = Table(
-        "audit", "What attacks could do with what was sent", HEADS, [row for one in found for row in one.rows()], words=WORDS
+        "audit",
+        "What attacks could do with what was sent",
+        HEADS,
+        [row for one in found for row in one.rows()],
+        words=WORDS,
     )
     parts = [_blocks([Text(CANNOT, "lead"), table, Text(READING)])]
     for one in found:
-        parts.append(f"<section><h2>{html.escape(one.name)}</h2><div class=blocks>{_run(one)}</div></section>")
+        parts.append(
+            f"<section><h2>{html.escape(one.name)}</h2><div"
+            f" class=blocks>{_run(one)}</div></section>"
+        )
     title = html.escape(f"Audit of {place.resolve().name}")
     css = (files("comity.report") / "page.css").read_text(encoding="utf-8")
     return (
         (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-            f"<title>{title}</title><link rel=icon href='data:,'><style>{css}{CLOSE}</style><script>{THEME}</script></head><body>"
-            f'<header><div class="bar"><strong class="brand">Comity</strong><span class="where">{title}</span></div></header>'
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
+            f' content="width=device-width">'
+            f"<title>{title}</title><link rel=icon"
+            f" href='data:,'><style>{css}{CLOSE}</style><script>{THEME}</script></head><body>"
+            '<header><div class="bar"><strong class="brand">Comity</strong><span'
+            f' class="where">{title}</span></div></header>'
             f"<main>{''.join(parts)}</main>"
-            f"<footer>Made by Comity {html.escape(version('comity'))}. The page is complete in itself: it loads nothing.</footer>"
+            f"<footer>Made by Comity {html.escape(version('comity'))}. The page is complete in"
+            " itself: it loads nothing.</footer>"
             "</body></html>\n"
         )
         .encode("utf-8", "replace")
@@ -50,11 +66,13 @@ def page(place: Path, found: list[Audited]) -> str:
 
 
 READING = (
-    "success: of membership the AUC (how often a sample that was trained on is ranked above one that was not), of a decoder and "
-    "of inversion the share of samples that were re-identified or recovered, with an interval that allows for ten attacks. "
-    "guessing: what that is for who knows nothing of what was sent. at 1%, 0.1%: of those that were trained on, how many are "
-    "found where so many of the others are taken for such. *: no power, as intervals do not exclude guessing. ε shown: the least "
-    "epsilon of a record that explains the success, at 95% for all attacks of a run together; 0 says nothing."
+    "success: of membership the AUC (how often a sample that was trained on is ranked above one"
+    " that was not), of a decoder and of inversion the share of samples that were re-identified or"
+    " recovered, with an interval that allows for ten attacks. guessing: what that is for who knows"
+    " nothing of what was sent. at 1%, 0.1%: of those that were trained on, how many are found"
+    " where so many of the others are taken for such. *: no power, as intervals do not exclude"
+    " guessing. ε shown: the least epsilon of a record that explains the success, at 95% for all"
+    " attacks of a run together; 0 says nothing."
 )
 
 
@@ -66,23 +84,38 @@ def _run(one: Audited) -> str:
         rates = [f"{name.removeprefix('tpr_at_')}: {told[0]:.1%} ({told[1]:.1%} to {told[2]:.1%})"
                  for name, told in found.figures.items() if name.startswith("tpr_at_") and told]  # fmt: skip
         if rates:
-            counts = f"{found.figures['members']:,} samples that were trained on, {found.figures['others']:,} that were not"
-            blocks.append(Text(f"True positives at a false positive rate of {'; of '.join(rates)}. {counts}."))
+            counts = (
+                f"{found.figures['members']:,} samples that were trained on,"
+                f" {found.figures['others']:,} that were not"
+            )
+            blocks.append(
+                Text(f"True positives at a false positive rate of {'; of '.join(rates)}. {counts}.")
+            )
         blocks += [Text(text) for text in found.notes]
         parts.append(_blocks(blocks))
         if found.attack in one.pictures:
-            source = "data:image/png;base64," + base64.b64encode(one.pictures[found.attack]).decode()
+            source = (
+                "data:image/png;base64," + base64.b64encode(one.pictures[found.attack]).decode()
+            )
             assert found.pictures is not None
-            caption = f"Above: samples of {found.pictures.party}. Below: what the attack made of them. The best, then the median."
+            caption = (
+                f"Above: samples of {found.pictures.party}. Below: what the attack made of them."
+                " The best, then the median."
+            )
             parts.append(
-                f'<figure><h3>{html.escape(found.attack)}</h3><img src="{source}" style="max-width:100%" '
+                f'<figure><h3>{html.escape(found.attack)}</h3><img src="{source}"'
+                ' style="max-width:100%" '
                 f'alt="{html.escape(caption)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
             )
     if one.canaries:
-        parts.append(_blocks([Text(one.canaries.says, "plain" if one.canaries.power else "missing")]))
+        parts.append(
+            _blocks([Text(one.canaries.says, "plain" if one.canaries.power else "missing")])
+        )
     parts += [_blocks([Text(each.says, "missing")]) for each in one.untried]
     if not parts:
-        parts.append(_blocks([Text("Nothing was sent that an attack is known for here.", "missing")]))
+        parts.append(
+            _blocks([Text("Nothing was sent that an attack is known for here.", "missing")])
+        )
     return "".join(parts)
 
 

@@ -1,7 +1,8 @@
-"""Canaries against the trainer that a run trained privately with, with its clip, noise, chance of a record and steps.
+"""Canaries against the trainer that a run trained privately with, with its clip, noise, chance of a
+record and steps.
 
-Of the party with the largest epsilon all releases are taken together, as the account does. The trainer itself runs, on a loss
-whose gradients are what it is given (`canaries.row_loss`).
+Of the party with the largest epsilon all releases are taken together, as the account does. The
+trainer itself runs, on a loss whose gradients are what it is given (`canaries.row_loss`).
 """
 
 from __future__ import annotations
@@ -36,10 +37,14 @@ def private_training(view: View, trainer: Trainer = train) -> Shown | Untried | 
     if view.claimed is None or view.unit != "record":
         return None
     worst = max(view.summary["privacy"]["parties"].items(), key=lambda one: one[1])[0]
-    rows = [row for row in view.folder.read_privacy() if row.party == worst and row.unit == "record"]
+    rows = [
+        row for row in view.folder.read_privacy() if row.party == worst and row.unit == "record"
+    ]
     alike = {(row.mechanism, row.sensitivity, row.noise, row.rate) for row in rows}
     if len(alike) != 1 or rows[0].mechanism != "gaussian" or not rows[0].steps:
-        return Untried(ATTACK, "not all that protects a record is training with one and the same noise")
+        return Untried(
+            ATTACK, "not all that protects a record is training with one and the same noise"
+        )
     steps = sum(row.steps for row in rows)
     trials = MOST_STEPS // steps * CANARIES // 2
     if trials < LEAST_TRIALS:
@@ -47,15 +52,26 @@ def private_training(view: View, trainer: Trainer = train) -> Shown | Untried | 
     i = view.job.info.names.index(worst)
     size = len(view.party(i).data.train)
     if size <= CANARIES:
-        return Untried(ATTACK, f"{worst} has no more than {CANARIES} records, and as many canaries are tried at once")
+        return Untried(
+            ATTACK,
+            f"{worst} has no more than {CANARIES} records, and as many canaries are tried at once",
+        )
     made = mechanism(rows[0], steps, size, view.party(i).task, view.key.fold(ATTACK), trainer)
-    gradients = torch.randn(size - CANARIES, WIDTH, generator=view.key.fold("gradients").generator())
+    gradients = torch.randn(
+        size - CANARIES, WIDTH, generator=view.key.fold("gradients").generator()
+    )
     whole = rows[0].rate >= 1
-    return attack(made, gradients, view.claimed, view.delta, whole=whole, trials=min(MOST_TRIALS, trials))
+    return attack(
+        made, gradients, view.claimed, view.delta, whole=whole, trials=min(MOST_TRIALS, trials)
+    )
 
 
-def mechanism(row: Spent, steps: int, size: int, task: LearningTask, key: Key, trainer: Trainer = train) -> Mechanism:
-    """A trainer as a mechanism: all `steps` of a release's kind at once, on as many rows as the party has records."""
+def mechanism(
+    row: Spent, steps: int, size: int, task: LearningTask, key: Key, trainer: Trainer = train
+) -> Mechanism:
+    """A trainer as a mechanism: all `steps` of a release's kind at once, on as many rows as the
+    party has records.
+    """
     calls = count()
 
     def with_noise(factor: float) -> Step:
@@ -64,7 +80,9 @@ def mechanism(row: Spent, steps: int, size: int, task: LearningTask, key: Key, t
             private = Private(samples, row.sensitivity, factor * row.noise / row.sensitivity, [])
             how = Training("sgd", lr=1.0, batch=max(1, round(row.rate * size)), steps=steps)
             begin = {"w": torch.zeros(rows.shape[1])}
-            asked = FitRequest(row_loss, begin, samples, key.fold(next(calls)), how, task, None, private=private)
+            asked = FitRequest(
+                row_loss, begin, samples, key.fold(next(calls)), how, task, None, private=private
+            )
             return -trainer(asked).theta["w"]
 
         return step

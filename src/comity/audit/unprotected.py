@@ -17,14 +17,21 @@ HOW = "Whoever gets what a party sent looks at it: it has the shape of samples."
 
 
 def in_the_open(view: View) -> list[Outcome]:
-    """How many of the training samples were sent as they are, or so that they cannot be mistaken for others."""
+    """How many of the training samples were sent as they are, or so that they cannot be mistaken
+    for others.
+    """
     found: dict[int, set[int]] = defaultdict(set)
     looked = False
     pictures: Pictures | None = None
     for i, message in by_parties(view):
         x = view.candidates(i).x
         for _, node in inside(message.content):
-            if isinstance(node, Tensor) and node.is_floating_point() and node.shape[1:] == x.shape[1:] and len(node):
+            if (
+                isinstance(node, Tensor)
+                and node.is_floating_point()
+                and node.shape[1:] == x.shape[1:]
+                and len(node)
+            ):
                 looked = True
                 certain, nearest, off = unmistakable(node.flatten(1), x)
                 members = certain & (nearest < len(view.party(i).data.train))
@@ -36,7 +43,13 @@ def in_the_open(view: View) -> list[Outcome]:
     if not hits and "samples" not in view.leaves:
         return []
     if not looked:
-        return [Untried(ATTACK, "the method says that parties send samples, but none is on the tape")]
+        return [
+            Untried(ATTACK, "the method says that parties send samples, but none is on the tape")
+        ]
     tries = sum(len(view.party(i).data.train) for i in view.parties)
     figures = {"samples": tries, "recovered": hits}
-    return [pieced(ATTACK, HOW, "recovered", share(hits, tries), 0.0, figures=figures, pictures=pictures)]
+    return [
+        pieced(
+            ATTACK, HOW, "recovered", share(hits, tries), 0.0, figures=figures, pictures=pictures
+        )
+    ]

@@ -1,4 +1,6 @@
-"""What an attacker has: what the server saw, what one party besides the victim has itself, and samples to be judged."""
+"""What an attacker has: what the server saw, what one party besides the victim has itself, and
+samples to be judged.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ FIRST, LAST = "first weights", "colluder's model"
 
 
 class Candidates(NamedTuple):
-    """A party's samples to be told apart: it was trained on the members, the others are of the same kind."""
+    """A party's samples to be told apart: it was trained on the members, the others are of the same
+    kind.
+    """
 
     x: Tensor
     y: Tensor
@@ -47,7 +51,9 @@ class Attacker(NamedTuple):
     data: Samples
     """Its own."""
     first: bool
-    """Whether these are the weights that everybody starts from: then the victim's first messages are attacked, else its last."""
+    """Whether these are the weights that everybody starts from: then the victim's first messages
+    are attacked, else its last.
+    """
 
     @property
     def by(self) -> str:
@@ -56,16 +62,25 @@ class Attacker(NamedTuple):
 
 
 class View:
-    """A taped run, as attacks look at it. An attack may use the truth only to see whether it was right."""
+    """A taped run, as attacks look at it. An attack may use the truth only to see whether it was
+    right.
+    """
 
     def __init__(
-        self, folder: Path, federation: Federation | None = None, model: OwnModel | None = None, trust: bool = False
+        self,
+        folder: Path,
+        federation: Federation | None = None,
+        model: OwnModel | None = None,
+        trust: bool = False,
     ) -> None:
         self.folder = RunFolder(folder)
         self.folder.check_begun()
         self.summary: dict[str, Any] = self._summary()
         if not self.folder.recorded:
-            raise UsageError(f"{folder} has no tape: messages are kept by runs with --record-messages (in Python tape=True).")
+            raise UsageError(
+                f"{folder} has no tape: messages are kept by runs with --record-messages (in Python"
+                " tape=True)."
+            )
         self.folder.check()
         self.job: SimulatedRun = reopen(folder, federation, model, trust=trust)
         self.job.info.needs_classes("audit", "tells samples apart by the loss of their classes")
@@ -73,7 +88,10 @@ class View:
     def _summary(self) -> dict[str, Any]:
         summary = self.folder.read_summary()
         if summary is None:
-            raise UsageError(f"The run in {self.folder.path} is not finished: go on with 'comity resume {self.folder.path}'.")
+            raise UsageError(
+                f"The run in {self.folder.path} is not finished: go on with 'comity resume"
+                f" {self.folder.path}'."
+            )
         return summary
 
     @property
@@ -94,9 +112,17 @@ class View:
 
     @property
     def unit(self) -> str:
-        """Whom the claim protects against whoever gets what was sent: a record, a row, a party; nobody if it claims nothing."""
+        """Whom the claim protects against whoever gets what was sent: a record, a row, a party;
+        nobody if it claims nothing.
+        """
         told = self.summary.get("privacy", {})
-        return "" if self.claimed is None else "party" if told.get("trusted_server") else str(told.get("unit") or "")
+        return (
+            ""
+            if self.claimed is None
+            else "party"
+            if told.get("trusted_server")
+            else str(told.get("unit") or "")
+        )
 
     @property
     def leaves(self) -> frozenset[str]:
@@ -125,17 +151,26 @@ class View:
         """What a party trained on, and its test samples."""
         data = self.party(i).data
         member = torch.arange(len(data.train) + len(data.test)) < len(data.train)
-        return Candidates(torch.cat([data.train.x, data.test.x]).cpu(), torch.cat([data.train.y, data.test.y]).cpu(), member)
+        return Candidates(
+            torch.cat([data.train.x, data.test.x]).cpu(),
+            torch.cat([data.train.y, data.test.y]).cpu(),
+            member,
+        )
 
     def attackers(self, i: int) -> list[Attacker]:
-        """Who attacks a party by looking through weights of its own: the largest of the others, before and after training."""
+        """Who attacks a party by looking through weights of its own: the largest of the others,
+        before and after training.
+        """
         others = [j for j in self.parties if j != i]
         if not others:
             return []
         c = max(others, key=lambda j: len(self.party(j).data.train))
         who, data = self.party(c).name, self.party(c).data.train
         found = [Attacker(who, *self._deployed(c), data, first=False)]
-        if self.job.experiment.init == "common" and self.party(c).task.shapes == self.party(i).task.shapes:
+        if (
+            self.job.experiment.init == "common"
+            and self.party(c).task.shapes == self.party(i).task.shapes
+        ):
             found.insert(0, Attacker(who, self.party(c).task, self.first(c), data, first=True))
         return found
 

@@ -1,7 +1,7 @@
 """The command line.
 
-Nothing is imported here that Python has not loaded before: whatever comes before `main` cannot be guarded by it, and Ctrl-C there
-would be a traceback.
+Nothing is imported here that Python has not loaded before: whatever comes before `main` cannot be
+guarded by it, and Ctrl-C there would be a traceback.
 """
 
 import sys

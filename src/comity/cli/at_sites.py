@@ -1,4 +1,6 @@
-"""Runs at the sites of a federation from the command line: ordered, followed to their end, and shown as all others are."""
+"""Runs at the sites of a federation from the command line: ordered, followed to their end, and
+shown as all others are.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,38 @@ if TYPE_CHECKING:
     from comity.sites.job_submission import SubmittedJob
 
 AtSites = Annotated[
-    Path | None, typer.Option("--federation", help="at the sites of this federation (comity deploy), not here", metavar="DIR")
+    Path | None,
+    typer.Option(
+        "--federation",
+        help="at the sites of this federation (comity deploy), not here",
+        metavar="DIR",
+    ),
 ]
-Deadline = Annotated[float, typer.Option("--deadline", help="with --federation: seconds that a site has for an answer")]
+Deadline = Annotated[
+    float,
+    typer.Option("--deadline", help="with --federation: seconds that a site has for an answer"),
+]
 Wait = Annotated[float, typer.Option("--wait", help="with --federation: seconds to wait for sites")]
 
 
 def check_at_sites(settings: Settings, track: list[str] | None) -> None:
     """Refuse what is said of data and machines in a run between sites."""
-    here = {"data", "partition", "parties", "engine", "workers", "device", "gpus", "partial_sums"} & settings.keys()
+    here = {
+        "data",
+        "partition",
+        "parties",
+        "engine",
+        "workers",
+        "device",
+        "gpus",
+        "partial_sums",
+    } & settings.keys()
     if here or track:
         named = f"--{min(here).replace('_', '-')}" if here else "--track"
-        raise UsageError(f"{named} is not for a run between sites: they have their own data, and each computes for itself.")
+        raise UsageError(
+            f"{named} is not for a run between sites: they have their own data, and each computes"
+            " for itself."
+        )
 
 
 def order(
@@ -45,7 +67,9 @@ def order(
     from comity.sites.job_submission import SubmittedJob
 
     check_at_sites(settings, track)
-    folder = out or free_folder(f"{display_name(chosen.algorithm)}-{federation.resolve().name}-s{chosen.seed}")
+    folder = out or free_folder(
+        f"{display_name(chosen.algorithm)}-{federation.resolve().name}-s{chosen.seed}"
+    )
     ordered = SubmittedJob.new(federation, chosen, folder, deadline, wait)
     conduct(ordered, folder)
 
@@ -82,14 +106,24 @@ def _followed(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:
         if course.done > shown:
             shown = course.done
             figure = course.line.get(shown)
-            told = f"{course.metric.title} {course.metric.text(figure)}" if figure is not None else ""
-            screen.out.print(f"round {shown}/{course.rounds}  {told}  {screen.size(sum(course.bytes.values()))}")
+            told = (
+                f"{course.metric.title} {course.metric.text(figure)}" if figure is not None else ""
+            )
+            screen.out.print(
+                f"round {shown}/{course.rounds}  {told}  {screen.size(sum(course.bytes.values()))}"
+            )
 
     return ordered.conduct(folder, followed)
 
 
 def compare_sites(
-    federation: Path, base: Experiment, algos: list[str], seeds: list[int], out: Path | None, deadline: float, wait: float
+    federation: Path,
+    base: Experiment,
+    algos: list[str],
+    seeds: list[int],
+    out: Path | None,
+    deadline: float,
+    wait: float,
 ) -> None:
     """A comparison at the sites of a federation."""
     from comity.cli import screen
@@ -102,14 +136,19 @@ def compare_sites(
     summaries: list[dict[str, Any]] = []
 
     def one(ordered: SubmittedJob, there: Path) -> dict[str, Any]:
-        screen.out.print(f"{display_name(ordered.settings['algorithm'])}, seed {ordered.settings['seed']}:", style="bold")
+        screen.out.print(
+            f"{display_name(ordered.settings['algorithm'])}, seed {ordered.settings['seed']}:",
+            style="bold",
+        )
         summary = _followed(ordered, there)
         summaries.append(summary)
         return summary
 
     with resumable(f"the same command and --out {folder}"):
         made = comparing.compare_sites(federation, base, algos, seeds, folder, one, deadline, wait)
-    show_comparison(made.rows, RunFolder(run_folder(folder, SOLO, seeds[0])).read_experiment(), len(seeds))
+    show_comparison(
+        made.rows, RunFolder(run_folder(folder, SOLO, seeds[0])).read_experiment(), len(seeds)
+    )
     show_answers(made)
     for text in made.notes:
         caution(text)

@@ -13,11 +13,15 @@ from comity.cli.options import Trust, app
 
 @app.command()
 def audit(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a run with a tape, or of several")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="the folder of a run with a tape, or of several")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
     trust: Trust = False,
 ) -> None:
-    """What can be learned of samples from what a run with --record-messages has sent: attacks, beside guessing."""
+    """What can be learned of samples from what a run with --record-messages has sent: attacks,
+    beside guessing.
+    """
     from comity.audit.auditing import CANNOT, HEADS, JSON, PAGE, WORDS
     from comity.audit.auditing import audit as attack
     from comity.audit.page import READING
@@ -31,7 +35,12 @@ def audit(
     if as_json:
         print(json.dumps({"runs": [one.plain() for one in found]}))
         return
-    screen.table(HEADS, [row for one in found for row in one.rows()], f"{folder}: what attacks could do", WORDS)
+    screen.table(
+        HEADS,
+        [row for one in found for row in one.rows()],
+        f"{folder}: what attacks could do",
+        WORDS,
+    )
     screen.note(READING)
     for one in found:
         for text in one.says:

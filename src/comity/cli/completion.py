@@ -1,4 +1,6 @@
-"""What a shell needs to complete commands: a script with all words in it, so that a Tab starts nothing and waits for nothing."""
+"""What a shell needs to complete commands: a script with all words in it, so that a Tab starts
+nothing and waits for nothing.
+"""
 
 from __future__ import annotations
 
@@ -72,8 +74,14 @@ def _known(command: click.Command, names: Mapping[str, list[str]]) -> Known:
         if isinstance(param, click.Argument):
             words += names.get(str(param.name), [])
             continue
-        choices = param.metavar.split("|") if param.metavar and "|" in param.metavar else names.get(str(param.name), [])
-        options |= {flag: choices for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
+        choices = (
+            param.metavar.split("|")
+            if param.metavar and "|" in param.metavar
+            else names.get(str(param.name), [])
+        )
+        options |= {
+            flag: choices for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")
+        }
     return Known({**options, "--help": []}, words)
 
 
@@ -107,7 +115,8 @@ def _bash(commands: Mapping[str, Known]) -> str:
         if words
     ]
     follow = [
-        f'                {shlex.quote(name)}) if [[ "$word" == -* ]]; then words={shlex.quote(" ".join(known.options))}; '
+        f'                {shlex.quote(name)}) if [[ "$word" == -* ]]; then'
+        f" words={shlex.quote(' '.join(known.options))}; "
         f"else words={shlex.quote(' '.join(known.words))}; fi ;;"
         for name, known in commands.items()
     ]
@@ -116,7 +125,10 @@ def _bash(commands: Mapping[str, Known]) -> str:
 
 
 def _zsh(commands: Mapping[str, Known]) -> str:
-    return "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n" + _bash(commands)
+    return (
+        "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
+        + _bash(commands)
+    )
 
 
 def _fish(commands: Mapping[str, Known]) -> str:
@@ -125,8 +137,12 @@ def _fish(commands: Mapping[str, Known]) -> str:
     for name, known in commands.items():
         when = " ; and ".join(f"__fish_seen_subcommand_from {part}" for part in name.split())
         if known.words:
-            lines.append(f"complete -c comity -n {shlex.quote(when)} -a {shlex.quote(' '.join(known.words))}")
+            lines.append(
+                f"complete -c comity -n {shlex.quote(when)} -a {shlex.quote(' '.join(known.words))}"
+            )
         for flag, words in known.options.items():
             given = f" -x -a {shlex.quote(' '.join(words))}" if words else ""
-            lines.append(f"complete -c comity -n {shlex.quote(when)} -l {flag.removeprefix('--')}{given}")
+            lines.append(
+                f"complete -c comity -n {shlex.quote(when)} -l {flag.removeprefix('--')}{given}"
+            )
     return "\n".join(lines) + "\n"

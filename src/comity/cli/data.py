@@ -16,7 +16,9 @@ from comity.experiments.config import experiment
 @data_app.command("inspect")
 @with_experiment
 def inspect_data(settings: Settings) -> None:
-    """Who has what: training samples by party and class; of tables what is missing, ranges, and what may be wrong."""
+    """Who has what: training samples by party and class; of tables what is missing, ranges, and
+    what may be wrong.
+    """
     from comity.cli import screen
     from comity.data import load
     from comity.data.inspection import inspect
@@ -28,21 +30,32 @@ def inspect_data(settings: Settings) -> None:
     shares = federation.split.parties
     shifts = any(share.shift for share in shares.values())
     rows = [
-        [name, *([shares[name].shift or "none"] if shifts else []), *(str(len(s)) for s in (d.train, d.validation, d.test))]
+        [
+            name,
+            *([shares[name].shift or "none"] if shifts else []),
+            *(str(len(s)) for s in (d.train, d.validation, d.test)),
+        ]
         + [str(n) if n else "·" for n in line]
         for (name, d), line in zip(federation.parties.items(), counts, strict=True)
     ]
     classes = federation.class_names or tuple(map(str, range(federation.classes))) or ("samples",)
     columns = ["party", *(["shift"] if shifts else []), "train", "validation", "test", *classes]
-    title = f"{federation.name}: samples of shape {'x'.join(map(str, federation.shape))}, {federation.split.partition}"
+    title = (
+        f"{federation.name}: samples of shape {'x'.join(map(str, federation.shape))},"
+        f" {federation.split.partition}"
+    )
     screen.table(columns, rows, title, words=1 + shifts)
     found = inspect(federation, load(asked.data))
     some = federation.names[:MOST_SHOWN]
     if any(share for by in found.missing.values() for share in by.values()):
-        lines = [[column, *(_share(by[party]) for party in some)] for column, by in found.missing.items()]
+        lines = [
+            [column, *(_share(by[party]) for party in some)] for column, by in found.missing.items()
+        ]
         screen.table(["missing", *some], lines, words=1)
     if found.ranges:
-        spans = [[column, *(_span(by[party]) for party in some)] for column, by in found.ranges.items()]
+        spans = [
+            [column, *(_span(by[party]) for party in some)] for column, by in found.ranges.items()
+        ]
         screen.table(["5th, middle, 95th", *some], spans, words=1)
     if found.missing and len(some) < len(federation.names):
         screen.out.print(f"Of columns, only the first {MOST_SHOWN} parties are shown.")
@@ -65,7 +78,10 @@ def _span(one: tuple[float, float, float] | None) -> str:
 @data_app.command("prepare")
 def prepare(
     name: Annotated[str, typer.Argument(metavar="DATASET")],
-    trust: Annotated[bool, typer.Option("--trust-pickle", help="read files that hold pickles, which can run anything")] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust-pickle", help="read files that hold pickles, which can run anything"),
+    ] = False,
 ) -> None:
     """Read a dataset's files once, so that runs take it from the cache."""
     from comity.cli import screen
@@ -92,16 +108,25 @@ ABOUT_COLUMNS = {
     "columns": _option("--columns", "only these columns, as in a,b", list[str]),
     "drop": _option("--drop", "not these columns, as in a,b", list[str]),
     "kinds": _option("--kind", "what a column is: age=number, ward=words or ill=flag", list[str]),
-    "missing": _option("--missing", "words that stand for a missing value, as in -9,unknown", list[str]),
+    "missing": _option(
+        "--missing", "words that stand for a missing value, as in -9,unknown", list[str]
+    ),
     "rename": _option("--rename", "what files call a column and what it is: Alter=age", list[str]),
     "units": _option("--unit", "a column's unit, as in age=years", list[str]),
     "words": _option("--word", "what some write, and what it stands for: sex:m=male", list[str]),
-    "merge_case": _option("--merge-case/--keep-case", "words that differ in case or blanks only are one, or two", bool),
-    "scale": _option("--scale", "numbers by each party's own figures, everybody's (shared), or as they are (none)"),
+    "merge_case": _option(
+        "--merge-case/--keep-case", "words that differ in case or blanks only are one, or two", bool
+    ),
+    "scale": _option(
+        "--scale",
+        "numbers by each party's own figures, everybody's (shared), or as they are (none)",
+    ),
     "positive": _option("--positive", "the class that sensitivity is about, as in dead"),
 }
 """What can be said of a table's columns, by the names that importing has for it."""
-SkipUnlabelled = Annotated[bool, typer.Option("--skip-unlabelled", help="leave out rows without a label")]
+SkipUnlabelled = Annotated[
+    bool, typer.Option("--skip-unlabelled", help="leave out rows without a label")
+]
 
 
 def with_columns(command: Callable[..., None]) -> Callable[..., None]:
@@ -115,9 +140,14 @@ def with_columns(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _read(name: str, typed: Any) -> Any:
-    """What was typed for an option, as importing takes it: lists may be given in one, with commas between, or one by one."""
+    """What was typed for an option, as importing takes it: lists may be given in one, with commas
+    between, or one by one.
+    """
     if name in ("columns", "drop", "missing"):
-        return tuple(part.strip() for text in typed or () for part in text.split(",") if part.strip()) or None
+        return (
+            tuple(part.strip() for text in typed or () for part in text.split(",") if part.strip())
+            or None
+        )
     if name == "words":
         return _meanings(typed or ()) or None
     if name in PAIRS:
@@ -135,7 +165,9 @@ def _meanings(given: Iterable[str]) -> dict[str, dict[str, str]]:
         column, colon, pair = text.rpartition(":")
         written, sign, meant = (side.strip() for side in pair.partition("="))
         if not (column.strip() and colon and written and sign and meant):
-            raise UsageError(f"--word takes column:written=meant, as in --word sex:m=male, not {text!r}.")
+            raise UsageError(
+                f"--word takes column:written=meant, as in --word sex:m=male, not {text!r}."
+            )
         made.setdefault(column.strip(), {})[written] = meant
     return made
 
@@ -148,7 +180,10 @@ def _paired(option: str, given: Iterable[str]) -> dict[str, str]:
         for part in parts if all("=" in one for one in parts) else [text]:
             name, sign, value = (side.strip() for side in part.partition("="))
             if not (name and sign and value) or "=" in value:
-                raise UsageError(f"{PAIRS[option].split()[0]} takes name=value, as in {PAIRS[option]}, not {text!r}.")
+                raise UsageError(
+                    f"{PAIRS[option].split()[0]} takes name=value, as in {PAIRS[option]}, not"
+                    f" {text!r}."
+                )
             made[name] = value
     return made
 
@@ -158,16 +193,30 @@ def _paired(option: str, given: Iterable[str]) -> dict[str, str]:
 def import_(
     source: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER", help="a file (csv, xlsx, parquet, npz) or a folder of pictures a party; or one file"),
+        typer.Argument(
+            metavar="FOLDER",
+            help="a file (csv, xlsx, parquet, npz) or a folder of pictures a party; or one file",
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="folder for the imported data, then used as --data FOLDER")],
+    out: Annotated[
+        Path, typer.Option("--out", help="folder for the imported data, then used as --data FOLDER")
+    ],
     wishes: dict[str, Any],
     skip_unlabelled: SkipUnlabelled = False,
-    schema: Annotated[Path | None, typer.Option("--schema", help="follow this schema.json, which all parties agreed on")] = None,
-    size: Annotated[int | None, typer.Option("--size", help="pixels a side that images are brought to")] = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", help="follow this schema.json, which all parties agreed on"),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", help="pixels a side that images are brought to")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="what to call the data")] = None,
-    classes: Annotated[int | None, typer.Option("--classes", help="how many there are, if not all are seen")] = None,
-    standardise: Annotated[bool, typer.Option("--standardise", help="the same as --scale own", hidden=True)] = False,
+    classes: Annotated[
+        int | None, typer.Option("--classes", help="how many there are, if not all are seen")
+    ] = None,
+    standardise: Annotated[
+        bool, typer.Option("--standardise", help="the same as --scale own", hidden=True)
+    ] = False,
 ) -> None:
     """Bring one's own federation, or one's own part of one."""
     from comity.cli import screen
@@ -178,7 +227,14 @@ def import_(
         wishes = {"scale": "own", **wishes}
     agreed = None if schema is None else read_schema(schema)
     made = import_federation(
-        source, out, name=name, size=size, classes=classes, schema=agreed, skip_unlabelled=skip_unlabelled, **wishes
+        source,
+        out,
+        name=name,
+        size=size,
+        classes=classes,
+        schema=agreed,
+        skip_unlabelled=skip_unlabelled,
+        **wishes,
     )
     (names,) = (g.names for g in made.groups.values())
     parties = "the party" if len(names) == 1 else f"{len(names)} parties"
@@ -189,9 +245,15 @@ def import_(
         + f", in {out}",
         soft_wrap=True,
     )
-    for note in (*made.notes, *(about_schema(made.schema, given=schema is not None) if made.schema else ())):
+    for note in (
+        *made.notes,
+        *(about_schema(made.schema, given=schema is not None) if made.schema else ()),
+    ):
         screen.out.print(note, soft_wrap=True)
-    screen.out.print(f"Use them with --data {out}; look at them with comity data inspect --data {out}", soft_wrap=True)
+    screen.out.print(
+        f"Use them with --data {out}; look at them with comity data inspect --data {out}",
+        soft_wrap=True,
+    )
 
 
 @data_app.command("schema")
@@ -199,17 +261,21 @@ def import_(
 def schema(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER|FILE...", help="parties' tables, or the schema files that parties made of theirs"),
+        typer.Argument(
+            metavar="FOLDER|FILE...",
+            help="parties' tables, or the schema files that parties made of theirs",
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", help="the schema's file")],
     wishes: dict[str, Any],
     skip_unlabelled: SkipUnlabelled = False,
 ) -> None:
-    """What parties' tables have in common: columns, words, classes. Parties who never see each other's files agree on one.
+    """What parties' tables have in common: columns, words, classes. Parties who never see each
+    other's files agree on one.
 
-    Each describes its own file (`comity data schema north.csv --out north.json`); these go to one of them, who makes one of all
-    (`comity data schema north.json south.json --out schema.json`), which everybody imports by. They hold no rows, but all words
-    of all columns of words.
+    Each describes its own file (`comity data schema north.csv --out north.json`); these go to one
+    of them, who makes one of all (`comity data schema north.json south.json --out schema.json`),
+    which everybody imports by. They hold no rows, but all words of all columns of words.
     """
     from comity.cli import screen
     from comity.data.formats.common import few
@@ -219,21 +285,39 @@ def schema(
     if out.exists():
         raise UsageError(f"{out} is there already: choose another --out.")
     made.write(out)
-    rows = [[c.name, c.kind, few(c.words, 6) if c.words else c.unit, "yes" if c.may_be_missing else "no"] for c in made.columns]
+    rows = [
+        [
+            c.name,
+            c.kind,
+            few(c.words, 6) if c.words else c.unit,
+            "yes" if c.may_be_missing else "no",
+        ]
+        for c in made.columns
+    ]
     screen.table(
-        ["column", "kind", "words or unit", "may be missing"], rows, f"{made.label}: {few(made.classes) or 'a number'}", words=4
+        ["column", "kind", "words or unit", "may be missing"],
+        rows,
+        f"{made.label}: {few(made.classes) or 'a number'}",
+        words=4,
     )
     for column, why in made.left_out.items():
         screen.out.print(f"{column} is left out: it {why}.", soft_wrap=True)
-    screen.out.print(f"The schema is in {out}: read it, then import with --schema {out}", soft_wrap=True)
+    screen.out.print(
+        f"The schema is in {out}: read it, then import with --schema {out}", soft_wrap=True
+    )
 
 
 @data_app.command("deal")
 @with_experiment
 def deal(
-    settings: Settings, out: Annotated[Path, typer.Option("--out", help="folder for the parties' files; it must not exist yet")]
+    settings: Settings,
+    out: Annotated[
+        Path, typer.Option("--out", help="folder for the parties' files; it must not exist yet")
+    ],
 ) -> None:
-    """Write each party's own file from a split: what it would have if the data were really in several places."""
+    """Write each party's own file from a split: what it would have if the data were really in
+    several places.
+    """
     from comity.cli import screen
     from comity.data.dealing import deal as write
     from comity.data.formats.common import few
@@ -241,4 +325,6 @@ def deal(
 
     asked = experiment(settings)
     files = write(federation_of(asked).without(asked.without or ()), asked.data, out)
-    screen.out.print(f"{len(files)} files are in {out}: {few((file.name for file in files), 8)}", soft_wrap=True)
+    screen.out.print(
+        f"{len(files)} files are in {out}: {few((file.name for file in files), 8)}", soft_wrap=True
+    )

@@ -1,4 +1,6 @@
-"""Commands about finished runs: a report, what was learned in figures, a party's model to take along."""
+"""Commands about finished runs: a report, what was learned in figures, a party's model to take
+along.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from comity.text import escape_terminal
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 Samples = Annotated[int, typer.Option(help="how many samples of all who are measured together")]
-Full = Annotated[bool, typer.Option("--full", help="description length as its authors measure it: slow")]
+Full = Annotated[
+    bool, typer.Option("--full", help="description length as its authors measure it: slow")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="for programs")]
 
 
@@ -22,12 +26,16 @@ def measure(
     run_dir: RunDir,
     layers: Some = None,
     samples: Samples = 2000,
-    party: Annotated[str | None, typer.Option("--party", help="only what this party could measure by itself")] = None,
+    party: Annotated[
+        str | None, typer.Option("--party", help="only what this party could measure by itself")
+    ] = None,
     full: Full = False,
     as_json: AsJson = False,
     trust: Trust = False,
 ) -> None:
-    """A finished run's representations (description length, distances, drift), and its accuracy in every paper's convention."""
+    """A finished run's representations (description length, distances, drift), and its accuracy in
+    every paper's convention.
+    """
     from comity.cli import screen
     from comity.experiments.folder import RunFolder
     from comity.measure import conventions, mdl, study
@@ -37,7 +45,13 @@ def measure(
     run.check_begun()
     run.check()
     found = study.study(
-        run_dir, listed(layers), samples, mdl=mdl.FULL if full else mdl.CHEAP, party=party, trust=trust, told=measuring
+        run_dir,
+        listed(layers),
+        samples,
+        mdl=mdl.FULL if full else mdl.CHEAP,
+        party=party,
+        trust=trust,
+        told=measuring,
     )
     if party is not None:  # measures.json is of all parties
         found |= {"accuracy": conventions.of_party(run_dir, party)}
@@ -54,13 +68,20 @@ def measure(
             if when in entry:
                 rows.append([layer, when, *_figures(entry[when])])
     heads = ["layer", "training", "MDL nats", "bits", "Fréchet", "told apart", "chance", "drift"]
-    screen.table(heads, rows, f"{display_name(found['algorithm'])} on {found['dataset']}, {found['samples']} test samples", words=2)
+    screen.table(
+        heads,
+        rows,
+        f"{display_name(found['algorithm'])} on {found['dataset']}, {found['samples']} test"
+        " samples",
+        words=2,
+    )
     shown = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
     screen.table(["accuracy", ""], shown)
     screen.out.print(
-        "before, after: local training. MDL: description length of the labels, given the representations. Fréchet: each party's "
-        "distance to all together. told apart: how often a probe names the party. drift: distance of class centroids between "
-        "parties, over the spread within a class.",
+        "before, after: local training. MDL: description length of the labels, given the"
+        " representations. Fréchet: each party's distance to all together. told apart: how often a"
+        " probe names the party. drift: distance of class centroids between parties, over the"
+        " spread within a class.",
         style="dim",
     )
     screen.out.print(f"Written to {run.measures}", soft_wrap=True)
@@ -77,15 +98,23 @@ def show_own_measures(found: dict[str, Any]) -> None:
             if when in entry:
                 mdl = entry[when]["mdl"] or {}
                 moved = (entry.get("moved") or {}) if when == "after" else {}
-                figures = [_number(mdl.get("nats"), 0), _number(mdl.get("bits"), 0), _number(moved.get("relative"), 2)]
+                figures = [
+                    _number(mdl.get("nats"), 0),
+                    _number(mdl.get("bits"), 0),
+                    _number(moved.get("relative"), 2),
+                ]
                 rows.append([layer, when, *figures])
-    title = f"{display_name(found['algorithm'])} at {found['party']}, {found['samples']} of its test samples"
+    title = (
+        f"{display_name(found['algorithm'])} at {found['party']}, {found['samples']} of its test"
+        " samples"
+    )
     screen.table(["layer", "training", "MDL nats", "bits", "moved"], rows, title, words=2)
     accuracy = {name: value for name, value in found["accuracy"].items() if value is not None}
     screen.table(["accuracy", ""], [[name, f"{value:.4f}"] for name, value in accuracy.items()])
     screen.out.print(
-        "before, after: local training. MDL: description length of the labels, given the representations. moved: how far local "
-        "training moves the centroids of classes, over the spread within a class.",
+        "before, after: local training. MDL: description length of the labels, given the"
+        " representations. moved: how far local training moves the centroids of classes, over the"
+        " spread within a class.",
         style="dim",
     )
     for sentence in found["not_measured"]:
@@ -94,14 +123,32 @@ def show_own_measures(found: dict[str, Any]) -> None:
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the folder of a run, or of several")],
-    methods: Annotated[str | None, typer.Option(help="whose representations to draw, as in a,b; the best unless told")] = None,
-    target: Annotated[float | None, typer.Option(help="count rounds and bytes to this accuracy; SOLO's unless told")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="only what the files say; no data or models are opened")] = False,
-    samples: Annotated[bool, typer.Option("--samples/--no-samples", help="show some of the parties' samples")] = True,
-    figures: Annotated[str | None, typer.Option(help="pdf, svg or png: also every chart as a file, for papers")] = None,
-    table: Annotated[str | None, typer.Option(help="markdown or latex: print the ranking as that")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="the page's file; DIR/report.html unless told")] = None,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="the folder of a run, or of several")
+    ],
+    methods: Annotated[
+        str | None,
+        typer.Option(help="whose representations to draw, as in a,b; the best unless told"),
+    ] = None,
+    target: Annotated[
+        float | None,
+        typer.Option(help="count rounds and bytes to this accuracy; SOLO's unless told"),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="only what the files say; no data or models are opened")
+    ] = False,
+    samples: Annotated[
+        bool, typer.Option("--samples/--no-samples", help="show some of the parties' samples")
+    ] = True,
+    figures: Annotated[
+        str | None, typer.Option(help="pdf, svg or png: also every chart as a file, for papers")
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(help="markdown or latex: print the ranking as that")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="the page's file; DIR/report.html unless told")
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Write DIR/report.html, one page that shows a run, or a folder of runs."""
@@ -110,7 +157,9 @@ def report(
     from comity.report.static import ranking
 
     if table is not None:
-        print("\n".join(escape_terminal(line) for line in ranking(folder, table, target).split("\n")))
+        print(
+            "\n".join(escape_terminal(line) for line in ranking(folder, table, target).split("\n"))
+        )
         return
     path = write(
         folder,
@@ -179,7 +228,9 @@ def export(
     job = reopen(run_dir, trust=trust)
     run = RunFolder(run_dir)
     if (summary := run.read_summary()) is None:
-        raise ComityError(f"The run in {run_dir} is not finished: go on with 'comity resume {run_dir}'.")
+        raise ComityError(
+            f"The run in {run_dir} is not finished: go on with 'comity resume {run_dir}'."
+        )
     run.check()
     folder = out or run_dir / "exported" / party
     warnings = write(Result(run_dir, job, summary), party, folder)
@@ -188,19 +239,29 @@ def export(
         screen.out.print(warning, soft_wrap=True)
     if not warnings or (folder / "model.pt2").exists():
         kind = "csv" if job.federation.schema else "npz"
-        screen.out.print(f"Predict with it, without Comity: python {folder}/predict.py NEW.{kind}", soft_wrap=True)
+        screen.out.print(
+            f"Predict with it, without Comity: python {folder}/predict.py NEW.{kind}",
+            soft_wrap=True,
+        )
 
 
 @app.command()
 def disclose(
     run_dir: RunDir,
     party: Annotated[str, typer.Option("--party", help="whose page")],
-    out: Annotated[Path | None, typer.Option("--out", help="the folder for both files; the run's own unless told")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="the folder for both files; the run's own unless told"),
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """What left a party in a finished run, on a page for whoever answers for its data: HTML and PDF."""
+    """What left a party in a finished run, on a page for whoever answers for its data: HTML and
+    PDF.
+    """
     from comity.cli import screen
     from comity.disclosure import disclose as write
 
     page, sheets = write(run_dir, party, out, trust=trust)
-    screen.out.print(f"What left {escape_terminal(party)} is in {page} and {sheets}", soft_wrap=True)
+    screen.out.print(
+        f"What left {escape_terminal(party)} is in {page} and {sheets}", soft_wrap=True
+    )

@@ -19,13 +19,20 @@ if TYPE_CHECKING:
 def _cell(thing: Any) -> str:
     """A value of a catalogue for people: shapes as 1x8x8, options as in a call."""
     if isinstance(thing, dict):
-        return ", ".join(name if v is None else f"{name}={show_value(v)}" for name, v in thing.items())
+        return ", ".join(
+            name if v is None else f"{name}={show_value(v)}" for name, v in thing.items()
+        )
     if isinstance(thing, bool):
         return "yes" if thing else ""
     return "x".join(map(str, thing)) if isinstance(thing, list | tuple) else str(thing)
 
 
-FOR_PROGRAMS = {"licence", "hub", "missing", "files"}  # too much for a table: `list --json` has them
+FOR_PROGRAMS = {
+    "licence",
+    "hub",
+    "missing",
+    "files",
+}  # too much for a table: `list --json` has them
 LISTS = ("algorithms", "datasets", "models", "partitions", "experiments")
 
 
@@ -54,12 +61,16 @@ def list_(
         return
     columns = [c for c in rows[0] if c not in FOR_PROGRAMS]
     wide = [k for k, c in enumerate(columns) if c in ("description", "paper", "options", "source")]
-    screen.table(columns, [[_cell(row[c]) for c in columns] for row in rows], words=len(columns), wide=wide)
+    screen.table(
+        columns, [[_cell(row[c]) for c in columns] for row in rows], words=len(columns), wide=wide
+    )
 
 
 def _meaning(option: Option) -> str:
     """What an option does, and what it may be if that is one of a few words."""
-    words = [str(word) for word in get_args(option.kind)] if get_origin(option.kind) is Literal else []
+    words = (
+        [str(word) for word in get_args(option.kind)] if get_origin(option.kind) is Literal else []
+    )
     return option.doc + (f"; one of {', '.join(words)}" if words else "")
 
 
@@ -75,7 +86,10 @@ def show(algo: Algo) -> None:
         told += [f"Privacy: {card.privacy}"] if card.privacy else []
         for line in [*card.text.split("\n"), "", *told]:
             screen.out.print(line)
-        rows = [[o.name, "none" if o.default in ("", None) else show_value(o.default), _meaning(o)] for o in card.options]
+        rows = [
+            [o.name, "none" if o.default in ("", None) else show_value(o.default), _meaning(o)]
+            for o in card.options
+        ]
         if rows:
             screen.table(["option", "default", "meaning"], rows, words=3, wide=[2])
         screen.out.print()

@@ -1,4 +1,6 @@
-"""What commands have in common: every option of an experiment is declared once, in `experiments.config.Experiment`."""
+"""What commands have in common: every option of an experiment is declared once, in
+`experiments.config.Experiment`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ app = App(
     pretty_exceptions_enable=False,
 )
 data_app = App(
-    help="Look at federations, and bring one's own.", no_args_is_help=True, rich_markup_mode=None, suggest_commands=False
+    help="Look at federations, and bring one's own.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    suggest_commands=False,
 )
 app.add_typer(data_app, name="data")
 deploy_app = App(
@@ -46,7 +51,10 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-Version = Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="say which version this is")]
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_version, is_eager=True, help="say which version this is"),
+]
 
 
 def _completion(shell: str | None) -> None:
@@ -76,24 +84,44 @@ def _main(version: Version = False, completion: Completion = None) -> None:
 
 Settings = dict[str, Any]
 Out = Annotated[Path | None, typer.Option("--out", help="folder for the results")]
-Algo = Annotated[str, typer.Argument(metavar="ALGO", help="method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml")]
+Algo = Annotated[
+    str, typer.Argument(metavar="ALGO", help="method (fedavg, fedavg+dbe, ./mine.py) or FILE.toml")
+]
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a run")]
 Track = Annotated[
-    list[str] | None, typer.Option("--track", help="log to tensorboard or mlflow, too, or to a ./tracker.py", metavar="NAME")
+    list[str] | None,
+    typer.Option(
+        "--track", help="log to tensorboard or mlflow, too, or to a ./tracker.py", metavar="NAME"
+    ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
 Jobs = Annotated[
     str,
-    typer.Option("--jobs", help="runs at once, each with one worker; auto: one a core, if memory allows", metavar="N|auto"),
+    typer.Option(
+        "--jobs",
+        help="runs at once, each with one worker; auto: one a core, if memory allows",
+        metavar="N|auto",
+    ),
 ]
-Report = Annotated[bool, typer.Option("--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html")]
-Trust = Annotated[bool, typer.Option("--trust", help="run the Python files that somebody else's folder names")]
-Tape = Annotated[bool, typer.Option("--record-messages", help="keep every message, for comity audit")]
+Report = Annotated[
+    bool,
+    typer.Option(
+        "--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html"
+    ),
+]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="run the Python files that somebody else's folder names")
+]
+Tape = Annotated[
+    bool, typer.Option("--record-messages", help="keep every message, for comity audit")
+]
 NOT_OPTIONS = {"algorithm", "set", "party"}
 
 
 def _plain(kind: Any) -> Any:
-    """`int | None` -> int; a choice of words -> str (checked by Experiment, whose sentence is better)."""
+    """`int | None` -> int; a choice of words -> str (checked by Experiment, whose sentence is
+    better).
+    """
     inner = [k for k in get_args(kind) if k is not type(None)] or [kind]
     return inner[0] if inner[0] in (bool, int, float, str) else str
 
@@ -105,15 +133,25 @@ def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
         if name in NOT_OPTIONS:
             continue
         default = "" if about.default is None or about.default is False else f" [{about.default}]"
-        choices = "|".join(get_args(about.annotation)) if get_origin(about.annotation) is Literal else None
+        choices = (
+            "|".join(get_args(about.annotation))
+            if get_origin(about.annotation) is Literal
+            else None
+        )
         text = f"{about.description}{default}"
         said = name.replace("_", "-")
         spelled = f"--{said}/--no-{said}" if about.annotation is bool else f"--{said}"
         flag = typer.Option(spelled, help=text, show_default=False, metavar=choices)
         added[name] = Annotated[_plain(about.annotation) | None, flag]
-    flag = typer.Option("--set", help="a method's own option: mu=1, or dbe.mu=1", metavar="NAME=VALUE")
+    flag = typer.Option(
+        "--set", help="a method's own option: mu=1, or dbe.mu=1", metavar="NAME=VALUE"
+    )
     added["set"] = Annotated[list[str] | None, flag]
-    flag = typer.Option("--party", help="what one party does its own way: p1.model=lenet5", metavar="NAME.SETTING=VALUE")
+    flag = typer.Option(
+        "--party",
+        help="what one party does its own way: p1.model=lenet5",
+        metavar="NAME.SETTING=VALUE",
+    )
     added["party"] = Annotated[list[str] | None, flag]
 
     def read(typed: dict[str, Any]) -> dict[str, Any]:
@@ -128,12 +166,24 @@ def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_options(
-    command: Callable[..., None], added: Mapping[str, Any], receives: str, read: Callable[[dict[str, Any]], Any]
+    command: Callable[..., None],
+    added: Mapping[str, Any],
+    receives: str,
+    read: Callable[[dict[str, Any]], Any],
 ) -> Callable[..., None]:
-    """Give a command more options than it names; it gets what `read` makes of what was typed for them, as `receives`."""
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != receives]
+    """Give a command more options than it names; it gets what `read` makes of what was typed for
+    them, as `receives`.
+    """
+    own = [
+        p
+        for p in inspect.signature(command, eval_str=True).parameters.values()
+        if p.name != receives
+    ]
     keyword = inspect.Parameter.KEYWORD_ONLY
-    more = [inspect.Parameter(name, keyword, default=None, annotation=kind) for name, kind in added.items()]
+    more = [
+        inspect.Parameter(name, keyword, default=None, annotation=kind)
+        for name, kind in added.items()
+    ]
 
     def wrapped(**given: Any) -> None:
         typed = {name: given.pop(name) for name in added}
@@ -161,15 +211,22 @@ def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
         left, equals, right = text.partition("=")
         name, dot, setting = left.strip().rpartition(".")
         if not (equals and dot and name and setting):
-            raise UsageError(f"--party takes name.setting=value, as in p1.model=lenet5, not {text!r}.")
-        tables.setdefault(name, {})[setting] = right.split(",") if setting == "peers" else right.strip()
+            raise UsageError(
+                f"--party takes name.setting=value, as in p1.model=lenet5, not {text!r}."
+            )
+        tables.setdefault(name, {})[setting] = (
+            right.split(",") if setting == "peers" else right.strip()
+        )
     return tables
 
 
 def chosen_experiment(algo: str, settings: Settings, trust: bool) -> Experiment:
     """What was asked for: a file's settings, or a method's name, with the typed options on top."""
     if algo.endswith((".yaml", ".yml", ".json")):
-        raise UsageError(f"An experiment's file is TOML, not {Path(algo).suffix[1:]}: every run's config.toml is an example of one.")
+        raise UsageError(
+            f"An experiment's file is TOML, not {Path(algo).suffix[1:]}: every run's config.toml is"
+            " an example of one."
+        )
     if algo.endswith(".toml"):
         base = read(algo)
         _check_code(Path(algo), base, trust)
@@ -177,13 +234,17 @@ def chosen_experiment(algo: str, settings: Settings, trust: bool) -> Experiment:
             settings["set"] = base.set | settings["set"]
         if "party" in settings:
             before = {name: own.model_dump(exclude_none=True) for name, own in base.party.items()}
-            settings["party"] = before | {name: before.get(name, {}) | own for name, own in settings["party"].items()}
+            settings["party"] = before | {
+                name: before.get(name, {}) | own for name, own in settings["party"].items()
+            }
         return base.but(**settings)
     return experiment({"algorithm": algo, **settings})
 
 
 def _check_code(file: Path, saved: Experiment, trust: bool) -> None:
-    """A user's own file of settings names what it likes; one that lies in a run's folder is whoever's made that."""
+    """A user's own file of settings names what it likes; one that lies in a run's folder is
+    whoever's made that.
+    """
     from comity.experiments.folder import RunFolder
     from comity.experiments.trust import check, code_of
 
@@ -222,7 +283,12 @@ def resumable(how: str) -> Iterator[None]:
         raise Stopped(f"Stopped; go on from the last checkpoint with: {how}") from None
     except (UsageError, CorruptedFile):  # going on would end here again
         raise
-    except (ComityError, OSError, MemoryError, RuntimeError) as why:  # torch says by the last that memory is not enough
+    except (
+        ComityError,
+        OSError,
+        MemoryError,
+        RuntimeError,
+    ) as why:  # torch says by the last that memory is not enough
         raise ComityError(f"{describe(why)} Go on with: {how}") from why
 
 
@@ -234,7 +300,10 @@ def write_report(folder: Path) -> None:
     try:
         path = report(folder, told=caution)
     except KeyboardInterrupt:
-        raise Stopped(f"Stopped; the runs are finished, and only the page is not. Go on with: comity report {folder}") from None
+        raise Stopped(
+            "Stopped; the runs are finished, and only the page is not. Go on with: comity report"
+            f" {folder}"
+        ) from None
     except Exception as why:
         caution(f"The report cannot be written: {describe(why)}")
     else:
@@ -244,7 +313,11 @@ def write_report(folder: Path) -> None:
 def free_folder(name: str) -> Path:
     """The first of runs/name, runs/name-2, ... that holds nothing yet."""
     base = Path("runs") / name
-    return next(p for k in range(1, 10**6) if not (p := base if k == 1 else base.with_name(f"{name}-{k}")).exists())
+    return next(
+        p
+        for k in range(1, 10**6)
+        if not (p := base if k == 1 else base.with_name(f"{name}-{k}")).exists()
+    )
 
 
 def trackers(names: list[str] | None, home: Path) -> Trackers:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from comity.cli.options import Jobs, Out, Report, Seeds, Track, app, chosen_seeds, resumable, trackers, write_report
+from comity.cli.options import (
+    Jobs,
+    Out,
+    Report,
+    Seeds,
+    Track,
+    app,
+    chosen_seeds,
+    resumable,
+    trackers,
+    write_report,
+)
 from comity.errors import UsageError, unknown
 
 if TYPE_CHECKING:
@@ -17,8 +28,14 @@ if TYPE_CHECKING:
     from comity.studies.reproduce import Run
     from comity.studies.reproduction import Reproduction
 
-ScaleOption = Annotated[str, typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)")]
-Name = Annotated[str | None, typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own")]
+ScaleOption = Annotated[
+    str,
+    typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)"),
+]
+Name = Annotated[
+    str | None,
+    typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own"),
+]
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 
 
@@ -46,22 +63,35 @@ def _some(text: str | None, known: list[str], what: str) -> list[str]:
 @app.command()
 def reproduce(
     name: Annotated[
-        str | None, typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own")
+        str | None,
+        typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own"),
     ] = None,
     scale: ScaleOption = "reduced",
     columns: Some = None,
     rows: Some = None,
     seeds: Seeds = None,
     rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
-    only_plan: Annotated[bool, typer.Option("--plan", help="only say what it will cost here")] = False,
-    rewrite: Annotated[bool, typer.Option("--table", help="only write the pages in docs/results again, from saved runs")] = False,
-    join: Annotated[bool, typer.Option("--join", help="with --table: add other seeds, rows or columns to what is kept")] = False,
+    only_plan: Annotated[
+        bool, typer.Option("--plan", help="only say what it will cost here")
+    ] = False,
+    rewrite: Annotated[
+        bool,
+        typer.Option("--table", help="only write the pages in docs/results again, from saved runs"),
+    ] = False,
+    join: Annotated[
+        bool,
+        typer.Option(
+            "--join", help="with --table: add other seeds, rows or columns to what is kept"
+        ),
+    ] = False,
     jobs: Jobs = "1",
     out: Out = None,
     track: Track = None,
     report: Report = True,
 ) -> None:
-    """A paper's table again: printed beside measured. The same command goes on where it was stopped."""
+    """A paper's table again: printed beside measured. The same command goes on where it was
+    stopped.
+    """
     from comity import papers
     from comity.cli import screen
     from comity.studies import pages, reproduce
@@ -73,9 +103,15 @@ def reproduce(
         _rewrite(name, out, join)
         return
     if join:
-        raise UsageError("--join is about the pages: give --table with it, and the folder of what is to be added.")
+        raise UsageError(
+            "--join is about the pages: give --table with it, and the folder of what is to be"
+            " added."
+        )
     if name is None:
-        raise UsageError("reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all.")
+        raise UsageError(
+            "reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments'"
+            " has them all."
+        )
     at_once = chosen_jobs(jobs)
     table, at = papers.table(name), _scale(scale)
     every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(at)))
@@ -85,11 +121,15 @@ def reproduce(
     wanted = _some(columns, [c.name for c in able_columns], "column called")
     methods = _some(rows, [r.name for r in table.rows], "row called")
     kept = [c for c in table.columns if c.name in wanted]
-    lines = table.with_candidates([r for r in (table.rows if rows else able_rows) if r.name in methods])
+    lines = table.with_candidates(
+        [r for r in (table.rows if rows else able_rows) if r.name in methods]
+    )
     changes: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     runs = reproduce.plan_runs(table, at, every, kept, lines, changes)
     screen.out.print(f"{table.source}: {table.title}", style="bold", soft_wrap=True)
-    for run_name, why in dict.fromkeys((run.name, run.why) for run in runs if run.why.startswith("no data")):
+    for run_name, why in dict.fromkeys(
+        (run.name, run.why) for run in runs if run.why.startswith("no data")
+    ):
         screen.out.print(f"{run_name}: {why}", soft_wrap=True)
     if only_plan or scale == "full":
         _costs(runs, len(every))
@@ -103,8 +143,16 @@ def reproduce(
         watched = screen.several(sum(len(run.experiments) for run in runs if not run.why), at_once)
         done = reproduce.execute(runs, folder, watched, others, at_once)
     spent = reproduce.spent(done)
-    asked = {"--scale": scale, "--columns": columns, "--rows": rows, "--seeds": seeds, "--rounds": rounds}
-    words = [str(word) for flag, given in asked.items() if given is not None for word in (flag, given)]
+    asked = {
+        "--scale": scale,
+        "--columns": columns,
+        "--rows": rows,
+        "--seeds": seeds,
+        "--rounds": rounds,
+    }
+    words = [
+        str(word) for flag, given in asked.items() if given is not None for word in (flag, given)
+    ]
     made = Reproduction(
         name,
         at,
@@ -130,7 +178,10 @@ def _show(made: Reproduction, folder: Path) -> None:
 
     screen.table(pages.HEADS, pages.lines(made.cells), words=2)
     found = verdicts(made.table, made.cells, made.as_printed)
-    for text in [*map(str, found), *(f"{claim}: not put to the test" for claim in untested(made.table, found))]:
+    for text in [
+        *map(str, found),
+        *(f"{claim}: not put to the test" for claim in untested(made.table, found)),
+    ]:
         screen.out.print(text, soft_wrap=True)
     screen.out.print(f"{pages.cost(made)}. The table and the runs are in {folder}", soft_wrap=True)
 
@@ -142,10 +193,15 @@ def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
 
     folder = out or Path("docs") / "results"
     if not (folder / pages.KEPT).is_dir():
-        raise UsageError(f"{folder} has no {pages.KEPT}/ that pages could be made of: name another with --out.")
+        raise UsageError(
+            f"{folder} has no {pages.KEPT}/ that pages could be made of: name another with --out."
+        )
     saved = Path(runs) if runs else Path("runs") / "reproduce"
     if runs and not saved.is_dir():
-        raise UsageError(f"There is no folder {runs}: with --table, name the folder of reproductions, or nothing.")
+        raise UsageError(
+            f"There is no folder {runs}: with --table, name the folder of reproductions, or"
+            " nothing."
+        )
     for path in pages.rewrite(folder, saved if saved.is_dir() else None, join):
         screen.out.print(f"{path}", soft_wrap=True)
 
@@ -163,9 +219,22 @@ def _costs(runs: Sequence[Run], seeds: int) -> None:
         seconds = (made.train_seconds + made.evaluate_seconds) * seeds
         total += seconds
         memory = made.data_bytes + made.state_bytes + made.message_bytes
-        rows.append([run.name, run.row.title, str(job.experiment.rounds), screen.duration(seconds), screen.size(memory)])
-    screen.table(["data", "method", "rounds", "time", "memory"], rows, f"What it will cost here, {seeds} seeds", words=2)
+        rows.append(
+            [
+                run.name,
+                run.row.title,
+                str(job.experiment.rounds),
+                screen.duration(seconds),
+                screen.size(memory),
+            ]
+        )
+    screen.table(
+        ["data", "method", "rounds", "time", "memory"],
+        rows,
+        f"What it will cost here, {seeds} seeds",
+        words=2,
+    )
     screen.out.print(
-        f"together about {screen.duration(total)}, scaled from one round of each tried with one party; "
-        "memory is beside torch itself"
+        f"together about {screen.duration(total)}, scaled from one round of each tried with one"
+        " party; memory is beside torch itself"
     )

@@ -1,6 +1,7 @@
 """What a person sees: progress while a run goes on, tables when it is over.
 
-All that is printed passes through `out` and `err`, whose strings are text and nothing else, or through `escape_terminal`.
+All that is printed passes through `out` and `err`, whose strings are text and nothing else, or
+through `escape_terminal`.
 """
 
 from __future__ import annotations
@@ -28,31 +29,46 @@ from comity.experiments.folder import RunFolder
 from comity.experiments.server_run import ServerRun
 from comity.measure import conventions
 from comity.text import Turns, escape_terminal
-from comity.units import duration as duration  # noqa: PLC0414  (the other commands say screen.duration, screen.size)
+from comity.units import duration as duration  # noqa: PLC0414
 from comity.units import size as size  # noqa: PLC0414
 
 
 class Screen(Console):
-    """A console to which every string is one line of text: `[red]` in a name is no colour, and an escape code is not obeyed.
+    """A console to which every string is one line of text: `[red]` in a name is no colour, and an
+    escape code is not obeyed.
 
-    With `soft_wrap` a sentence is one line to a program; on a terminal it is broken between words, and never within one.
+    With `soft_wrap` a sentence is one line to a program; on a terminal it is broken between words,
+    and never within one.
     """
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **ways: Any) -> None:
         """Show it, where a live display leaves room for it."""
-        with contextlib.nullcontext() if self.stderr or not ParallelDisplay.showing else ParallelDisplay.showing.aside():
+        with (
+            contextlib.nullcontext()
+            if self.stderr or not ParallelDisplay.showing
+            else ParallelDisplay.showing.aside()
+        ):
             self._print(*objects, soft_wrap=soft_wrap, **ways)
 
     def _print(self, *objects: Any, soft_wrap: bool | None, **ways: Any) -> None:
         if soft_wrap and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str):
-            for line in textwrap.wrap(escape_terminal(objects[0]), self.width, break_long_words=False, break_on_hyphens=False):
+            for line in textwrap.wrap(
+                escape_terminal(objects[0]),
+                self.width,
+                break_long_words=False,
+                break_on_hyphens=False,
+            ):
                 super().print(line, soft_wrap=True, **ways)
         else:
             super().print(*objects, soft_wrap=soft_wrap, **ways)
 
     def render_str(self, text: str, *, style: str | Style = "", **ways: Any) -> Text:
         """A string as it is to be seen."""
-        return super().render_str(escape_terminal(text), style=style, **ways | {"markup": False, "emoji": False, "highlight": False})
+        return super().render_str(
+            escape_terminal(text),
+            style=style,
+            **ways | {"markup": False, "emoji": False, "highlight": False},
+        )
 
 
 out = Screen()
@@ -91,7 +107,12 @@ class Bar:
         )
         self._progress.start()
         self._task = self._progress.add_task(
-            self._title, total=job.experiment.rounds, completed=first_round, parties="", figure="...", bytes=""
+            self._title,
+            total=job.experiment.rounds,
+            completed=first_round,
+            parties="",
+            figure="...",
+            bytes="",
         )
 
     def answered(self, count: int) -> None:
@@ -142,8 +163,15 @@ class Lines:
             return
         self._shown = now
         left = (now - self._begin) / max(t - self._first, 1) * (self._rounds - t)
-        what = f"round {t}/{self._rounds}  {self._title_of_figure} {self._figure}  {size(traffic(ledger))}"
-        print(escape_terminal(f"{self._title}  {what}  {duration(left)} left"), file=sys.stderr, flush=True)
+        what = (
+            f"round {t}/{self._rounds}  {self._title_of_figure} {self._figure} "
+            f" {size(traffic(ledger))}"
+        )
+        print(
+            escape_terminal(f"{self._title}  {what}  {duration(left)} left"),
+            file=sys.stderr,
+            flush=True,
+        )
 
     def end(self) -> None:
         """Nothing to take away."""
@@ -167,11 +195,17 @@ class _Done:
         self._over.add(title)
 
     def overview(self, rest: int, left: float | None) -> None:
-        """What is known of those that are not over; others may be still to come, and then nobody knows how long all take."""
+        """What is known of those that are not over; others may be still to come, and then nobody
+        knows how long all take.
+        """
         self._left = left if len(self._over) + rest >= self._total else None
 
     def __str__(self) -> str:
-        left = "" if self._left is None or len(self._over) >= self._total else f", {duration(self._left)} left"
+        left = (
+            ""
+            if self._left is None or len(self._over) >= self._total
+            else f", {duration(self._left)} left"
+        )
         return f"{len(self._over)}/{self._total} done{left}"
 
 
@@ -206,9 +240,11 @@ class _OneOfLines(Lines):
 
 
 class ParallelDisplay(_Done):
-    """Several runs at once on a terminal: a line for all of them, and one for each that is under way.
+    """Several runs at once on a terminal: a line for all of them, and one for each that is under
+    way.
 
-    Nothing is drawn but when somebody tells something: a process that forks must have no thread that draws by itself.
+    Nothing is drawn but when somebody tells something: a process that forks must have no thread
+    that draws by itself.
     """
 
     every = 0.1  # seconds from picture to picture
@@ -277,7 +313,9 @@ class _Row:
     def begin(self, job: ServerRun, first_round: int) -> None:
         """Add the line."""
         self._rounds, self._metric = job.experiment.rounds, METRICS[job.experiment.metric].title
-        self._task = self._together.rows.add_task(escape_terminal(self._title), total=self._rounds, said="")
+        self._task = self._together.rows.add_task(
+            escape_terminal(self._title), total=self._rounds, said=""
+        )
         self._show(first_round)
 
     def answered(self, count: int) -> None:
@@ -302,7 +340,9 @@ class _Row:
 
 
 def several(total: int, jobs: int = 1) -> Callable[[str], Bar | Lines | _Row]:
-    """The progress of so many runs, each with which of them it is, or of as many at once as there are `jobs`."""
+    """The progress of so many runs, each with which of them it is, or of as many at once as there
+    are `jobs`.
+    """
     if jobs > 1:
         return ParallelDisplay(total) if err.is_terminal else ParallelLines(total)
     turns = Turns(total)
@@ -315,20 +355,33 @@ def say(text: str, style: str = "") -> None:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "", words: int = 1, wide: Collection[int] = ()
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str = "",
+    words: int = 1,
+    wide: Collection[int] = (),
 ) -> None:
-    """A table on the screen: the first `words` columns are words, the others figures; only the columns `wide` may wrap.
+    """A table on the screen: the first `words` columns are words, the others figures; only the
+    columns `wide` may wrap.
 
-    Without such columns a table that does not fit is printed in full: a cut figure is worth less than a long line. On a terminal
-    the columns that do not fit follow below, with the words before them again.
+    Without such columns a table that does not fit is printed in full: a cut figure is worth less
+    than a long line. On a terminal the columns that do not fit follow below, with the words before
+    them again.
     """
     lines = [list(row) for row in rows]
     if title:
         out.print(title, style="bold", soft_wrap=True)
-    for shown in [range(len(columns))] if wide or not out.is_terminal else _fitting(columns, lines, words):
+    for shown in (
+        [range(len(columns))] if wide or not out.is_terminal else _fitting(columns, lines, words)
+    ):
         made = Table(header_style="bold", pad_edge=False, box=None)
         for k in shown:
-            made.add_column(columns[k], justify="left" if k < words else "right", no_wrap=k not in wide, overflow="fold")
+            made.add_column(
+                columns[k],
+                justify="left" if k < words else "right",
+                no_wrap=k not in wide,
+                overflow="fold",
+            )
         for line in lines:
             made.add_row(*(line[k] for k in shown))
         if wide:
@@ -339,7 +392,10 @@ def table(
 
 def _fitting(columns: Sequence[str], lines: Sequence[Sequence[str]], words: int) -> list[list[int]]:
     """The columns of a table in as many parts as the screen needs, each with the words in front."""
-    width = [2 + max(cell_len(cell) for cell in (column, *(line[k] for line in lines))) for k, column in enumerate(columns)]
+    width = [
+        2 + max(cell_len(cell) for cell in (column, *(line[k] for line in lines)))
+        for k, column in enumerate(columns)
+    ]
     front = list(range(min(words, len(columns))))
     parts = [front]
     for k in range(len(front), len(columns)):
@@ -361,7 +417,8 @@ def in_full(made: Table) -> None:
 
 
 def show_curves(folders: Mapping[str, Sequence[Path]], metric: Metric) -> None:
-    """The mean of a metric over parties by round, of finished runs: a curve for each name, over its folders, which are its seeds.
+    """The mean of a metric over parties by round, of finished runs: a curve for each name, over its
+    folders, which are its seeds.
 
     Only for people: what programs read stays as it is.
     """
@@ -369,7 +426,12 @@ def show_curves(folders: Mapping[str, Sequence[Path]], metric: Metric) -> None:
         return
     lines = {}
     for name, seeds in folders.items():
-        curves = [conventions.curve(RunFolder(folder).read_metrics(), metric=metric.name) for folder in seeds]
-        lines[name] = {t: value for t, value in conventions.mean_curve(curves).items() if math.isfinite(value)}
+        curves = [
+            conventions.curve(RunFolder(folder).read_metrics(), metric=metric.name)
+            for folder in seeds
+        ]
+        lines[name] = {
+            t: value for t, value in conventions.mean_curve(curves).items() if math.isfinite(value)
+        }
     for row in text_plot.on(out, lines, title=f"mean {metric.title}"):
         out.print(row)

@@ -16,17 +16,26 @@ BEFORE = "Stopped before anything was run."
 
 
 class Signals:
-    """How SIGINT and SIGTERM are answered while a command runs: by a KeyboardInterrupt, and an exit code that tells which."""
+    """How SIGINT and SIGTERM are answered while a command runs: by a KeyboardInterrupt, and an exit
+    code that tells which.
+    """
 
     def __init__(self) -> None:
         self.exit_code = 128 + signal.SIGINT
-        # A shell starts what is to run in the background with Ctrl-C ignored: that is left as it is.
+        # A shell starts what is to run in the background with Ctrl-C ignored: that is left as it
+        # is.
         ours = threading.current_thread() is threading.main_thread()
-        self._answered = [s for s in ENDS if ours and signal.getsignal(s) in (signal.default_int_handler, signal.SIG_DFL)]
+        self._answered = [
+            s
+            for s in ENDS
+            if ours and signal.getsignal(s) in (signal.default_int_handler, signal.SIG_DFL)
+        ]
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """While modules are imported: many of them swallow an exception and go on in halves, and there is nothing to tidy up."""
+        """While modules are imported: many of them swallow an exception and go on in halves, and
+        there is nothing to tidy up.
+        """
 
         def end(number: int, frame: FrameType | None) -> None:
             os.write(2, f"comity: {BEFORE}\n".encode())
@@ -64,12 +73,18 @@ class Signals:
 
     @contextlib.contextmanager
     def _heard(self) -> Iterator[None]:
-        """What is raised in a destructor or a weak reference's callback is thrown away by Python: send the signal again."""
+        """What is raised in a destructor or a weak reference's callback is thrown away by Python:
+        send the signal again.
+        """
         usual = sys.unraisablehook
 
         def hook(thrown_away: sys.UnraisableHookArgs) -> None:
-            if issubclass(thrown_away.exc_type, KeyboardInterrupt):  # in the main thread, as only there signals raise
-                threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), self.exit_code - 128)).start()
+            if issubclass(
+                thrown_away.exc_type, KeyboardInterrupt
+            ):  # in the main thread, as only there signals raise
+                threading.Timer(
+                    0.01, signal.pthread_kill, (threading.get_ident(), self.exit_code - 128)
+                ).start()
             else:
                 usual(thrown_away)
 

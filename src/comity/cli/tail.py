@@ -48,11 +48,15 @@ class Followed:
         self._timing = Growing(TIMING, folder, self._timed, self._seconds.clear)
 
     def look(self, tables: bool = True) -> None:
-        """See what is new; the tables of a finished run only if they are wanted, as its summary tells the end."""
+        """See what is new; the tables of a finished run only if they are wanted, as its summary
+        tells the end.
+        """
         if not self.settings:
             with contextlib.suppress(OSError, ValueError):
                 self.settings = tomllib.loads(self._files.config.read_text(encoding="utf-8"))
-        running = self._files.held()  # before the summary: a run that ends between the two is finished, not stopped
+        running = (
+            self._files.held()
+        )  # before the summary: a run that ends between the two is finished, not stopped
         self._look_for_summary()
         over = self.summary or self._files.ended  # be its summary readable or not
         self.state = "finished" if over else "running" if running else "stopped"
@@ -99,7 +103,9 @@ class Followed:
     @property
     def metric(self) -> metrics.Metric:
         """What the run is judged by."""
-        return metrics.METRICS.get(str(self.settings.get("metric")), metrics.ACCURACY)  # settings of earlier versions name none
+        return metrics.METRICS.get(
+            str(self.settings.get("metric")), metrics.ACCURACY
+        )  # settings of earlier versions name none
 
     @property
     def done(self) -> int:
@@ -150,8 +156,13 @@ class Runs:
         self._known: dict[Path, Followed] = {}
 
     def look(self) -> list[Followed]:
-        """The runs that are there now, in their folders' order; what has changed in them is theirs to look at."""
-        self._known = {folder: self._known.get(folder) or Followed(folder) for folder in sorted(self._folders(), key=_order)}
+        """The runs that are there now, in their folders' order; what has changed in them is theirs
+        to look at.
+        """
+        self._known = {
+            folder: self._known.get(folder) or Followed(folder)
+            for folder in sorted(self._folders(), key=_order)
+        }
         return list(self._known.values())
 
     def _folders(self) -> Iterator[Path]:
@@ -164,4 +175,7 @@ class Runs:
 
 def _order(folder: Path) -> list[tuple[int, str]]:
     """seed-2 before seed-10."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", str(folder))]
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part)
+        for part in re.split(r"(\d+)", str(folder))
+    ]

@@ -1,4 +1,6 @@
-"""Figures by round, drawn with characters: dots of Braille on a terminal that has them, plain signs elsewhere."""
+"""Figures by round, drawn with characters: dots of Braille on a terminal that has them, plain signs
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ Line = Mapping[int, float]
 
 COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white", "bright_red")
 MARKS = "*o+x#@%&"
-DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # which bit of a Braille sign is the dot at row, column
+DOTS = (
+    (0x01, 0x08),
+    (0x02, 0x10),
+    (0x04, 0x20),
+    (0x40, 0x80),
+)  # which bit of a Braille sign is the dot at row, column
 STEPS = (1, 2, 5, 10, 20, 25)
 LEAST = 5  # percentage points that the axis spans at least: a tremble must not look like a leap
 
@@ -31,8 +38,13 @@ def on(
     height: int = 10,
     title: str = "mean accuracy",
 ) -> list[Text]:
-    """The curves as this console can show them; colours or, where there are none, signs tell several apart."""
-    unable = not console.encoding.lower().startswith("utf") or os.environ.get("TERM") in ("linux", "dumb")
+    """The curves as this console can show them; colours or, where there are none, signs tell
+    several apart.
+    """
+    unable = not console.encoding.lower().startswith("utf") or os.environ.get("TERM") in (
+        "linux",
+        "dumb",
+    )
     mute = console.color_system is None or console.no_color
     width = min(width, console.width - 14)
     plain = unable or (mute and len(lines) > 1)
@@ -47,7 +59,8 @@ def draw(
     plain: bool = False,
     title: str = "mean accuracy",
 ) -> list[Text]:
-    """The curves with their axes, about so wide and high, and a legend if there are several; the axis ends at `rounds` or later.
+    """The curves with their axes, about so wide and high, and a legend if there are several; the
+    axis ends at `rounds` or later.
 
     A line of one point is no curve: without any curve there is nothing to draw.
     """
@@ -60,16 +73,27 @@ def draw(
     values = [value for line in shown.values() for value in line.values()]
     low, high, step = scale(100 * min(values), 100 * max(values))
     parts = (high - low) // step
-    height = next(h for k in range(parts) for h in (height - k, height + k) if (h - 1) % parts == 0)  # marks at equal distances
+    height = next(
+        h for k in range(parts) for h in (height - k, height + k) if (h - 1) % parts == 0
+    )  # marks at equal distances
     canvas = Canvas(width, height, plain)
     for k, line in enumerate(shown.values()):
-        points = [((t - first) / (last - first), (high - 100 * line[t]) / (high - low)) for t in sorted(line)]
+        points = [
+            ((t - first) / (last - first), (high - 100 * line[t]) / (high - low))
+            for t in sorted(line)
+        ]
         canvas.polyline(points, k)
-    ticks = {canvas.row((high - tick) / (high - low)): f"{tick}%" for tick in range(low, high + 1, step)}
+    ticks = {
+        canvas.row((high - tick) / (high - low)): f"{tick}%" for tick in range(low, high + 1, step)
+    }
     side, notch, corner, floor = "|++-" if plain else "│┤└─"
     made = [Text(title)]
     for row in range(height):
-        made.append(Text(f"{ticks.get(row, ''):>5} {notch if row in ticks else side}").append_text(canvas.line(row)))
+        made.append(
+            Text(f"{ticks.get(row, ''):>5} {notch if row in ticks else side}").append_text(
+                canvas.line(row)
+            )
+        )
     made.append(Text(f"{'':>5} {corner}{floor * width}"))
     made.append(Text(f"{'':>7}{_numbers(first, last, width)}  round"))
     if len(known) > 1:
@@ -80,7 +104,9 @@ def draw(
 
 
 def scale(low: float, high: float) -> tuple[int, int, int]:
-    """An axis for percentages from `low` to `high`: its ends, on round figures, and the step between its marks."""
+    """An axis for percentages from `low` to `high`: its ends, on round figures, and the step
+    between its marks.
+    """
     step = next(s for s in STEPS if max(high - low, LEAST) / s <= 4)
     bottom = math.floor(low / step) * step
     top = math.ceil(high / step) * step
@@ -121,7 +147,9 @@ class Canvas:
         for (x, y), (to_x, to_y) in pairwise(places):
             steps = max(abs(to_x - x), abs(to_y - y), 1)
             for k in range(steps + 1):
-                self._dot(x + round(k * (to_x - x) / steps), y + round(k * (to_y - y) / steps), curve)
+                self._dot(
+                    x + round(k * (to_x - x) / steps), y + round(k * (to_y - y) / steps), curve
+                )
 
     def _dot(self, x: int, y: int, curve: int) -> None:
         across, down = self._fine()
@@ -153,7 +181,9 @@ def _numbers(first: int, last: int, width: int) -> str:
     middle = (first + last) // 2
     at = round((middle - first) / (last - first) * (width - 1)) - len(str(middle)) // 2
     for begin, number in ((at, middle), (width - len(str(last)), last)):
-        if begin > len(str(first)) and (number == last or begin + len(str(number)) < width - len(str(last))):
+        if begin > len(str(first)) and (
+            number == last or begin + len(str(number)) < width - len(str(last))
+        ):
             text[begin : begin + len(str(number))] = str(number)
     return "".join(text)
 

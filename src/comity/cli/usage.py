@@ -1,4 +1,6 @@
-"""How commands are to be used: the page of `--help`, and one sentence for what cannot be understood, which says what to type."""
+"""How commands are to be used: the page of `--help`, and one sentence for what cannot be
+understood, which says what to type.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +52,17 @@ class Command(TyperCommand):
             _explain(self.params, self.callback)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse an option that is given twice where one value counts: the other would be lost without a word."""
+        """Refuse an option that is given twice where one value counts: the other would be lost
+        without a word.
+        """
         if not ctx.resilient_parsing:
             _, _, order = self.make_parser(ctx).parse_args(list(args))
-            single = [param for param in order if isinstance(param, click.Option) and not param.multiple]
-            if twice := next((param for k, param in enumerate(single) if param in single[:k]), None):
+            single = [
+                param for param in order if isinstance(param, click.Option) and not param.multiple
+            ]
+            if twice := next(
+                (param for k, param in enumerate(single) if param in single[:k]), None
+            ):
                 raise click.UsageError(f"{twice.opts[0]} is given twice, but has one value.", ctx)
         return super().parse_args(ctx, args)
 
@@ -67,7 +75,9 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Arguments, the command's own options, then an experiment's by what they are about."""
-        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in (ARGUMENTS, OPTIONS, *GROUPS)}
+        sections: dict[str, list[tuple[str, str]]] = {
+            title: [] for title in (ARGUMENTS, OPTIONS, *GROUPS)
+        }
         for name, record in _records(self, ctx):
             sections[name].append(record)
         for title, records in sections.items():
@@ -77,19 +87,29 @@ class Command(TyperCommand):
 
 
 def _records(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Each parameter's line on the page, with its section's title; settings in the order of their groups."""
+    """Each parameter's line on the page, with its section's title; settings in the order of their
+    groups.
+    """
     order = list(HOMES)
-    ranked = sorted(command.get_params(ctx), key=lambda param: order.index(param.name) if param.name in HOMES else -1)
+    ranked = sorted(
+        command.get_params(ctx),
+        key=lambda param: order.index(param.name) if param.name in HOMES else -1,
+    )
     is_setting = {"data", "rounds"} <= {param.name for param in ranked}
     for param in ranked:
         if record := param.get_help_record(ctx):
             usual = ARGUMENTS if isinstance(param, click.Argument) else OPTIONS
             name = HOMES.get(str(param.name), usual) if is_setting else usual
-            yield name, (record[0], record[1].replace("\\[", "["))  # typer escapes what rich would take for a style
+            yield (
+                name,
+                (record[0], record[1].replace("\\[", "[")),
+            )  # typer escapes what rich would take for a style
 
 
 def _explain(params: Sequence[click.Parameter], callback: Any) -> None:
-    """Give arguments their explanations back, which are lost between typer and newer versions of click."""
+    """Give arguments their explanations back, which are lost between typer and newer versions of
+    click.
+    """
     signature = inspect.signature(callback, eval_str=True)
     for param in params:
         known = signature.parameters.get(str(param.name))
@@ -117,7 +137,12 @@ def sentence(why: click.ClickException) -> str:
         return _no_such_command(str(why.command_name), why.ctx)
     if isinstance(why, click.MissingParameter):
         return _missing(why)
-    if isinstance(why, click.BadParameter) and why.param is not None and why.param.name == "seed" and "," in why.message:
+    if (
+        isinstance(why, click.BadParameter)
+        and why.param is not None
+        and why.param.name == "seed"
+        and "," in why.message
+    ):
         return _several_seeds(why)
     if found := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", why.format_message()):
         return _extra(found[1].split(), why)
@@ -127,7 +152,9 @@ def sentence(why: click.ClickException) -> str:
 def _missing(why: click.MissingParameter) -> str:
     if why.param is not None and why.param.name in ("algo", "algos"):
         command = why.ctx.info_name if why.ctx else "run"
-        return f"Say which method, as in 'comity {command} fedavg'; 'comity list algorithms' has all."
+        return (
+            f"Say which method, as in 'comity {command} fedavg'; 'comity list algorithms' has all."
+        )
     about = getattr(why.param, "help", None)
     return f"{why.format_message().rstrip('.')}: {about}." if about else why.format_message()
 
@@ -137,9 +164,14 @@ def _no_such_option(why: click.NoSuchOption) -> str:
     known = {str(param.name) for param in why.ctx.command.params} if why.ctx else set()
     said = f"There is no option {why.option_name}."
     if hints.plain(why.option_name) == "seeds" and "seed" in known:
-        return f"{said} 'comity {command}' takes one --seed; for several: comity compare METHOD --seeds 0,1,2"
+        return (
+            f"{said} 'comity {command}' takes one --seed; for several: comity compare METHOD"
+            " --seeds 0,1,2"
+        )
     if hints.plain(why.option_name) in ("config", "file", "c") and "algo" in known:
-        return f"{said} An experiment's file stands in the method's place: comity {command} FILE.toml"
+        return (
+            f"{said} An experiment's file stands in the method's place: comity {command} FILE.toml"
+        )
     if meant := hints.option(why.option_name, known):
         return f"{said} Write {meant}"
     name = why.option_name.lstrip("-").replace("-", "_")
@@ -147,7 +179,9 @@ def _no_such_option(why: click.NoSuchOption) -> str:
         return f"{said} It is an option of {', '.join(owners)}: write --set {name}=VALUE"
     flags = [flag for param in (why.ctx.command.params if why.ctx else ()) for flag in param.opts]
     near = hints.near("option", why.option_name, flags, most=2) if len(name) > 2 else []
-    guess = f" Did you mean {' or '.join(near)}?" if near else f" 'comity {command} --help' has all."
+    guess = (
+        f" Did you mean {' or '.join(near)}?" if near else f" 'comity {command} --help' has all."
+    )
     return said + guess
 
 
@@ -155,7 +189,11 @@ def _whose_option(name: str) -> list[str]:
     """The methods that have an option of this name."""
     from comity import algorithms
 
-    return [method for method in algorithms.names() if name in algorithms.options(algorithms.find(method))]
+    return [
+        method
+        for method in algorithms.names()
+        if name in algorithms.options(algorithms.find(method))
+    ]
 
 
 def _no_such_command(given: str, ctx: click.Context | None) -> str:
@@ -193,8 +231,12 @@ def _extra(words: Sequence[str], why: click.ClickException) -> str:
     said = f"'comity {command}' does not know what to do with {' '.join(words)!r}"
     if words[0].partition("(")[0] in known and command == "run":
         return (
-            f"{said}: it runs one method. To wrap one: comity run fedavg+{words[0]}. To compare: comity compare fedavg {words[0]}"
+            f"{said}: it runs one method. To wrap one: comity run fedavg+{words[0]}. To compare:"
+            f" comity compare fedavg {words[0]}"
         )
     if "=" in words[0]:
         return f"{said}: a method's own option is given as --set {words[0]}"
-    return f"{said}: an option's value has one word, as in --set mu=0.1 or --partition 'dirichlet(alpha=0.1)'."
+    return (
+        f"{said}: an option's value has one word, as in --set mu=0.1 or --partition"
+        " 'dirichlet(alpha=0.1)'."
+    )

@@ -13,8 +13,13 @@ from comity.cli.options import app
 
 @app.command()
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a run's folder, or one with runs in it at any depth")],
-    once: Annotated[bool, typer.Option("--once", help="show it once and end, as where there is no terminal")] = False,
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="a run's folder, or one with runs in it at any depth"),
+    ],
+    once: Annotated[
+        bool, typer.Option("--once", help="show it once and end, as where there is no terminal")
+    ] = False,
 ) -> None:
     """Look on while runs go on, or at what they came to; Ctrl-C ends the watching, never the run."""
     with contextlib.suppress(KeyboardInterrupt):

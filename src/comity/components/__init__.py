@@ -1,1 +1,3 @@
-"""What several methods are made of: divergences, discriminators, attacks, views, class means, choices of peers."""
+"""What several methods are made of: divergences, discriminators, attacks, views, class means,
+choices of peers.
+"""

@@ -1,4 +1,6 @@
-"""Methods that do well whatever the mixture of parties: weights λ on the simplex, raised where the loss is high."""
+"""Methods that do well whatever the mixture of parties: weights λ on the simplex, raised where the
+loss is high.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,20 @@ from torch import Tensor
 
 from comity.components.averaged import AveragesWeights
 from comity.components.overlap import eval_loss
-from comity.core import Batch, Info, Key, LearningTask, M, Params, Party, Samples, Server, mixin, option, record
+from comity.core import (
+    Batch,
+    Info,
+    Key,
+    LearningTask,
+    M,
+    Params,
+    Party,
+    Samples,
+    Server,
+    mixin,
+    option,
+    record,
+)
 
 
 @record
@@ -24,8 +39,12 @@ class Mixture:
 def onto_simplex(u: Tensor) -> Tensor:
     """The nearest point to u that has no negative part and sums to one: max(u − θ, 0)."""
     falling = u.sort(descending=True).values
-    thresholds = (falling.cumsum(0) - 1) / torch.arange(1, len(u) + 1, dtype=u.dtype, device=u.device)
-    rho = int((falling > thresholds).sum())  # max{j : u_j − (Σ_{r≤j} u_r − 1)/j > 0}: it holds up to there, and not after
+    thresholds = (falling.cumsum(0) - 1) / torch.arange(
+        1, len(u) + 1, dtype=u.dtype, device=u.device
+    )
+    rho = int(
+        (falling > thresholds).sum()
+    )  # max{j : u_j − (Σ_{r≤j} u_r − 1)/j > 0}: it holds up to there, and not after
     return (u - thresholds[rho - 1]).clamp(min=0)
 
 
@@ -46,11 +65,15 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     also_leaves = ("means",)
 
     lam_lr: float = option(0.1, "γ_λ, step size of λ", minimum=0)
-    begin: Literal["uniform", "samples"] = option("uniform", "λ before round 1: all alike, or by sample counts")
+    begin: Literal["uniform", "samples"] = option(
+        "uniform", "λ before round 1: all alike, or by sample counts"
+    )
 
     def init_server(self, key: Key, info: Info) -> Mixture:
         first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
-        return Mixture(self.shared(info.task.init(key), info.task), [each / sum(first) for each in first])
+        return Mixture(
+            self.shared(info.task.init(key), info.task), [each / sum(first) for each in first]
+        )
 
     def init_party(self, key: Key, party: Party) -> Params:
         return self.private(party.task.init(key), party.task)
@@ -58,7 +81,9 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def settled(self, mine: Params, theta: Params) -> Params:
         return theta | mine
 
-    def raised(self, lam: Sequence[float], losses: Mapping[int, float], step: float, server: Server) -> list[float]:
+    def raised(
+        self, lam: Sequence[float], losses: Mapping[int, float], step: float, server: Server
+    ) -> list[float]:
         """Π(λ + step · F), F being 0 where it is not known."""
         up = [each + step * losses.get(i, 0.0) for i, each in enumerate(lam)]
         new: list[float] = onto_simplex(torch.tensor(up, dtype=torch.float64)).tolist()

@@ -1,4 +1,6 @@
-"""A task that adds something to another: a second head, a valve before the head, another way to answer."""
+"""A task that adds something to another: a second head, a valve before the head, another way to
+answer.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from comity.core import LearningTask, Params
 
 @dataclass(frozen=True, kw_only=True)
 class Around(LearningTask):
-    """A task around another, which makes the representations and says what is a head, also if a wrapper has changed it."""
+    """A task around another, which makes the representations and says what is a head, also if a
+    wrapper has changed it.
+    """
 
     inner: LearningTask
 

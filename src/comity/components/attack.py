@@ -9,7 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Info, Key, LearningTask, Params, PartyData, input_gradient, mixin, option, record
+from comity.core import (
+    Info,
+    Key,
+    LearningTask,
+    Params,
+    PartyData,
+    input_gradient,
+    mixin,
+    option,
+    record,
+)
 from comity.errors import UsageError
 
 
@@ -17,7 +27,9 @@ def _slope(task: LearningTask, theta: Params, x: Tensor, y: Tensor) -> Tensor:
     """Each sample's gradient of its own loss."""
 
     def total(x: Tensor) -> Tensor:
-        return -F.log_softmax(task.logits(theta, x), dim=1).gather(1, y[:, None]).sum()  # cross entropy, as it can be stacked
+        return (
+            -F.log_softmax(task.logits(theta, x), dim=1).gather(1, y[:, None]).sum()
+        )  # cross entropy, as it can be stacked
 
     return input_gradient(total, x)
 
@@ -52,11 +64,24 @@ class Attack:
 
     def noise(self, x: Tensor, key: Key) -> Tensor | None:
         """What an attack on x begins with, drawn; None if it begins at x itself."""
-        scale = self.jitter if self.kind == "pgd" else 1e-4  # the plain distance has no gradient at x itself
-        return scale * torch.randn(x.shape, generator=key.generator(), dtype=x.dtype).to(x.device) if scale else None
+        scale = (
+            self.jitter if self.kind == "pgd" else 1e-4
+        )  # the plain distance has no gradient at x itself
+        return (
+            scale * torch.randn(x.shape, generator=key.generator(), dtype=x.dtype).to(x.device)
+            if scale
+            else None
+        )
 
     def __call__(
-        self, task: LearningTask, theta: Params, x: Tensor, y: Tensor, noise: Tensor | None, lam: Tensor, range_: Range
+        self,
+        task: LearningTask,
+        theta: Params,
+        x: Tensor,
+        y: Tensor,
+        noise: Tensor | None,
+        lam: Tensor,
+        range_: Range,
     ) -> tuple[Tensor, Tensor]:
         """The samples after the attack, and `lam`, the dual's multiplier, which learns the radius."""
         theta = {k: v.detach() for k, v in theta.items()}
@@ -67,10 +92,14 @@ class Attack:
         for _ in range(self.lam_steps):
             z = self._wasserstein(task, theta, x, y, begin, lam, range_)
             budget = self.epsilon ** (2 if self.squared else 1)
-            lam = next_lambda(lam, self.lam_lr, budget, distance(z / range_.unit, x / range_.unit, self.squared))
+            lam = next_lambda(
+                lam, self.lam_lr, budget, distance(z / range_.unit, x / range_.unit, self.squared)
+            )
         return z, lam
 
-    def _pgd(self, task: LearningTask, theta: Params, x: Tensor, y: Tensor, z: Tensor, range_: Range) -> Tensor:
+    def _pgd(
+        self, task: LearningTask, theta: Params, x: Tensor, y: Tensor, z: Tensor, range_: Range
+    ) -> Tensor:
         step, radius = self.lr * range_.unit, self.epsilon * range_.unit
         for _ in range(self.steps):
             z = z + step * _slope(task, theta, z, y).sign()
@@ -78,23 +107,42 @@ class Attack:
             z = z.clamp(range_.low, range_.high)
         return z.detach()
 
-    def _wasserstein(self, task: LearningTask, theta: Params, x: Tensor, y: Tensor, z: Tensor, lam: Tensor, range_: Range) -> Tensor:
-        """Algorithm 1, l.3: ascent on ℓ(z) − λ d(z, x) in the unit u, where slopes are u times as steep and steps u as long."""
+    def _wasserstein(
+        self,
+        task: LearningTask,
+        theta: Params,
+        x: Tensor,
+        y: Tensor,
+        z: Tensor,
+        lam: Tensor,
+        range_: Range,
+    ) -> Tensor:
+        """Algorithm 1, l.3: ascent on ℓ(z) − λ d(z, x) in the unit u, where slopes are u times as
+        steep and steps u as long.
+        """
         pull = 2 * lam * self.lr
         for _ in range(self.steps):
             up = self.lr * _slope(task, theta, z, y) * range_.unit.square()
             if self.squared:
-                z = (z + up + pull * x) / (1 + pull)  # implicit in the quadratic cost, so that no λ is too large
+                z = (z + up + pull * x) / (
+                    1 + pull
+                )  # implicit in the quadratic cost, so that no λ is too large
             else:
-                gap = ((z + up - x) / range_.unit).flatten(1)  # the proximal step of ‖·‖: shrink towards x
-                shrink = 1 - self.lr * lam / torch.linalg.vector_norm(gap, dim=1, keepdim=True).clamp(min=1e-12)
+                gap = ((z + up - x) / range_.unit).flatten(
+                    1
+                )  # the proximal step of ‖·‖: shrink towards x
+                shrink = 1 - self.lr * lam / torch.linalg.vector_norm(
+                    gap, dim=1, keepdim=True
+                ).clamp(min=1e-12)
                 z = x + (gap * shrink.clamp(min=0)).view_as(x) * range_.unit
             z = z.clamp(range_.low, range_.high)
         return z.detach()
 
 
 def next_lambda(lam: Tensor, lr: float, budget: float, distances: Tensor) -> Tensor:
-    """Algorithm 1, l.5: λ ← max(0, λ − α_λ (ε − mean d)), descent on the dual; a squared cost has the budget ε²."""
+    """Algorithm 1, l.5: λ ← max(0, λ − α_λ (ε − mean d)), descent on the dual; a squared cost has
+    the budget ε².
+    """
     return (lam - lr * (budget - distances.mean().to(lam.dtype))).clamp(min=0.0)
 
 
@@ -102,21 +150,34 @@ def next_lambda(lam: Tensor, lr: float, budget: float, distances: Tensor) -> Ten
 class Attacks:
     """The options of a method that perturbs samples."""
 
-    attack: Literal["pgd", "wasserstein"] = option("pgd", "T: steps of the sign in an ℓ∞ ball, or Algorithm 1 (Wasserstein)")
+    attack: Literal["pgd", "wasserstein"] = option(
+        "pgd", "T: steps of the sign in an ℓ∞ ball, or Algorithm 1 (Wasserstein)"
+    )
     epsilon: float = option(0.03, "ε, radius of the attack", minimum=0)
-    units: Literal["input", "pixel"] = option("input", "ε, steps and [0, 1]: of inputs as the network sees them, or of pixels")
+    units: Literal["input", "pixel"] = option(
+        "input", "ε, steps and [0, 1]: of inputs as the network sees them, or of pixels"
+    )
     attack_steps: int = option(0, "steps of T; 0: 5 for pgd, 15 for wasserstein", minimum=0)
     attack_lr: float = option(0.0, "step of T; 0: 0.01 for pgd, 0.1 for wasserstein", minimum=0)
-    cost: Literal["l2sq", "l2"] = option("l2sq", "d of Algorithm 1: ‖·‖² with budget ε², or ‖·‖ with ε")
+    cost: Literal["l2sq", "l2"] = option(
+        "l2sq", "d of Algorithm 1: ‖·‖² with budget ε², or ‖·‖ with ε"
+    )
     lambda0: float = option(1.0, "λ_0 of Algorithm 1", minimum=0)
     lambda_lr: float = option(0.1, "α_λ of Algorithm 1", minimum=0)
-    lambda_steps: int = option(1, "updates of λ in each attack; it is kept from one to the next", minimum=1)
-    clamp: Literal["data", "unit", "none"] = option("data", "perturbed inputs stay in the range of the data, in [0, 1], or not")
+    lambda_steps: int = option(
+        1, "updates of λ in each attack; it is kept from one to the next", minimum=1
+    )
+    clamp: Literal["data", "unit", "none"] = option(
+        "data", "perturbed inputs stay in the range of the data, in [0, 1], or not"
+    )
 
     def check_units(self, info: Info) -> None:
         """Refuse pixels where inputs are no images."""
         if self.units == "pixel" and len(info.shape) != 3:
-            raise UsageError("units=pixel is for images; these inputs are not, so ε can only be in their own unit (units=input).")
+            raise UsageError(
+                "units=pixel is for images; these inputs are not, so ε can only be in their own"
+                " unit (units=input)."
+            )
 
     def attacker(self, as_code: bool = False) -> Attack:
         """T; the public code starts from a little noise."""
@@ -133,9 +194,19 @@ class Attacks:
         )
 
     def range_of(self, data: PartyData, as_code: bool = False) -> Range:
-        """Where a party's perturbed inputs stay, in the public code in [0, 1], and what 1 is: of a pixel it is 1/std."""
+        """Where a party's perturbed inputs stay, in the public code in [0, 1], and what 1 is: of a
+        pixel it is 1/std.
+        """
         x = data.train.x
-        mean, std = (x.new_tensor(c).view(-1, 1, 1) for c in data.scaled) if self.units == "pixel" else x.new_tensor([0.0, 1.0])
-        ends = {"data": (x.min(), x.max()), "unit": ((0 - mean) / std, (1 - mean) / std), "none": (-torch.inf, torch.inf)}
+        mean, std = (
+            (x.new_tensor(c).view(-1, 1, 1) for c in data.scaled)
+            if self.units == "pixel"
+            else x.new_tensor([0.0, 1.0])
+        )
+        ends = {
+            "data": (x.min(), x.max()),
+            "unit": ((0 - mean) / std, (1 - mean) / std),
+            "none": (-torch.inf, torch.inf),
+        }
         low, high = (torch.as_tensor(end).to(x) for end in ends["unit" if as_code else self.clamp])
         return Range(low, high, 1 / std)

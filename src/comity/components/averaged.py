@@ -1,4 +1,6 @@
-"""What methods that average weights have in common: some names stay at the party, the others cross the wire."""
+"""What methods that average weights have in common: some names stay at the party, the others cross
+the wire.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from comity.core.algorithm import WireShapes
 
 
 class AveragesWeights(Algorithm[S, C, M]):
-    """A method whose parties train a model that they receive, keep what is private of it, and send the rest."""
+    """A method whose parties train a model that they receive, keep what is private of it, and send
+    the rest.
+    """
 
     start_weights: ClassVar[str | None] = "theta"
     bytes_formula = "2 · Σ_t |S_t| · S,  S = bytes of the shared weights"
@@ -38,10 +42,15 @@ class AveragesWeights(Algorithm[S, C, M]):
     def check(self, info: Info) -> None:
         info.same_architecture("averaging")
         if self.kept(info.task) >= info.task.shapes.keys():
-            raise UsageError(f"Nothing of {info.task.network.name} would be shared: all its weights stay at the party.")
+            raise UsageError(
+                f"Nothing of {info.task.network.name} would be shared: all its weights stay at the"
+                " party."
+            )
 
     def extended(self, task: LearningTask) -> LearningTask:
-        """The task with what the method adds to a network, another head for instance; nothing, unless told."""
+        """The task with what the method adds to a network, another head for instance; nothing,
+        unless told.
+        """
         return task
 
     def party_for(self, party: Party, mine: C) -> Party:

@@ -11,14 +11,20 @@ from comity.core import Key, mixin, option
 
 
 def with_the_worst(count: int, n: int, scores: Mapping[int, float], key: Key) -> list[int]:
-    """`count` of n parties: half of them (rounded down) those with the lowest scores, unknown ones first; the rest at random."""
+    """`count` of n parties: half of them (rounded down) those with the lowest scores, unknown ones
+    first; the rest at random.
+    """
     shuffled = key.permutation(n).tolist()
     worst = sorted(shuffled, key=lambda k: scores.get(k, float("-inf")))[: count // 2]
     return sorted(worst + [k for k in shuffled if k not in worst][: count - len(worst)])
 
 
-def peer_chances(scores: Mapping[int, float], candidates: Sequence[int], explore: float, temperature: float) -> Tensor:
-    """(1 − ξ) · softmax(s/τ) + ξ · uniform over the candidates, s standardised; who was never asked has the mean score."""
+def peer_chances(
+    scores: Mapping[int, float], candidates: Sequence[int], explore: float, temperature: float
+) -> Tensor:
+    """(1 − ξ) · softmax(s/τ) + ξ · uniform over the candidates, s standardised; who was never asked
+    has the mean score.
+    """
     known = [scores[j] for j in candidates if j in scores]
     mean = sum(known) / len(known) if known else 0.0
     s = torch.tensor([scores.get(j, mean) for j in candidates], dtype=torch.float64)
@@ -29,7 +35,9 @@ def peer_chances(scores: Mapping[int, float], candidates: Sequence[int], explore
 
 @mixin
 class Asks:
-    """The options of a method whose parties choose whom to ask: by what peers gave so far, and now and then by chance."""
+    """The options of a method whose parties choose whom to ask: by what peers gave so far, and now
+    and then by chance.
+    """
 
     peers: int = option(0, "peers a party asks a round; 0: everybody in the round", minimum=0)
     explore: float = option(0.2, "ξ, share of the peers that is drawn evenly", minimum=0, maximum=1)
@@ -40,9 +48,17 @@ class Asks:
         if not 0 < self.peers < len(candidates):
             return list(candidates)
         chances = peer_chances(scores, candidates, self.explore, self.temperature)
-        return sorted(candidates[k] for k in chances.multinomial(self.peers, generator=key.generator()).tolist())
+        return sorted(
+            candidates[k]
+            for k in chances.multinomial(self.peers, generator=key.generator()).tolist()
+        )
 
 
-def remembered(scores: Mapping[int, float], gave: Mapping[int, float], decay: float = 0.9) -> dict[int, float]:
+def remembered(
+    scores: Mapping[int, float], gave: Mapping[int, float], decay: float = 0.9
+) -> dict[int, float]:
     """Scores as moving averages of what peers gave."""
-    return {**scores, **{j: decay * scores[j] + (1 - decay) * v if j in scores else v for j, v in gave.items()}}
+    return {
+        **scores,
+        **{j: decay * scores[j] + (1 - decay) * v if j in scores else v for j, v in gave.items()},
+    }

@@ -18,7 +18,9 @@ def features_of(task: LearningTask, theta: Params, data: Samples) -> Tensor:
 
 
 def class_means(z: Tensor, y: Tensor, classes: int, least: int = 1) -> tuple[Tensor, Tensor]:
-    """The mean of the rows of each class, and their number; classes with fewer than `least` rows count as absent."""
+    """The mean of the rows of each class, and their number; classes with fewer than `least` rows
+    count as absent.
+    """
     counts = torch.bincount(y, minlength=classes).int()
     sums = torch.zeros(classes, z.shape[1], device=z.device).index_add_(0, y, z)
     counts = torch.where(counts >= least, counts, 0).int()
@@ -27,9 +29,11 @@ def class_means(z: Tensor, y: Tensor, classes: int, least: int = 1) -> tuple[Ten
 
 
 def tellable(size: int, rows: int, out_of: int, least: int) -> int:
-    """Of how many of these rows a mean may be told beside the mean of all `out_of` samples, near `size` (0: all); 0 if of none.
+    """Of how many of these rows a mean may be told beside the mean of all `out_of` samples, near
+    `size` (0: all); 0 if of none.
 
-    What one mean holds and the other does not can be computed from both, so it must be nothing, or `least` samples at least.
+    What one mean holds and the other does not can be computed from both, so it must be nothing, or
+    `least` samples at least.
     """
     some = min(size or rows, rows)
     if 0 < out_of - some < least:
@@ -37,27 +41,42 @@ def tellable(size: int, rows: int, out_of: int, least: int) -> int:
     return some if some >= least else 0
 
 
-def observations(z: Tensor, y: Tensor, all_counts: Tensor, sets: int, size: int, least: int, key: Key) -> tuple[Tensor, Tensor]:
-    """`sets` times for each class the mean of `size` of its rows drawn anew, and which classes have any; see `tellable`."""
+def observations(
+    z: Tensor, y: Tensor, all_counts: Tensor, sets: int, size: int, least: int, key: Key
+) -> tuple[Tensor, Tensor]:
+    """`sets` times for each class the mean of `size` of its rows drawn anew, and which classes have
+    any; see `tellable`.
+    """
     classes = len(all_counts)
     rows = y.argsort(stable=True).split(torch.bincount(y, minlength=classes).tolist())
-    told = [tellable(size, len(own), out_of, max(1, least)) for own, out_of in zip(rows, all_counts.tolist(), strict=True)]
+    told = [
+        tellable(size, len(own), out_of, max(1, least))
+        for own, out_of in zip(rows, all_counts.tolist(), strict=True)
+    ]
     counts = torch.tensor(told, device=z.device)
     made = []
     for m in range(sets):
         chosen = torch.cat(
             [
-                own if count == len(own) else own[key.fold(c, m).choose(count, len(own))] if count else own[:0]
+                own
+                if count == len(own)
+                else own[key.fold(c, m).choose(count, len(own))]
+                if count
+                else own[:0]
                 for c, (own, count) in enumerate(zip(rows, told, strict=True))
             ]
         )
-        sums = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(0, y[chosen], z[chosen])
+        sums = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(
+            0, y[chosen], z[chosen]
+        )
         made.append(sums / counts.clamp(min=1)[:, None])
     return torch.stack(made), counts > 0
 
 
 def levels(n: int, guarded: float, secret: float, key: Key) -> Tensor:
-    """Privacy levels drawn for n samples: 2 (never shared) for a share, 1 (in means of all only) for another, else 0."""
+    """Privacy levels drawn for n samples: 2 (never shared) for a share, 1 (in means of all only)
+    for another, else 0.
+    """
     level = torch.zeros(n, dtype=torch.int64)
     if not (guarded or secret):
         return level
@@ -67,8 +86,12 @@ def levels(n: int, guarded: float, secret: float, key: Key) -> Tensor:
     return level
 
 
-def pooled(means: Sequence[Tensor], weights: Sequence[Tensor], classes: int, width: int) -> tuple[Tensor, Tensor]:
-    """Class means of several parties as one, weighted class by class, and which classes anybody showed."""
+def pooled(
+    means: Sequence[Tensor], weights: Sequence[Tensor], classes: int, width: int
+) -> tuple[Tensor, Tensor]:
+    """Class means of several parties as one, weighted class by class, and which classes anybody
+    showed.
+    """
     sums, total = torch.zeros(classes, width), torch.zeros(classes)
     for mean, weight in zip(means, weights, strict=True):
         sums, total = sums.to(mean.device) + mean * weight[:, None], total.to(mean.device) + weight
@@ -76,12 +99,18 @@ def pooled(means: Sequence[Tensor], weights: Sequence[Tensor], classes: int, wid
 
 
 def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: Tensor | None) -> Tensor:
-    """−log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) of each sample, without classes that were not seen; h is ĥ of all classes.
+    """−log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) of each sample, without classes that were not
+    seen; h is ĥ of all classes.
 
-    With `negatives` the sum runs over those classes, as many drawn at random, one's own possibly among them.
+    With `negatives` the sum runs over those classes, as many drawn at random, one's own possibly
+    among them.
     """
-    h = h.nan_to_num(0.5).clamp(1e-7, 1 - 1e-7)  # torch refuses NaN below; whoever has diverged sees it in its cross entropy
-    own = y[:, None] == torch.arange(h.shape[1], device=y.device)  # `one_hot` looks at y, which `vmap` forbids
+    h = h.nan_to_num(0.5).clamp(
+        1e-7, 1 - 1e-7
+    )  # torch refuses NaN below; whoever has diverged sees it in its cross entropy
+    own = y[:, None] == torch.arange(
+        h.shape[1], device=y.device
+    )  # `one_hot` looks at y, which `vmap` forbids
     if negatives is None:
         return (F.binary_cross_entropy(h, own.to(h.dtype), reduction="none") * seen).sum(1)
     wrong = (-(1 - h).log() * seen).gather(1, negatives).sum(1)
@@ -89,18 +118,26 @@ def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: Tensor | None) -> Te
 
 
 def one_class(s: Tensor, t: Tensor) -> Tensor:
-    """ĥ(s, t^c) = ⟨p(s), p(t^c)⟩ of each sample and class, from rows of probabilities s (B×K) and t (C×K, or B×C×K)."""
+    """ĥ(s, t^c) = ⟨p(s), p(t^c)⟩ of each sample and class, from rows of probabilities s (B×K) and t
+    (C×K, or B×C×K).
+    """
     return s @ t.mT if t.dim() == 2 else torch.einsum("bk,bck->bc", s, t)
 
 
 def one_class_external(s: Tensor, t: Tensor, V: Tensor, temperature: float) -> Tensor:
-    """ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨V s, V t^c⟩, from representations s (B×d) and t (C×d, or B×C×d)."""
+    """ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨V s, V t^c⟩, from representations s (B×d) and t (C×d,
+    or B×C×d).
+    """
     classes = t.shape[-2]
     return (one_class(s @ V.T, t @ V.T) / temperature - math.log((classes - 1) / classes)).sigmoid()
 
 
-def drawn(sets: Sequence[tuple[Tensor, Tensor]], count: int, shape: tuple[int, int], key: Key) -> tuple[Tensor, Tensor]:
-    """`count` of these sets of observations at random, as different as there are; zeros that show no class if there are none."""
+def drawn(
+    sets: Sequence[tuple[Tensor, Tensor]], count: int, shape: tuple[int, int], key: Key
+) -> tuple[Tensor, Tensor]:
+    """`count` of these sets of observations at random, as different as there are; zeros that show
+    no class if there are none.
+    """
     if not sets:
         return torch.zeros(count, *shape), torch.zeros(count, shape[0], dtype=torch.bool)
     order = key.permutation(len(sets)).tolist()

@@ -12,7 +12,9 @@ LEAST = 1e-6
 
 
 def left_in_clusters(z: Tensor, k: int, key: Key) -> float:
-    """W_k / W_1: what k clusters (k-means) leave of the points' scatter around their mean; the less, the better they fit."""
+    """W_k / W_1: what k clusters (k-means) leave of the points' scatter around their mean; the
+    less, the better they fit.
+    """
     whole = (z - z.mean(0)).square().sum()
     if len(z) <= k or whole == 0:
         return 1.0  # says nothing
@@ -27,7 +29,9 @@ def left_in_clusters(z: Tensor, k: int, key: Key) -> float:
 
 
 def _far_apart(z: Tensor, k: int, key: Key) -> list[int]:
-    """Where k-means begins: any point, then again and again the one that is farthest from those chosen."""
+    """Where k-means begins: any point, then again and again the one that is farthest from those
+    chosen.
+    """
     chosen = key.choose(1, len(z))
     apart = (z - z[chosen[0]]).square().sum(1)
     while len(chosen) < k:

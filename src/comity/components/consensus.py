@@ -10,16 +10,28 @@ from torch import Tensor
 
 
 def class_shares(counts: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """p_j[c] = n_jc / Σ_j' n_j'c: how much party j has to say on class c; all the same on a class that nobody has."""
+    """p_j[c] = n_jc / Σ_j' n_j'c: how much party j has to say on class c; all the same on a class
+    that nobody has.
+    """
     total = torch.stack(list(counts.values())).sum(0)
-    return {j: torch.where(total > 0, n / total.clamp(min=1), 1 / len(counts)) for j, n in counts.items()}
+    return {
+        j: torch.where(total > 0, n / total.clamp(min=1), 1 / len(counts))
+        for j, n in counts.items()
+    }
 
 
 def agreed(logits: Mapping[int, Tensor], counts: Mapping[int, Tensor], how: str) -> Tensor:
-    """Log-probabilities that a group agrees on: the softmax of v = Σ_j p_j ⊗ softmax(logits_j), v over its sum (`l1`), or
-    the softmax of Σ_j p_j ⊗ logits_j (`logits`)."""
+    """Log-probabilities that a group agrees on: the softmax of v = Σ_j p_j ⊗ softmax(logits_j), v
+    over its sum (`l1`), or the softmax of Σ_j p_j ⊗ logits_j (`logits`).
+    """
     shares = class_shares(counts)
     if how == "logits":
-        return F.log_softmax(torch.stack([shares[j] * answer for j, answer in logits.items()]).sum(0), dim=1)
+        return F.log_softmax(
+            torch.stack([shares[j] * answer for j, answer in logits.items()]).sum(0), dim=1
+        )
     v = torch.stack([shares[j] * answer.softmax(1) for j, answer in logits.items()]).sum(0)
-    return F.log_softmax(v, dim=1) if how == "softmax" else (v / v.sum(1, keepdim=True)).clamp(min=1e-12).log()
+    return (
+        F.log_softmax(v, dim=1)
+        if how == "softmax"
+        else (v / v.sum(1, keepdim=True)).clamp(min=1e-12).log()
+    )

@@ -10,7 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, LearningTask, Params, Samples, UsageError, cross_entropy, on_device, record
+from comity.core import (
+    Batch,
+    LearningTask,
+    Params,
+    Samples,
+    UsageError,
+    cross_entropy,
+    on_device,
+    record,
+)
 from comity.models.stack import Builder, conv, flat, image, linear, mean_over_image, relu
 
 HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
@@ -18,10 +27,14 @@ HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
 
 @cache
 def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningTask:
-    """linear, shallow, mlp or deep: 1, 2, 3 or 5 FC layers with ReLU between; conv: the values as an image, two convolutions."""
+    """linear, shallow, mlp or deep: 1, 2, 3 or 5 FC layers with ReLU between; conv: the values as
+    an image, two convolutions.
+    """
     build = Builder("discriminator", (width,)).stage("input", flat)
     if kind == "conv":
-        build = build.stage("conv1", image, conv(32, 3, 1), relu).stage("conv2", conv(64, 3, 1), relu, mean_over_image)
+        build = build.stage("conv1", image, conv(32, 3, 1), relu).stage(
+            "conv2", conv(64, 3, 1), relu, mean_over_image
+        )
     elif kind in HIDDEN:
         for k in range(HIDDEN[kind]):
             build = build.stage(f"fc{k + 1}", linear(hidden), relu)
@@ -39,19 +52,29 @@ def labelled(representations: Mapping[int, Tensor]) -> Samples:
 
 
 def shares_of(data: Samples) -> Tensor:
-    """By label: by what its rows are to be multiplied so that each label's mean counts alike, however many rows it has."""
+    """By label: by what its rows are to be multiplied so that each label's mean counts alike,
+    however many rows it has.
+    """
     return len(data) / torch.bincount(data.y).to(data.x.dtype)
 
 
 def both_sides(task: LearningTask, D: Params, batch: Batch, shares: Tensor) -> Tensor:
     """The sum over labels of the cross entropies' means."""
-    return F.cross_entropy(task.logits(D, batch.x), batch.y, weight=shares, reduction="sum") / len(batch.y)
+    return F.cross_entropy(task.logits(D, batch.x), batch.y, weight=shares, reduction="sum") / len(
+        batch.y
+    )
 
 
 def carried(old: Params, fresh: Params, how: str) -> Params:
-    """A discriminator whose outputs change their meaning: its `trunk` lives on, all that fits (`keep`), or nothing (`reinit`)."""
+    """A discriminator whose outputs change their meaning: its `trunk` lives on, all that fits
+    (`keep`), or nothing (`reinit`).
+    """
     fresh = on_device(fresh, old["out.bias"].device)
-    kept = {"trunk": {k for k in old if not k.startswith("out.")}, "keep": set(old), "reinit": set[str]()}[how]
+    kept = {
+        "trunk": {k for k in old if not k.startswith("out.")},
+        "keep": set(old),
+        "reinit": set[str](),
+    }[how]
     return {k: old[k] if k in kept and old[k].shape == v.shape else v for k, v in fresh.items()}
 
 
@@ -72,7 +95,9 @@ def with_others(data: Samples, features: Sequence[Tensor]) -> Samples:
 
 
 def tell_apart(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
-    """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same samples is theirs."""
+    """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same
+    samples is theirs.
+    """
 
     def named(z: Tensor, owner: Tensor) -> Tensor:
         return cross_entropy(disc.logits(D, z), owner.expand(len(z)))

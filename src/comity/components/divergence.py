@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p ‖ q) = Σ_c p_c (log p_c − log q_c), batch mean; both sides are given as log-probabilities."""
+    """KL(p ‖ q) = Σ_c p_c (log p_c − log q_c), batch mean; both sides are given as
+    log-probabilities.
+    """
     return (log_p.exp() * (log_p - log_q)).sum(1).mean()
 
 

@@ -1,13 +1,17 @@
-"""Class means that leave a party behind noise (`+ldp`): how they are made, and how far one row, or one party, moves them.
+"""Class means that leave a party behind noise (`+ldp`): how they are made, and how far one row, or
+one party, moves them.
 
-level=row: each row is clipped to the norm C, and every class has a sum of its rows and a count of them, C times the count beside
-the sum. One row, there or blank, moves one sum by C at most and one count by 1, so all of it by √2·C in the ℓ2 norm. Noise on
-both, and the mean is their quotient. A class that is absent is a sum and a count of noise.
+level=row: each row is clipped to the norm C, and every class has a sum of its rows and a count of
+them, C times the count beside the sum. One row, there or blank, moves one sum by C at most and one
+count by 1, so all of it by √2·C in the ℓ2 norm. Noise on both, and the mean is their quotient. A
+class that is absent is a sum and a count of noise.
 
-level=party: each class mean is clipped to the norm C; one that is absent is zero. Any two parties differ by 2·C in each of K
-classes, so by 2·C·√K in all. Counts would tell which classes there are, and do not leave: every class is said to be there.
+level=party: each class mean is clipped to the norm C; one that is absent is zero. Any two parties
+differ by 2·C in each of K classes, so by 2·C·√K in all. Counts would tell which classes there are,
+and do not leave: every class is said to be there.
 
-Whatever is made of the noisy numbers afterwards tells nothing more: a mean lies within C, and is brought back there.
+Whatever is made of the noisy numbers afterwards tells nothing more: a mean lies within C, and is
+brought back there.
 """
 
 from __future__ import annotations
@@ -36,10 +40,16 @@ class SendsMeans(Algorithm[S, C, M]):
     """A method whose parties send class means, which can leave behind noise."""
 
     means_in: ClassVar[Mapping[str, Holding]]
-    """By work: the fields of its reply that come of its class means, and of nothing else that is of a record."""
+    """By work: the fields of its reply that come of its class means, and of nothing else that is of
+    a record.
+    """
 
-    def told(self, party: Party, values: Callable[[Tensor], Tensor], key: Key) -> tuple[Tensor, Tensor]:
-        """The mean by class of what `values` makes of a party's samples, and how many there are, as both may leave."""
+    def told(
+        self, party: Party, values: Callable[[Tensor], Tensor], key: Key
+    ) -> tuple[Tensor, Tensor]:
+        """The mean by class of what `values` makes of a party's samples, and how many there are, as
+        both may leave.
+        """
         classes = party.task.classes
         if party.hidden_means:
             return hidden_means(party.hidden_means, values, classes, key.fold("noise"))
@@ -64,7 +74,9 @@ def within(z: Tensor, most: float) -> Tensor:
 
 
 def bare(how: HiddenMeans, z: Tensor, classes: int) -> Tensor:
-    """What noise is added to, a line for each class: C times its count and the sum of its rows, or its mean. See above."""
+    """What noise is added to, a line for each class: C times its count and the sum of its rows, or
+    its mean. See above.
+    """
     y = how.samples.y
     if how.level == "party":
         return within(class_means(z.nan_to_num(), y, classes)[0], how.clip)
@@ -75,17 +87,22 @@ def bare(how: HiddenMeans, z: Tensor, classes: int) -> Tensor:
 def noisy(how: HiddenMeans, z: Tensor, classes: int, key: Key) -> Tensor:
     """The same behind noise: all that anybody else ever learns of it."""
     exact = bare(how, z, classes)
-    return exact + gaussian(key, exact.shape, release(how.level, how.clip, how.noise, classes).noise).to(exact)
+    return exact + gaussian(
+        key, exact.shape, release(how.level, how.clip, how.noise, classes).noise
+    ).to(exact)
 
 
-def hidden_means(how: HiddenMeans, values: Callable[[Tensor], Tensor], classes: int, key: Key) -> tuple[Tensor, Tensor]:
+def hidden_means(
+    how: HiddenMeans, values: Callable[[Tensor], Tensor], classes: int, key: Key
+) -> tuple[Tensor, Tensor]:
     """Class means of a party's samples, and of how many each is, both behind noise."""
     told = noisy(how, in_chunks(values, how.samples.x), classes, key)
     how.made.append(classes)
     if how.level == "party":
         return within(told, how.clip), torch.ones(classes, dtype=torch.int32, device=told.device)
     counts = told[:, 0] / how.clip
-    # Of a class that is not clearly there the quotient is noise, which teaches nothing: it counts as absent.
+    # Of a class that is not clearly there the quotient is noise, which teaches nothing: it counts
+    # as absent.
     there = counts >= max(1.0, 2 * math.sqrt(2) * how.noise)
     means = within(told[:, 1:] / counts.clamp(min=1)[:, None], how.clip)
     return means * there[:, None], torch.where(there, counts.round(), 0).int()

@@ -1,4 +1,6 @@
-"""Where two parties' data overlap: samples that one party perturbed against its own model and that fool another's, too."""
+"""Where two parties' data overlap: samples that one party perturbed against its own model and that
+fool another's, too.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from comity.core import (
 
 @record
 class Help:
-    """What j tells i of their overlap: a gradient, or the samples themselves; their mean loss, number, and share."""
+    """What j tells i of their overlap: a gradient, or the samples themselves; their mean loss,
+    number, and share.
+    """
 
     grads: Params
     x: Tensor | None
@@ -39,16 +43,28 @@ class Help:
 
 @mixin
 class Overlaps:
-    """The options of a method whose parties find overlaps for each other: what is selected, sent and made of it."""
+    """The options of a method whose parties find overlaps for each other: what is selected, sent
+    and made of it.
+    """
 
-    select: Literal["strict", "geq", "all"] = option("strict", "eq. 12 with >, with ≥, or no selection")
-    mode: Literal["gradient", "samples"] = option("gradient", "what j returns; samples are near-copies of private inputs")
-    reduce: Literal["mean", "sum", "pool"] = option("mean", "Σ_j of eq. 13: mean of peers, sum (paper), one mean of all (code)")
-    overlap_batch: int = option(0, "samples a party perturbs for its peers each time; 0: a mini-batch (l.5)", minimum=0)
+    select: Literal["strict", "geq", "all"] = option(
+        "strict", "eq. 12 with >, with ≥, or no selection"
+    )
+    mode: Literal["gradient", "samples"] = option(
+        "gradient", "what j returns; samples are near-copies of private inputs"
+    )
+    reduce: Literal["mean", "sum", "pool"] = option(
+        "mean", "Σ_j of eq. 13: mean of peers, sum (paper), one mean of all (code)"
+    )
+    overlap_batch: int = option(
+        0, "samples a party perturbs for its peers each time; 0: a mini-batch (l.5)", minimum=0
+    )
 
     @property
     def holds(self) -> bool:
-        """Whether a party has peers' samples at hand, whose gradient it takes anew in each step without asking again."""
+        """Whether a party has peers' samples at hand, whose gradient it takes anew in each step
+        without asking again.
+        """
         return self.mode == "samples"
 
     @property
@@ -67,13 +83,20 @@ def losses(task: LearningTask, h: Params, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(in_chunks(lambda part: task.logits(h, part), x), y, reduction="none")
 
 
-def overlap(task: LearningTask, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool) -> tuple[Samples, float, float]:
-    """Eq. 12: the perturbed samples whose loss under h rose (or did not fall: `geq`; or `all`), their mean loss and share.
+def overlap(
+    task: LearningTask, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool
+) -> tuple[Samples, float, float]:
+    """Eq. 12: the perturbed samples whose loss under h rose (or did not fall: `geq`; or `all`),
+    their mean loss and share.
 
     `use_clean` takes the selected samples as they were, as the public code does.
     """
     before, after = losses(task, h, clean.x, clean.y), losses(task, h, bad, clean.y)
-    rules = {"strict": after > before, "geq": after >= before, "all": torch.ones_like(before, dtype=torch.bool)}
+    rules = {
+        "strict": after > before,
+        "geq": after >= before,
+        "all": torch.ones_like(before, dtype=torch.bool),
+    }
     chosen = rules[select]
     x, loss = (clean.x, before) if use_clean else (bad, after)
     mean = loss[chosen].mean().item() if chosen.any() else 0.0
@@ -81,7 +104,9 @@ def overlap(task: LearningTask, h: Params, clean: Samples, bad: Tensor, select: 
 
 
 def eval_loss(task: LearningTask, h: Params, batch: Batch) -> Tensor:
-    """The loss of a batch in evaluation mode: BatchNorm by its running values, which stay as they are, and no dropout."""
+    """The loss of a batch in evaluation mode: BatchNorm by its running values, which stay as they
+    are, and no dropout.
+    """
     z = task.features(h, batch.x)
     return task.criterion(task.head(h, z), z, batch)
 
@@ -93,8 +118,18 @@ def slope(task: LearningTask, h: Params, data: Samples) -> Params:
     return gradient(lambda free: F.cross_entropy(task.logits(free, data.x), data.y), h)[1]
 
 
-def help_for(task: LearningTask, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool, samples: bool) -> Help:
-    """What a party with these samples, clean and perturbed, can give to the owner of h: a gradient, or samples."""
+def help_for(
+    task: LearningTask,
+    h: Params,
+    clean: Samples,
+    bad: Tensor,
+    select: str,
+    use_clean: bool,
+    samples: bool,
+) -> Help:
+    """What a party with these samples, clean and perturbed, can give to the owner of h: a gradient,
+    or samples.
+    """
     found, loss, share = overlap(task, h, clean, bad, select, use_clean)
     if samples:
         return Help({}, found.x, found.y.int(), loss, len(found), share)
@@ -115,7 +150,9 @@ def gradients(task: LearningTask, h: Params, helps: Mapping[int, Help]) -> dict[
 def pull(task: LearningTask, h: Params, helps: Mapping[int, Help], how: str) -> Params:
     """Peers' gradients as one; that of samples that came is taken at h. Empty if nobody helped."""
     here = {k: v.detach() for k, v in h.items()}
-    return combined(gradients(task, here, helps), {j: given.count for j, given in helps.items()}, how)
+    return combined(
+        gradients(task, here, helps), {j: given.count for j, given in helps.items()}, how
+    )
 
 
 def linear_in(h: Params, g: Params) -> Tensor:
@@ -124,18 +161,26 @@ def linear_in(h: Params, g: Params) -> Tensor:
 
 
 def combined(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -> Params:
-    """Peers' gradients as one: their `mean`, their `sum`, or the gradient of one mean over all samples (`pool`)."""
+    """Peers' gradients as one: their `mean`, their `sum`, or the gradient of one mean over all
+    samples (`pool`).
+    """
     weights = dict(counts) if how == "pool" else dict.fromkeys(grads, 1)
     total = 1 if how == "sum" else max(1, sum(weights.values()))
     names = next(iter(grads.values())) if grads else {}
-    return {k: torch.stack([weights[j] * g[k] for j, g in grads.items()]).sum(0) / total for k in names}
+    return {
+        k: torch.stack([weights[j] * g[k] for j, g in grads.items()]).sum(0) / total for k in names
+    }
 
 
-def gains(task: LearningTask, h: Params, grads: Mapping[int, Params], held: Samples, lr: float) -> dict[int, float]:
+def gains(
+    task: LearningTask, h: Params, grads: Mapping[int, Params], held: Samples, lr: float
+) -> dict[int, float]:
     """By how much each peer's gradient alone, as one step, lowers the loss on held-out samples."""
 
     def loss(theta: Params) -> float:
         return losses(task, theta, held.x, held.y).mean().item()
 
     before = loss(h)
-    return {j: before - loss(h | {k: h[k] - lr * v for k, v in g.items()}) for j, g in grads.items()}
+    return {
+        j: before - loss(h | {k: h[k] - lr * v for k, v in g.items()}) for j, g in grads.items()
+    }

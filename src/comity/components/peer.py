@@ -1,4 +1,6 @@
-"""Methods without a server: nobody in the middle holds anything, and all content travels sealed between parties."""
+"""Methods without a server: nobody in the middle holds anything, and all content travels sealed
+between parties.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class Group:
 
 
 class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
-    """A round, and the welcome of newcomers, are one exchange: some parties learn, some are there to be turned to."""
+    """A round, and the welcome of newcomers, are one exchange: some parties learn, some are there
+    to be turned to.
+    """
 
     start_weights = ""
 

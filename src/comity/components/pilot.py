@@ -1,7 +1,9 @@
-"""A kappa that is chosen on validation data: before round 1 a few rounds with each candidate, charged like all others.
+"""A kappa that is chosen on validation data: before round 1 a few rounds with each candidate,
+charged like all others.
 
-Every candidate starts from the same state, of the server and of each party, and after the last one all are back in it: from
-round 1 on a run is the one whose kappa was given as that number, bit for bit.
+Every candidate starts from the same state, of the server and of each party, and after the last one
+all are back in it: from round 1 on a run is the one whose kappa was given as that number, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -14,7 +16,19 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from comity.core import Info, Key, LearningTask, Party, Server, Traffic, WireShapes, Wrapped, Wrapper, on_party, record
+from comity.core import (
+    Info,
+    Key,
+    LearningTask,
+    Party,
+    Server,
+    Traffic,
+    WireShapes,
+    Wrapped,
+    Wrapper,
+    on_party,
+    record,
+)
 from comity.core.evaluation import Score, validated
 from comity.core.participation import NoReplies
 from comity.core.record import once_called
@@ -50,11 +64,18 @@ class Judged:
         """Everybody's figures together, by their samples."""
         count = sum(score.count for score in scores.values())
         right = sum(score.correct for score in scores.values())
-        return Judged(value, right / count, sum(score.loss * score.count for score in scores.values()) / count, count)
+        return Judged(
+            value,
+            right / count,
+            sum(score.loss * score.count for score in scores.values()) / count,
+            count,
+        )
 
 
 def judged(scores: Mapping[float, Mapping[int, Score]]) -> list[Judged]:
-    """All candidates, the best first: by accuracy, then by loss, then the smaller; by those who were heard of each of them."""
+    """All candidates, the best first: by accuracy, then by loss, then the smaller; by those who
+    were heard of each of them.
+    """
     heard = set.intersection(*(set(of) for of in scores.values()))
     if not sum(one.count for of in scores.values() for i, one in of.items() if i in heard):
         raise NoReplies("Nobody who has validation samples was heard in the whole pilot.")
@@ -67,7 +88,11 @@ def told(rounds: int, ranked: list[Judged], classes: int) -> str:
     best = ranked[0]
 
     def figure(one: Judged) -> str:
-        return f"{one.value:g}: {one.accuracy:.1%} (loss {one.loss:.3g})" if classes else f"{one.value:g}: loss {one.loss:.3g}"
+        return (
+            f"{one.value:g}: {one.accuracy:.1%} (loss {one.loss:.3g})"
+            if classes
+            else f"{one.value:g}: loss {one.loss:.3g}"
+        )
 
     figures = ", ".join(figure(one) for one in sorted(ranked, key=lambda one: one.value))
     out = [f"{value:g}" for value in CANDIDATES if value not in {one.value for one in ranked}]
@@ -104,7 +129,10 @@ class Piloted(Wrapper[Mean]):
 
     @property
     def needs_validation(self) -> str:
-        say = "kappa=auto is chosen on validation samples: give parties some (--validation 0.1), or kappa a number"
+        say = (
+            "kappa=auto is chosen on validation samples: give parties some (--validation 0.1), or"
+            " kappa a number"
+        )
         return say if self.auto else ""
 
     @property
@@ -114,7 +142,10 @@ class Piloted(Wrapper[Mean]):
     def warnings(self, info: Info) -> list[str]:
         if self.kappa in (0, "auto") or not any(task.norm_names for task in info.tasks):
             return []
-        return [f"kappa={self.kappa:g} may do harm in a network with BatchNorm like this one: kappa=auto asks validation data."]
+        return [
+            f"kappa={self.kappa:g} may do harm in a network with BatchNorm like this one:"
+            " kappa=auto asks validation data."
+        ]
 
     @abstractmethod
     def at_cut(self, task: LearningTask) -> LearningTask:
@@ -155,7 +186,9 @@ class Piloted(Wrapper[Mean]):
     def _rehearsed(self, host: Any, server: Server) -> dict[int, Score]:
         for t in range(1, self.pilot_rounds + 1):
             host = self.host.round(host, server, t)
-        return server.call(self.judge, {i: self.host.message_for(host, i) for i in server.info.parties})
+        return server.call(
+            self.judge, {i: self.host.message_for(host, i) for i in server.info.parties}
+        )
 
     def host_state(self, mine: Wrapped[Mean]) -> Any:
         """What counts of a party's host: a trial's changes do not."""
@@ -163,16 +196,27 @@ class Piloted(Wrapper[Mean]):
         return now.before if now and now.trial else mine.host
 
     @on_party
-    async def weigh(self, mine: Wrapped[Mean], m: Tried, party: Party, key: Key) -> tuple[Wrapped[Mean], None]:
+    async def weigh(
+        self, mine: Wrapped[Mean], m: Tried, party: Party, key: Key
+    ) -> tuple[Wrapped[Mean], None]:
         """Back to where the pilot began, with another kappa."""
         host = self.host_state(mine)
-        return Wrapped(host, replace(mine.extra, kappa=replace(m, before=host if m.trial else None))), None
+        return (
+            Wrapped(host, replace(mine.extra, kappa=replace(m, before=host if m.trial else None))),
+            None,
+        )
 
     @on_party
-    async def judge(self, mine: Wrapped[Mean], m: Hosts, party: Party, key: Key) -> tuple[Wrapped[Mean], Score]:
+    async def judge(
+        self, mine: Wrapped[Mean], m: Hosts, party: Party, key: Key
+    ) -> tuple[Wrapped[Mean], Score]:
         """How good the model that the party would deploy is on its validation samples."""
-        score = validated(self.party_for(party, mine).task, self.deployed_model(mine, m, party), party.data)
-        return mine, score if math.isfinite(score.loss) else replace(score, correct=0, loss=HOPELESS)
+        score = validated(
+            self.party_for(party, mine).task, self.deployed_model(mine, m, party), party.data
+        )
+        return mine, (
+            score if math.isfinite(score.loss) else replace(score, correct=0, loss=HOPELESS)
+        )
 
     def pilot_traffic(self, info: Info) -> Traffic:
         """Bytes of the pilot but for its rounds, which are counted as such (`tried_rounds`)."""
@@ -185,4 +229,8 @@ class Piloted(Wrapper[Mean]):
     def quiet(self, party: Party, extra: Mean) -> Party:
         """The party as it trains in a trial: no optimizer remembers anything of it."""
         now = extra.kappa
-        return replace(party, training=replace(party.training, keep=False)) if now and now.trial else party
+        return (
+            replace(party, training=replace(party.training, keep=False))
+            if now and now.trial
+            else party
+        )

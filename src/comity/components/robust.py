@@ -14,7 +14,10 @@ from comity.core.participation import NoReplies
 from comity.core.wrapper import AsHost, chain
 
 FEW = 3
-TOO_FEW = "of fewer than three replies nobody can tell which is nonsense: such a round protects from nobody."
+TOO_FEW = (
+    "of fewer than three replies nobody can tell which is nonsense: such a round protects from"
+    " nobody."
+)
 
 
 class Gathering(Averaging):
@@ -35,7 +38,9 @@ class Gathering(Averaging):
 
 
 class RobustMean(AsHost[None]):
-    """A wrapper that takes something else than the mean, around methods that average by `server.averaging`."""
+    """A wrapper that takes something else than the mean, around methods that average by
+    `server.averaging`.
+    """
 
     host: AnyAlgorithm
     start_weights = ""
@@ -45,16 +50,24 @@ class RobustMean(AsHost[None]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
         if other := next((type(one).__name__.lower() for one in chain(host) if one.averages), ""):
-            raise UsageError(f"{wrapper} and {other} would both take the place of the mean: choose one of them.")
+            raise UsageError(
+                f"{wrapper} and {other} would both take the place of the mean: choose one of them."
+            )
 
     def check(self, info: Info) -> None:
         if (drawn := info.cohort or len(info.names)) < self.needs:
-            raise UsageError(f"{self.name} with these options needs {self.needs} parties in a round, but {drawn} take part.")
+            raise UsageError(
+                f"{self.name} with these options needs {self.needs} parties in a round, but {drawn}"
+                " take part."
+            )
         super().check(info)
 
     def warnings(self, info: Info) -> list[str]:
         others = sorted({kind for one in chain(self.host) for kind in one.leaves} - {"weights"})
-        said = [f"it guards the weights; {kind} that parties send are averaged as ever." for kind in others]
+        said = [
+            f"it guards the weights; {kind} that parties send are averaged as ever."
+            for kind in others
+        ]
         return said + ([TOO_FEW] if (info.cohort or len(info.names)) < FEW else [])
 
     @property
@@ -78,7 +91,10 @@ class RobustMean(AsHost[None]):
     def averaging(self, server: Server) -> Averaging:
         def made_of(models: Sequence[Params]) -> Params:
             if len(models) < self.needs:
-                raise NoReplies(f"{self.name} with these options needs {self.needs} replies, but {len(models)} came.")
+                raise NoReplies(
+                    f"{self.name} with these options needs {self.needs} replies, but {len(models)}"
+                    " came."
+                )
             if len(models) < FEW:
                 server.warnings[f"{self.name}: {TOO_FEW}"] = None
             return self.made_of(models)
@@ -87,10 +103,16 @@ class RobustMean(AsHost[None]):
 
 
 def trimmed_mean(models: Sequence[Params], trims: int) -> Params:
-    """Of each value the mean without the `trims` largest and as many smallest; whole numbers are rounded down."""
+    """Of each value the mean without the `trims` largest and as many smallest; whole numbers are
+    rounded down.
+    """
 
     def middle(values: list[Tensor]) -> Tensor:
         ordered = torch.stack(values).sort(0).values[trims : len(models) - trims]
-        return (ordered if ordered.is_floating_point() else ordered.double()).mean(0).to(values[0].dtype)
+        return (
+            (ordered if ordered.is_floating_point() else ordered.double())
+            .mean(0)
+            .to(values[0].dtype)
+        )
 
     return {name: middle([theta[name] for theta in models]) for name in models[0]}

@@ -19,24 +19,41 @@ Step = Empty | More
 
 @mixin
 class Schedule:
-    """The options of a method whose parties make collaborative steps in a round, and are then tuned on their own data."""
+    """The options of a method whose parties make collaborative steps in a round, and are then tuned
+    on their own data.
+    """
 
-    collab_steps: int = option(1, "collaborative steps a round (l.9-13), the last of them the first of l.14's epochs", minimum=1)
-    tune: Literal["round", "end", "off"] = option("round", "fine-tuning (l.14): every round, once after the last, or never")
+    collab_steps: int = option(
+        1,
+        "collaborative steps a round (l.9-13), the last of them the first of l.14's epochs",
+        minimum=1,
+    )
+    tune: Literal["round", "end", "off"] = option(
+        "round", "fine-tuning (l.14): every round, once after the last, or never"
+    )
 
     def messages(self, held: bool) -> list[Step]:
-        """A letter for each exchange of a round: one if what peers gave is `held` and used again, else one a step."""
+        """A letter for each exchange of a round: one if what peers gave is `held` and used again,
+        else one a step.
+        """
         return [*[More()] * (0 if held else self.collab_steps - 1), Empty()]
 
     def forgets(self, held: bool, how: Training) -> list[str]:
-        """A caution, if collaborative steps are trainings of their own and the optimizer would not remember the one before."""
+        """A caution, if collaborative steps are trainings of their own and the optimizer would not
+        remember the one before.
+        """
         alone = not held and (self.collab_steps > 1 or self.tune != "round")
         if alone and not how.keep and (how.momentum or how.optimizer == "adam"):
-            return ["Each collaborative step begins with an optimizer that remembers nothing, unless opt_state is keep."]
+            return [
+                "Each collaborative step begins with an optimizer that remembers nothing, unless"
+                " opt_state is keep."
+            ]
         return []
 
     def stretch(self, m: Step, held: bool, how: Training, samples: int) -> Training:
-        """The training of one exchange: its collaborative steps, and after a round's last the epochs that tune."""
+        """The training of one exchange: its collaborative steps, and after a round's last the
+        epochs that tune.
+        """
         steps = self.collab_steps if held else 1
         if self.tune != "round" or isinstance(m, More):
             return replace(how, steps=steps)

@@ -14,7 +14,9 @@ PREDICTOR = ("simsiam.down", "simsiam.up")
 
 
 def augmented(x: Tensor, key: Key) -> Tensor:
-    """Another view: images rolled by up to an eighth each way, then noise of a tenth of the batch's spread on every value."""
+    """Another view: images rolled by up to an eighth each way, then noise of a tenth of the batch's
+    spread on every value.
+    """
     generator = key.generator()
     if x.dim() == 4:
         for axis in (2, 3):
@@ -36,7 +38,9 @@ def ntxent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
 
 
 def simsiam(a: Tensor, b: Tensor, theta: Params) -> Tensor:
-    """SimSiam: minus the cosine between one view's prediction and the other's constant representation, both ways."""
+    """SimSiam: minus the cosine between one view's prediction and the other's constant
+    representation, both ways.
+    """
     down, up = (theta[name] for name in PREDICTOR)
 
     def half(from_: Tensor, to: Tensor) -> Tensor:
@@ -47,7 +51,9 @@ def simsiam(a: Tensor, b: Tensor, theta: Params) -> Tensor:
 
 @dataclass(frozen=True)
 class SelfSupervised(LearningTask):
-    """A task without labels: view 1 is the sample, view 2 is augmented. The head is left to a probe."""
+    """A task without labels: view 1 is the sample, view 2 is augmented. The head is left to a
+    probe.
+    """
 
     kind: str = "simsiam"
     temperature: float = 0.5
@@ -60,7 +66,9 @@ class SelfSupervised(LearningTask):
         hidden = max(8, d // 4)
         shapes = ((hidden, d), (d, hidden))
         both = zip(PREDICTOR, shapes, strict=True)
-        return theta | {n: torch.randn(s, generator=key.fold(n).generator()) / s[1] ** 0.5 for n, s in both}
+        return theta | {
+            n: torch.randn(s, generator=key.fold(n).generator()) / s[1] ** 0.5 for n, s in both
+        }
 
     def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
         other = self.features(theta, batch.drawn, train=True).flatten(1)
@@ -75,5 +83,7 @@ def second_view(batch: Batch, key: Key, own: object) -> Tensor:
 
 
 def probe(task: LearningTask, theta: Params, batch: Batch, own: object) -> Tensor:
-    """The loss of a head on frozen representations: the body answers in evaluation mode, so that nothing in it moves."""
+    """The loss of a head on frozen representations: the body answers in evaluation mode, so that
+    nothing in it moves.
+    """
     return task.objective(theta, task.features(theta, batch.x), batch)

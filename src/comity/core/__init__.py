@@ -1,4 +1,6 @@
-"""The language of methods: records, keys, tasks, trainings, algorithms and the net. A method says `from comity.core import *`."""
+"""The language of methods: records, keys, tasks, trainings, algorithms and the net. A method says
+`from comity.core import *`.
+"""
 
 from comity.core.aggregate import Averaging, average, check_like
 from comity.core.algorithm import (
@@ -17,7 +19,18 @@ from comity.core.algorithm import (
     option,
 )
 from comity.core.call import Edge
-from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Pull, Working, curvature, gradient, plain
+from comity.core.fit import (
+    Draw,
+    FitRequest,
+    Fitted,
+    FoldRequest,
+    Loss,
+    Pull,
+    Working,
+    curvature,
+    gradient,
+    plain,
+)
 from comity.core.kernels import cross_entropy, input_gradient
 from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic, with_task

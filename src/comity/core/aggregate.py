@@ -1,4 +1,6 @@
-"""Weighted means of parameters and of replies, taken in party order, or of sums that were taken elsewhere."""
+"""Weighted means of parameters and of replies, taken in party order, or of sums that were taken
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,22 @@ R = TypeVar("R")
 
 
 def check_like(theta: Params, like: Params, whose: str = "A model") -> None:
-    """Refuse parameters of other names, shapes or kinds than those they are added to: torch would broadcast or skip them."""
+    """Refuse parameters of other names, shapes or kinds than those they are added to: torch would
+    broadcast or skip them.
+    """
     if theta.keys() != like.keys():
         name = min(theta.keys() ^ like.keys())
-        raise ComityError(f"{whose} does not fit the others: {name} is {'only in it' if name in theta else 'missing'}.")
+        raise ComityError(
+            f"{whose} does not fit the others: {name} is"
+            f" {'only in it' if name in theta else 'missing'}."
+        )
     for name, value in theta.items():
         other = like[name]
         if value.shape != other.shape or value.dtype != other.dtype:
-            raise ComityError(f"{whose} does not fit the others: {name} is {_form(value)} in it, and {_form(other)} in them.")
+            raise ComityError(
+                f"{whose} does not fit the others: {name} is {_form(value)} in it, and"
+                f" {_form(other)} in them."
+            )
 
 
 def _form(value: Tensor) -> str:
@@ -32,7 +42,9 @@ def _form(value: Tensor) -> str:
 
 
 class Averaging:
-    """A weighted mean of parameters that come one by one and are alike; whole-number buffers come from the first."""
+    """A weighted mean of parameters that come one by one and are alike; whole-number buffers come
+    from the first.
+    """
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -45,7 +57,9 @@ class Averaging:
         self._add(theta, weight, factor=weight)
 
     def add_sum(self, total: Params, weight: float) -> None:
-        """Count several at once: what another averaging has come to (`total`), and the weight of all in it."""
+        """Count several at once: what another averaging has come to (`total`), and the weight of
+        all in it.
+        """
         self._add(total, weight, factor=1.0)
 
     def _add(self, theta: Params, weight: float, factor: float) -> None:
@@ -76,7 +90,9 @@ class Averaging:
 
 
 class NoisyAveraging(Averaging):
-    """A mean in which all count alike, with noise on it: `spread` tells how much on the mean of so many."""
+    """A mean in which all count alike, with noise on it: `spread` tells how much on the mean of so
+    many.
+    """
 
     def __init__(self, key: Key, spread: Callable[[int], float]) -> None:
         super().__init__()
@@ -95,7 +111,9 @@ class NoisyAveraging(Averaging):
 
 
 def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Params:
-    """The weighted mean of parameters, summed in party order; whole-number buffers come from the first party."""
+    """The weighted mean of parameters, summed in party order; whole-number buffers come from the
+    first party.
+    """
     mean = Averaging()
     for i in sorted(models):
         mean.add(models[i], weights[i])
@@ -111,7 +129,9 @@ class Mean(NamedTuple, Generic[R]):
 
 @record
 class PartialSum:
-    """What the replies of some parties come to: of the form of one of them, its floating-point values weighted sums."""
+    """What the replies of some parties come to: of the form of one of them, its floating-point
+    values weighted sums.
+    """
 
     total: Any
     weight: float
@@ -120,7 +140,9 @@ class PartialSum:
 
 
 class AveragedReplies(Generic[R]):
-    """The weighted mean of replies that come one by one: records whose fields are parameters, each field averaged by itself."""
+    """The weighted mean of replies that come one by one: records whose fields are parameters, each
+    field averaged by itself.
+    """
 
     def __init__(self, averaging: Callable[[], Averaging] = Averaging) -> None:
         self.heard: list[int] = []
@@ -139,7 +161,10 @@ class AveragedReplies(Generic[R]):
         """Count replies that were added up elsewhere."""
         self._check(part.total)
         if any(type(mean) is not Averaging for mean in self._means.values()):
-            raise ComityError("A wrapper takes the place of the mean, and needs each reply by itself: there are no partial sums.")
+            raise ComityError(
+                "A wrapper takes the place of the mean, and needs each reply by itself: there are"
+                " no partial sums."
+            )
         for name, mean in self._means.items():
             mean.add_sum(getattr(part.total, name), part.weight)
         self.heard += part.heard
@@ -154,21 +179,37 @@ class AveragedReplies(Generic[R]):
     def value(self) -> Mean[R]:
         """The mean of what was added, which is not nothing."""
         assert self._kind, "without a reply there is no mean"
-        return Mean(self._kind(**{name: mean.value() for name, mean in self._means.items()}), sorted(self.heard))
+        return Mean(
+            self._kind(**{name: mean.value() for name, mean in self._means.items()}),
+            sorted(self.heard),
+        )
 
     def _check(self, reply: R) -> None:
         """Refuse what has no mean; the first reply says what all are like."""
         if self._kind is None:
             if not is_record(reply) or not vars(reply):
-                raise ComityError(f"server.mean averages records of parameters, but a {type(reply).__name__} is none.")
-            if other := next((name for name, value in vars(reply).items() if not isinstance(value, dict)), ""):
+                raise ComityError(
+                    f"server.mean averages records of parameters, but a {type(reply).__name__} is"
+                    " none."
+                )
+            if other := next(
+                (name for name, value in vars(reply).items() if not isinstance(value, dict)), ""
+            ):
                 kind = type(reply).__name__
-                raise ComityError(f"server.mean averages records of parameters, but {kind}.{other} is none: go through server.replies.")
+                raise ComityError(
+                    f"server.mean averages records of parameters, but {kind}.{other} is none: go"
+                    " through server.replies."
+                )
             self._kind = type(reply)
             self._means = {name: self._averaging() for name in vars(reply)}
-            if len(self._means) > 1 and any(type(mean) is not Averaging for mean in self._means.values()):
+            if len(self._means) > 1 and any(
+                type(mean) is not Averaging for mean in self._means.values()
+            ):
                 raise ComityError(
-                    f"A wrapper takes the place of the mean of a model, but {self._kind.__name__} has several fields."
+                    f"A wrapper takes the place of the mean of a model, but {self._kind.__name__}"
+                    " has several fields."
                 )
         elif type(reply) is not self._kind:
-            raise ComityError(f"Replies that are to be averaged are alike, but one is a {type(reply).__name__}.")
+            raise ComityError(
+                f"Replies that are to be averaged are alike, but one is a {type(reply).__name__}."
+            )

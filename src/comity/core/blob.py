@@ -1,6 +1,7 @@
 """A skeleton and its tensors as one blob in safetensors' format, and back.
 
-Bytes may come from anywhere: what reading them takes is known from their number before any memory is taken.
+Bytes may come from anywhere: what reading them takes is known from their number before any memory
+is taken.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ MOST_BYTES = 1 << 36
 MOST_HEADER_BYTES = 100_000_000
 """How much of it may be names, shapes and skeleton: other readers of safetensors take no more."""
 FREE_BRACKETS, BYTES_A_BRACKET = 1 << 16, 8
-"""How many lists and objects a header may hold (each takes up to 300 bytes of memory): so many, and one more for each 8 bytes of
-the blob. A tensor has five of them, in a hundred bytes at least."""
+"""How many lists and objects a header may hold (each takes up to 300 bytes of memory): so many, and
+one more for each 8 bytes of the blob. A tensor has five of them, in a hundred bytes at least.
+"""
 MOST_SIDES, MOST_EMPTY = 32, 1 << 26
-"""How many sides a tensor may have, and how large they may be together in one that holds nothing."""
+"""How many sides a tensor may have, and how large they may be together in one that holds nothing.
+"""
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16, "U32": torch.uint32,
@@ -38,7 +41,9 @@ class Wrong(Exception):
 
 
 def write_blob(skeleton: Any, tensors: Sequence[Tensor]) -> bytes:
-    """Tensors after a header that says where each lies; those of large numbers first, so that all are aligned."""
+    """Tensors after a header that says where each lies; those of large numbers first, so that all
+    are aligned.
+    """
     tree = json.dumps(skeleton)
     _check_text(tree, skeleton)
     header: dict[str, Any] = {"__metadata__": {"tree": tree}}
@@ -48,7 +53,11 @@ def write_blob(skeleton: Any, tensors: Sequence[Tensor]) -> bytes:
         tensor = tensors[i].detach().cpu().contiguous()
         if tensor.dtype not in NAMES:
             raise Wrong(f"a tensor of {tensor.dtype} is in it")
-        header[str(i)] = {"dtype": NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [at, at + tensor.nbytes]}
+        header[str(i)] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": [*tensor.shape],
+            "data_offsets": [at, at + tensor.nbytes],
+        }
         parts.append(tensor.view(-1).view(torch.uint8).numpy())
         at += tensor.nbytes
     text = json.dumps(header).encode()
@@ -67,11 +76,16 @@ def read_blob(blob: bytes, most_bytes: int = MOST_BYTES) -> tuple[Any, list[Tens
 
 
 def header_of(blob: bytes, most_bytes: int = MOST_BYTES) -> str:
-    """Names, shapes and skeleton as text, if reading them takes no more memory than a blob of that size may ask for."""
+    """Names, shapes and skeleton as text, if reading them takes no more memory than a blob of that
+    size may ask for.
+    """
     length = int.from_bytes(blob[:8], "little")
     if len(blob) > most_bytes or length > min(MOST_HEADER_BYTES, len(blob) - 8):
         raise Wrong("it is too large, or not whole")
-    if blob.count(b"[", 8, 8 + length) + blob.count(b"{", 8, 8 + length) > FREE_BRACKETS + len(blob) // BYTES_A_BRACKET:
+    if (
+        blob.count(b"[", 8, 8 + length) + blob.count(b"{", 8, 8 + length)
+        > FREE_BRACKETS + len(blob) // BYTES_A_BRACKET
+    ):
         raise Wrong("it has too many parts for its bytes")
     return str(memoryview(blob)[8 : 8 + length], "ascii")
 
@@ -93,7 +107,9 @@ def _check_text(text: str, skeleton: Any) -> None:
 
 
 def _tensors(header: dict[str, Any], data: bytearray) -> list[Tensor]:
-    """The tensors in `data`, each in memory of its own: they lie one after the other, and nothing else is there."""
+    """The tensors in `data`, each in memory of its own: they lie one after the other, and nothing
+    else is there.
+    """
     places = sorted(told["data_offsets"] for told in header.values())
     ends = [0, *(end for _, end in places)]
     if [begin for begin, _ in places] != ends[:-1] or ends != sorted(ends) or ends[-1] != len(data):
@@ -106,7 +122,9 @@ def _tensor(data: bytearray, dtype: str, shape: list[int], data_offsets: list[in
         raise Wrong("a tensor in it has no shape")
     kind, count = DTYPES[dtype], prod(shape)
     begin, end = data_offsets
-    if count * kind.itemsize != end - begin or (not count and prod(max(side, 1) for side in shape) > MOST_EMPTY):
+    if count * kind.itemsize != end - begin or (
+        not count and prod(max(side, 1) for side in shape) > MOST_EMPTY
+    ):
         raise Wrong("a tensor in it is not of its size")
     if not count:
         return torch.empty(shape, dtype=kind)

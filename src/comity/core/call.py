@@ -1,4 +1,6 @@
-"""What goes between the server and a party: a call for a work, the letter that comes with it, and the answer."""
+"""What goes between the server and a party: a call for a work, the letter that comes with it, and
+the answer.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ Edge = tuple[int, int]
 
 
 STREAMS = {"warm_up": "welcome"}
-"""Party functions that were renamed, and the names that their random streams are still folded from."""
+"""Party functions that were renamed, and the names that their random streams are still folded from.
+"""
 
 
 def stream_name(function: str) -> str:
@@ -20,8 +23,8 @@ def stream_name(function: str) -> str:
 class CallId(NamedTuple):
     """What is asked of parties: the work's name and owner, and what its keys are folded from.
 
-    It also names the state that a party keeps after it: a work is a function of that state, the letter and the call, so that
-    whoever is asked twice answers the same.
+    It also names the state that a party keeps after it: a work is a function of that state, the
+    letter and the call, so that whoever is asked twice answers the same.
     """
 
     function: str
@@ -37,12 +40,15 @@ class Message(NamedTuple):
 
     content: Any
     after: CallId | None
-    """The last call that changed what the party keeps and whose reply was accepted; None before the first.
+    """The last call that changed what the party keeps and whose reply was accepted; None before the
+    first.
 
     The party forgets what came of later ones: the server has never heard of it, or has given it up.
     """
     first: bool = False
-    """Whether no round has counted yet: a party that starts from weights of its own puts them in place of those in `content`."""
+    """Whether no round has counted yet: a party that starts from weights of its own puts them in
+    place of those in `content`.
+    """
 
 
 class EvaluationRequest(NamedTuple):
@@ -52,7 +58,9 @@ class EvaluationRequest(NamedTuple):
     final: bool
     """Whether it is the last one: then they are judged by all metrics, and give their answers."""
     stage: str = ""
-    """What is looked at, if it is not what parties have after a round: `unfinished`, `offered`, `joined`."""
+    """What is looked at, if it is not what parties have after a round: `unfinished`, `offered`,
+    `joined`.
+    """
 
 
 class PartyResult(NamedTuple):
@@ -70,4 +78,6 @@ class PartyResult(NamedTuple):
     unusable: tuple[int, ...] = ()
     """The senders of parcels that were left closed, as not all values in them are finite."""
     unfit: str | None = None
-    """The first value in the reply that is not finite (or nothing), if a worker has looked: then the reply here is hollow."""
+    """The first value in the reply that is not finite (or nothing), if a worker has looked: then
+    the reply here is hollow.
+    """

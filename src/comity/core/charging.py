@@ -1,4 +1,6 @@
-"""What crosses between server and parties, written down: its bytes in a ledger, and what it gives away in an account."""
+"""What crosses between server and parties, written down: its bytes in a ledger, and what it gives
+away in an account.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from comity.core.release import Release, Spending
 class Charging:
     """The part of a net that charges."""
 
-    def __init__(self, info: Info, answered: Callable[[int], None], account: Spending | None) -> None:
+    def __init__(
+        self, info: Info, answered: Callable[[int], None], account: Spending | None
+    ) -> None:
         self.info = info
         self.ledger = Ledger.for_parties(len(info.names) + len(info.newcomers))
         self.round = 0
@@ -23,7 +27,9 @@ class Charging:
         self._answered = answered
 
     def charge_messages(self, function: str, messages: Mapping[int, Any], kind: str) -> None:
-        """Write down what goes to parties; most often all get one and the same, which is weighed once."""
+        """Write down what goes to parties; most often all get one and the same, which is weighed
+        once.
+        """
         weighed: dict[int, int] = {}
         for i, message in messages.items():
             if id(message) not in weighed:
@@ -36,20 +42,31 @@ class Charging:
         self._answered(1)
 
     def charge_introduction(self, ids: Iterable[int]) -> None:
-        """Write down what makes up `info`: names, sizes and wishes go up; classes and width come down."""
+        """Write down what makes up `info`: names, sizes and wishes go up; classes and width come
+        down.
+        """
         for i in ids:
             name = self.info.name(i)
             wish = self.info.peers[i] if i < len(self.info.peers) else None
             self._charge("introduce", name, SERVER, "setup", payload([name, 0, list(wish or ())]))
-            self._charge("introduce", SERVER, name, "setup", payload([self.info.task.classes, self.info.width]))
-            if self.info.shared_columns:  # count, sum and squares of each go up, mean and spread come down
+            self._charge(
+                "introduce",
+                SERVER,
+                name,
+                "setup",
+                payload([self.info.task.classes, self.info.width]),
+            )
+            if (
+                self.info.shared_columns
+            ):  # count, sum and squares of each go up, mean and spread come down
                 self._charge("scale", name, SERVER, "setup", 3 * 8 * self.info.shared_columns)
                 self._charge("scale", SERVER, name, "setup", 2 * 8 * self.info.shared_columns)
                 if self.account:
                     self.account.note_open(self.round, "scale", i, "sums and squares of columns")
 
     def release(self, name: str, how: Release | None, ids: Iterable[int]) -> None:
-        """Write down that the server makes known, in a field of its letters, what it learned from these parties.
+        """Write down that the server makes known, in a field of its letters, what it learned from
+        these parties.
 
         Behind noise of its own or, where `how` is None, as it is.
         """

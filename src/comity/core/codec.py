@@ -1,10 +1,12 @@
 """Records to bytes and back, without pickle: a JSON skeleton beside plain tensors.
 
-`flatten` and `unflatten` are the codec proper; `encode` and `decode` put both halves into one safetensors blob (for
-checkpoints and networks), while the process engine lays the tensors in shared memory instead.
+`flatten` and `unflatten` are the codec proper; `encode` and `decode` put both halves into one
+safetensors blob (for checkpoints and networks), while the process engine lays the tensors in shared
+memory instead.
 
-`decode` is a gate: whatever bytes it is given, it returns a tree that is as its records declare and that costs its readers in
-proportion to the bytes, or it raises `CorruptedFile`. `encode` writes nothing that `decode` would refuse.
+`decode` is a gate: whatever bytes it is given, it returns a tree that is as its records declare and
+that costs its readers in proportion to the bytes, or it raises `CorruptedFile`. `encode` writes
+nothing that `decode` would refuse.
 """
 
 from __future__ import annotations
@@ -28,14 +30,18 @@ LEAVES = frozenset((bool, float, str, type(None)))
 MOST_LEVELS = 100
 """How deep a tree may be."""
 FREE_NODES = 1 << 16
-"""How many nodes a tree may have, what occurs twice counted twice: so many, and one more for each byte of the blob."""
+"""How many nodes a tree may have, what occurs twice counted twice: so many, and one more for each
+byte of the blob.
+"""
 LEAST, MOST = -(1 << 63), 1 << 64
 """Whole numbers are of 64 bits."""
 
 
 def damaged(why: Exception) -> CorruptedFile:
     """What is raised when something cannot be read."""
-    return CorruptedFile(f"A message or a saved state could not be read ({_reason(why)}): it is damaged or foreign.")
+    return CorruptedFile(
+        f"A message or a saved state could not be read ({_reason(why)}): it is damaged or foreign."
+    )
 
 
 def _reason(why: Exception) -> str:
@@ -43,16 +49,20 @@ def _reason(why: Exception) -> str:
 
 
 def flatten(tree: Any, sealed_messages: bool = False) -> tuple[Skeleton, list[Tensor]]:
-    """A JSON-able skeleton and the tensors it refers to; an object that occurs twice is written once.
+    """A JSON-able skeleton and the tensors it refers to; an object that occurs twice is written
+    once.
 
-    With `sealed_messages` there may be sealed ones in it, if they are locked: on their way between processes, never on a disk.
+    With `sealed_messages` there may be sealed ones in it, if they are locked: on their way between
+    processes, never on a disk.
     """
     flat = _Flat(sealed_messages)
     return flat.skeleton(tree), flat.tensors
 
 
 class _Flat:
-    """A tree while it is taken apart: the tensors found so far, and by identity where those and other objects are."""
+    """A tree while it is taken apart: the tensors found so far, and by identity where those and
+    other objects are.
+    """
 
     def __init__(self, sealed_messages: bool) -> None:
         self.tensors: list[Tensor] = []
@@ -87,19 +97,37 @@ class _Flat:
         """What is written once: a parcel, a dict or a record."""
         if isinstance(node, Sealed):
             if not (self._sealed_rows and isinstance(unseal(node), Cipher)):
-                raise ComityError("A sealed parcel lives for one call: it is never saved, and leaves a process locked only.")
+                raise ComityError(
+                    "A sealed parcel lives for one call: it is never saved, and leaves a process"
+                    " locked only."
+                )
             return {"x": self.skeleton(unseal(node)), "n": node.size}
         if isinstance(node, dict):
-            return {"d": [[key, item if type(item) in LEAVES else self.skeleton(item)] for key, item in node.items()]}
+            return {
+                "d": [
+                    [key, item if type(item) in LEAVES else self.skeleton(item)]
+                    for key, item in node.items()
+                ]
+            }
         if is_record(node):
-            return {"r": name_of(type(node)), "v": [self.skeleton(getattr(node, f.name)) for f in fields(node)]}
-        raise TypeError(f"{type(node).__name__} is neither a record nor a tensor, number, string, list, tuple or dict")
+            return {
+                "r": name_of(type(node)),
+                "v": [self.skeleton(getattr(node, f.name)) for f in fields(node)],
+            }
+        raise TypeError(
+            f"{type(node).__name__} is neither a record nor a tensor, number, string, list, tuple"
+            " or dict"
+        )
 
 
 def unflatten(skeleton: Skeleton, tensors: Sequence[Tensor]) -> Any:
-    """What `flatten` took apart in a process that is one of ours: fields are not checked, parcels are let through."""
+    """What `flatten` took apart in a process that is one of ours: fields are not checked, parcels
+    are let through.
+    """
     try:
-        return _Tree(tensors, sealed_messages=True, checked=False, most_nodes=1 << 62).whole(skeleton)
+        return _Tree(tensors, sealed_messages=True, checked=False, most_nodes=1 << 62).whole(
+            skeleton
+        )
     except Exception as why:
         raise damaged(why) from why
 
@@ -117,7 +145,8 @@ class _Tree:
     ) -> None:
         self.tensors = tensors
         self.placed = 0
-        """How many tensors were referred to; each is for the first time after all those before it."""
+        """How many tensors were referred to; each is for the first time after all those before it.
+        """
         self._sealed_rows = sealed_messages
         self._checked = checked
         self._most_nodes = most_nodes
@@ -178,7 +207,9 @@ class _Tree:
         return self.tensors[number]
 
     def _again(self, number: int) -> Any:
-        """An object that occurred before: it counts again, as all who go through the tree will meet it again."""
+        """An object that occurred before: it counts again, as all who go through the tree will meet
+        it again.
+        """
         if type(number) is not int or not 0 <= number < len(self._made):
             raise Wrong("it refers to an object that is not there")
         self._nodes += self._sizes[number]
@@ -195,8 +226,13 @@ class _Tree:
         if int in kinds:
             numbers = [name for name in names if type(name) is int]
             if min(numbers) < LEAST or max(numbers) >= MOST:
-                raise Wrong("a number in it has more than 64 bits")  # of such there could be many in one place of a dict
-        made = {name: item if type(item) in LEAVES else self.node(item, depth + 1) for name, item in pairs}
+                raise Wrong(
+                    "a number in it has more than 64 bits"
+                )  # of such there could be many in one place of a dict
+        made = {
+            name: item if type(item) in LEAVES else self.node(item, depth + 1)
+            for name, item in pairs
+        }
         if len(made) < len(pairs):
             raise Wrong("a name in it comes twice")
         return made
@@ -229,19 +265,35 @@ def encode(tree: Any, sealed_messages: bool = False) -> bytes:
     try:
         blob = write_blob(skeleton, tensors)
         header_of(blob)
-        _Tree(tensors, sealed_messages, checked=True, most_nodes=FREE_NODES + len(blob)).whole(skeleton)
+        _Tree(tensors, sealed_messages, checked=True, most_nodes=FREE_NODES + len(blob)).whole(
+            skeleton
+        )
     except Exception as why:
-        raise ComityError(f"This is not written down, as it could not be read again: {_reason(why)}.") from why
+        raise ComityError(
+            f"This is not written down, as it could not be read again: {_reason(why)}."
+        ) from why
     return blob
 
 
-def decode(blob: bytes, sealed_messages: bool = False, most_bytes: int = MOST_BYTES, records: frozenset[type] | None = None) -> Any:
+def decode(
+    blob: bytes,
+    sealed_messages: bool = False,
+    most_bytes: int = MOST_BYTES,
+    records: frozenset[type] | None = None,
+) -> Any:
     """The tree in a blob; its tensors lie in fresh memory, as BLAS results can depend on alignment.
 
-    `records` are the types that may be in it (see `signature.records_of`): another one is refused, not made.
+    `records` are the types that may be in it (see `signature.records_of`): another one is refused,
+    not made.
     """
     try:
         skeleton, tensors = read_blob(blob, most_bytes)
-        return _Tree(tensors, sealed_messages, checked=True, most_nodes=FREE_NODES + len(blob), records=records).whole(skeleton)
+        return _Tree(
+            tensors,
+            sealed_messages,
+            checked=True,
+            most_nodes=FREE_NODES + len(blob),
+            records=records,
+        ).whole(skeleton)
     except Exception as why:  # whatever bytes that nobody wrote lead to
         raise damaged(why) from why

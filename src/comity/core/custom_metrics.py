@@ -1,7 +1,9 @@
-"""A user's own metric: one function of what is true and what a model answered, from a file or given from Python.
+"""A user's own metric: one function of what is true and what a model answered, from a file or given
+from Python.
 
-It is judged by its contract wherever it is asked: one number between `low` and 1 for any answers, or None where samples of these
-labels have no such figure. Gains are worked out from answers that were written down, so a function of answers is all it can be.
+It is judged by its contract wherever it is asked: one number between `low` and 1 for any answers,
+or None where samples of these labels have no such figure. Gains are worked out from answers that
+were written down, so a function of answers is all it can be.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ Function = Callable[..., Any]
 GIVEN = "given:"
 """How settings begin that name a function which was given from Python."""
 DRAWS = 500
-"""Drawings for an interval: fewer than for Comity's metrics, as a user's function is called for each of them."""
+"""Drawings for an interval: fewer than for Comity's metrics, as a user's function is called for
+each of them.
+"""
 TAKEN = {
     "loss", "silence", "algorithm", "dataset", "partition", "parties", "without", "seed", "model", "metric", "newcomers",
     "diverged", "absent", "bytes", "seconds", "rounds", "steps", "server_steps", "remarks", "discarded", "privacy",
@@ -56,7 +60,13 @@ class OwnMetric:
             wanted = inspect.signature(self.function).parameters.values()
         except (TypeError, ValueError):  # of something that is not written in Python
             return False
-        return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in wanted) > TWO
+        return (
+            sum(
+                p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+                for p in wanted
+            )
+            > TWO
+        )
 
     def figure(self, *answers: Any) -> float | None:
         """The figure of these answers, if it keeps the contract."""
@@ -72,13 +82,15 @@ class OwnMetric:
         value = float(found)
         if not math.isfinite(value):
             raise UsageError(
-                f"metric {self.name} gave {value} for {len(answers[0])} samples: let it say what it is there (0, say), or return "
-                "None where samples of these labels have no figure, whatever is answered."
+                f"metric {self.name} gave {value} for {len(answers[0])} samples: let it say what it"
+                " is there (0, say), or return None where samples of these labels have no figure,"
+                " whatever is answered."
             )
         if not self.low - 1e-9 <= value <= 1 + 1e-9:
             raise UsageError(
-                f"metric {self.name} gave {value:g}, which is not between {self.low:g} and 1: say how low it can be with "
-                "@comity.metric(low=...), and divide by the most that it can be if that is more than 1."
+                f"metric {self.name} gave {value:g}, which is not between {self.low:g} and 1: say"
+                " how low it can be with @comity.metric(low=...), and divide by the most that it"
+                " can be if that is more than 1."
             )
         return min(1.0, max(self.low, value))
 
@@ -90,11 +102,13 @@ def metric(*, name: str = ..., low: float = ...) -> Callable[[Function], OwnMetr
 def metric(
     function: Function | None = None, /, *, name: str = "", low: float = 0.0
 ) -> OwnMetric | Callable[[Function], OwnMetric]:
-    """A metric of one's own: a function of numpy arrays `(truth, answer)`, the classes by their numbers, that gives one number.
+    """A metric of one's own: a function of numpy arrays `(truth, answer)`, the classes by their
+    numbers, that gives one number.
 
-    More is better, and it lies between `low` (0, -1 or -inf) and 1, as people read it in hundredths: of an error return what is
-    left, `1 - error`. It returns None where samples of these labels have no figure. With a third argument it also gets, for two
-    classes, by how much the second one's score is the larger.
+    More is better, and it lies between `low` (0, -1 or -inf) and 1, as people read it in
+    hundredths: of an error return what is left, `1 - error`. It returns None where samples of these
+    labels have no figure. With a third argument it also gets, for two classes, by how much the
+    second one's score is the larger.
 
     Examples:
         >>> import comity
@@ -122,10 +136,14 @@ def _checked(name: str) -> str:
     """A name that can stand in tables beside all others."""
     plain = name.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]\w{0,39}", plain, re.ASCII):
-        raise UsageError(f"A metric cannot be called {shown(name)}: use up to 40 letters, digits and underscores.")
+        raise UsageError(
+            f"A metric cannot be called {shown(name)}: use up to 40 letters, digits and"
+            " underscores."
+        )
     if plain in METRICS or plain in TAKEN:
         raise UsageError(
-            f"A metric cannot be called {plain!r}, as something else is: give it another, with @comity.metric(name=...)."
+            f"A metric cannot be called {plain!r}, as something else is: give it another, with"
+            " @comity.metric(name=...)."
         )
     return plain
 
@@ -154,26 +172,37 @@ def use(key: str) -> Metric:
         _know(key, replace(own, name=Path(key).stem) if own.name == "metric" else own)
     if key.startswith(GIVEN) and (key not in METRICS.own or not METRICS.own[key].known):
         raise UsageError(
-            f"The metric {key.split(':')[1]} was given from Python as a function: give the same one again, with metric=... "
-            "(what else is known of it is in the run's files)."
+            f"The metric {key.split(':')[1]} was given from Python as a function: give the same one"
+            " again, with metric=... (what else is known of it is in the run's files)."
         )
     return METRICS[key]
 
 
 def describe(key: str) -> dict[str, Any] | None:
-    """What env.json keeps of a user's own metric, so that the run can be read where its function is not."""
+    """What env.json keeps of a user's own metric, so that the run can be read where its function is
+    not.
+    """
     known = METRICS[key]
-    return {name: getattr(known, name) for name in ("name", "about", "bounded")} if is_own(key) else None
+    return (
+        {name: getattr(known, name) for name in ("name", "about", "bounded")}
+        if is_own(key)
+        else None
+    )
 
 
 def described(key: str, told: Mapping[str, Any]) -> Metric:
-    """A metric of which only the description is here: figures that were written down can be shown, but none worked out."""
+    """A metric of which only the description is here: figures that were written down can be shown,
+    but none worked out.
+    """
     name, about, bounded = str(told["name"]), str(told["about"]), bool(told["bounded"])
     known = METRICS.own.get(key) or METRICS.own.get(_checked(name))
     if known is None:
         known = Metric(name, _title(name), about, _nothing, bounded=bounded, known=False)
     if (known.name, known.about, known.bounded) != (name, about, bounded):
-        raise UsageError(f"There are two metrics called {name} here, which differ: look at their runs one by one.")
+        raise UsageError(
+            f"There are two metrics called {name} here, which differ: look at their runs one by"
+            " one."
+        )
     METRICS.own |= {key: known, name: known}
     return known
 
@@ -186,7 +215,11 @@ def _know(key: str, own: OwnMetric) -> None:
         _title(own.name),
         own.about,
         figures=partial(_figures, own),
-        needs=lambda y: len(y) > 0 and own.figure(*_arrays(own, y.numpy(), y.numpy(), y.double().numpy() - 0.5)) is not None,
+        needs=lambda y: (
+            len(y) > 0
+            and own.figure(*_arrays(own, y.numpy(), y.numpy(), y.double().numpy() - 0.5))
+            is not None
+        ),
         fits=fits,
         bounded=own.low == 0,
         draws=DRAWS,
@@ -203,8 +236,12 @@ def _arrays(own: OwnMetric, *arrays: Any) -> tuple[Any, ...]:
 
 
 def _figures(own: OwnMetric, scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """A figure for each row of weights: the function is called with each sample as often as it counts."""
-    score = (scores[:, 1] - scores[:, 0]).double() if scores.shape[1] == TWO else torch.zeros(len(y))
+    """A figure for each row of weights: the function is called with each sample as often as it
+    counts.
+    """
+    score = (
+        (scores[:, 1] - scores[:, 0]).double() if scores.shape[1] == TWO else torch.zeros(len(y))
+    )
     arrays = _arrays(own, y.numpy(), scores.argmax(1).numpy(), score.numpy())
     found = []
     for times in weights.long().numpy():

@@ -1,7 +1,8 @@
 """Whether a record's fields hold what they are declared to hold.
 
-It is asked of records that come from a disk or a wire, and of those that are written down, never while a method computes. A
-declaration that cannot be told (a name that only type checkers import, a type of no known kind) is not checked.
+It is asked of records that come from a disk or a wire, and of those that are written down, never
+while a method computes. A declaration that cannot be told (a name that only type checkers import, a
+type of no known kind) is not checked.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from torch import Tensor
 
 Check = Callable[[Any], bool]
 PLAIN = (Tensor, bool, int, float, str)
-"""What the codec makes of these and of all their subclasses. A named tuple comes back as a tuple, a default dict as a dict."""
+"""What the codec makes of these and of all their subclasses. A named tuple comes back as a tuple, a
+default dict as a dict.
+"""
 
 
 def mismatch(value: Any) -> str:
@@ -27,7 +30,10 @@ def mismatch(value: Any) -> str:
     for name, declared, check in _checks(cls):
         held = getattr(value, name)
         if not check(held):
-            return f"{cls.__name__}.{name} should be {declared}, but the {type(held).__name__} in it is not"
+            return (
+                f"{cls.__name__}.{name} should be {declared}, but the {type(held).__name__} in it"
+                " is not"
+            )
     return ""
 
 
@@ -49,7 +55,9 @@ def declared(cls: type, f: Field[Any]) -> Any:
     owner = next((c for c in cls.__mro__ if f.name in get_annotations(c)), cls)
     try:
         names = vars(sys.modules[owner.__module__])
-        return get_type_hints(SimpleNamespace(__annotations__={f.name: f.type}), names, dict(vars(owner)))[f.name]
+        return get_type_hints(
+            SimpleNamespace(__annotations__={f.name: f.type}), names, dict(vars(owner))
+        )[f.name]
     except Exception:  # whatever a user's annotation does when it is looked up
         return Any
 
@@ -65,7 +73,12 @@ def _check_of(hint: Any) -> Check | None:
         return lambda value: any(type(value) is type(known) and value == known for known in inner)
     if kind is None:
         return partial(_is, NoneType)
-    if kind in (Any, object) or not isinstance(kind, type) or is_typeddict(kind) or getattr(kind, "_is_protocol", False):
+    if (
+        kind in (Any, object)
+        or not isinstance(kind, type)
+        or is_typeddict(kind)
+        or getattr(kind, "_is_protocol", False)
+    ):
         return None
     return _check_of_class(kind, inner)
 
@@ -88,7 +101,9 @@ def _is(kinds: type | tuple[type, ...], value: Any) -> bool:
 
 def _one_of(checks: list[Check | None]) -> Check | None:
     known = [check for check in checks if check]
-    return (lambda value: any(check(value) for check in known)) if len(known) == len(checks) else None
+    return (
+        (lambda value: any(check(value) for check in known)) if len(known) == len(checks) else None
+    )
 
 
 def _all_of(kinds: tuple[type, ...], inner: tuple[Any, ...]) -> Check:
@@ -117,6 +132,8 @@ def _dict_of(inner: tuple[Any, ...]) -> Check:
     def check(value: Any) -> bool:
         if not isinstance(value, dict):
             return False
-        return (names is None or all(map(names, value))) and (items is None or all(map(items, value.values())))
+        return (names is None or all(map(names, value))) and (
+            items is None or all(map(items, value.values()))
+        )
 
     return check

@@ -23,7 +23,9 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as torch's
 
 
 def train(request: FitRequest[Any]) -> Fitted:
-    """Do one training; should its loss turn out to be of second order, begin anew with whole gradients."""
+    """Do one training; should its loss turn out to be of second order, begin anew with whole
+    gradients.
+    """
     if request.private:
         return train_privately(request, request.private)
     try:
@@ -33,7 +35,9 @@ def train(request: FitRequest[Any]) -> Fitted:
 
 
 def train_outside(request: FitRequest[Any]) -> Fitted:
-    """Do one training that no work asked for, with the random stream for layers that a work would have lent it."""
+    """Do one training that no work asked for, with the random stream for layers that a work would
+    have lent it.
+    """
     with request.task.network.layer_stream(request.key.fold("layers")):
         return train(request)
 
@@ -55,7 +59,14 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
 def _given(request: FitRequest[Any]) -> tuple[Any, Any]:
     """What the loss gets of the party's own, and all that it must not write to."""
     own = read_only(request.own)
-    return own, own if type(request.task) is LearningTask else (own, request.task)  # a plain task holds no tensors
+    return own, (
+        own
+        if type(request.task) is LearningTask
+        else (
+            own,
+            request.task,
+        )
+    )  # a plain task holds no tensors
 
 
 def _descent(request: FitRequest[Any], own: Any, thin: bool) -> Descent:
@@ -76,7 +87,9 @@ def _descent(request: FitRequest[Any], own: Any, thin: bool) -> Descent:
 
 
 def train_privately(request: FitRequest[Any], private: Private) -> Fitted:
-    """Do one training of which no single record tells: as any other, but for its batches and what is done to gradients."""
+    """Do one training of which no single record tells: as any other, but for its batches and what
+    is done to gradients.
+    """
     own, given = _given(request)
     before = marks(given)
     descent = _descent(request, own, thin=False)
@@ -96,18 +109,26 @@ def train_privately(request: FitRequest[Any], private: Private) -> Fitted:
 def fold(request: FoldRequest[S]) -> S:
     """A step of a method's own, folded over batches.
 
-    The state is copied once, because a training pass writes to BatchNorm's buffers, which may belong to a letter.
+    The state is copied once, because a training pass writes to BatchNorm's buffers, which may
+    belong to a letter.
     """
-    state: S = tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, request.first)
+    state: S = tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, request.first
+    )
     for batch in batches(request.samples, request.key, request.training):
         state = request.step(state, batch)
     return state
 
 
 def check_unwritten(given: Any, before: list[int]) -> None:
-    """Refuse a loss that wrote to tensors that it was given: other engines would make something else of that."""
+    """Refuse a loss that wrote to tensors that it was given: other engines would make something
+    else of that.
+    """
     if marks(given) != before:
-        raise ComityError("A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new one.")
+        raise ComityError(
+            "A loss wrote to a tensor of its `own` or of its task, which is not its own: let it"
+            " make a new one."
+        )
 
 
 def _copied(moments: Moments | None) -> Moments | None:
@@ -119,7 +140,9 @@ def _copied(moments: Moments | None) -> Moments | None:
 
 @dataclass(frozen=True)
 class Anchor:
-    """A pull, as the descent applies it: which of the trained tensors are pulled, where to, and how strongly."""
+    """A pull, as the descent applies it: which of the trained tensors are pulled, where to, and how
+    strongly.
+    """
 
     places: list[int]
     to: list[Tensor]
@@ -128,7 +151,11 @@ class Anchor:
     @staticmethod
     def of(request: FitRequest[Any]) -> Anchor | None:
         """A single party's pull; None if nothing that is trained is pulled."""
-        return None if request.pull is None else Anchor.at(request.names, request.pull.to, request.pull.weight)
+        return (
+            None
+            if request.pull is None
+            else Anchor.at(request.names, request.pull.to, request.pull.weight)
+        )
 
     @staticmethod
     def at(names: list[str], to: Params, weight: float) -> Anchor | None:
@@ -139,7 +166,9 @@ class Anchor:
 
 @dataclass
 class Descent:
-    """Gradient descent in place on tensors of its own, one step a batch, as torch.optim's SGD or Adam would do it."""
+    """Gradient descent in place on tensors of its own, one step a batch, as torch.optim's SGD or
+    Adam would do it.
+    """
 
     loss: Callable[[Params, Batch], Tensor]
     training: Training
@@ -211,7 +240,13 @@ class Descent:
 
         return Moments(zeros(), zeros() if self.training.optimizer == "adam" else {}, 0)
 
-    def _gather(self, into: list[Tensor], scale: float, thin: Sequence[Tensor | None], dense: Sequence[Tensor | None]) -> None:
+    def _gather(
+        self,
+        into: list[Tensor],
+        scale: float,
+        thin: Sequence[Tensor | None],
+        dense: Sequence[Tensor | None],
+    ) -> None:
         """Add `scale` times the whole gradient to `into`, which may be the parameters themselves."""
         if self.anchor:
             self._pull_and_decay(self.anchor, into, scale)
@@ -241,4 +276,10 @@ class Descent:
         """What came out; no further step is made."""
         for param in self.params:
             param.requires_grad_(False)
-        return Fitted(dict(self.theta), self.moments, self.steps, None if self.last is None else self.last.detach(), scratch)
+        return Fitted(
+            dict(self.theta),
+            self.moments,
+            self.steps,
+            None if self.last is None else self.last.detach(),
+            scratch,
+        )

@@ -14,8 +14,13 @@ from comity.core.record import is_record
 def is_finite(tree: Any) -> bool:
     """Whether all numbers in a tree are; sealed parcels are closed, and not looked into."""
     if isinstance(tree, Tensor):
-        # A finite sum has finite parts, and is fast; a sum may also overflow, so what is not finite is looked at closely.
-        return not tree.is_floating_point() or math.isfinite(tree.sum().item()) or bool(tree.isfinite().all())
+        # A finite sum has finite parts, and is fast; a sum may also overflow, so what is not finite
+        # is looked at closely.
+        return (
+            not tree.is_floating_point()
+            or math.isfinite(tree.sum().item())
+            or bool(tree.isfinite().all())
+        )
     if isinstance(tree, float):
         return math.isfinite(tree)
     if isinstance(tree, dict):
@@ -34,5 +39,11 @@ def first_not_finite(tree: Any) -> str:
     """The name of the first value that is not finite, as in `theta.fc.weight`; nothing if all are."""
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         if not is_finite(leaf):
-            return ".".join(str(getattr(part, "name", getattr(part, "key", getattr(part, "idx", part)))) for part in path) or "it"
+            return (
+                ".".join(
+                    str(getattr(part, "name", getattr(part, "key", getattr(part, "idx", part))))
+                    for part in path
+                )
+                or "it"
+            )
     return ""

@@ -1,8 +1,10 @@
-"""What a work can ask for: a training (`FitRequest`), or a step of its own folded over batches (`FoldRequest`).
+"""What a work can ask for: a training (`FitRequest`), or a step of its own folded over batches
+(`FoldRequest`).
 
-A work makes such a request by `party.fit(...)` or `party.fold(...)` and awaits what comes of it. Who answers is the engine's
-matter: it may train the party by itself or together with others. A request and its result have no attribute in common, so
-that a forgotten `await` is an error, never untrained weights.
+A work makes such a request by `party.fit(...)` or `party.fold(...)` and awaits what comes of it.
+Who answers is the engine's matter: it may train the party by itself or together with others. A
+request and its result have no attribute in common, so that a forgotten `await` is an error, never
+untrained weights.
 """
 
 from __future__ import annotations
@@ -25,16 +27,22 @@ S = TypeVar("S")
 O = TypeVar("O")  # noqa: E741 - what is a party's own
 
 Loss = Callable[[LearningTask, Params, Batch, O], Tensor]
-"""loss(task, theta, batch, own): a pure function. All that differs between parties comes through its arguments."""
+"""loss(task, theta, batch, own): a pure function. All that differs between parties comes through
+its arguments.
+"""
 Draw = Callable[[Batch, Key, O], Any]
-"""draw(batch, key, own): a batch's random tensors, made a party at a time; the loss finds them in `batch.drawn`.
+"""draw(batch, key, own): a batch's random tensors, made a party at a time; the loss finds them in
+`batch.drawn`.
 
-The key is the batch's own: `key.fold("noise").generator()` draws anew for each."""
+The key is the batch's own: `key.fold("noise").generator()` draws anew for each.
+"""
 
 
 @record
 class Pull:
-    """A pull of what is trained to a fixed point: the gradient weight · (θ − to), which is that of weight/2 · ‖θ − to‖²."""
+    """A pull of what is trained to a fixed point: the gradient weight · (θ − to), which is that of
+    weight/2 · ‖θ − to‖².
+    """
 
     to: Params
     weight: float
@@ -42,10 +50,12 @@ class Pull:
 
 @dataclass(frozen=True, eq=False)
 class Private:
-    """How a party trains so that no single record tells (Abadi et al. 2016): each step on a Poisson sample of the records, each
-    record's gradient clipped, Gaussian noise on their sum, all divided by the sample's expected size.
+    """How a party trains so that no single record tells (Abadi et al. 2016): each step on a Poisson
+    sample of the records, each record's gradient clipped, Gaussian noise on their sum, all divided
+    by the sample's expected size.
 
-    Nothing but the training itself sees the records: what a work has in `party.data` refuses to be looked at.
+    Nothing but the training itself sees the records: what a work has in `party.data` refuses to be
+    looked at.
     """
 
     samples: Samples
@@ -58,14 +68,17 @@ class Private:
 
 
 Level = Literal["row", "party"]
-"""Whom noise on class means protects: a row (what a given model makes of one sample), or all that a party has."""
+"""Whom noise on class means protects: a row (what a given model makes of one sample), or all that a
+party has.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenMeans:
     """How class means leave a party behind noise (`parts/hidden_means.py`).
 
-    Nothing but trainings and these means see the records: what a work has in `party.data` refuses to be looked at.
+    Nothing but trainings and these means see the records: what a work has in `party.data` refuses
+    to be looked at.
     """
 
     samples: Samples
@@ -119,10 +132,14 @@ class FitRequest(Generic[O]):
     def __await__(self) -> Generator[FitRequest[Any], Fitted, Fitted]:
         return (yield self)
 
-    if not TYPE_CHECKING:  # for mypy a forgotten await is a missing attribute; this is for whoever runs without it
+    if (
+        not TYPE_CHECKING
+    ):  # for mypy a forgotten await is a missing attribute; this is for whoever runs without it
 
         def __getattr__(self, name: str) -> Any:
-            raise AttributeError(f"A training that is asked for has no {name!r} yet: write `await party.fit(...)`.")
+            raise AttributeError(
+                f"A training that is asked for has no {name!r} yet: write `await party.fit(...)`."
+            )
 
     @property
     def names(self) -> list[str]:
@@ -133,7 +150,11 @@ class FitRequest(Generic[O]):
     def shift(self) -> Params | None:
         """What is added to every gradient, for all that is trained."""
         add = self.add
-        return None if add is None else {k: add[k] if k in add else torch.zeros_like(self.begin[k]) for k in self.names}
+        return (
+            None
+            if add is None
+            else {k: add[k] if k in add else torch.zeros_like(self.begin[k]) for k in self.names}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +182,9 @@ def plain(task: LearningTask, theta: Params, batch: Batch, own: object) -> Tenso
 
 
 def gradient(value: Callable[[Params], Tensor], theta: Params) -> tuple[Tensor, Params]:
-    """A function's value at `theta` and its gradient there, for steps that are not plain descent; buffers have none."""
+    """A function's value at `theta` and its gradient there, for steps that are not plain descent;
+    buffers have none.
+    """
     free = {k: v if is_buffer(k) else v.detach().requires_grad_() for k, v in theta.items()}
     names = [k for k in free if not is_buffer(k)]
     result = value(free)
@@ -170,7 +193,9 @@ def gradient(value: Callable[[Params], Tensor], theta: Params) -> tuple[Tensor, 
 
 
 def curvature(value: Callable[[Params], Tensor], theta: Params, along: Params) -> Params:
-    """A function's second derivative at `theta`, times `along`: how its gradient changes in that direction."""
+    """A function's second derivative at `theta`, times `along`: how its gradient changes in that
+    direction.
+    """
     free = {k: v.clone() if is_buffer(k) else v.detach().requires_grad_() for k, v in theta.items()}
     params = [free[k] for k in along]
     grads = torch.autograd.grad(value(free), params, create_graph=True, materialize_grads=True)

@@ -1,7 +1,7 @@
 """Randomness is an argument: a key is a position in a tree of names, never a running state.
 
-`key.fold("batches", 3)` is another key, the same on every engine and in every order of calls. A generator drawn
-from a key belongs to that key alone, so one purpose's draws cannot shift another's.
+`key.fold("batches", 3)` is another key, the same on every engine and in every order of calls. A
+generator drawn from a key belongs to that key alone, so one purpose's draws cannot shift another's.
 """
 
 from __future__ import annotations
@@ -48,17 +48,20 @@ class Key:
         return sorted(self.permutation(n)[:count].tolist())
 
     def noise(self) -> bytes:
-        """What noise that hides something is drawn from (`core/noise.py`): of a plain key, everybody could compute it."""
+        """What noise that hides something is drawn from (`core/noise.py`): of a plain key,
+        everybody could compute it.
+        """
         return blake2b(self.bits.to_bytes(8, "little"), person=b"noise", digest_size=32).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class SecretKey(Key):
-    """A key whose noise comes from a secret, too: all else that is drawn from it whoever has the seed can draw as well.
+    """A key whose noise comes from a secret, too: all else that is drawn from it whoever has the
+    seed can draw as well.
 
-    A site has a secret of its own. In a simulation the run's settings take its place: two runs with one seed would else have
-    the same noise, and it could be subtracted. The noise is the same when the same is asked again, or asking often would
-    average it away.
+    A site has a secret of its own. In a simulation the run's settings take its place: two runs with
+    one seed would else have the same noise, and it could be subtracted. The noise is the same when
+    the same is asked again, or asking often would average it away.
     """
 
     secret: bytes
@@ -67,7 +70,9 @@ class SecretKey(Key):
         return SecretKey(Key(self.bits).fold(*path).bits, self.secret)
 
     def noise(self) -> bytes:
-        return blake2b(self.bits.to_bytes(8, "little"), key=self.secret, person=b"noise", digest_size=32).digest()
+        return blake2b(
+            self.bits.to_bytes(8, "little"), key=self.secret, person=b"noise", digest_size=32
+        ).digest()
 
 
 @dataclass(frozen=True, slots=True)

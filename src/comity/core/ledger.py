@@ -1,7 +1,8 @@
 """The ledger: every byte that crossed between parties and server, or between two parties.
 
-Of thousands of parties single rows would be most of what a run writes. There the bytes of all parties are added up, by round,
-work, direction and kind; in the rows they are called `parties`. Totals are the same to the byte.
+Of thousands of parties single rows would be most of what a run writes. There the bytes of all
+parties are added up, by round, work, direction and kind; in the rows they are called `parties`.
+Totals are the same to the byte.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ EVERYBODY = "parties"
 MOST_APART = 5_000
 """How many parties have rows of their own."""
 ADDED_UP = (
-    f"There are more than {MOST_APART:,} parties: in ledger.csv the bytes of all of them are added up, by round, work and "
-    "direction. Totals are exact."
+    f"There are more than {MOST_APART:,} parties: in ledger.csv the bytes of all of them are added"
+    " up, by round, work and direction. Totals are exact."
 )
 
 

@@ -1,7 +1,9 @@
-"""What models are judged by: each metric is a name, a meaning, a direction, and one pure function of scores and labels.
+"""What models are judged by: each metric is a name, a meaning, a direction, and one pure function
+of scores and labels.
 
-The function works out a figure for each row of a table of weights, which say how many times each sample counts. So an interval
-that comes of drawing samples again (`measure/gain.py`) is of the very figure that it stands beside.
+The function works out a figure for each row of a table of weights, which say how many times each
+sample counts. So an interval that comes of drawing samples again (`measure/gain.py`) is of the very
+figure that it stands beside.
 """
 
 from __future__ import annotations
@@ -44,11 +46,15 @@ class Metric:
     percent: bool = True
     """Whether people read it in hundredths."""
     eligible: bool = True
-    """Whether methods can be judged by it: their answers alone must tell it, and for two classes their scores."""
+    """Whether methods can be judged by it: their answers alone must tell it, and for two classes
+    their scores.
+    """
     draws: int = 2_000
     """How often test samples are drawn again for an interval."""
     known: bool = True
-    """Whether its function is here; of a user's own there may be a description only (`own_metrics`)."""
+    """Whether its function is here; of a user's own there may be a description only
+    (`own_metrics`).
+    """
 
     @property
     def sign(self) -> int:
@@ -60,14 +66,20 @@ class Metric:
         return f"{figure:.1%}" if self.percent else f"{figure:.4g}"
 
     def of(self, scores: Tensor, y: Tensor) -> float | None:
-        """The figure of a model's scores for each class; None where there is none, NaN where the model has diverged."""
+        """The figure of a model's scores for each class; None where there is none, NaN where the
+        model has diverged.
+        """
         if not self.needs(y):
             return None
-        return float(self.figures(scores, y, torch.ones(1, len(y), dtype=torch.double, device=y.device)))
+        return float(
+            self.figures(scores, y, torch.ones(1, len(y), dtype=torch.double, device=y.device))
+        )
 
 
 def _counts(scores: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each class: how many samples of it were recognised, how many there are, how often it was the answer."""
+    """For each class: how many samples of it were recognised, how many there are, how often it was
+    the answer.
+    """
     truth = F.one_hot(y, scores.shape[1]).to(weights.dtype)
     answer = F.one_hot(scores.argmax(1), scores.shape[1]).to(weights.dtype)
     return weights @ (truth * answer), weights @ truth, weights @ answer
@@ -107,7 +119,9 @@ def _both(y: Tensor) -> bool:
 
 
 class Metrics(dict[str, Metric]):
-    """The metrics that Comity has, by name. A user's own (`own_metrics`) are found by theirs as well, but are listed nowhere."""
+    """The metrics that Comity has, by name. A user's own (`own_metrics`) are found by theirs as
+    well, but are listed nowhere.
+    """
 
     own: dict[str, Metric]
 
@@ -160,7 +174,8 @@ METRICS = Metrics(
         Metric(
             "auc_micro",
             "micro AUC",
-            "the chance that a pair of a sample and its class has a higher score than one of a sample and another class",
+            "the chance that a pair of a sample and its class has a higher score than one of a"
+            " sample and another class",
             _auc_micro,
             needs=_both,
             fits=lambda classes: classes > TWO,
@@ -179,7 +194,9 @@ METRICS = Metrics(
             "mae",
             "mean absolute error",
             "by how much a prediction is off, in the label's own unit",
-            lambda scores, y, weights: weights @ (scores[:, 0] - y).abs().to(weights.dtype) / weights.sum(1),
+            lambda scores, y, weights: (
+                weights @ (scores[:, 0] - y).abs().to(weights.dtype) / weights.sum(1)
+            ),
             fits=lambda classes: classes == 0,
             higher=False,
             bounded=False,
@@ -206,12 +223,21 @@ def check_fits(name: str, classes: int) -> None:
     """Refuse to judge by a metric that is not for so many classes."""
     display_name = METRICS[name].name
     if not classes and not METRICS[name].fits(0):
-        raise UsageError(f"metric {display_name} is for classes, but the label of these data is a number: choose {EXPLAINED.name}.")
+        raise UsageError(
+            f"metric {display_name} is for classes, but the label of these data is a number: choose"
+            f" {EXPLAINED.name}."
+        )
     if classes and METRICS[name].fits(0):
-        raise UsageError(f"metric {display_name} is for labels that are numbers, but these data have {classes} classes.")
+        raise UsageError(
+            f"metric {display_name} is for labels that are numbers, but these data have {classes}"
+            " classes."
+        )
     if not METRICS[name].fits(classes):
         others = ", ".join(metric.name for metric in fitting(classes) if metric.eligible)
-        raise UsageError(f"metric {display_name} is for two classes, but these data have {classes}: choose one of {others}.")
+        raise UsageError(
+            f"metric {display_name} is for two classes, but these data have {classes}: choose one"
+            f" of {others}."
+        )
 
 
 LEAST_OF_CLASS = 5

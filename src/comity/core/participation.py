@@ -1,4 +1,6 @@
-"""Who is heard and who is not: a party can be away, its reply can be lost, or hold what is no number. All is written down."""
+"""Who is heard and who is not: a party can be away, its reply can be lost, or hold what is no
+number. All is written down.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Rules:
     stop_if_not_finite: bool = False
     """Whether a reply with values that are not finite ends the run; else it is left out."""
     planned: Callable[[str, CallId], str] = lambda party, call: ""
-    """For simulations: whether a party of that name is to be OFFLINE when it is called, or its reply LOST."""
+    """For simulations: whether a party of that name is to be OFFLINE when it is called, or its
+    reply LOST.
+    """
 
 
 class Participation:
@@ -59,7 +63,9 @@ class Participation:
         self.rules = rules
         self.absences: list[Absence] = []
         self.waiting: set[int] = set()
-        """Parties that missed the start: they are asked nothing before they were told what they missed."""
+        """Parties that missed the start: they are asked nothing before they were told what they
+        missed.
+        """
         self.missed: set[int] = set()
         """Who missed a call since `begin`."""
         self.quorum = 1
@@ -90,17 +96,22 @@ class Participation:
         return lost
 
     def is_usable(self, call: CallId, i: int, unfit: str, ruined: str) -> bool:
-        """Whether all that a party sent, and keeps, is finite; if something is not, that is written down, or the run ends."""
+        """Whether all that a party sent, and keeps, is finite; if something is not, that is written
+        down, or the run ends.
+        """
         if unfit or ruined:
-            self.not_usable(call, i, f"{unfit} of its reply" if unfit else f"{ruined} of what it keeps")
+            self.not_usable(
+                call, i, f"{unfit} of its reply" if unfit else f"{ruined} of what it keeps"
+            )
         return not (unfit or ruined)
 
     def not_usable(self, call: CallId, i: int, what: str) -> None:
         """What a party sent, or keeps, is no number."""
         if self.rules.stop_if_not_finite:
             raise ComityError(
-                f"{self._info.name(i)} has values that are not finite in round {call.round} ({what}, after {call.function}): "
-                "give it a smaller lr, or leave such replies out with --on-nonfinite drop."
+                f"{self._info.name(i)} has values that are not finite in round {call.round}"
+                f" ({what}, after {call.function}): give it a smaller lr, or leave such replies out"
+                " with --on-nonfinite drop."
             )
         self._write(call, i, NOT_FINITE)
 
@@ -122,7 +133,9 @@ class Participation:
         return self.rules.planned(self._info.name(i), call)
 
     def _write(self, call: CallId, i: int, how: str) -> None:
-        self.absences.append(Absence(self._info.name(i), call.round, call.function, how, call.occurrence))
+        self.absences.append(
+            Absence(self._info.name(i), call.round, call.function, how, call.occurrence)
+        )
         self.missed.add(i)
 
 
@@ -144,7 +157,9 @@ class CallParticipation:
         return not self.register.is_lost(self.call, i)
 
     def counts(self, i: int, unfit: str, ruined: str) -> bool:
-        """Whether what arrived can be used: `unfit` names a value in it that is not finite, `ruined` one of the party's state."""
+        """Whether what arrived can be used: `unfit` names a value in it that is not finite,
+        `ruined` one of the party's state.
+        """
         usable = self.register.is_usable(self.call, i, unfit, ruined)
         self.heard += usable
         return usable
@@ -160,5 +175,9 @@ class CallParticipation:
         self.write_silent()
         needed = min(self.register.quorum, self.asked)
         if self.heard < needed:
-            few = f"Only {self.heard} of the {needed} parties that are needed" if self.heard else "No party"
+            few = (
+                f"Only {self.heard} of the {needed} parties that are needed"
+                if self.heard
+                else "No party"
+            )
             raise NoReplies(f"{few} answered {self.call.function} in round {self.call.round}.")

@@ -1,4 +1,6 @@
-"""Who takes part: what a party knows of itself and may ask for, what everybody may know, and traffic in closed form."""
+"""Who takes part: what a party knows of itself and may ask for, what everybody may know, and
+traffic in closed form.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,16 @@ class Party:
     place: int | None = None
     """Its number in the whole federation, of which some may be left out of this run."""
     metric: str = "accuracy"
-    """What its models are judged by while a run goes on, beside accuracy (see `core/metrics.py`)."""
+    """What its models are judged by while a run goes on, beside accuracy (see `core/metrics.py`).
+    """
     own_start: bool = False
     """Whether it starts from weights of its own, not from those that everybody else starts from."""
     key: Key = field(default=Key(0))
     """What it draws outside of works comes from this, so that it is the same each time."""
     private: Private | None = None
-    """How it trains so that no record tells, if it does: then its `data` are out of reach, and it has no steps of its own."""
+    """How it trains so that no record tells, if it does: then its `data` are out of reach, and it
+    has no steps of its own.
+    """
     hidden_means: HiddenMeans | None = None
     """Behind which noise its class means leave, if they do: then its `data` are out of reach."""
 
@@ -119,18 +124,24 @@ class Party:
         draw: Draw[Any] | None = None,
         batched: bool = True,
     ) -> FitRequest[Any]:
-        """Ask for a training: `done = await party.fit(self.loss, theta, key, own)`, then `done.theta`.
+        """Ask for a training: `done = await party.fit(self.loss, theta, key, own)`, then
+        `done.theta`.
 
-        `loss(task, theta, batch, own)` is minimised from `theta`, which is not changed, on the party's data, by its task and
-        its way of training, unless others are given. `own` is a record of all that the loss needs beside the task. `only`
-        names what is trained (all but the buffers, unless told). `add` is added to every gradient; `pull` is a pull to a fixed
-        point. `draw(batch, key, own)` makes a batch's random tensors, which the loss finds in `batch.drawn`. With
-        `together=False` it is never one computation with other parties' trainings.
+        `loss(task, theta, batch, own)` is minimised from `theta`, which is not changed, on the
+        party's data, by its task and its way of training, unless others are given. `own` is a
+        record of all that the loss needs beside the task. `only` names what is trained (all but the
+        buffers, unless told). `add` is added to every gradient; `pull` is a pull to a fixed point.
+        `draw(batch, key, own)` makes a batch's random tensors, which the loss finds in
+        `batch.drawn`. With `batched=False` it is never one computation with other parties'
+        trainings.
         """
         if self.private and (samples is not None or draw is not None):
-            raise UsageError(f"{NOT_PRIVATE}: it makes {'samples' if samples is not None else 'draws'} of its own for a training.")
+            raise UsageError(
+                f"{NOT_PRIVATE}: it makes {'samples' if samples is not None else 'draws'} of its"
+                " own for a training."
+            )
         if self.private:
-            together = False
+            batched = False
         return FitRequest(
             objective=loss,
             begin=theta,
@@ -148,22 +159,36 @@ class Party:
         )
 
     def adapted(self, theta: Params, how: Training) -> Params:
-        """What a training on its own data makes of a model, the same each time: for `Algorithm.model`, of what it deploys."""
+        """What a training on its own data makes of a model, the same each time: for
+        `Algorithm.model`, of what it deploys.
+        """
         return train_outside(self.fit(plain, theta, self.key.fold("adapt"), training=how)).theta
 
-    def represent(self, task: LearningTask, theta: Params, leaving: Callable[[Tensor], Tensor]) -> Tensor:
+    def represent(
+        self, task: LearningTask, theta: Params, leaving: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         """What a model makes of each training sample, row by row, as it may leave.
 
-        Where no record may tell, `leaving` must bound each row by itself and add noise to it, as the method's `releases` say.
+        Where no record may tell, `leaving` must bound each row by itself and add noise to it, as
+        the method's `releases` say.
         """
         return leaving(in_chunks(lambda x: task.features(theta, x), self._records.x).flatten(1))
 
     def fold(
-        self, step: Callable[[S, Batch], S], state: S, key: Key, training: Training | None = None, samples: Samples | None = None
+        self,
+        step: Callable[[S, Batch], S],
+        state: S,
+        key: Key,
+        training: Training | None = None,
+        samples: Samples | None = None,
     ) -> FoldRequest[S]:
-        """Ask for a step of one's own (an inner loop, a mixture) over batches: `state = await party.fold(step, state, key)`."""
+        """Ask for a step of one's own (an inner loop, a mixture) over batches: `state = await
+        party.fold(step, state, key)`.
+        """
         if self.private:
-            raise UsageError(f"{NOT_PRIVATE}: it makes steps of its own, whose gradients nobody clips.")
+            raise UsageError(
+                f"{NOT_PRIVATE}: it makes steps of its own, whose gradients nobody clips."
+            )
         return FoldRequest(step, state, samples or self.data.train, key, training or self.training)
 
 
@@ -188,11 +213,16 @@ class Info:
     peers: tuple[tuple[int, ...] | None, ...] = ()
     """Whom each party chose to learn from; None for everybody."""
     places: tuple[int, ...] = ()
-    """The numbers of parties and newcomers in the whole federation, of which some may be left out of this run."""
+    """The numbers of parties and newcomers in the whole federation, of which some may be left out
+    of this run.
+    """
     whole: int = 0
-    """How many parties the whole federation has from the start: cohorts are drawn from all of them."""
+    """How many parties the whole federation has from the start: cohorts are drawn from all of them.
+    """
     shared_columns: int = 0
-    """Of how many columns all send sums and squares before the start, so that they are scaled alike."""
+    """Of how many columns all send sums and squares before the start, so that they are scaled
+    alike.
+    """
 
     @property
     def parties(self) -> range:
@@ -210,7 +240,9 @@ class Info:
         return i != j and (wish is None or j in wish)
 
     def stream(self, i: int) -> int:
-        """The number that a party's random streams are made of: leaving out others does not change it."""
+        """The number that a party's random streams are made of: leaving out others does not change
+        it.
+        """
         return self.places[i] if self.places else i
 
     def name(self, i: int) -> str:
@@ -234,11 +266,14 @@ class Info:
                 continue
             if task.shapes != self.task.shapes:
                 raise UsageError(
-                    f"{who} exchanges weights, so all parties need one architecture, but {name} has "
-                    f"{task.network.name} and {self.names[0]} has {self.task.network.name}."
+                    f"{who} exchanges weights, so all parties need one architecture, but {name} has"
+                    f" {task.network.name} and {self.names[0]} has {self.task.network.name}."
                 )
             if fixed_in(task.network) != fixed_in(self.task.network):
-                raise UsageError(f"{who} exchanges factors, which mean something else at {name}: it has another base.")
+                raise UsageError(
+                    f"{who} exchanges factors, which mean something else at {name}: it has another"
+                    " base."
+                )
 
     def needs_classes(self, who: str, why: str) -> None:
         """Refuse data whose label is a number: `who` makes use of classes."""
@@ -250,17 +285,18 @@ class Info:
         for name, task in zip(self.names, self.tasks, strict=True):
             if task.width != self.width:
                 raise UsageError(
-                    f"{who} exchanges representations, so all parties need one width, but {name}'s are {task.width} "
-                    f"wide and {self.names[0]}'s {self.width}."
+                    f"{who} exchanges representations, so all parties need one width, but {name}'s"
+                    f" are {task.width} wide and {self.names[0]}'s {self.width}."
                 )
 
 
 @dataclass(frozen=True)
 class WatchedInfo(Info):
-    """Info that writes down in `looked` whether a method looks at what depends on how long the run is to be.
+    """Info that writes down in `looked` whether a method looks at what depends on how long the run
+    is to be.
 
-    A run whose method did cannot be made longer: its rounds so far would have been others. It is observed, not
-    declared, so that nobody's forgetting makes a run longer wrongly.
+    A run whose method did cannot be made longer: its rounds so far would have been others. It is
+    observed, not declared, so that nobody's forgetting makes a run longer wrongly.
     """
 
     looked: set[str] = field(default_factory=set, repr=False, compare=False)
@@ -268,7 +304,9 @@ class WatchedInfo(Info):
     @staticmethod
     def of(info: Info, looked: set[str]) -> WatchedInfo:
         """The same info, watched."""
-        return WatchedInfo(**{each.name: getattr(info, each.name) for each in fields(info)}, looked=looked)
+        return WatchedInfo(
+            **{each.name: getattr(info, each.name) for each in fields(info)}, looked=looked
+        )
 
     def __getattribute__(self, name: str) -> Any:
         if name in ("rounds", "cohort"):

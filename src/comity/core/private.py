@@ -1,8 +1,10 @@
-"""Training of which no single record tells: Poisson samples, gradients clipped record by record, and noise on their sum.
+"""Training of which no single record tells: Poisson samples, gradients clipped record by record,
+and noise on their sum.
 
-The gradient of each record is needed for its norm, but seldom whole. For a linear layer y = x Wᵀ + b it is dy xᵀ, whose norm is
-‖dy‖ · ‖x‖, and the clipped sum over records is one product of thin matrices; for a convolution it is such a product of patches.
-Layers are recorded while the loss runs (`kernels.TAPE`). What else is trained gets its gradients record by record, by `vmap`.
+The gradient of each record is needed for its norm, but seldom whole. For a linear layer y = x Wᵀ +
+b it is dy xᵀ, whose norm is ‖dy‖ · ‖x‖, and the clipped sum over records is one product of thin
+matrices; for a convolution it is such a product of patches. Layers are recorded while the loss runs
+(`kernels.TAPE`). What else is trained gets its gradients record by record, by `vmap`.
 """
 
 from __future__ import annotations
@@ -34,11 +36,16 @@ WHOLE_BYTES = 2**27
 """How much the gradients of records may take that are whole at one time."""
 DRAWN_AT_ONCE = 2**17
 APART = 1e-3
-"""By how much the loss of two records may differ from the mean of their losses: rounding, and no more."""
+"""By how much the loss of two records may differ from the mean of their losses: rounding, and no
+more.
+"""
 
 
-def poisson_batches(samples: Samples, rate: float, steps: int, key: Key, how: Training) -> Iterator[Batch]:
-    """For each step each sample with that chance, independently of all others: it may be none. Who it is is as secret as noise.
+def poisson_batches(
+    samples: Samples, rate: float, steps: int, key: Key, how: Training
+) -> Iterator[Batch]:
+    """For each step each sample with that chance, independently of all others: it may be none. Who
+    it is is as secret as noise.
 
     Whoever is in many steps is drawn by one call, as a call takes longer than a draw.
     """
@@ -58,20 +65,26 @@ class NoScratch(ReadOnlyDict):
     """What a loss may not leave anything in: that would be of records that nobody clipped."""
 
     def _refuse(self, *args: object, **kwargs: object) -> None:
-        raise UsageError("The method cannot be trained privately: its loss keeps something from batch to batch.")
+        raise UsageError(
+            "The method cannot be trained privately: its loss keeps something from batch to batch."
+        )
 
     __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
 
 
 def check_separable(loss: Loss, theta: Params, like: Samples) -> None:
-    """Refuse a loss that is no mean over records: what is clipped of it would not be a record's part in it.
+    """Refuse a loss that is no mean over records: what is clipped of it would not be a record's
+    part in it.
 
-    It is tried on two inputs that nobody's records are: data-dependent refusals would tell something. They are whole numbers,
-    as words are.
+    It is tried on two inputs that nobody's records are: data-dependent refusals would tell
+    something. They are whole numbers, as words are.
     """
     x = torch.stack([torch.full(like.shape, value) for value in (0.0, 1.0)]).to(like.x)
     y = torch.zeros(2, dtype=like.y.dtype, device=like.y.device)
-    rows = {name: torch.zeros_like(every[:1]).expand(2, *every.shape[1:]) for name, every in like.rows.items()}
+    rows = {
+        name: torch.zeros_like(every[:1]).expand(2, *every.shape[1:])
+        for name, every in like.rows.items()
+    }
 
     def of(at: slice) -> float:
         indices = torch.arange(2, device=x.device)[at]
@@ -81,11 +94,15 @@ def check_separable(loss: Loss, theta: Params, like: Samples) -> None:
 
     together, apart = of(slice(0, 2)), (of(slice(0, 1)) + of(slice(1, 2))) / 2
     if math.isfinite(apart) and abs(together - apart) > APART * max(1.0, abs(apart)):
-        raise UsageError("The method cannot be trained privately: its loss couples the samples of a batch.")
+        raise UsageError(
+            "The method cannot be trained privately: its loss couples the samples of a batch."
+        )
 
 
 class PrivateGradients:
-    """Makes the gradients of one training's steps, all in the same memory: fresh memory would take a third of a step."""
+    """Makes the gradients of one training's steps, all in the same memory: fresh memory would take
+    a third of a step.
+    """
 
     def __init__(self, descent: Descent, private: Private, expected: float) -> None:
         self._descent, self._private, self._expected = descent, private, expected
@@ -96,22 +113,35 @@ class PrivateGradients:
         self._tape = SampleTape(descent.params)
 
     def of(self, batch: Batch, key: Key) -> list[Tensor]:
-        """Σ clipped gradients of the batch's records, and N(0, (σC)²) on each number, over the expected size of a batch.
+        """Σ clipped gradients of the batch's records, and N(0, (σC)²) on each number, over the
+        expected size of a batch.
 
         They hold until the next are made.
         """
         descent, private = self._descent, self._private
         spread = private.noise * private.clip / self._expected
         gaussian(key, [len(self._flat)], spread, self._flat)
-        found = {n: part.to(param) for n, part, param in zip(descent.names, self._parts, descent.params, strict=True)}
-        add_clipped(found, descent.loss, descent.theta, batch, private.clip, 1 / self._expected, self._tape)
+        found = {
+            n: part.to(param)
+            for n, part, param in zip(descent.names, self._parts, descent.params, strict=True)
+        }
+        add_clipped(
+            found, descent.loss, descent.theta, batch, private.clip, 1 / self._expected, self._tape
+        )
         return list(found.values())
 
 
 def add_clipped(
-    into: Params, loss: Loss, theta: Params, batch: Batch, clip: float, scale: float, tape: SampleTape | None = None
+    into: Params,
+    loss: Loss,
+    theta: Params,
+    batch: Batch,
+    clip: float,
+    scale: float,
+    tape: SampleTape | None = None,
 ) -> None:
-    """Add `scale` times the records' gradients, each of the norm `clip` at most, to tensors of the parameters' names.
+    """Add `scale` times the records' gradients, each of the norm `clip` at most, to tensors of the
+    parameters' names.
 
     A `tape` of these parameters may be given, to be used again.
     """
@@ -130,7 +160,10 @@ def add_clipped(
     rest = [name for place, name in enumerate(names) if place not in covered]
     whole = per_record(loss, theta, rest, batch) if rest else {}
     with torch.no_grad():
-        squares = [*(g.flatten(1).square().sum(1) for g in whole.values()), *(layer.squares for layer in layers)]
+        squares = [
+            *(g.flatten(1).square().sum(1) for g in whole.values()),
+            *(layer.squares for layer in layers),
+        ]
         share = scale * clip / torch.stack(squares).sum(0).sqrt().clamp(min=clip)
         for name, g in whole.items():
             into[name].add_(torch.tensordot(share, g, dims=1))
@@ -145,7 +178,9 @@ def per_record(loss: Loss, theta: Params, names: Sequence[str], batch: Batch) ->
 
     def one(free: Params, x: Tensor, y: Tensor, at: Tensor, own: list[Tensor]) -> Tensor:
         mine = {name: value[None] for name, value in zip(rows, own, strict=True)}
-        return loss({**fixed, **free}, Batch(x[None], y[None], at[None], batch.number, batch.scratch, mine))
+        return loss(
+            {**fixed, **free}, Batch(x[None], y[None], at[None], batch.number, batch.scratch, mine)
+        )
 
     free = {name: fixed[name] for name in names}
     many = max(1, WHOLE_BYTES // sum(value.nbytes for value in free.values()))
@@ -155,7 +190,9 @@ def per_record(loss: Loss, theta: Params, names: Sequence[str], batch: Batch) ->
 
 
 class _Linear:
-    """A linear layer's part in each record's gradient: of its weight, and of its bias if that is trained."""
+    """A linear layer's part in each record's gradient: of its weight, and of its bias if that is
+    trained.
+    """
 
     def __init__(self, weight: int, bias: int | None, x: Tensor, dy: Tensor) -> None:
         self.places = [weight] if bias is None else [weight, bias]
@@ -171,9 +208,13 @@ class _Linear:
 
 
 class _Whole:
-    """A layer's part in each record's gradient, written out: for a convolution, whose weights are few."""
+    """A layer's part in each record's gradient, written out: for a convolution, whose weights are
+    few.
+    """
 
-    def __init__(self, weight: int, bias: int | None, weights: Tensor, shape: torch.Size, biases: Tensor) -> None:
+    def __init__(
+        self, weight: int, bias: int | None, weights: Tensor, shape: torch.Size, biases: Tensor
+    ) -> None:
         self.places = [weight] if bias is None else [weight, bias]
         self._weights, self._shape, self._biases = weights.flatten(1), shape, biases
         self.squares = torch.linalg.vector_norm(self._weights, dim=1).square()
@@ -191,7 +232,9 @@ Layer = _Linear | _Whole
 
 
 class SampleTape(Tape):
-    """The layers that a loss runs through once, with their inputs: what is needed for each record's part in their gradients."""
+    """The layers that a loss runs through once, with their inputs: what is needed for each record's
+    part in their gradients.
+    """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__(weights)
@@ -205,12 +248,19 @@ class SampleTape(Tape):
     def layers(self, value: Tensor) -> list[Layer]:
         """Each layer's part in the gradients of the records whose losses `value` is the sum of.
 
-        None at all if a weight has a part in them elsewhere too, in another layer or in none: its gradient would not be whole.
+        None at all if a weight has a part in them elsewhere too, in another layer or in none: its
+        gradient would not be whole.
         """
         slopes = torch.autograd.grad(value, [*self.outputs, *self._weights], allow_unused=True)
-        elsewhere = {place for place, slope in enumerate(slopes[len(self.outputs) :]) if slope is not None}
+        elsewhere = {
+            place for place, slope in enumerate(slopes[len(self.outputs) :]) if slope is not None
+        }
         with torch.no_grad():
-            found = [occurrence(dy) for occurrence, dy in zip(self._uses, slopes, strict=False) if dy is not None]
+            found = [
+                occurrence(dy)
+                for occurrence, dy in zip(self._uses, slopes, strict=False)
+                if dy is not None
+            ]
         places = [place for layer in found for place in layer.places]
         return [] if len(set(places)) < len(places) or elsewhere.intersection(places) else found
 
@@ -219,18 +269,30 @@ class SampleTape(Tape):
         if place is None or x.dim() != 2:
             return F.linear(x, weight, bias)
         inputs = x.detach()
-        y = F.linear(x, self._fixed[place], bias if bias is None or with_bias is None else self._fixed[with_bias])
+        y = F.linear(
+            x,
+            self._fixed[place],
+            bias if bias is None or with_bias is None else self._fixed[with_bias],
+        )
         return self._use(y, lambda dy: _Linear(place, with_bias, inputs, dy))
 
     def conv2d(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: int, padding: int, order: torch.memory_format
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: int,
+        padding: int,
+        order: torch.memory_format,
     ) -> Tensor:
         """A convolution, on record if its weight is one of those that learn."""
         place, with_bias = self._places(weight, bias)
         if place is None:
             return super().conv2d(x, weight, bias, stride, padding, order)
         inputs, shape = x.detach(), weight.shape
-        y = super().conv2d(x, self._fixed[place], None if bias is None else bias.detach(), stride, padding, order)
+        y = super().conv2d(
+            x, self._fixed[place], None if bias is None else bias.detach(), stride, padding, order
+        )
 
         def occurrence(dy: Tensor) -> Layer:
             patches = F.unfold(inputs, shape[2:], stride=stride, padding=padding)
@@ -240,11 +302,17 @@ class SampleTape(Tape):
         return self._use(y, occurrence)
 
     def _places(self, weight: Tensor, bias: Tensor | None) -> tuple[int | None, int | None]:
-        """Where a layer's weight and bias are among those that learn; None if they are not, or if nothing is to be learned."""
+        """Where a layer's weight and bias are among those that learn; None if they are not, or if
+        nothing is to be learned.
+        """
         if not torch.is_grad_enabled():
             return None, None
         found = self._place.get(id(weight)), None if bias is None else self._place.get(id(bias))
-        return (None, None) if found[0] is None or (bias is not None and found[1] is None and bias.requires_grad) else found
+        return (
+            (None, None)
+            if found[0] is None or (bias is not None and found[1] is None and bias.requires_grad)
+            else found
+        )
 
     def _use(self, y: Tensor, occurrence: Callable[[Tensor], Layer]) -> Tensor:
         if not y.requires_grad:

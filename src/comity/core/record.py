@@ -1,7 +1,7 @@
 """Records: the frozen dataclasses that every state and every message is made of.
 
-A record is a torch pytree, so its tensors can be mapped, stacked and counted, and it is known by name, so that the
-codec can rebuild it on the other side of a wire or from a checkpoint.
+A record is a torch pytree, so its tensors can be mapped, stacked and counted, and it is known by
+name, so that the codec can rebuild it on the other side of a wire or from a checkpoint.
 """
 
 from __future__ import annotations
@@ -71,16 +71,20 @@ class Origin(NamedTuple):
 
 
 class Sealed(Generic[X]):
-    """A parcel between parties: whoever carries it learns its `size` and whom it is for (`to`), and nothing else.
+    """A parcel between parties: whoever carries it learns its `size` and whom it is for (`to`), and
+    nothing else.
 
-    There is no accessor, and it can be neither printed, copied nor pickled; a recipient's site opens it. It gets its `origin`
-    when it leaves its sender's site. Between processes the content is a `Cipher`, whose keys the carrier never had. A work
-    declares what is in it, `Sealed[Model]`, for its recipients elsewhere, who open nothing else.
+    There is no accessor, and it can be neither printed, copied nor pickled; a recipient's site
+    opens it. It gets its `origin` when it leaves its sender's site. Between processes the content
+    is a `Cipher`, whose keys the carrier never had. A work declares what is in it, `Sealed[Model]`,
+    for its recipients elsewhere, who open nothing else.
     """
 
     __slots__ = ("__content", "__opened", "origin", "size", "to")
 
-    def __init__(self, content: X, size: int, to: tuple[int, ...], origin: Origin | None = None) -> None:
+    def __init__(
+        self, content: X, size: int, to: tuple[int, ...], origin: Origin | None = None
+    ) -> None:
         self.__content = content
         self.__opened: dict[int, CallId] = {}
         self.size = size
@@ -95,7 +99,9 @@ class Sealed(Generic[X]):
 
 
 def seal(content: X, to: int | Iterable[int]) -> Sealed[X]:
-    """Close a record for one other party or several, by their numbers; it is charged to each edge it travels on."""
+    """Close a record for one other party or several, by their numbers; it is charged to each edge
+    it travels on.
+    """
     return Sealed(content, payload(content), (to,) if isinstance(to, int) else tuple(to))
 
 
@@ -109,7 +115,10 @@ def post(tree: Any, sender: int, round: int) -> None:
     for sealed in sealed_in(tree):
         mark = Origin(sender, round)
         if sealed.origin not in (None, mark):
-            raise ComityError("A sealed parcel left its site twice: in each round a party seals what it sends anew.")
+            raise ComityError(
+                "A sealed parcel left its site twice: in each round a party seals what it sends"
+                " anew."
+            )
         sealed.origin = mark
 
 
@@ -129,7 +138,9 @@ def sealed_in(tree: Any) -> list[Sealed]:
 
 
 def received(sealed: Sealed, sender: int, recipient: int, call: CallId) -> Any:
-    """What a parcel holds, for a recipient's site: in its round, from its sender, and for one call only."""
+    """What a parcel holds, for a recipient's site: in its round, from its sender, and for one call
+    only.
+    """
     check_address(sealed, sender, recipient, call.round)
     opened: dict[int, CallId] = sealed._Sealed__opened  # type: ignore[attr-defined]
     if opened.setdefault(recipient, call) != call:
@@ -142,7 +153,10 @@ def check_address(sealed: Sealed, sender: int, recipient: int, round: int) -> No
     if recipient not in sealed.to:
         raise ComityError("A sealed parcel came to a party that it is not for.")
     if sealed.origin != (sender, round):
-        raise ComityError("A sealed parcel came in another round than it was sent in, or from another party than it was sent by.")
+        raise ComityError(
+            "A sealed parcel came in another round than it was sent in, or from another party than"
+            " it was sent by."
+        )
 
 
 TWICE = "A sealed parcel came a second time: it lives for one call."
@@ -177,15 +191,19 @@ class ReadOnlyList(list[Any]):
     append = extend = insert = pop = remove = clear = sort = reverse = _refuse
 
 
-READ_ONLY = "A loss may not write to what it is given: what it notes from batch to batch goes into batch.scratch."
+READ_ONLY = (
+    "A loss may not write to what it is given: what it notes from batch to batch goes into"
+    " batch.scratch."
+)
 PLAIN = (Tensor, bool, int, float, str, bytes, type(None))
 
 
 def read_only(tree: Any) -> Any:
-    """A tree as losses get it: dicts and lists that refuse to be written to, around the same tensors and copies of arrays.
+    """A tree as losses get it: dicts and lists that refuse to be written to, around the same
+    tensors and copies of arrays.
 
-    Only records, dicts, lists, tuples, tensors, numpy arrays and plain values may be in it: of any other object nobody knows
-    whether it is the same for all parties, or what a loss does to it.
+    Only records, dicts, lists, tuples, tensors, numpy arrays and plain values may be in it: of any
+    other object nobody knows whether it is the same for all parties, or what a loss does to it.
     """
     if isinstance(tree, PLAIN):
         return tree
@@ -201,7 +219,8 @@ def read_only(tree: Any) -> Any:
         values = map(read_only, tree)
         return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
     raise ComityError(
-        f"What a loss gets beside its batch is a record of tensors and plain values, but a {type(tree).__name__} is in it."
+        "What a loss gets beside its batch is a record of tensors and plain values, but a"
+        f" {type(tree).__name__} is in it."
     )
 
 
@@ -231,13 +250,19 @@ def _register_read_only() -> None:
         ReadOnlyDict,
         lambda tree: (list(tree.values()), list(tree)),
         lambda values, names: ReadOnlyDict(zip(names, values, strict=True)),
-        flatten_with_keys_fn=lambda tree: ([(pytree.MappingKey(k), v) for k, v in tree.items()], list(tree)),
+        flatten_with_keys_fn=lambda tree: (
+            [(pytree.MappingKey(k), v) for k, v in tree.items()],
+            list(tree),
+        ),
     )
     pytree.register_pytree_node(
         ReadOnlyList,
         lambda tree: (list(tree), None),
         lambda values, _: ReadOnlyList(values),
-        flatten_with_keys_fn=lambda tree: ([(pytree.SequenceKey(n), v) for n, v in enumerate(tree)], None),
+        flatten_with_keys_fn=lambda tree: (
+            [(pytree.SequenceKey(n), v) for n, v in enumerate(tree)],
+            None,
+        ),
     )
 
 
@@ -246,18 +271,28 @@ _register_read_only()
 
 def on_device(tree: Any, device: torch.device) -> Any:
     """The same tree with its tensors on `device`; hollow ones are nowhere, and stay as they are."""
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf, tree)
+    return tree_map(
+        lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf,
+        tree,
+    )
 
 
 def meta_like(tree: Any) -> Any:
-    """The same tree, its tensors without content (on torch's `meta` device): they weigh what they weighed, and tell nothing."""
-    return tree_map(lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) else leaf, tree)
+    """The same tree, its tensors without content (on torch's `meta` device): they weigh what they
+    weighed, and tell nothing.
+    """
+    return tree_map(
+        lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) else leaf,
+        tree,
+    )
 
 
 def payload(tree: Any) -> int:
-    """Bytes that a message weighs: its tensors, 4 for a number, 1 for a truth value, the letters of a string.
+    """Bytes that a message weighs: its tensors, 4 for a number, 1 for a truth value, the letters of
+    a string.
 
-    Framing (names of fields, shapes) is not counted, and a sealed parcel is charged to its own edge.
+    Framing (names of fields, shapes) is not counted, and a sealed parcel is charged to its own
+    edge.
     """
     if isinstance(tree, Tensor):
         return tree.nbytes
@@ -283,9 +318,11 @@ def _plain_payload(value: Any) -> int:
 
 @record
 class Cipher:
-    """A parcel's content while it is outside of the processes where its sender and its recipients live.
+    """A parcel's content while it is outside of the processes where its sender and its recipients
+    live.
 
-    It is encrypted once, by a key of its own; `keys` has that key for each recipient, locked for it alone.
+    It is encrypted once, by a key of its own; `keys` has that key for each recipient, locked for it
+    alone.
     """
 
     sender: int
@@ -318,7 +355,9 @@ def drop(theta: Params, names: frozenset[str]) -> Params:
 
 
 def is_buffer(name: str) -> bool:
-    """Buffers (running statistics) carry a `~` in their names: they travel with the weights but are never trained."""
+    """Buffers (running statistics) carry a `~` in their names: they travel with the weights but are
+    never trained.
+    """
     return "~" in name
 
 

@@ -1,7 +1,9 @@
-"""What a message gives away: behind which noise each of its fields leaves a party, and whom that protects.
+"""What a message gives away: behind which noise each of its fields leaves a party, and whom that
+protects.
 
-A method declares it (`Algorithm.releases`), a wrapper may add to it (`Wrapper.covers`). What nobody declares leaves as it is:
-then there is no bound on what it tells, and the account of a run says so (`privacy/account.py`).
+A method declares it (`Algorithm.releases`), a wrapper may add to it (`Wrapper.covers`). What nobody
+declares leaves as it is: then there is no bound on what it tells, and the account of a run says so
+(`privacy/account.py`).
 """
 
 from __future__ import annotations
@@ -26,25 +28,33 @@ UNITS: dict[Unit, str] = {
     "record": "a training record",
     "party": "all that a party has",
 }
-"""What is protected, from the weakest: who protects a record protects its rows, and who protects a party all its records."""
+"""What is protected, from the weakest: who protects a record protects its rows, and who protects a
+party all its records.
+"""
 Neighbours = Literal["blank", "replaced"]
 NEIGHBOURS: dict[Neighbours, str] = {
     "blank": "one is replaced by a blank one, which adds nothing",
     "replaced": "one is replaced by any other",
 }
-"""Which two sets of data must look alike. How many there are is the same in both, and so is no secret."""
+"""Which two sets of data must look alike. How many there are is the same in both, and so is no
+secret.
+"""
 Stage = Literal["start", "round", "finish", "join"]
 STAGES: tuple[Stage, ...] = ("start", "round", "finish", "join")
 
 
 @dataclass(frozen=True)
 class Release:
-    """A mechanism through which something leaves, and how often: noise on what can change by `sensitivity` at most."""
+    """A mechanism through which something leaves, and how often: noise on what can change by
+    `sensitivity` at most.
+    """
 
     unit: Unit
     mechanism: Literal["gaussian", "laplace"]
     sensitivity: float
-    """By how much one unit changes it: in the ℓ2 norm before Gaussian noise, in the ℓ1 norm before Laplace's."""
+    """By how much one unit changes it: in the ℓ2 norm before Gaussian noise, in the ℓ1 norm before
+    Laplace's.
+    """
     noise: float
     """Standard deviation of a Gaussian, scale of a Laplace distribution."""
     neighbours: Neighbours = "blank"
@@ -52,7 +62,9 @@ class Release:
     """The chance that a unit has any part in a step (Poisson sampling)."""
     steps: int = 1
     drawn_of: int = 0
-    """Instead of `rate`: `drawn` units of so many take part, drawn anew each time without replacement."""
+    """Instead of `rate`: `drawn` units of so many take part, drawn anew each time without
+    replacement.
+    """
     drawn: int = 0
 
     @property
@@ -62,9 +74,13 @@ class Release:
 
 
 NOTHING: tuple[Release, ...] = ()
-"""How what does not depend on a party's data is declared: it leaves through no mechanism, and tells nothing."""
+"""How what does not depend on a party's data is declared: it leaves through no mechanism, and tells
+nothing.
+"""
 Releases = Mapping[str, Sequence[Release]]
-"""By field of a reply, as in "Reps.z": through which mechanisms it leaves. Fields that leave as they are, are not named."""
+"""By field of a reply, as in "Reps.z": through which mechanisms it leaves. Fields that leave as
+they are, are not named.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,31 +100,46 @@ class Spending(Protocol):
     def charge_call(self, call: CallId, ids: Iterable[int]) -> None: ...
     def note_reply(self, call: CallId, i: int, reply: Any) -> None: ...
     def note_open(self, round: int, function: str, i: int, name: str) -> None: ...
-    def charge_server(self, round: int, name: str, release: Release | None, ids: Iterable[int]) -> None: ...
+    def charge_server(
+        self, round: int, name: str, release: Release | None, ids: Iterable[int]
+    ) -> None: ...
 
 
 def planned_works(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stage, int, str]]:
-    """The works that a party which trains by `how` is asked for from the start to the end: stage, depth in the chain, and name.
+    """The works that a party which trains by `how` is asked for from the start to the end: stage,
+    depth in the chain, and name.
 
     A work is the innermost method's that has one of that name.
     """
     owners = chain(outermost)
     for stage in STAGES[:3]:
         for function in outermost.declared_trainings(stage, how):
-            yield stage, max(depth for depth, owner in enumerate(owners) if hasattr(owner, function)), function
+            yield (
+                stage,
+                max(depth for depth, owner in enumerate(owners) if hasattr(owner, function)),
+                function,
+            )
 
 
 def declares(outermost: AnyAlgorithm, depth: int) -> bool:
     """Whether the method at `depth` of the chain, or somebody around it, has anything to declare."""
     owners = chain(outermost)
-    around = any(type(wrapper).covers is not Wrapper.covers for wrapper in owners[:depth] if isinstance(wrapper, Wrapper))
+    around = any(
+        type(wrapper).covers is not Wrapper.covers
+        for wrapper in owners[:depth]
+        if isinstance(wrapper, Wrapper)
+    )
     return around or type(owners[depth]).releases is not Algorithm.releases
 
 
-def releases_of(outermost: AnyAlgorithm, depth: int, function: str, asked: Asked) -> dict[str, Sequence[Release] | None]:
-    """All fields of a work's reply, and through which mechanisms each leaves; None for one that leaves as it is.
+def releases_of(
+    outermost: AnyAlgorithm, depth: int, function: str, asked: Asked
+) -> dict[str, Sequence[Release] | None]:
+    """All fields of a work's reply, and through which mechanisms each leaves; None for one that
+    leaves as it is.
 
-    What is trained in a work that answers nothing may leave later, with what is trained next: it stands under KEPT.
+    What is trained in a work that answers nothing may leave later, with what is trained next: it
+    stands under KEPT.
     """
     owners = chain(outermost)
     said = owners[depth].releases(function, asked)
@@ -118,12 +149,18 @@ def releases_of(outermost: AnyAlgorithm, depth: int, function: str, asked: Asked
     found: dict[str, Sequence[Release] | None] = {}
     for name in reply_fields(outermost, depth, function):
         found[name] = said.get(name, said.get(ALL))
-    kept = not found and ALL in said and any(reply_fields(outermost, *place) for place in party_functions(outermost))
+    kept = (
+        not found
+        and ALL in said
+        and any(reply_fields(outermost, *place) for place in party_functions(outermost))
+    )
     return {KEPT: said[ALL]} if kept else found
 
 
 ALL, KEPT = "*", "what it keeps"
-"""Names all fields that are not named themselves; and what a party keeps of a work in which nothing leaves."""
+"""Names all fields that are not named themselves; and what a party keeps of a work in which nothing
+leaves.
+"""
 
 
 def reply_fields(outermost: AnyAlgorithm, depth: int, function: str) -> list[str]:

@@ -1,4 +1,6 @@
-"""What a net needs of an engine: that parties work and answer, and that workers add up replies if only their mean is wanted."""
+"""What a net needs of an engine: that parties work and answer, and that workers add up replies if
+only their mean is wanted.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +13,30 @@ from comity.core.record import Sealed
 from comity.errors import ComityError
 
 R = TypeVar("R")
-RunsParties = Callable[[CallId, Mapping[int, Message], Mapping[Edge, Sealed]], Iterator[tuple[int, PartyResult]]]
+RunsParties = Callable[
+    [CallId, Mapping[int, Message], Mapping[Edge, Sealed]], Iterator[tuple[int, PartyResult]]
+]
 """A way to have parties work: of a call, letters and parcels, their answers in any order."""
 SUMMED = (
-    "Workers added up what their parties replied (partial sums): the ledger counts what each party gave, of which one sum a "
-    "worker went on to the server."
+    "Workers added up what their parties replied (partial sums): the ledger counts what each party"
+    " gave, of which one sum a worker went on to the server."
 )
 
 
 class PartyRunner(Protocol):
     """An engine: parties work, and their answers come back in any order, or not at all."""
 
-    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]: ...
+    def run(
+        self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
+    ) -> Iterator[tuple[int, PartyResult]]: ...
 
 
 @runtime_checkable
 class SumsReplies(Protocol):
     """An engine with workers, which add up what their parties reply.
 
-    Of each worker there come its parties' answers, their replies hollow, and the sum of those replies that are finite and have
-    one of the `weights`; none, if there are no such.
+    Of each worker there come its parties' answers, their replies hollow, and the sum of those
+    replies that are finite and have one of the `weights`; none, if there are no such.
     """
 
     def sum_replies(
@@ -39,7 +45,9 @@ class SumsReplies(Protocol):
 
 
 def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:
-    """Answers in the order of `ids`, however they come: early ones wait for those before them, each is let go at once."""
+    """Answers in the order of `ids`, however they come: early ones wait for those before them, each
+    is let go at once.
+    """
     due = list(reversed(list(ids)))
     early: dict[int, R] = {}
     for i, answer in answers:
@@ -54,22 +62,36 @@ def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[t
 class PartialSums:
     """One exchange in which workers add up replies."""
 
-    def __init__(self, adds: SumsReplies, weights: Mapping[int, float], will_be_lost: Callable[[CallId, int], bool]) -> None:
+    def __init__(
+        self,
+        adds: SumsReplies,
+        weights: Mapping[int, float],
+        will_be_lost: Callable[[CallId, int], bool],
+    ) -> None:
         self._sums = adds
         self._weights = weights
         self._will_be_lost = will_be_lost
         self._parts: list[PartialSum] = []
 
-    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
-        """Have parties work; their answers, with hollow replies. Workers get no weight for a reply that is planned to be lost."""
+    def run(
+        self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
+    ) -> Iterator[tuple[int, PartyResult]]:
+        """Have parties work; their answers, with hollow replies. Workers get no weight for a reply
+        that is planned to be lost.
+        """
         arriving = {i: self._weights[i] for i in messages if not self._will_be_lost(call, i)}
         for answers, part in self._sums.sum_replies(call, messages, arriving):
             self._parts += [part] if part else []
             yield from answers.items()
 
     def add_to(self, mean: AveragedReplies[Any], heard: Sequence[int]) -> None:
-        """Average the sums in the order of their first parties, whoever was ready first; `heard`: whose replies count."""
+        """Average the sums in the order of their first parties, whoever was ready first; `heard`:
+        whose replies count.
+        """
         for part in sorted(self._parts, key=lambda part: part.heard[0]):
             mean.add_sum(part)
         if sorted(mean.heard) != heard:
-            raise ComityError("The sums of workers are not those of the replies that count: this is a fault of the engine.")
+            raise ComityError(
+                "The sums of workers are not those of the replies that count: this is a fault of"
+                " the engine."
+            )

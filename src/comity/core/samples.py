@@ -25,39 +25,54 @@ class Samples:
     x: Tensor
     y: Tensor
     rows: dict[str, Tensor] = field(default_factory=dict)
-    """Whatever else belongs to each sample, row by row (a teacher's answers, for instance): batches bring it along."""
+    """Whatever else belongs to each sample, row by row (a teacher's answers, for instance): batches
+    bring it along.
+    """
 
     @staticmethod
     def of(whose: str, x: Array, y: Array, *, amounts: bool = False) -> Samples:
-        """Checked copies of `x` and `y`; `whose` ("party 'north'") names the owner when they are refused.
+        """Checked copies of `x` and `y`; `whose` ("party 'north'") names the owner when they are
+        refused.
 
         Labels are classes by their numbers or, if they are `amounts`, any numbers (float32).
         """
         inputs, labels = numbers(f"The x of {whose}", x), numbers(f"The y of {whose}", y)
         if labels.ndim != 1:
-            raise UsageError(f"The y of {whose} must hold one label a sample, but its shape is {labels.shape}.")
+            raise UsageError(
+                f"The y of {whose} must hold one label a sample, but its shape is {labels.shape}."
+            )
         if inputs.ndim == 0 or len(inputs) != len(labels):
             raise UsageError(
-                f"The x and y of {whose} must be of one length, but their shapes are {inputs.shape} and {labels.shape}."
+                f"The x and y of {whose} must be of one length, but their shapes are {inputs.shape}"
+                f" and {labels.shape}."
             )
         if len(labels) == 0:
             raise UsageError(f"There are no samples in {whose}; leave it out or give it some.")
         if inputs.ndim == 1 or inputs.size == 0:
             raise UsageError(
-                f"The x of {whose} must hold a row of numbers for each sample, but its shape is "
-                f"{inputs.shape}; reshape it to (samples, features) or (samples, channels, height, width)."
+                f"The x of {whose} must hold a row of numbers for each sample, but its shape is"
+                f" {inputs.shape}; reshape it to (samples, features) or (samples, channels, height,"
+                " width)."
             )
         with np.errstate(over="ignore"):  # what overflows becomes infinite and is refused below
             inputs = np.array(inputs, dtype=np.float32, order="C")
         bad = np.flatnonzero(~np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1))
         if len(bad):
-            raise UsageError(f"The x of {whose} holds values that are not finite (first in sample {bad[0]}); remove or fill them.")
+            raise UsageError(
+                f"The x of {whose} holds values that are not finite (first in sample {bad[0]});"
+                " remove or fill them."
+            )
         if amounts:
             return Samples(torch.from_numpy(inputs), _amounts(whose, labels))
         if not np.isfinite(labels).all() or (labels != np.floor(labels)).any():
-            raise UsageError(f"The labels of {whose} must be whole numbers; number the classes 0, 1, 2, ...")
+            raise UsageError(
+                f"The labels of {whose} must be whole numbers; number the classes 0, 1, 2, ..."
+            )
         if labels.min() < 0 or labels.max() >= 2**31:
-            raise UsageError(f"The labels of {whose} run from {labels.min()} to {labels.max()}; number the classes 0, 1, 2, ...")
+            raise UsageError(
+                f"The labels of {whose} run from {labels.min()} to {labels.max()}; number the"
+                " classes 0, 1, 2, ..."
+            )
         return Samples(torch.from_numpy(inputs), torch.from_numpy(np.array(labels, dtype=np.int64)))
 
     def __repr__(self) -> str:
@@ -89,7 +104,10 @@ def _amounts(whose: str, labels: NDArray[Any]) -> Tensor:
     with np.errstate(over="ignore"):
         made = np.array(labels, dtype=np.float32)
     if not np.isfinite(made).all():
-        raise UsageError(f"The y of {whose} holds values that are not finite (first in sample {int(np.argmin(np.isfinite(made)))}).")
+        raise UsageError(
+            f"The y of {whose} holds values that are not finite (first in sample"
+            f" {int(np.argmin(np.isfinite(made)))})."
+        )
     return torch.from_numpy(made)
 
 
@@ -116,7 +134,11 @@ def numbers(what: str, given: Array) -> NDArray[Any]:
     try:
         array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
     except (TypeError, ValueError) as error:  # ragged lists; tensors that numpy cannot hold
-        raise UsageError(f"{what} must be an array of numbers with rows of equal length.") from error
+        raise UsageError(
+            f"{what} must be an array of numbers with rows of equal length."
+        ) from error
     if array.dtype.kind not in "fiub":
-        raise UsageError(f"{what} must be an array of numbers, but it holds values of type {array.dtype}.")
+        raise UsageError(
+            f"{what} must be an array of numbers, but it holds values of type {array.dtype}."
+        )
     return array

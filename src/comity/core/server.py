@@ -1,8 +1,9 @@
 """The net: what a round may use. Every letter, reply and parcel is charged to a ledger.
 
-A net knows the parties' numbers and names and can ask them to work; where they live, and what they keep, is the engine's
-matter. It has no way to a party's state, but it knows which one counts: that after the last call whose reply was accepted. Each
-letter names it, so that a party forgets what came of a reply that was lost. A round is settled as a whole or undone as a whole.
+A net knows the parties' numbers and names and can ask them to work; where they live, and what they
+keep, is the engine's matter. It has no way to a party's state, but it knows which one counts: that
+after the last call whose reply was accepted. Each letter names it, so that a party forgets what
+came of a reply that was lost. A round is settled as a whole or undone as a whole.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Note(NamedTuple):
 def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
     """Who is drawn for round t: known beforehand, so that a plan can count exactly.
 
-    The draw is the whole federation's: the place of a party that was left out stays empty, and the others keep their turns.
+    The draw is the whole federation's: the place of a party that was left out stays empty, and the
+    others keep their turns.
     """
     if participation >= 1:
         return list(info.parties)
@@ -64,7 +66,9 @@ def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
 
 
 class Server(Charging):
-    """What a round may use: who takes part, asking parties to work, training at the server, keys, and notes."""
+    """What a round may use: who takes part, asking parties to work, training at the server, keys,
+    and notes.
+    """
 
     def __init__(
         self,
@@ -92,7 +96,9 @@ class Server(Charging):
         self.steps = 0
         self.server_steps = 0
         self.first = 1
-        """The first round that counts, or is to: up to it the server has nothing but what it began with."""
+        """The first round that counts, or is to: up to it the server has nothing but what it began
+        with.
+        """
         self._root = root
         self._owners = chain(algorithm)
         self._participation = participation
@@ -115,7 +121,9 @@ class Server(Charging):
         self._layers = self.info.task.network.layer_stream(self.key("layers"))
 
     def open(self, quorum: int = 1) -> None:
-        """Exchanges begin that count as a whole or not at all; each needs `quorum` replies, or all if fewer are asked."""
+        """Exchanges begin that count as a whole or not at all; each needs `quorum` replies, or all
+        if fewer are asked.
+        """
         self.participation_log.begin(quorum)
         self._asked = set()
         self._before = dict(self.versions), len(self.notes)
@@ -126,7 +134,9 @@ class Server(Charging):
         return {i: self.versions.get(i) for i in self._asked}
 
     def undo(self) -> dict[int, CallId | None]:
-        """They do not count: which state each party goes back to. What crossed, and the work that was done, stays charged."""
+        """They do not count: which state each party goes back to. What crossed, and the work that
+        was done, stays charged.
+        """
         self.versions, notes = self._before
         del self.notes[notes:]
         self._unheard = ""
@@ -134,7 +144,9 @@ class Server(Charging):
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Exchanges that are tried before round 1: charged, but nothing of them is noted; who missed one so far is left out."""
+        """Exchanges that are tried before round 1: charged, but nothing of them is noted; who
+        missed one so far is left out.
+        """
         self.participation_log.waiting |= self.participation_log.missed
         notes = len(self.notes)
         yield
@@ -150,31 +162,60 @@ class Server(Charging):
         """A key for the server's own randomness in this round."""
         return self._root.fold("server", self.round, *path)
 
-    def note(self, metric: str, value: float, party: int | None = None, split: str = "train") -> None:
+    def note(
+        self, metric: str, value: float, party: int | None = None, split: str = "train"
+    ) -> None:
         """Record a diagnostic."""
-        self.notes.append(Note(self.round, SERVER if party is None else self.info.name(party), split, metric, float(value)))
+        self.notes.append(
+            Note(
+                self.round,
+                SERVER if party is None else self.info.name(party),
+                split,
+                metric,
+                float(value),
+            )
+        )
 
-    def call(self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], sealed_messages: Mapping[Edge, Sealed] | None = None) -> dict[int, R]:
-        """Ask parties to work; the replies come in party order, and may be fewer than the letters but not none.
+    def call(
+        self,
+        function: PartyFunctionOf[L, R],
+        messages: Mapping[int, L],
+        sealed_messages: Mapping[Edge, Sealed] | None = None,
+    ) -> dict[int, R]:
+        """Ask parties to work; the replies come in party order, and may be fewer than the letters
+        but not none.
 
-        `sealed_messages` delivers sealed ones from earlier replies: (sender, recipient) -> parcel, for this call only.
+        `sealed_messages` delivers sealed ones from earlier replies: (sender, recipient) -> parcel,
+        for this call only.
         """
         return dict(self.replies(function, messages, sealed_messages))
 
     def replies(
-        self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], sealed_messages: Mapping[Edge, Sealed] | None = None
+        self,
+        function: PartyFunctionOf[L, R],
+        messages: Mapping[int, L],
+        sealed_messages: Mapping[Edge, Sealed] | None = None,
     ) -> Iterator[tuple[int, R]]:
-        """The same, one reply at a time, so that an average needs the memory of one model: for sums that are taken in passing.
+        """The same, one reply at a time, so that an average needs the memory of one model: for sums
+        that are taken in passing.
 
-        Parties are asked when the first reply is wanted. A loop over them may not be left before all are heard.
+        Parties are asked when the first reply is wanted. A loop over them may not be left before
+        all are heard.
         """
         return self._heard(function, messages, sealed_messages or {}, self._runner.run)
 
-    def mean(self, function: PartyFunctionOf[L, R], messages: Mapping[int, L], weights: Sequence[float] | None = None) -> Mean[R]:
-        """Ask parties to work; the mean of their replies, field by field, for rounds that do nothing else with them.
+    def mean(
+        self,
+        function: PartyFunctionOf[L, R],
+        messages: Mapping[int, L],
+        weights: Sequence[float] | None = None,
+    ) -> Mean[R]:
+        """Ask parties to work; the mean of their replies, field by field, for rounds that do
+        nothing else with them.
 
-        Replies are records of parameters. All count alike, unless `weights` says by party how much each does. They are averaged
-        in party order; with partial sums each worker adds up those of its parties, and sums are averaged.
+        Replies are records of parameters. All count alike, unless `weights` says by party how much
+        each does. They are averaged in party order; with partial sums each worker adds up those of
+        its parties, and sums are averaged.
         """
         mean = AveragedReplies[R](self.averaging)
         counting = {i: 1.0 if weights is None else weights[i] for i in messages}
@@ -208,13 +249,35 @@ class Server(Charging):
         draw: Draw[O] | None = None,
         private: Private | None = None,
     ) -> Fitted:
-        """Train a model at the server; `before` continues its optimizer. The rest is as in `Party.fit`."""
+        """Train a model at the server; `before` continues its optimizer. The rest is as in
+        `Party.fit`.
+        """
         with self._layers:
-            done = train(FitRequest(loss, theta, samples, key, training, task, own, before=before, draw=draw, private=private))
+            done = train(
+                FitRequest(
+                    loss,
+                    theta,
+                    samples,
+                    key,
+                    training,
+                    task,
+                    own,
+                    before=before,
+                    draw=draw,
+                    private=private,
+                )
+            )
         self.server_steps += done.steps
         return done
 
-    def fold(self, step: Callable[[S, Batch], S], state: S, samples: Samples, key: Key, training: Training) -> S:
+    def fold(
+        self,
+        step: Callable[[S, Batch], S],
+        state: S,
+        samples: Samples,
+        key: Key,
+        training: Training,
+    ) -> S:
         """A step of the method's own at the server, folded over batches."""
         with self._layers:
             done = fold(FoldRequest(step, state, samples, key, training))
@@ -225,7 +288,10 @@ class Server(Charging):
         """A mean of replies that come one by one: as a wrapper wants it taken, or plain."""
         wanted = [way for owner in self._owners if (way := owner.averaging(self))]
         if len(wanted) > 1:
-            raise ComityError("Two wrappers would take the place of the mean, and one of them would be without effect.")
+            raise ComityError(
+                "Two wrappers would take the place of the mean, and one of them would be without"
+                " effect."
+            )
         return wanted[0] if wanted else Averaging()
 
     def take_notes(self) -> list[Note]:
@@ -235,9 +301,14 @@ class Server(Charging):
         return notes
 
     def check_all_heard(self) -> None:
-        """Refuse a loop over replies that was left early: those who were not heard would be forgotten."""
+        """Refuse a loop over replies that was left early: those who were not heard would be
+        forgotten.
+        """
         if self._unheard:
-            raise ComityError(f"Not all replies of {self._unheard} were heard: a loop over server.replies may not be left early.")
+            raise ComityError(
+                f"Not all replies of {self._unheard} were heard: a loop over server.replies may not"
+                " be left early."
+            )
 
     def _call(self, function: Callable[..., Any]) -> CallId:
         self.check_all_heard()
@@ -245,14 +316,22 @@ class Server(Charging):
         owner = getattr(function, "__self__", None)
         depth = next((d for d, a in enumerate(self._owners) if a is owner), None)
         if depth is None:
-            raise ComityError(f"A work must be a method of the algorithm itself, but {function!r} is not.")
+            raise ComityError(
+                f"A work must be a method of the algorithm itself, but {function!r} is not."
+            )
         self._occurrences[depth, name] += 1
         return CallId(name, depth, self.round, self._occurrences[depth, name] - 1)
 
     def _heard(
-        self, function: Callable[..., Any], messages: Mapping[int, Any], sealed_messages: Mapping[Edge, Sealed], ask: RunsParties
+        self,
+        function: Callable[..., Any],
+        messages: Mapping[int, Any],
+        sealed_messages: Mapping[Edge, Sealed],
+        ask: RunsParties,
     ) -> Iterator[tuple[int, Any]]:
-        """Ask parties by `ask`; all that comes back is charged, and what counts of it is handed on in party order."""
+        """Ask parties by `ask`; all that comes back is charged, and what counts of it is handed on
+        in party order.
+        """
         call = self._call(function)
         roll = self.participation_log.begin_call(call, messages)
         delivered = self._delivered(roll, messages, sealed_messages)
@@ -262,27 +341,48 @@ class Server(Charging):
         self.charge_messages(call.function, sent, "down")
         self._unheard = call.function
         self._asked |= sent.keys()
-        asked = {i: Message(message, self.versions.get(i), self.round <= self.first) for i, message in sent.items()}
+        asked = {
+            i: Message(message, self.versions.get(i), self.round <= self.first)
+            for i, message in sent.items()
+        }
         answers = in_order(asked, ask(call, asked, delivered))
         # Mapped, as a loop here would hold on to each reply until the next.
         yield from filter(None, map(partial(self._accepted, roll), answers))
         self._unheard = ""
         roll.close()
 
-    def _delivered(self, roll: CallParticipation, messages: Mapping[int, Any], sealed_messages: Mapping[Edge, Sealed]) -> dict[Edge, Sealed]:
+    def _delivered(
+        self,
+        roll: CallParticipation,
+        messages: Mapping[int, Any],
+        sealed_messages: Mapping[Edge, Sealed],
+    ) -> dict[Edge, Sealed]:
         """The parcels that get to their recipients, each charged."""
         found: dict[Edge, Sealed] = {}
         there = set(roll.there)
         for (src, dst), sealed in sorted(sealed_messages.items()):
             if dst not in messages:
-                raise ComityError(f"A parcel for {self.info.name(dst)} came without a letter to it in {roll.call.function}.")
+                raise ComityError(
+                    f"A parcel for {self.info.name(dst)} came without a letter to it in"
+                    f" {roll.call.function}."
+                )
             if dst in there:
-                self._charge(roll.call.function, self.info.name(src), self.info.name(dst), "peer", sealed.size)
+                self._charge(
+                    roll.call.function,
+                    self.info.name(src),
+                    self.info.name(dst),
+                    "peer",
+                    sealed.size,
+                )
                 found[src, dst] = sealed
         return found
 
-    def _accepted(self, roll: CallParticipation, came: tuple[int, PartyResult]) -> tuple[int, Any] | None:
-        """Count and charge an answer; the party's number and its reply, or nothing if it does not count."""
+    def _accepted(
+        self, roll: CallParticipation, came: tuple[int, PartyResult]
+    ) -> tuple[int, Any] | None:
+        """Count and charge an answer; the party's number and its reply, or nothing if it does not
+        count.
+        """
         i, answer = came
         if not roll.arrives(i):
             return None
@@ -293,7 +393,9 @@ class Server(Charging):
         if self.account:
             self.account.note_reply(roll.call, i, answer.reply)
         for sender in answer.unusable:
-            self.participation_log.not_usable(roll.call, sender, f"a parcel for {self.info.name(i)}")
+            self.participation_log.not_usable(
+                roll.call, sender, f"a parcel for {self.info.name(i)}"
+            )
         unfit = not_finite(answer.reply) if answer.unfit is None else answer.unfit
         if not roll.counts(i, unfit, answer.ruined):
             return None

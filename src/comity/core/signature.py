@@ -1,7 +1,9 @@
-"""What works declare: of which type the letter to each is, and its reply, and so which records may be on the wire at all.
+"""What works declare: of which type the letter to each is, and its reply, and so which records may
+be on the wire at all.
 
 A declaration is looked up where it is written, along inheritance: `M` in a class that is made from
-`AveragesWeights[Params, C, Model]` is Model, and a method without annotations is as the one that it overrides.
+`AveragesWeights[Params, C, Model]` is Model, and a method without annotations is as the one that it
+overrides.
 """
 
 from __future__ import annotations
@@ -40,33 +42,56 @@ def view_type(outermost: AnyAlgorithm) -> Any:
 
 def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
     """All works that parties may be asked for: depth in the chain, and name."""
-    names = [(depth, name) for depth, owner in enumerate(chain(outermost)) for name in sorted(dir(type(owner)))]
+    names = [
+        (depth, name)
+        for depth, owner in enumerate(chain(outermost))
+        for name in sorted(dir(type(owner)))
+    ]
     return [(depth, name) for depth, name in names if is_party_function(outermost, depth, name)]
 
 
 def wire_types(outermost: AnyAlgorithm) -> list[Any]:
     """The types of all that goes between the server and a party."""
-    return [view_type(outermost), *(hint for place in party_functions(outermost) for hint in signature(outermost, *place))]
+    return [
+        view_type(outermost),
+        *(hint for place in party_functions(outermost) for hint in signature(outermost, *place)),
+    ]
 
 
 def sealed_types(outermost: AnyAlgorithm) -> list[Any]:
     """The types of all that goes sealed from party to party."""
-    return [get_args(hint)[0] for hint in _parts(wire_types(outermost)) if get_origin(hint) is Sealed]
+    return [
+        get_args(hint)[0] for hint in _parts(wire_types(outermost)) if get_origin(hint) is Sealed
+    ]
 
 
 def sealed_fields(outermost: AnyAlgorithm, depth: int, name: str) -> list[str]:
     """The fields of a work's reply that go sealed to other parties, as `fields_on_wire` names them."""
-    kinds = [get_args(hint)[0] for hint in _parts([signature(outermost, depth, name).reply]) if get_origin(hint) is Sealed]
+    kinds = [
+        get_args(hint)[0]
+        for hint in _parts([signature(outermost, depth, name).reply])
+        if get_origin(hint) is Sealed
+    ]
     return [field for kind in kinds for field in fields_on_wire(kind)]
 
 
 def fields_on_wire(hint: Any) -> list[str]:
-    """The fields of a message of a type that hold anything, as in "Model.theta"; "message" where it is no record.
+    """The fields of a message of a type that hold anything, as in "Model.theta"; "message" where it
+    is no record.
 
     A field that holds records stands for itself and for their fields.
     """
-    kinds = [kind for part in _parts([hint]) if is_record_type(kind := get_origin(part) or part) and kind is not Cipher]
-    found = [f"{kind.__name__}.{f.name}" for kind in kinds for f in fields(kind) if not records_in(declared(kind, f))]
+    kinds = [
+        kind
+        for part in _parts([hint])
+        if is_record_type(kind := get_origin(part) or part) and kind is not Cipher
+    ]
+    found = [
+        f"{kind.__name__}.{f.name}"
+        for kind in kinds
+        for f in fields(kind)
+        if not records_in(declared(kind, f))
+    ]
     return found if kinds or hint in (None, type(None)) else ["message"]
 
 
@@ -77,7 +102,9 @@ def records_in(*hints: Any) -> frozenset[type]:
 
 
 def records_of(outermost: AnyAlgorithm) -> frozenset[type]:
-    """The record types that may be in letters, replies and parcels: whatever else arrives is foreign."""
+    """The record types that may be in letters, replies and parcels: whatever else arrives is
+    foreign.
+    """
     return records_in(*wire_types(outermost)) | {Cipher}
 
 
@@ -97,7 +124,9 @@ def _parts(hints: list[Any]) -> Iterator[Any]:
 
 
 def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
-    """A type in which a wrapper says that something is its host's: then what the host's `view` makes."""
+    """A type in which a wrapper says that something is its host's: then what the host's `view`
+    makes.
+    """
     if hint != Hosts:
         return hint
     views = (_along(type(owner), "message_for", "return") for owner in owners)
@@ -105,12 +134,16 @@ def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
 
 
 def _along(cls: type, name: str, what: int | str) -> Any:
-    """What a method declares to return, or the type of its n-th argument, by the first definition that says it."""
+    """What a method declares to return, or the type of its n-th argument, by the first definition
+    that says it.
+    """
     for base in cls.__mro__:
         if name in vars(base):
             method = inspect.unwrap(vars(base)[name])
             names = list(inspect.signature(method).parameters)[1:]
-            said = inspect.get_annotations(method).get(names[what] if isinstance(what, int) else what, inspect.Parameter.empty)
+            said = inspect.get_annotations(method).get(
+                names[what] if isinstance(what, int) else what, inspect.Parameter.empty
+            )
             if said is not inspect.Parameter.empty:
                 return _bound(_evaluated(said, method.__globals__), _bindings(cls, base))
     return Any
@@ -118,7 +151,9 @@ def _along(cls: type, name: str, what: int | str) -> Any:
 
 def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
     try:
-        return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), names, include_extras=True)["it"]
+        return get_type_hints(
+            SimpleNamespace(__annotations__={"it": annotation}), names, include_extras=True
+        )["it"]
     except Exception:  # whatever a user's annotation does when it is looked up
         return Any
 
@@ -131,7 +166,11 @@ def _bindings(cls: type, base: type) -> dict[Any, Any]:
         parent = get_origin(given) or given
         if parent is not Generic and issubclass(parent, base):
             here = dict(zip(getattr(parent, "__parameters__", ()), get_args(given), strict=False))
-            above = _bindings(parent, base) if parent is not base else {var: var for var in getattr(base, "__parameters__", ())}
+            above = (
+                _bindings(parent, base)
+                if parent is not base
+                else {var: var for var in getattr(base, "__parameters__", ())}
+            )
             return {var: _bound(hint, here) for var, hint in above.items()}
     return {}
 

@@ -40,7 +40,9 @@ class Network(Protocol):
 
 
 def fixed_in(network: Network) -> str:
-    """A digest of what a network holds beside its parameters (`models/low_rank.py`); empty if there is nothing."""
+    """A digest of what a network holds beside its parameters (`models/low_rank.py`); empty if there
+    is nothing.
+    """
     found: str = getattr(network, "fixed", "")
     return found
 
@@ -56,7 +58,9 @@ class Batch:
     number: int
     """How many batches of this training came before it."""
     scratch: dict[str, Tensor]
-    """Lives for one training: a loss may leave here what it needs at the next batch, or what its work reads at the end."""
+    """Lives for one training: a loss may leave here what it needs at the next batch, or what its
+    work reads at the end.
+    """
     rows: dict[str, Tensor] = field(default_factory=dict)
     """What else belongs to its samples (see `Samples.rows`)."""
     drawn: Any = None
@@ -66,7 +70,8 @@ class Batch:
 def _stackable(cls: type) -> None:
     """Make a task class a pytree whose leaves are its tensors and those of tasks within it.
 
-    By these parties' tasks may differ (DBE's consensus) and still be trained together; all other fields must be equal.
+    By these parties' tasks may differ (DBE's consensus) and still be trained together; all other
+    fields must be equal.
     """
 
     def flatten(task: Any) -> tuple[list[Any], tuple[list[str], dict[str, Any]]]:
@@ -81,33 +86,44 @@ def _stackable(cls: type) -> None:
 
     def with_names(task: Any) -> tuple[list[Any], tuple[list[str], dict[str, Any]]]:
         values, context = flatten(task)
-        return [(pytree.GetAttrKey(name), value) for name, value in zip(context[0], values, strict=True)], context
+        return [
+            (pytree.GetAttrKey(name), value) for name, value in zip(context[0], values, strict=True)
+        ], context
 
     pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=with_names)
 
 
 REMEMBERED = 4
 _FIRST: dict[tuple[int, int, torch.dtype], tuple[Network, Params]] = {}
-"""Initial weights by network and key: a thousand parties start with one and the same; holds the networks, so that ids stay."""
+"""Initial weights by network and key: a thousand parties start with one and the same; holds the
+networks, so that ids stay.
+"""
 
 
 @dataclass(frozen=True)
 class LearningTask:
-    """A network cut after the stage `cut`: what comes before it makes the representation z, what follows is the head."""
+    """A network cut after the stage `cut`: what comes before it makes the representation z, what
+    follows is the head.
+    """
 
     network: Network
     classes: int
     """0 where the label is a number that is to be predicted."""
     cut: str
     private: frozenset[str] = field(default=frozenset())
-    """Names that never leave a party, whatever the algorithm (the BatchNorm policy and wrappers add to it)."""
+    """Names that never leave a party, whatever the algorithm (the BatchNorm policy and wrappers add
+    to it).
+    """
 
     def __init_subclass__(cls) -> None:
         _stackable(cls)
 
     def __post_init__(self) -> None:
         if self.cut not in self.network.stages[:-1]:
-            raise UsageError(f"{self.network.name} cannot be cut after {self.cut!r}; it has {', '.join(self.network.stages[:-1])}.")
+            raise UsageError(
+                f"{self.network.name} cannot be cut after {self.cut!r}; it has"
+                f" {', '.join(self.network.stages[:-1])}."
+            )
 
     @cached_property
     def _at(self) -> int:
@@ -154,12 +170,16 @@ class LearningTask:
 
     @property
     def personal(self) -> LearningTask:
-        """The task without what a wrapper asks of shared parameters only: for models that never leave the party."""
+        """The task without what a wrapper asks of shared parameters only: for models that never
+        leave the party.
+        """
         return self
 
     @property
     def plain(self) -> LearningTask:
-        """The task without anything of a wrapper's, cut where the model is: for representations that no data made."""
+        """The task without anything of a wrapper's, cut where the model is: for representations
+        that no data made.
+        """
         return self
 
     def keeping(self, names: frozenset[str]) -> LearningTask:
@@ -167,7 +187,9 @@ class LearningTask:
         return replace(self, private=self.private | names)
 
     def init(self, key: Key) -> Params:
-        """Initial weights: for one key the same for every party that has this architecture, and the same tensors."""
+        """Initial weights: for one key the same for every party that has this architecture, and the
+        same tensors.
+        """
         place = (id(self.network), key.bits, torch.get_default_dtype())
         if place not in _FIRST:
             while len(_FIRST) >= REMEMBERED:
@@ -192,7 +214,9 @@ class LearningTask:
         return self.criterion(self.head(theta, z, train=True), z, batch)
 
     def criterion(self, logits: Tensor, z: Tensor, batch: Batch) -> Tensor:
-        """The loss of answers and of the representation they came from: wrappers add their terms here."""
+        """The loss of answers and of the representation they came from: wrappers add their terms
+        here.
+        """
         return cross_entropy(logits, batch.y) if self.classes else squared_error(logits, batch.y)
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
@@ -214,7 +238,9 @@ BN_POLICIES = ("all", "params_only", "none")
 
 
 def batchnorm_private(network: Network, policy: str) -> frozenset[str]:
-    """Which BatchNorm names a policy keeps at home: none of them, the running statistics, or all of them."""
+    """Which BatchNorm names a policy keeps at home: none of them, the running statistics, or all of
+    them.
+    """
     if policy not in BN_POLICIES:
         raise UsageError(f"bn must be one of {', '.join(BN_POLICIES)}, not {policy!r}.")
     if policy == "all":

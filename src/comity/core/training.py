@@ -1,4 +1,6 @@
-"""How parties train: the settings, the mini-batches that come of them, and what an optimizer remembers."""
+"""How parties train: the settings, the mini-batches that come of them, and what an optimizer
+remembers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ GATHERED_BATCHES = 64  # made by one indexing call: few calls for many steps, an
 
 @dataclass(frozen=True)
 class Training:
-    """How parties train: the experiment's settings, the same for every method so that a comparison is fair."""
+    """How parties train: the experiment's settings, the same for every method so that a comparison
+    is fair.
+    """
 
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float = 0.01
@@ -44,7 +48,9 @@ class Training:
     def an_epoch(self, samples: int) -> int:
         """How many batches so many samples make."""
         whole, rest = divmod(samples, self.batch)
-        return (whole if self.batch >= self.min_batch else 0) + (rest >= self.min_batch and rest > 0)
+        return (whole if self.batch >= self.min_batch else 0) + (
+            rest >= self.min_batch and rest > 0
+        )
 
 
 @record
@@ -75,8 +81,20 @@ def batches(data: Samples, key: Key, training: Training) -> Iterator[Batch]:
         for block in order.to(data.x.device).split(training.batch * GATHERED_BATCHES):
             xs = data.x.index_select(0, block).split(training.batch)
             ys = data.y.index_select(0, block).split(training.batch)
-            rows = {name: every.index_select(0, block).split(training.batch) for name, every in data.rows.items()}
-            for n, (x, y, indices) in enumerate(zip(xs, ys, block.split(training.batch), strict=True)):
+            rows = {
+                name: every.index_select(0, block).split(training.batch)
+                for name, every in data.rows.items()
+            }
+            for n, (x, y, indices) in enumerate(
+                zip(xs, ys, block.split(training.batch), strict=True)
+            ):
                 seen = training.augment(x, key.fold("augment", number)) if training.augment else x
-                yield Batch(seen, y, indices, number, scratch, {name: each[n] for name, each in rows.items()})
+                yield Batch(
+                    seen,
+                    y,
+                    indices,
+                    number,
+                    scratch,
+                    {name: each[n] for name, each in rows.items()},
+                )
                 number += 1

@@ -1,7 +1,9 @@
-"""The gate: what is checked of a letter before a party uses it, and of a reply before it leaves and when it arrives.
+"""The gate: what is checked of a letter before a party uses it, and of a reply before it leaves and
+when it arrives.
 
-It stands where parties are elsewhere. It reads nothing and sends nothing: whoever does asks it, and it refuses in one sentence.
-Bytes are the codec's matter, which makes records of no other types than those that the gate names.
+It stands where parties are elsewhere. It reads nothing and sends nothing: whoever does asks it, and
+it refuses in one sentence. Bytes are the codec's matter, which makes records of no other types than
+those that the gate names.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from comity.core.call import CallId
 from comity.core.declared import declared, fits, mismatch
 from comity.core.finite import first_not_finite, is_finite
 from comity.core.record import Params, is_record, payload
-from comity.core.signature import Signature, party_functions, records_of, sealed_types, signature, view_type
+from comity.core.signature import (
+    Signature,
+    party_functions,
+    records_of,
+    sealed_types,
+    signature,
+    view_type,
+)
 from comity.core.task import LearningTask
 from comity.core.wrapper import chain, check_party_function
 from comity.errors import UsageError
@@ -45,21 +54,36 @@ class MessageValidator:
 
     @cached_property
     def _declared(self) -> dict[tuple[int, str], Signature]:
-        return {place: signature(self.algorithm, *place) for place in party_functions(self.algorithm)}
+        return {
+            place: signature(self.algorithm, *place) for place in party_functions(self.algorithm)
+        }
 
     def check_letter(self, call: CallId, content: Any) -> None:
-        """Refuse what a party is sent with a call, unless it is what the work declares, of this model, and finite."""
+        """Refuse what a party is sent with a call, unless it is what the work declares, of this
+        model, and finite.
+        """
         self.check_call(call)
-        self._check(f"The letter for {call.function}", content, self._declared[call.depth, call.function].message, call.depth)
+        self._check(
+            f"The letter for {call.function}",
+            content,
+            self._declared[call.depth, call.function].message,
+            call.depth,
+        )
         _check_finite(f"The letter for {call.function}", content)
 
     def check_reply(self, call: CallId, reply: Any) -> None:
         """Refuse what a party answers, unless it is what the work declares, of this model.
 
-        Whether it is finite is for the server to say, whose rules tell what becomes of a party that diverged.
+        Whether it is finite is for the server to say, whose rules tell what becomes of a party that
+        diverged.
         """
         self.check_call(call)
-        self._check(f"The reply of {call.function}", reply, self._declared[call.depth, call.function].reply, call.depth)
+        self._check(
+            f"The reply of {call.function}",
+            reply,
+            self._declared[call.depth, call.function].reply,
+            call.depth,
+        )
 
     def check_view(self, content: Any) -> None:
         """Refuse what a party is sent to evaluate what it would deploy."""
@@ -69,58 +93,94 @@ class MessageValidator:
     def check_parcel(self, content: Any) -> None:
         """Refuse what was in a parcel, unless some work declares that it seals such things.
 
-        Whether it is finite is the site's own question: it leaves such parcels aside, and says whose they were.
+        Whether it is finite is the site's own question: it leaves such parcels aside, and says
+        whose they were.
         """
         kinds = sealed_types(self.algorithm) or [Any]
-        self._check("What is in a parcel", content, next((kind for kind in kinds if fits(content, kind)), kinds[0]), 0)
+        self._check(
+            "What is in a parcel",
+            content,
+            next((kind for kind in kinds if fits(content, kind)), kinds[0]),
+            0,
+        )
 
     def check_call(self, call: CallId) -> None:
         """Refuse a call for what is no work, or for no round."""
         check_party_function(self.algorithm, call.depth, call.function)
         if any(type(number) is not int or number < 0 for number in (call.round, call.occurrence)):
-            raise UsageError(f"{call.function} is asked for in round {str(call.round)[:20]}, which is none.")
+            raise UsageError(
+                f"{call.function} is asked for in round {str(call.round)[:20]}, which is none."
+            )
 
     def _check(self, what: str, tree: Any, said: Any, depth: int) -> None:
         if payload(tree) > self.most_bytes:
-            raise UsageError(f"{what} weighs {payload(tree):,} bytes, and no more than {self.most_bytes:,} may pass.")
+            raise UsageError(
+                f"{what} weighs {payload(tree):,} bytes, and no more than {self.most_bytes:,} may"
+                " pass."
+            )
         if said is Any or isinstance(said, TypeVar):
-            raise UsageError(f"{what} may be anything, as its work does not say of which type it is: annotate what goes in and out.")
+            raise UsageError(
+                f"{what} may be anything, as its work does not say of which type it is: annotate"
+                " what goes in and out."
+            )
         if not fits(tree, said):
-            raise UsageError(f"{what} should be {_words(said)}, but the {type(tree).__name__} that came is not.")
-        if wrong := _first_wrong(tree, "", shapes_on_wire(self.algorithm, depth, self.task, self.parties), self.task):
+            raise UsageError(
+                f"{what} should be {_words(said)}, but the {type(tree).__name__} that came is not."
+            )
+        if wrong := _first_wrong(
+            tree, "", shapes_on_wire(self.algorithm, depth, self.task, self.parties), self.task
+        ):
             raise UsageError(f"{what} {wrong}.")
 
 
-def shapes_on_wire(outermost: AnyAlgorithm, depth: int, task: LearningTask, parties: int) -> WireShapes:
-    """Shapes of what a work at `depth` of the chain sends or gets beside the model's own weights, by field."""
+def shapes_on_wire(
+    outermost: AnyAlgorithm, depth: int, task: LearningTask, parties: int
+) -> WireShapes:
+    """Shapes of what a work at `depth` of the chain sends or gets beside the model's own weights,
+    by field.
+    """
     inside_out = reversed(chain(outermost)[depth:])
     return dict(shape for owner in inside_out for shape in owner.wire_shapes(task, parties).items())
 
 
 def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: LearningTask) -> str:
-    """What is wrong first with something that is in a field of a message, or in its list or dict; nothing if all is well."""
+    """What is wrong first with something that is in a field of a message, or in its list or dict;
+    nothing if all is well.
+    """
     if isinstance(tree, Tensor):
         return _wrong_tensor(tree, place, shapes.get(place))
-    if isinstance(tree, dict) and tree and all(isinstance(value, Tensor) for value in tree.values()):
+    if (
+        isinstance(tree, dict)
+        and tree
+        and all(isinstance(value, Tensor) for value in tree.values())
+    ):
         like = shapes.get(place, task)
         return _wrong_weights(tree, place, like) if isinstance(like, LearningTask) else ""
     if is_record(tree):
         if wrong := mismatch(tree):
             return f"is not as declared: {wrong}"
         inside = [(getattr(tree, f.name), f"{type(tree).__name__}.{f.name}") for f in fields(tree)]
-        if free := [f.name for f in fields(tree) if declared(type(tree), f) is Any and getattr(tree, f.name) is not None]:
+        if free := [
+            f.name
+            for f in fields(tree)
+            if declared(type(tree), f) is Any and getattr(tree, f.name) is not None
+        ]:
             return f"has something in {free[0]}, and nobody says what that is"
     elif isinstance(tree, dict | list | tuple):
         inside = [(value, place) for value in (tree.values() if isinstance(tree, dict) else tree)]
     else:
         return ""
-    return next(filter(None, (_first_wrong(value, name, shapes, task) for value, name in inside)), "")
+    return next(
+        filter(None, (_first_wrong(value, name, shapes, task) for value, name in inside)), ""
+    )
 
 
 def _wrong_tensor(value: Tensor, place: str, like: LearningTask | tuple[int, ...] | None) -> str:
     if not isinstance(like, tuple):
         return ""
-    if value.dim() == len(like) and all(want in (-1, side) for want, side in zip(like, value.shape, strict=True)):
+    if value.dim() == len(like) and all(
+        want in (-1, side) for want, side in zip(like, value.shape, strict=True)
+    ):
         return ""
     return f"has {[*value.shape]} as the shape of {place}, where {[*like]} belongs (-1: any)"
 
@@ -128,10 +188,16 @@ def _wrong_tensor(value: Tensor, place: str, like: LearningTask | tuple[int, ...
 def _wrong_weights(theta: Params, place: str, like: LearningTask) -> str:
     for name, value in theta.items():
         if name not in like.shapes or name in like.private:
-            return f"has {str(name)[:100]!r} in {place or 'it'}, which is not of the model, or stays with its party"
+            return (
+                f"has {str(name)[:100]!r} in {place or 'it'}, which is not of the model, or stays"
+                " with its party"
+            )
         if (tuple(value.shape), value.dtype) != (like.shapes[name][0], like.dtypes[name]):
             right = _kind(like.shapes[name][0], like.dtypes[name])
-            return f"has {_kind(tuple(value.shape), value.dtype)} as {name} in {place or 'it'}, where {right} belongs"
+            return (
+                f"has {_kind(tuple(value.shape), value.dtype)} as {name} in {place or 'it'}, where"
+                f" {right} belongs"
+            )
     return ""
 
 
@@ -143,7 +209,9 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 def _words(hint: Any) -> str:
     """A type as its author wrote it."""
     return (
-        hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else re.sub(r"[\w.]+\.(\w+)", r"\1", str(hint))
+        hint.__name__
+        if isinstance(hint, type) and not hasattr(hint, "__args__")
+        else re.sub(r"[\w.]+\.(\w+)", r"\1", str(hint))
     )
 
 

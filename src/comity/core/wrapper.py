@@ -58,8 +58,12 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         """A host's work as it runs at a wrapped party."""
 
         @wraps(function)
-        async def wrapped(mine: Wrapped[W], message: Any, party: Party, key: Key) -> tuple[Wrapped[W], Any]:
-            host, reply = await function(mine.host, message, self.wrap_party(party, mine.extra), key)
+        async def wrapped(
+            mine: Wrapped[W], message: Any, party: Party, key: Key
+        ) -> tuple[Wrapped[W], Any]:
+            host, reply = await function(
+                mine.host, message, self.wrap_party(party, mine.extra), key
+            )
             return Wrapped(host, mine.extra), reply
 
         return wrapped
@@ -85,7 +89,9 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def start(self, s: Wrapped[W | None], server: Server) -> Wrapped[W | None]:
         return replace(s, host=self.host.start(s.host, server))
 
-    def catch_up(self, s: Wrapped[W | None], server: Server, ids: Sequence[int]) -> Wrapped[W | None]:
+    def catch_up(
+        self, s: Wrapped[W | None], server: Server, ids: Sequence[int]
+    ) -> Wrapped[W | None]:
         return replace(s, host=self.host.catch_up(s.host, server, ids))
 
     def round(self, s: Wrapped[W | None], server: Server, t: int) -> Wrapped[W | None]:
@@ -107,7 +113,9 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         return self.host.party_for(self.wrap_party(party, mine.extra), mine.host)
 
     def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
-        """Through which noise the reply to a host's work leaves, given what the host `said`: as that says, unless told."""
+        """Through which noise the reply to a host's work leaves, given what the host `said`: as
+        that says, unless told.
+        """
         return said
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
@@ -164,7 +172,9 @@ def party_function(outermost: AnyAlgorithm, depth: int, name: str) -> PartyFunct
 
 
 def is_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
-    """Whether the algorithm at `depth` of the chain has a work `name`: a method that is marked or overrides one that is."""
+    """Whether the algorithm at `depth` of the chain has a work `name`: a method that is marked or
+    overrides one that is.
+    """
     owners = chain(outermost)
     if type(depth) is not int or type(name) is not str or not 0 <= depth < len(owners):
         return False
@@ -173,12 +183,19 @@ def is_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
 
 
 def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
-    """Refuse partial sums of a method that needs replies one by one; where parties send nothing, there is nothing to refuse."""
+    """Refuse partial sums of a method that needs replies one by one; where parties send nothing,
+    there is nothing to refuse.
+    """
     owners = chain(outermost)
     if other := next((type(one).__name__.lower() for one in owners if one.averages), ""):
-        raise UsageError(f"{name} cannot have partial sums: {other} takes the place of the mean, and needs each reply by itself.")
+        raise UsageError(
+            f"{name} cannot have partial sums: {other} takes the place of the mean, and needs each"
+            " reply by itself."
+        )
     if owners[-1].leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
-        raise UsageError(f"{name} cannot have partial sums: its rounds do more with replies than average them.")
+        raise UsageError(
+            f"{name} cannot have partial sums: its rounds do more with replies than average them."
+        )
 
 
 def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None:
@@ -187,6 +204,12 @@ def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None
         return
     owners = chain(outermost)
     if type(depth) is not int or not 0 <= depth < len(owners):
-        raise UsageError(f"There is no algorithm at depth {str(depth)[:20]}: there are {len(owners)} of them, from 0.")
+        raise UsageError(
+            f"There is no algorithm at depth {str(depth)[:20]}: there are {len(owners)} of them,"
+            " from 0."
+        )
     who = type(owners[depth]).__name__
-    raise UsageError(f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for has @work above it.")
+    raise UsageError(
+        f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for"
+        " has @work above it."
+    )

@@ -1,4 +1,6 @@
-"""Random changes to training images, drawn from keys: the same run sees the same pictures wherever it is computed."""
+"""Random changes to training images, drawn from keys: the same run sees the same pictures wherever
+it is computed.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,15 @@ class Crop:
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         n, _, height, width = x.shape
         wide = F.pad(x, (self.pad,) * 4)
-        down, right = torch.randint(0, 2 * self.pad + 1, (2, n, 1), generator=generator).to(x.device)
+        down, right = torch.randint(0, 2 * self.pad + 1, (2, n, 1), generator=generator).to(
+            x.device
+        )
         rows = down + torch.arange(height, device=x.device)
         columns = right + torch.arange(width, device=x.device)
         which = torch.arange(n, device=x.device).view(-1, 1, 1)
-        return wide[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+        return (
+            wide[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+        )
 
 
 @dataclass(frozen=True)
@@ -54,15 +60,23 @@ class Rotate:
 
     def __post_init__(self) -> None:
         if not 0 < self.degrees <= 180:
-            raise UsageError(f"degrees of rotate must be more than 0 and at most 180, not {self.degrees}.")
+            raise UsageError(
+                f"degrees of rotate must be more than 0 and at most 180, not {self.degrees}."
+            )
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        angle = (torch.rand(len(x), generator=generator).to(x.device) * 2 - 1) * math.radians(self.degrees)
+        angle = (torch.rand(len(x), generator=generator).to(x.device) * 2 - 1) * math.radians(
+            self.degrees
+        )
         cos = angle.cos()
         sin = angle.sin()
         zero = torch.zeros_like(angle)
-        ratio = x.shape[-2] / x.shape[-1]  # turning is in pixels, but the grid's sides are both 2 long
-        theta = torch.stack([torch.stack([cos, -sin * ratio, zero], 1), torch.stack([sin / ratio, cos, zero], 1)], 1)
+        ratio = (
+            x.shape[-2] / x.shape[-1]
+        )  # turning is in pixels, but the grid's sides are both 2 long
+        theta = torch.stack(
+            [torch.stack([cos, -sin * ratio, zero], 1), torch.stack([sin / ratio, cos, zero], 1)], 1
+        )
         grid = F.affine_grid(theta, list(x.shape), align_corners=False)
         return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
@@ -72,7 +86,9 @@ CHANGES: dict[str, Callable[..., Change]] = {"flip": Flip, "crop": Crop, "rotate
 
 @dataclass(frozen=True)
 class Augment:
-    """Changes one after the other; `black` is what black is once normalised, a number or one a channel."""
+    """Changes one after the other; `black` is what black is once normalised, a number or one a
+    channel.
+    """
 
     changes: tuple[Change, ...]
     black: tuple[float, ...] = (0.0,)
@@ -87,11 +103,15 @@ class Augment:
             if spec.name not in CHANGES:
                 raise unknown("augmentation", spec.name, CHANGES)
         if len(shape) != 3:
-            raise UsageError(f"augment is for images, but a sample here has shape {shape}; use augment=none.")
+            raise UsageError(
+                f"augment is for images, but a sample here has shape {shape}; use augment=none."
+            )
         return Augment(tuple(call(spec, CHANGES[spec.name]) for spec in specs), black)
 
     def __call__(self, x: Tensor, key: Key) -> Tensor:
-        """A batch of images, changed; what is no image (a representation that is learned from) stays as it is."""
+        """A batch of images, changed; what is no image (a representation that is learned from)
+        stays as it is.
+        """
         if x.dim() != 4:
             return x
         black = torch.tensor(self.black, dtype=x.dtype, device=x.device).view(-1, 1, 1)

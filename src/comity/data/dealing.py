@@ -15,15 +15,19 @@ from comity.errors import UsageError
 
 
 def deal(federation: Federation, data: str, out: Path) -> list[Path]:
-    """A file a party, in a folder that does not exist yet, of the samples that are its own in this split.
+    """A file a party, in a folder that does not exist yet, of the samples that are its own in this
+    split.
 
-    Of a table that was imported it is a csv file with the columns it had; of all else an npz file with `x` and `y`, and with
-    `x_test` and `y_test` where the split keeps a test part of the data for all. Values are as in the dataset, before scaling.
+    Of a table that was imported it is a csv file with the columns it had; of all else an npz file
+    with `x` and `y`, and with `x_test` and `y_test` where the split keeps a test part of the data
+    for all. Values are as in the dataset, before scaling.
     """
     if out.exists():
         raise UsageError(f"{out} is there already: choose another --out.")
     if any(share.shift for share in federation.split.parties.values()):
-        raise UsageError("Parties whose features are shifted have no files of their own: leave out the shift.")
+        raise UsageError(
+            "Parties whose features are shifted have no files of their own: leave out the shift."
+        )
     dataset = load(data)
     names = dataset.class_names or tuple(map(str, range(dataset.classes)))
     out.mkdir(parents=True)
@@ -44,7 +48,9 @@ def deal(federation: Federation, data: str, out: Path) -> list[Path]:
     return made
 
 
-def _write_table(path: Path, dataset: Dataset, schema: Schema, rows: list[int], labels: list[str]) -> None:
+def _write_table(
+    path: Path, dataset: Dataset, schema: Schema, rows: list[int], labels: list[str]
+) -> None:
     """Rows with the columns that they had: words as words, nothing where a value is missing."""
     x = dataset.x.numpy()
     with path.open("w", encoding="utf-8", newline="") as file:

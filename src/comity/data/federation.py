@@ -24,7 +24,9 @@ Pair = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What is done to a party's values before a network sees them: scaled, normalised by constants, and filled in."""
+    """What is done to a party's values before a network sees them: scaled, normalised by constants,
+    and filled in.
+    """
 
     divisor: float = 1.0
     mean: tuple[float, ...] = (0.0,)
@@ -74,7 +76,9 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class Sums:
-    """What a party tells of its numbers so that all can be scaled alike: count, sum and sum of squares of each column."""
+    """What a party tells of its numbers so that all can be scaled alike: count, sum and sum of
+    squares of each column.
+    """
 
     count: Tensor
     total: Tensor
@@ -96,10 +100,16 @@ class Sums:
         return Sums(zero, zero, zero)
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(self.count + other.count, self.total + other.total, self.squares + other.squares)
+        return Sums(
+            self.count + other.count, self.total + other.total, self.squares + other.squares
+        )
 
-    def constants(self, width: int, columns: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and spread of all `width` columns; 0 and 1 for those that are not scaled, were never seen or never vary."""
+    def constants(
+        self, width: int, columns: Sequence[int]
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and spread of all `width` columns; 0 and 1 for those that are not scaled, were never
+        seen or never vary.
+        """
         middle = self.total / self.count.clamp(min=1)
         spread = (self.squares / self.count.clamp(min=1) - middle.square()).clamp(min=0).sqrt()
         spread = torch.where(spread > SAME * middle.abs().clamp(min=SAME), spread, 1.0)
@@ -121,7 +131,8 @@ class Federation:
     shape: tuple[int, ...]  # of one sample
     split: Split = field(repr=False)
     notes: tuple[str, ...] = ()
-    """What a user should know of these data: a source that is missing, values that were filled in."""
+    """What a user should know of these data: a source that is missing, values that were filled in.
+    """
     preprocess: Preprocess = Preprocess()
     """What was done to the values."""
     class_names: tuple[str, ...] = ()
@@ -130,12 +141,17 @@ class Federation:
     shared_columns: int = 0
     """Of how many columns parties send sums and squares, so that all scale them alike."""
     own_constants: bool = False
-    """Whether inputs are scaled or filled in by figures of records: then one record moves what others are."""
+    """Whether inputs are scaled or filled in by figures of records: then one record moves what
+    others are.
+    """
 
     def __repr__(self) -> str:
         kinds = f"{self.classes} classes" if self.classes else "a number to predict"
         sizes = f"{min(self.sizes)} to {max(self.sizes)} training samples each"
-        return f"<federation {self.name}, {self.split.partition}: {len(self.names)} parties, {kinds}, {sizes}>"
+        return (
+            f"<federation {self.name}, {self.split.partition}: {len(self.names)} parties, {kinds},"
+            f" {sizes}>"
+        )
 
     def _repr_html_(self) -> str:
         from comity.notebook.views import of_federation
@@ -153,26 +169,39 @@ class Federation:
         return [len(party.train) for party in self.parties.values()]
 
     def without(self, names: Iterable[str]) -> Federation:
-        """The same federation with some parties missing; the others' data, and the split, are what they were."""
+        """The same federation with some parties missing; the others' data, and the split, are what
+        they were.
+        """
         missing = set(names)
         if strangers := sorted(missing - self.parties.keys()):
             raise unknown("party called", strangers[0], self.names)
-        return replace(self, parties={name: data for name, data in self.parties.items() if name not in missing})
+        return replace(
+            self, parties={name: data for name, data in self.parties.items() if name not in missing}
+        )
 
     def counts(self) -> Tensor:
-        """How many training samples of each class (columns) each party (rows) has; in one column where there are no classes."""
+        """How many training samples of each class (columns) each party (rows) has; in one column
+        where there are no classes.
+        """
         if not self.classes:
             return torch.tensor(self.sizes)[:, None]
-        return torch.stack([torch.bincount(p.train.y, minlength=self.classes) for p in self.parties.values()])
+        return torch.stack(
+            [torch.bincount(p.train.y, minlength=self.classes) for p in self.parties.values()]
+        )
 
     def fingerprint(self) -> str:
-        """A short name for exactly these parties and values: a resumed run checks that its data are the same."""
+        """A short name for exactly these parties and values: a resumed run checks that its data are
+        the same.
+        """
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
         digest = cache(Samples.digest)  # a common test set is one object, and read once
-        return combine((name, *map(digest, (p.train, p.validation, p.test))) for name, p in self.parties.items())
+        return combine(
+            (name, *map(digest, (p.train, p.validation, p.test)))
+            for name, p in self.parties.items()
+        )
 
     @staticmethod
     def from_arrays(
@@ -182,11 +211,12 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
     ) -> Federation:
-        """Parties that bring their own data: numpy arrays, tensors, lists or pandas frames, whose columns keep their names.
+        """Parties that bring their own data: numpy arrays, tensors, lists or pandas frames, whose
+        columns keep their names.
 
-        A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test, y_test))`. Values
-        are used as they are. Without `classes`, there are as many as the largest label says; with `classes=0` labels are numbers
-        that are to be predicted.
+        A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test,
+        y_test))`. Values are used as they are. Without `classes`, there are as many as the largest
+        label says; with `classes=0` labels are numbers that are to be predicted.
 
         Examples:
             >>> from comity.data import load
@@ -207,14 +237,18 @@ class Federation:
                 "use own(...) or tail(...), or give each party a test pair."
             )
         if not isinstance(parties, Mapping) or not parties:
-            raise UsageError("A federation needs a dict with at least one party, as in {'north': (x, y)}.")
+            raise UsageError(
+                "A federation needs a dict with at least one party, as in {'north': (x, y)}."
+            )
         parties, columns = named_columns(parties)
         key = Key.root(seed).fold("data")
         amounts = classes == 0
         given = {name: _gather(name, value, amounts) for name, value in parties.items()}
         shape = _one_shape({f"party {name!r}": samples for name, (samples, _) in given.items()})
         if not amounts:
-            classes = _count_classes({name: samples for name, (samples, _) in given.items()}, classes)
+            classes = _count_classes(
+                {name: samples for name, (samples, _) in given.items()}, classes
+            )
 
         data: dict[str, PartyData] = {}
         shares: dict[str, Share] = {}
@@ -224,13 +258,19 @@ class Federation:
             if tests:
                 learn, held = everything[:-tests], everything[-tests:]
             else:
-                learn, held = rule.divide(name, y, everything, everything[:0], None, key.fold("test", name).numpy())
+                learn, held = rule.divide(
+                    name, y, everything, everything[:0], None, key.fold("test", name).numpy()
+                )
             shares[name] = share(name, y, learn, held, validation=validation, key=key)
-            train, validation_part, test_part = (samples.take(i) for i in (shares[name].train, shares[name].validation, held))
+            train, validation_part, test_part = (
+                samples.take(i) for i in (shares[name].train, shares[name].validation, held)
+            )
             data[name] = PartyData(train, validation_part, test_part)
         fingerprint = combine((name, samples.digest()) for name, (samples, _) in given.items())
         split = Split("arrays", fingerprint, "given", test, validation, seed, shares)
-        return Federation("arrays", data, classes or 0, shape, split, schema=schema_of(columns, classes or 0))
+        return Federation(
+            "arrays", data, classes or 0, shape, split, schema=schema_of(columns, classes or 0)
+        )
 
 
 def share(
@@ -244,9 +284,17 @@ def share(
     shift: str | None = None,
     labels: tuple[int, ...] | None = None,
 ) -> Share:
-    """A party's share: of what it learns from, a stratified part is kept for validation (none if it has too few)."""
+    """A party's share: of what it learns from, a stratified part is kept for validation (none if it
+    has too few).
+    """
     kept = stratified(y[learn], validation, key.fold("validation", party).numpy())
-    return Share(tuple(learn[~kept].tolist()), tuple(learn[kept].tolist()), tuple(test.tolist()), shift, labels)
+    return Share(
+        tuple(learn[~kept].tolist()),
+        tuple(learn[kept].tolist()),
+        tuple(test.tolist()),
+        shift,
+        labels,
+    )
 
 
 def _gather(name: str, given: Pair | tuple[Pair, Pair], amounts: bool) -> tuple[Samples, int]:
@@ -254,7 +302,9 @@ def _gather(name: str, given: Pair | tuple[Pair, Pair], amounts: bool) -> tuple[
     check_name(name)
     if not isinstance(given, tuple | list) or len(given) != 2:
         raise UsageError(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
-    if not all(isinstance(part, tuple) and len(part) == 2 for part in given):  # lists are arrays, tuples are pairs
+    if not all(
+        isinstance(part, tuple) and len(part) == 2 for part in given
+    ):  # lists are arrays, tuples are pairs
         return Samples.of(f"party {name!r}", *given, amounts=amounts), 0
     train, test = (
         Samples.of(f"{what} of party {name!r}", *pair, amounts=amounts)
@@ -269,7 +319,10 @@ def _one_shape(samples: dict[str, Samples]) -> tuple[int, ...]:
     (first, expected), *others = [(owner, s.shape) for owner, s in samples.items()]
     for owner, shape in others:
         if shape != expected:
-            raise UsageError(f"A sample of {owner} has shape {shape}, but one of {first} has {expected}; bring all to one shape.")
+            raise UsageError(
+                f"A sample of {owner} has shape {shape}, but one of {first} has {expected}; bring"
+                " all to one shape."
+            )
     return expected
 
 
@@ -286,5 +339,8 @@ def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
     wanted: int = coerce("classes", classes, int)
     for name, part in samples.items():
         if part.y.max() >= wanted:
-            raise UsageError(f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than classes={wanted}.")
+            raise UsageError(
+                f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than"
+                f" classes={wanted}."
+            )
     return wanted

@@ -18,7 +18,9 @@ Found = Mapping[str, Path]
 
 @dataclass(frozen=True)
 class Way:
-    """One set of files that a dataset can be read from, and how; a file may be there plain or with .gz."""
+    """One set of files that a dataset can be read from, and how; a file may be there plain or with
+    .gz.
+    """
 
     read: Callable[[Found], Dataset]
     files: tuple[str, ...]
@@ -27,7 +29,9 @@ class Way:
     pickles: bool = False
     """Whether reading them runs what they hold, so that a person has to say yes."""
     sums: Mapping[str, str] = field(default_factory=dict)
-    """The md5 or sha256 of the published files (several with spaces between), by the names that they have on disk."""
+    """The md5 or sha256 of the published files (several with spaces between), by the names that
+    they have on disk.
+    """
 
     def __str__(self) -> str:
         return self.says or ", ".join(self.files)
@@ -35,23 +39,37 @@ class Way:
 
 def data_folders() -> list[Path]:
     """The folders of COMITY_DATA."""
-    return [Path(part).expanduser() for part in os.environ.get("COMITY_DATA", "").split(os.pathsep) if part]
+    return [
+        Path(part).expanduser()
+        for part in os.environ.get("COMITY_DATA", "").split(os.pathsep)
+        if part
+    ]
 
 
 def cache_folder() -> Path:
     """Where prepared datasets are kept."""
     base = os.environ.get("COMITY_CACHE")
-    return Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comity"
+    return (
+        Path(base)
+        if base
+        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "comity"
+    )
 
 
 def _places(name: str) -> Iterator[Path]:
-    """A folder itself, and those inside it that are called after the dataset (MNIST_M is mnist-m), with torchvision's `raw`."""
+    """A folder itself, and those inside it that are called after the dataset (MNIST_M is mnist-m),
+    with torchvision's `raw`.
+    """
 
     def plain(text: str) -> str:
         return text.lower().replace("-", "").replace("_", "")
 
     for folder in data_folders():
-        named = sorted(p for p in folder.iterdir() if plain(p.name) == plain(name) and p.is_dir()) if folder.is_dir() else []
+        named = (
+            sorted(p for p in folder.iterdir() if plain(p.name) == plain(name) and p.is_dir())
+            if folder.is_dir()
+            else []
+        )
         for place in (folder, *named):
             yield place
             yield place / "raw"
@@ -72,7 +90,9 @@ def locate(name: str, way: Way) -> dict[str, Path] | None:
 
 
 def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
-    """A dataset by the first way whose files are here; read once, and from then on taken from the cache."""
+    """A dataset by the first way whose files are here; read once, and from then on taken from the
+    cache.
+    """
     refused = None
     for way in ways:
         if (found := locate(name, way)) is None:
@@ -89,8 +109,8 @@ def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
     if refused is not None:
         file = next(iter(refused.values()))
         raise UsageError(
-            f"{file} holds pickles, which can run anything: get the binary version of {name}, or read it once with "
-            f"'comity data prepare {name} --trust-pickle'."
+            f"{file} holds pickles, which can run anything: get the binary version of {name}, or"
+            f" read it once with 'comity data prepare {name} --trust-pickle'."
         )
     raise Missing(name, ways)
 
@@ -116,7 +136,9 @@ def keep(made: Dataset, folder: Path) -> Dataset:
 
 
 def checksum_notes(name: str, sums: Mapping[str, str], found: Found) -> tuple[str, ...]:
-    """A sentence for each file that should be a published one and is another: a person may want that, so it is not refused."""
+    """A sentence for each file that should be a published one and is another: a person may want
+    that, so it is not refused.
+    """
     notes = []
     for path in found.values():
         published = sums.get(path.name, "").split()
@@ -149,6 +171,13 @@ class Missing(UsageError):
         self.name = name
         self.ways = ways
         folders = ", ".join(map(str, data_folders()))
-        where = f"the folder named by COMITY_DATA ({folders})" if folders else "a folder and name it with COMITY_DATA"
+        where = (
+            f"the folder named by COMITY_DATA ({folders})"
+            if folders
+            else "a folder and name it with COMITY_DATA"
+        )
         others = f"; or take it from the Hugging Face hub with --data hub:{hub}" if hub else ""
-        super().__init__(f"The files of {name} are not here: put {' or '.join(map(str, ways))} into {where}{others}.")
+        super().__init__(
+            f"The files of {name} are not here: put {' or '.join(map(str, ways))} into"
+            f" {where}{others}."
+        )

@@ -1,8 +1,10 @@
-"""People's own federation: a folder with one file or one sub-folder a party becomes a dataset that `--data` takes.
+"""People's own federation: a folder with one file or one sub-folder a party becomes a dataset that
+`--data` takes.
 
-A party is `north.npz` (arrays), `south.csv`, `.csv.gz`, `.xlsx` or `.parquet` (a table with one row a sample), or a folder `east`
-with a folder of pictures a class. Its file name is its name. All parties must bring the same kind of data. Tables may differ in
-columns, their order, words and separators: a schema says what becomes of them (`schema.py`).
+A party is `north.npz` (arrays), `south.csv`, `.csv.gz`, `.xlsx` or `.parquet` (a table with one row
+a sample), or a folder `east` with a folder of pictures a class. Its file name is its name. All
+parties must bring the same kind of data. Tables may differ in columns, their order, words and
+separators: a schema says what becomes of them (`schema.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ Array = NDArray[Any]
 
 
 class Contribution(NamedTuple):
-    """What one party brings: samples, their labels as they were found (numbers or words), and which are for testing."""
+    """What one party brings: samples, their labels as they were found (numbers or words), and which
+    are for testing.
+    """
 
     path: Path
     x: Array
@@ -53,14 +57,17 @@ class Brought:
 
 
 def import_federation(source: Path, out: Path, *, name: str | None = None, **how: Any) -> Dataset:
-    """Bring the parties of a folder, or the one of a file, into one dataset, written to `out`, which must not exist yet.
+    """Bring the parties of a folder, or the one of a file, into one dataset, written to `out`,
+    which must not exist yet.
 
     `how` is as for `read_federation`.
     """
     if out.exists():
         raise UsageError(f"{out} is there already: choose another folder, or remove it.")
     if source.is_dir() and out.resolve().is_relative_to(source.resolve()):
-        raise UsageError(f"{out} would lie among the parties of {source}: choose a folder outside it.")
+        raise UsageError(
+            f"{out} would lie among the parties of {source}: choose a folder outside it."
+        )
     prepared.save(read_federation(parties_in(source), name or stem(source), **how), out)
     return prepared.read(out)
 
@@ -78,16 +85,22 @@ def read_federation(
 ) -> Dataset:
     """What parties' files or folders hold, as one dataset.
 
-    `size` is the pixels a side that pictures are brought to; `classes` how many there are, where no party has the last of them.
-    Tables follow `schema`, or one is made of them as is said `about_columns` (`label`, `columns`, `drop`, ...: see `Wishes`).
-    Their numbers are scaled unless told otherwise: `scale` is `own`, `shared` or `none`; arrays are used as they are unless
-    told otherwise, and pictures always.
+    `size` is the pixels a side that pictures are brought to; `classes` how many there are, where no
+    party has the last of them. Tables follow `schema`, or one is made of them as is said
+    `about_columns` (`label`, `columns`, `drop`, ...: see `Wishes`). Their numbers are scaled unless
+    told otherwise: `scale` is `own`, `shared` or `none`; arrays are used as they are unless told
+    otherwise, and pictures always.
     """
     if schema is not None and (about_columns or scale):
-        raise UsageError("A schema says all about the columns: leave out the other options, or change the schema.")
+        raise UsageError(
+            "A schema says all about the columns: leave out the other options, or change the"
+            " schema."
+        )
     kind = one_kind(found)
     if kind != TABLES:
-        _check_no_columns(kind, about_columns | {"schema": schema, "skip_unlabelled": skip_unlabelled})
+        _check_no_columns(
+            kind, about_columns | {"schema": schema, "skip_unlabelled": skip_unlabelled}
+        )
     asked = Wishes(**about_columns | ({} if scale is None else {"scale": scale}))
     if size is not None and kind != PICTURES:
         raise UsageError(f"size is for pictures, but these parties bring {kind}.")
@@ -102,15 +115,22 @@ def read_federation(
     return _dataset(name, brought, classes, scale or "none")
 
 
-def _tables(found: Mapping[str, Path], asked: Wishes, schema: Schema | None, skip_unlabelled: bool) -> Brought:
-    """Everybody's tables as numbers, by a schema that was given or the one that they have in common."""
+def _tables(
+    found: Mapping[str, Path], asked: Wishes, schema: Schema | None, skip_unlabelled: bool
+) -> Brought:
+    """Everybody's tables as numbers, by a schema that was given or the one that they have in
+    common.
+    """
     tables = read_tables(found)
     skipped: list[str] = []
     if skip_unlabelled:
         tables, skipped = labelled(tables, schema or asked.about_label())
     agreed = schema or schema_of(tables, asked)
     x, y, notes = numbers_by(agreed, tables, strict=schema is not None)
-    parties = {name: Contribution(found[name], x[name], y[name], np.zeros(len(y[name]), np.bool_)) for name in tables}
+    parties = {
+        name: Contribution(found[name], x[name], y[name], np.zeros(len(y[name]), np.bool_))
+        for name in tables
+    }
     about = f"tables with the columns {few(column.name for column in agreed.columns)}"
     return Brought(parties, about, (*notes, *skipped), agreed)
 
@@ -130,11 +150,17 @@ def _arrays(path: Path) -> Contribution:
     for wanted in ("x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & set(held) else [])):
         if wanted not in held:
             raise bad(path, f"has no array called {wanted}; it has {few(held)}")
-    parts = [(held["x"], held["y"])] + ([(held["x_test"], held["y_test"])] if "x_test" in held else [])
+    parts = [(held["x"], held["y"])] + (
+        [(held["x_test"], held["y_test"])] if "x_test" in held else []
+    )
     made = []
     for x, y in parts:
         if x.dtype.kind not in "biuf" or x.ndim < 2:
-            raise bad(path, f"has samples of shape {x.shape} and type {x.dtype}, but a row of numbers a sample is needed")
+            raise bad(
+                path,
+                f"has samples of shape {x.shape} and type {x.dtype}, but a row of numbers a sample"
+                " is needed",
+            )
         if y.ndim != 1:
             raise bad(path, f"has labels of shape {y.shape}, but one a sample is needed")
         same_length(path, samples=x, labels=y)
@@ -145,7 +171,11 @@ def _arrays(path: Path) -> Contribution:
         else:
             made.append((planes(x) if x.ndim == 4 else x).astype(np.float32))
     if made[0].shape[1:] != made[-1].shape[1:]:
-        raise bad(path, f"has samples of shape {made[0].shape[1:]} but test samples of shape {made[-1].shape[1:]}")
+        raise bad(
+            path,
+            f"has samples of shape {made[0].shape[1:]} but test samples of shape"
+            f" {made[-1].shape[1:]}",
+        )
     y = np.concatenate([y for _, y in parts])
     return Contribution(path, np.concatenate(made), y, np.arange(len(y)) >= len(made[0]))
 
@@ -157,7 +187,10 @@ def _misplaced(file: Path, folder: Path) -> str:
     """Why a file is not where a party's pictures are."""
     if file.suffix in (".csv", ".xlsx", ".parquet", ".npz"):
         beside = folder.with_suffix(file.suffix)
-        return f"is a table, but a party's folder holds pictures: give each party one file, here {beside}"
+        return (
+            "is a table, but a party's folder holds pictures: give each party one file, here"
+            f" {beside}"
+        )
     return "is not in a folder of its class"
 
 
@@ -168,12 +201,19 @@ def _pictures(found: Mapping[str, Path], size: int | None) -> dict[str, Contribu
         inner = inside(path)
         stray = next((p for p in inner if not p.is_dir()), None)
         if stray is not None or not inner:
-            raise bad(stray or path, _misplaced(stray, path) if stray else "is empty: it must have one folder a class")
+            raise bad(
+                stray or path,
+                _misplaced(stray, path) if stray else "is empty: it must have one folder a class",
+            )
         files[name] = [picture for kind in inner for picture in picture_files(kind)]
     wanted = (size, size) if size is not None else _common_size(files)
-    kinds = {name: np.array([picture.parent.name for picture in mine]) for name, mine in files.items()}
+    kinds = {
+        name: np.array([picture.parent.name for picture in mine]) for name, mine in files.items()
+    }
     return {
-        name: Contribution(found[name], read_images(mine, wanted), kinds[name], np.zeros(len(mine), np.bool_))
+        name: Contribution(
+            found[name], read_images(mine, wanted), kinds[name], np.zeros(len(mine), np.bool_)
+        )
         for name, mine in files.items()
     }
 
@@ -184,7 +224,11 @@ def _common_size(files: Mapping[str, list[Path]]) -> tuple[int, int]:
     first, (height, width) = next(iter(sizes.items()))
     for path, (h, w) in sizes.items():
         if (h, w) != (height, width):
-            raise bad(path, f"has {h} x {w} pixels but {first} {height} x {width}: say with size what to bring them all to")
+            raise bad(
+                path,
+                f"has {h} x {w} pixels but {first} {height} x {width}: say with size what to bring"
+                " them all to",
+            )
     return height, width
 
 
@@ -199,13 +243,20 @@ def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Da
     x = np.concatenate([party.x for party in parties.values()])
     y = np.concatenate(answers)
     test = np.concatenate([party.test for party in parties.values()])
-    kinds = max(len(schema.classes), classes or 0) if schema else len(names) or classes or int(y.max()) + 1
+    kinds = (
+        max(len(schema.classes), classes or 0)
+        if schema
+        else len(names) or classes or int(y.max()) + 1
+    )
     if schema and not schema.classes:
         kinds = 0
     elif kinds < 2:
         raise UsageError("All samples have the same label, so there is nothing to learn.")
     if kinds > max(len(y), classes or 0):
-        raise UsageError(f"The labels run up to {kinds - 1}, but there are only {len(y)} samples: number the classes 0, 1, 2, ...")
+        raise UsageError(
+            f"The labels run up to {kinds - 1}, but there are only {len(y)} samples: number the"
+            " classes 0, 1, 2, ..."
+        )
     of = np.repeat(np.arange(len(parties)), [len(party.y) for party in parties.values()])
     empty = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
     notes = [*brought.notes, *_told(parties, y, kinds, empty & (schema is None), test)]
@@ -239,8 +290,16 @@ def prepared_by(schema: Schema) -> dict[str, Any]:
         return {"schema": schema, "scale": schema.scale, "scaled": schema.scaled}
     if schema.scale == "none":
         return {"schema": schema}
-    constants = [(c.mean, c.std) if c.kind == "number" else (0.0, 1.0) for c in schema.columns for _ in range(c.width)]
-    return {"schema": schema, "mean": tuple(m for m, _ in constants), "std": tuple(s for _, s in constants)}
+    constants = [
+        (c.mean, c.std) if c.kind == "number" else (0.0, 1.0)
+        for c in schema.columns
+        for _ in range(c.width)
+    ]
+    return {
+        "schema": schema,
+        "mean": tuple(m for m, _ in constants),
+        "std": tuple(s for _, s in constants),
+    }
 
 
 def _named(
@@ -249,9 +308,18 @@ def _named(
     """Labels by their numbers in the schema, and their names where these are words."""
     words = () if schema.classes == tuple(map(str, range(len(schema.classes)))) else schema.classes
     if classes is not None and not schema.classes:
-        raise UsageError(f"The label {schema.label!r} is a number that is to be predicted: leave out classes.")
-    if classes is not None and classes != len(schema.classes) and (words or classes < len(schema.classes)):
-        raise UsageError(f"The parties' labels are {len(schema.classes)} words, not {classes}: leave out classes.")
+        raise UsageError(
+            f"The label {schema.label!r} is a number that is to be predicted: leave out classes."
+        )
+    if (
+        classes is not None
+        and classes != len(schema.classes)
+        and (words or classes < len(schema.classes))
+    ):
+        raise UsageError(
+            f"The parties' labels are {len(schema.classes)} words, not {classes}: leave out"
+            " classes."
+        )
     return [party.y for party in parties.values()], words
 
 
@@ -261,23 +329,29 @@ def _check(parties: dict[str, Contribution]) -> None:
     for name, party in parties.items():
         if party.x.shape[1:] != model.x.shape[1:]:
             raise UsageError(
-                f"The samples of party {name!r} have shape {party.x.shape[1:]} but those of party {first!r} "
-                f"{model.x.shape[1:]}: they must agree."
+                f"The samples of party {name!r} have shape {party.x.shape[1:]} but those of party"
+                f" {first!r} {model.x.shape[1:]}: they must agree."
             )
         if party.x.dtype != model.x.dtype:
             raise UsageError(
-                f"The samples of party {name!r} are of type {party.x.dtype} but those of party {first!r} of type "
-                f"{model.x.dtype}: they must agree."
+                f"The samples of party {name!r} are of type {party.x.dtype} but those of party"
+                f" {first!r} of type {model.x.dtype}: they must agree."
             )
         if party.test.any() != model.test.any():
             has, lacks = (name, first) if party.test.any() else (first, name)
-            raise UsageError(f"Party {has!r} has a test part but party {lacks!r} has none: give all of them one, or none.")
+            raise UsageError(
+                f"Party {has!r} has a test part but party {lacks!r} has none: give all of them one,"
+                " or none."
+            )
         if party.x.dtype == np.uint8:
             continue
         if np.isinf(party.x).any():
             raise UsageError(f"Party {name!r} has infinite values: remove or fill them.")
         if party.x.ndim > 2 and np.isnan(party.x).any():
-            raise UsageError(f"Party {name!r} has values that are missing, which can be filled in tables only: fill them.")
+            raise UsageError(
+                f"Party {name!r} has values that are missing, which can be filled in tables only:"
+                " fill them."
+            )
 
 
 def _numbers(values: Array) -> bool:
@@ -289,38 +363,60 @@ def _numbers(values: Array) -> bool:
     return True
 
 
-def _answers(parties: dict[str, Contribution], classes: int | None) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
+def _answers(
+    parties: dict[str, Contribution], classes: int | None
+) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
     """Labels as classes: numbers as they are, words in sorted order over all parties."""
     texts = [name for name, party in parties.items() if not _numbers(party.y)]
     if not texts:
         return [labels(party.path, numeric(party.y), classes) for party in parties.values()], ()
     for name, party in parties.items():
         if name not in texts:
-            raise UsageError(f"The labels of party {name!r} are numbers but those of party {texts[0]!r} words: they must agree.")
+            raise UsageError(
+                f"The labels of party {name!r} are numbers but those of party {texts[0]!r} words:"
+                " they must agree."
+            )
         if (party.y == "").any():
             raise bad(party.path, f"has no label in row {int(np.argmax(party.y == '')) + 1}")
     names = sorted({str(word) for party in parties.values() for word in party.y})
     if classes is not None and classes != len(names):
-        raise UsageError(f"The parties' labels are {len(names)} words, not {classes}: leave out classes.")
-    return [np.searchsorted(names, party.y.astype(str)).astype(np.int64) for party in parties.values()], tuple(names)
+        raise UsageError(
+            f"The parties' labels are {len(names)} words, not {classes}: leave out classes."
+        )
+    return [
+        np.searchsorted(names, party.y.astype(str)).astype(np.int64) for party in parties.values()
+    ], tuple(names)
 
 
 def _told(
-    parties: dict[str, Contribution], y: NDArray[np.int64], classes: int, empty: NDArray[np.bool_], test: NDArray[np.bool_]
+    parties: dict[str, Contribution],
+    y: NDArray[np.int64],
+    classes: int,
+    empty: NDArray[np.bool_],
+    test: NDArray[np.bool_],
 ) -> list[str]:
     """What a user should know: what is missing, unused or small."""
     notes = []
     if empty.any():
         notes.append(
-            f"{empty.mean():.1%} of all values are missing: filled with the mean of the party's own training samples, "
-            "and a column each says what was filled."
+            f"{empty.mean():.1%} of all values are missing: filled with the mean of the party's own"
+            " training samples, and a column each says what was filled."
         )
     unused = sorted(set(range(classes)) - set(y.tolist()))
     if unused:
-        notes.append(f"no sample has the label {', '.join(map(str, unused[:10]))}{' and others' if len(unused) > 10 else ''}.")
+        notes.append(
+            "no sample has the label"
+            f" {', '.join(map(str, unused[:10]))}{' and others' if len(unused) > 10 else ''}."
+        )
     small = [name for name, party in parties.items() if (~party.test).sum() < LEAST]
     if small:
-        notes.append(f"{few(small)} with fewer than {LEAST} samples take no part, unless --partition 'natural(min=1)'.")
+        notes.append(
+            f"{few(small)} with fewer than {LEAST} samples take no part, unless --partition"
+            " 'natural(min=1)'."
+        )
     if test.any():
-        notes.append("each party has a test part of its own, which --test official uses; own(0.25) puts it to the rest.")
+        notes.append(
+            "each party has a test part of its own, which --test official uses; own(0.25) puts it"
+            " to the rest."
+        )
     return notes

@@ -1,4 +1,6 @@
-"""What is in a federation's data, party by party, and what may be wrong with it: for whoever is about to learn from them."""
+"""What is in a federation's data, party by party, and what may be wrong with it: for whoever is
+about to learn from them.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ Values = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Findings:
-    """A table's columns by party: how much is missing, between what its numbers lie; and what may be wrong."""
+    """A table's columns by party: how much is missing, between what its numbers lie; and what may
+    be wrong.
+    """
 
     missing: Mapping[str, Mapping[str, float]]
     """By column, then by party: the share of rows in which it is missing."""
     ranges: Mapping[str, Mapping[str, tuple[float, float, float] | None]]
-    """By column of numbers, then by party: the 5th, 50th and 95th of a hundred; nothing where there are no values."""
+    """By column of numbers, then by party: the 5th, 50th and 95th of a hundred; nothing where there
+    are no values.
+    """
     caveats: tuple[str, ...]
 
 
@@ -45,13 +51,18 @@ def columns_of(schema: Schema, x: Values) -> dict[str, tuple[Column, Values]]:
 
 def gaps(column: Column, values: Values) -> NDArray[np.bool_]:
     """In which rows a column is missing."""
-    empty: NDArray[np.bool_] = values.sum(1) == 0 if column.kind == "words" else np.isnan(values[:, 0])
+    empty: NDArray[np.bool_] = (
+        values.sum(1) == 0 if column.kind == "words" else np.isnan(values[:, 0])
+    )
     return empty
 
 
 def missing_by_column(schema: Schema, x: Values) -> dict[str, float]:
     """The share of rows in which each column is missing."""
-    return {name: float(gaps(column, values).mean()) for name, (column, values) in columns_of(schema, x).items()}
+    return {
+        name: float(gaps(column, values).mean())
+        for name, (column, values) in columns_of(schema, x).items()
+    }
 
 
 def far_from_all(schema: Schema, parties: Mapping[str, Values]) -> list[str]:
@@ -68,7 +79,8 @@ def far_from_all(schema: Schema, parties: Mapping[str, Values]) -> list[str]:
             if high > low and off.max() > FAR * (high - low):
                 row = int(off.argmax())
                 found.append(
-                    f"{name} is {cells[row]:g} in row {row + 1} of {party}, but from {low:g} to {high:g} in most: a typing error?"
+                    f"{name} is {cells[row]:g} in row {row + 1} of {party}, but from {low:g} to"
+                    f" {high:g} in most: a typing error?"
                 )
     return found
 
@@ -86,13 +98,22 @@ def inspect(federation: Federation, dataset: Dataset) -> Findings:
         for column, share in missing_by_column(dataset.schema, x[mine]).items():
             missing[column][party] = share
     values = columns_of(dataset.schema, x)
-    numbers = {name: cells[:, 0] for name, (column, cells) in values.items() if column.kind == "number"}
-    ranges = {name: {party: _range(cells[mine]) for party, mine in rows.items()} for name, cells in numbers.items()}
+    numbers = {
+        name: cells[:, 0] for name, (column, cells) in values.items() if column.kind == "number"
+    }
+    ranges = {
+        name: {party: _range(cells[mine]) for party, mine in rows.items()}
+        for name, cells in numbers.items()
+    }
     caveats += _often_missing(missing)
     caveats += _far_away(ranges, dataset.schema)
     caveats += far_from_all(dataset.schema, {party: x[mine] for party, mine in rows.items()})
     everyone = np.concatenate(list(rows.values()))
-    caveats += [text for name, cells in numbers.items() if (text := _odd(name, cells[everyone], y[everyone], federation.classes))]
+    caveats += [
+        text
+        for name, cells in numbers.items()
+        if (text := _odd(name, cells[everyone], y[everyone], federation.classes))
+    ]
     caveats += _twice({party: (x[mine], y[mine]) for party, mine in rows.items()})
     return Findings(missing, ranges, tuple(caveats))
 
@@ -119,14 +140,17 @@ def _few_of_a_class(federation: Federation, names: tuple[str, ...]) -> list[str]
         least = min(range(len(counts)), key=lambda k: counts[k])
         if counts[least] < FEW:
             found.append(
-                f"{party} trains on {counts[least]} samples of {names[least]!r} and {sum(counts) - counts[least]} others: "
-                "accuracy says little there, so judge by balanced_accuracy or auc (--metric)."
+                f"{party} trains on {counts[least]} samples of {names[least]!r} and"
+                f" {sum(counts) - counts[least]} others: accuracy says little there, so judge by"
+                " balanced_accuracy or auc (--metric)."
             )
     return found
 
 
 def _often_missing(missing: Mapping[str, Mapping[str, float]]) -> list[str]:
-    never = {p: [c for c, by in missing.items() if by[p] == 1] for p in next(iter(missing.values()), {})}
+    never = {
+        p: [c for c, by in missing.items() if by[p] == 1] for p in next(iter(missing.values()), {})
+    }
     found = [f"{party} never has {few(columns)}." for party, columns in never.items() if columns]
     for column, by in missing.items():
         often = [f"{party} ({share:.0%})" for party, share in by.items() if SELDOM < share < 1]
@@ -135,18 +159,28 @@ def _often_missing(missing: Mapping[str, Mapping[str, float]]) -> list[str]:
     return found
 
 
-def _far_away(ranges: Mapping[str, Mapping[str, tuple[float, float, float] | None]], schema: Schema) -> list[str]:
-    """Columns whose middle at one party lies beyond what all others have: another unit, or other people."""
+def _far_away(
+    ranges: Mapping[str, Mapping[str, tuple[float, float, float] | None]], schema: Schema
+) -> list[str]:
+    """Columns whose middle at one party lies beyond what all others have: another unit, or other
+    people.
+    """
     units = {column.name: f" {column.unit}" if column.unit else "" for column in schema.columns}
     found = []
     for column, by in ranges.items():
         there = {party: one for party, one in by.items() if one is not None}
         for party, (_, middle, _) in there.items():
             others = [one for other, one in there.items() if other != party]
-            if others and (middle < min(low for low, _, _ in others) or middle > max(high for _, _, high in others)):
+            if others and (
+                middle < min(low for low, _, _ in others)
+                or middle > max(high for _, _, high in others)
+            ):
                 low, high = min(low for low, _, _ in others), max(high for _, _, high in others)
                 elsewhere = f"between {low:g} and {high:g} elsewhere"
-                found.append(f"{column} is about {middle:g}{units[column]} at {party}, but {elsewhere}: another unit?")
+                found.append(
+                    f"{column} is about {middle:g}{units[column]} at {party}, but {elsewhere}:"
+                    " another unit?"
+                )
     return found
 
 
@@ -172,5 +206,6 @@ def _twice(parties: Mapping[str, tuple[Values, NDArray[np.int64]]]) -> list[str]
             if (first := owner.setdefault(mark, party)) != party:
                 double[first, party] = double.get((first, party), 0) + 1
     return [
-        f"{many} rows of {party} are, cell by cell, also at {first}: the same people?" for (first, party), many in double.items()
+        f"{many} rows of {party} are, cell by cell, also at {first}: the same people?"
+        for (first, party), many in double.items()
     ]

@@ -20,7 +20,9 @@ from comity.spec import Spec, call, parse
 
 @dataclass(frozen=True)
 class Card:
-    """What can be said of a dataset without loading it; samples and shape are those of the complete one."""
+    """What can be said of a dataset without loading it; samples and shape are those of the complete
+    one.
+    """
 
     name: str
     samples: int
@@ -37,7 +39,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Entry:
-    """A dataset in the library: read from files, made in memory, or put together from others that are here."""
+    """A dataset in the library: read from files, made in memory, or put together from others that
+    are here.
+    """
 
     card: Card
     ways: tuple[Way, ...] = ()
@@ -45,7 +49,9 @@ class Entry:
     parts: tuple[str, ...] = ()
     join: Callable[[Mapping[str, Dataset], tuple[str, ...]], Dataset] | None = None
     options: Callable[..., Dataset] | None = None
-    """Makes of the dataset what options in parentheses ask for: its further parameters are the options."""
+    """Makes of the dataset what options in parentheses ask for: its further parameters are the
+    options.
+    """
 
     def load(self, trust: bool = False) -> Dataset:
         """The dataset, or one sentence that says which files would be needed."""
@@ -55,7 +61,9 @@ class Entry:
             return self._joined()
         try:
             kept = obtain(self.card.name, self.ways, trust)
-            return replace(kept, description=self.card.description)  # its file may be older than what is said of it
+            return replace(
+                kept, description=self.card.description
+            )  # its file may be older than what is said of it
         except Missing as why:
             raise Missing(why.name, why.ways, self.card.hub) from None
 
@@ -76,8 +84,8 @@ class Entry:
         absent = tuple(name for name in self.parts if name not in found)
         if not found:
             raise UsageError(
-                f"None of the sources of {self.card.name} is here ({', '.join(absent)}): put the files of some of them "
-                "into a folder and name it with COMITY_DATA."
+                f"None of the sources of {self.card.name} is here ({', '.join(absent)}): put the"
+                " files of some of them into a folder and name it with COMITY_DATA."
             )
         assert self.join
         mark = "-".join(part.fingerprint()[:6] for part in found.values())
@@ -116,7 +124,10 @@ def _library() -> dict[str, Entry]:
 
 def catalogue() -> list[dict[str, object]]:
     """The cards of all datasets that have a name, and whether they are here."""
-    return [asdict(e.card) | {"here": e.here(), "files": " or ".join(map(str, e.ways))} for e in _library().values()]
+    return [
+        asdict(e.card) | {"here": e.here(), "files": " or ".join(map(str, e.ways))}
+        for e in _library().values()
+    ]
 
 
 def card(name: str) -> Card | None:
@@ -126,7 +137,8 @@ def card(name: str) -> Card | None:
 
 
 def load(name: str, trust_pickle: bool = False) -> Dataset:
-    """A dataset by name, from the hub (`hub:owner/name`), an imported folder, or what `load()` in a user's .py file returns.
+    """A dataset by name, from the hub (`hub:owner/name`), an imported folder, or what `load()` in a
+    user's .py file returns.
 
     A dataset with options has them in parentheses: `har(layout=pfllib)`.
 
@@ -139,7 +151,10 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
         ['p0', 'p1', 'p2']
     """
     if not isinstance(name, str | Path):
-        raise UsageError(f"A dataset is loaded by its name, as in comity.load('digits'), not by a {type(name).__name__}.")
+        raise UsageError(
+            "A dataset is loaded by its name, as in comity.load('digits'), not by a"
+            f" {type(name).__name__}."
+        )
     name = str(name)
     if is_code(name):
         return _from_file(name)
@@ -152,21 +167,29 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
     library = _library()
     if name and name not in library and Path(name).is_dir():
         raise UsageError(
-            f"{name} is a folder, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
+            f"{name} is a folder, but no dataset: bring it in first, with 'comity data import"
+            f" {name} --label ... --out ...'."
         )
     if name not in library and Path(name).is_file():
         raise UsageError(
-            f"{name} is a file, but no dataset: bring it in first, with 'comity data import {name} --label ... --out ...'."
+            f"{name} is a file, but no dataset: bring it in first, with 'comity data import {name}"
+            " --label ... --out ...'."
         )
     spec = parse(name) if "(" in name else Spec(name)
     if spec.name not in library:
         raise unknown("dataset", spec.name, library)
-    return library[spec.name].varied(spec, trust_pickle) if "(" in name else library[spec.name].load(trust_pickle)
+    return (
+        library[spec.name].varied(spec, trust_pickle)
+        if "(" in name
+        else library[spec.name].load(trust_pickle)
+    )
 
 
 def _from_file(path: str) -> Dataset:
     """What `load()` in a user's Python file returns."""
     made = call_from_file(path, "load")
     if not isinstance(made, Dataset):
-        raise UsageError(f"load() of {path} must return a comity.data.Dataset, not a {type(made).__name__}.")
+        raise UsageError(
+            f"load() of {path} must return a comity.data.Dataset, not a {type(made).__name__}."
+        )
     return made

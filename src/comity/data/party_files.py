@@ -1,4 +1,6 @@
-"""The files that parties bring: which there are in a folder, whose they are, and what kind of data they hold."""
+"""The files that parties bring: which there are in a folder, whose they are, and what kind of data
+they hold.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from comity.data.formats.common import bad, inside, present
 from comity.data.split import check_name
 from comity.errors import UsageError
 
-KINDS = {".npz": "arrays", ".csv": "a table", ".csv.gz": "a table", ".xlsx": "a table", ".parquet": "a table"}
+KINDS = {
+    ".npz": "arrays",
+    ".csv": "a table",
+    ".csv.gz": "a table",
+    ".xlsx": "a table",
+    ".parquet": "a table",
+}
 TABLES = "a table"
 PICTURES = "pictures"
 ENDINGS = ".npz, .csv, .csv.gz, .xlsx or .parquet"
@@ -40,7 +48,10 @@ def one_kind(found: Mapping[str, Path]) -> str:
     first, kind = next(iter(kinds.items()))
     for name, other in kinds.items():
         if other != kind:
-            raise UsageError(f"Party {name!r} brings {other} but party {first!r} {kind}: all parties must bring the same.")
+            raise UsageError(
+                f"Party {name!r} brings {other} but party {first!r} {kind}: all parties must bring"
+                " the same."
+            )
     return kind
 
 
@@ -60,7 +71,10 @@ def _parties(root: Path) -> dict[str, Path]:
         name = path.name if path.is_dir() else path.name[: -len(ending)]
         check_name(name)
         if name in found:
-            raise UsageError(f"Party {name!r} has two files, {found[name].name} and {path.name}: keep one of them.")
+            raise UsageError(
+                f"Party {name!r} has two files, {found[name].name} and {path.name}: keep one of"
+                " them."
+            )
         found[name] = path
     if not found:
         raise bad(root, "is empty: put one file or folder a party into it")

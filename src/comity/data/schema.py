@@ -1,7 +1,9 @@
-"""What parties' tables have in common: each is described by itself, and the descriptions become one schema.
+"""What parties' tables have in common: each is described by itself, and the descriptions become one
+schema.
 
-Nobody needs to see another's file for that: `comity data schema` describes a file, and makes one schema of several descriptions.
-A folder with everybody's files takes the same way, so that parties who import alone get what a pooled import would give them.
+Nobody needs to see another's file for that: `comity data schema` describes a file, and makes one
+schema of several descriptions. A folder with everybody's files takes the same way, so that parties
+who import alone get what a pooled import would give them.
 """
 
 from __future__ import annotations
@@ -18,20 +20,39 @@ from numpy.typing import NDArray
 
 from comity.data.formats.common import few
 from comity.data.formats.table import Table
-from comity.data.preparation import NUMBER, Cells, Column, Missing, Schema, Unusable, cells_of, find, folded, text_of
+from comity.data.preparation import (
+    NUMBER,
+    Cells,
+    Column,
+    Missing,
+    Schema,
+    Unusable,
+    cells_of,
+    find,
+    folded,
+    text_of,
+)
 from comity.errors import UsageError, shown, unknown
 
 WORDS = 256  # a column with more different words is a name or a date, not a kind
 MANY = 20  # rows from which on it says something that all of them differ
 MOST_NUMBERED = 100_000  # classes
 LONG = 40  # letters of a text that is no word
-DATE = re.compile(r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?", re.ASCII)
-NAMES_A_ROW = re.compile(
-    r"(^|[^a-z])(id|nr|no|number|key|mrn|pid|uuid|case|patient)([^a-z]|$)|(nummer|nr|number)$", re.IGNORECASE
+DATE = re.compile(
+    r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?", re.ASCII
 )
-DIGITS = 5  # from which on whole numbers that all differ, in as many rows as MANY_MORE, name rows rather than measure them
+NAMES_A_ROW = re.compile(
+    r"(^|[^a-z])(id|nr|no|number|key|mrn|pid|uuid|case|patient)([^a-z]|$)|(nummer|nr|number)$",
+    re.IGNORECASE,
+)
+# from which on whole numbers that all differ, in as many rows as MANY_MORE, name rows rather than
+# measure them
+DIGITS = 5
 MANY_MORE = 50
-SENTENCE, REMARKS = 4, 10  # words of a text that is no word, if there are more different ones than this
+SENTENCE, REMARKS = (
+    4,
+    10,
+)  # words of a text that is no word, if there are more different ones than this
 KINDS = ("number", "flag", "words")
 
 
@@ -67,7 +88,9 @@ class Wishes:
         """What is said of the label, as a schema says it."""
         written = self.words.get(self.label, {})
         also = self.also_called(self.label)
-        return Schema((), self.label, (), self.missing, label_also_called=also, label_also_written=written)
+        return Schema(
+            (), self.label, (), self.missing, label_also_called=also, label_also_written=written
+        )
 
     def also_called(self, column: str) -> tuple[str, ...]:
         """Other names of a column."""
@@ -87,7 +110,11 @@ def describe(table: Table, wishes: Wishes) -> Schema:
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for agreed, name in names.items():
-        if agreed == label or agreed in wishes.drop or (wishes.columns and agreed not in wishes.columns):
+        if (
+            agreed == label
+            or agreed in wishes.drop
+            or (wishes.columns and agreed not in wishes.columns)
+        ):
             continue
         plain = Column(
             agreed,
@@ -102,11 +129,19 @@ def describe(table: Table, wishes: Wishes) -> Schema:
             left_out[agreed] = found
         else:
             columns.append(found)
-    schema = Schema((), wishes.label, (), wishes.missing, bool(wishes.merge_case), wishes.scale, left_out)
+    schema = Schema(
+        (), wishes.label, (), wishes.missing, bool(wishes.merge_case), wishes.scale, left_out
+    )
     display_name = tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label}))
-    schema = replace(schema, label_also_called=display_name, label_also_written=wishes.words.get(wishes.label, {}))
+    schema = replace(
+        schema,
+        label_also_called=display_name,
+        label_also_written=wishes.words.get(wishes.label, {}),
+    )
     return replace(
-        schema, columns=tuple(columns), classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label))
+        schema,
+        columns=tuple(columns),
+        classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label)),
     )
 
 
@@ -118,15 +153,18 @@ def _names(table: Table, wishes: Wishes) -> dict[str, str]:
         agreed = _agreed(name, wishes)
         if (other := seen.setdefault(folded(agreed), name)) != name:
             meant = _agreed(other, wishes)
-            raise UsageError(f"{table.path} has the columns {other!r} and {name!r}, and either may be {meant!r}: remove one.")
+            raise UsageError(
+                f"{table.path} has the columns {other!r} and {name!r}, and either may be {meant!r}:"
+                " remove one."
+            )
         names[agreed] = name
     return names
 
 
 def _without_label(label: str, table: Table) -> UsageError:
     return UsageError(
-        f"{table.path} has no column called {shown(label)}, which is to be learned: name it with --label, or with --rename where "
-        f"a file calls it otherwise; it has {few(table.names)}."
+        f"{table.path} has no column called {shown(label)}, which is to be learned: name it with"
+        f" --label, or with --rename where a file calls it otherwise; it has {few(table.names)}."
     )
 
 
@@ -149,8 +187,9 @@ def _described(plain: Column, texts: list[str], wishes: Wishes, where: str) -> C
     if told is None and sum(numeric) > len(there) / 2:
         row = next(row for row, text in enumerate(texts) if text and not NUMBER.fullmatch(text))
         raise UsageError(
-            f"The column {plain.name!r} of {where} has {shown(texts[row])} in row {row + 1}, but numbers in most: correct it, or "
-            f"say --missing {texts[row]!r} or --kind '{plain.name}=words'."
+            f"The column {plain.name!r} of {where} has {shown(texts[row])} in row {row + 1}, but"
+            f" numbers in most: correct it, or say --missing {texts[row]!r} or --kind"
+            f" '{plain.name}=words'."
         )
     if told is None:
         if why := _words_that_are_none(there):
@@ -163,10 +202,18 @@ def _described(plain: Column, texts: list[str], wishes: Wishes, where: str) -> C
 def _number_that_is_none(name: str, there: Sequence[str]) -> str:
     """Why a column of numbers says nothing about a sample, if it does not."""
     values = [float(text) for text in there]
-    if len(values) < MANY or len(set(values)) < len(values) or any(value != int(value) for value in values):
+    if (
+        len(values) < MANY
+        or len(set(values)) < len(values)
+        or any(value != int(value) for value in values)
+    ):
         return ""
     counted = all(after - before == 1 for before, after in pairwise(values))
-    long = len(values) >= MANY_MORE and len({len(text) for text in there}) == 1 and len(there[0]) >= DIGITS
+    long = (
+        len(values) >= MANY_MORE
+        and len({len(text) for text in there}) == 1
+        and len(there[0]) >= DIGITS
+    )
     if NAMES_A_ROW.search(name) or counted or long:
         return "looks like an identifier: a whole number that is another one in each row"
     return ""
@@ -179,27 +226,41 @@ def _words_that_are_none(there: Sequence[str]) -> str:
     different = len(set(there))
     if len(there) >= MANY and different == len(there):
         return "looks like an identifier: each row has another word"
-    wordy = sum(len(text.split()) for text in there) >= SENTENCE * len(there) and different > REMARKS
-    if wordy or sum(map(len, there)) > LONG * len(there) or (len(there) >= MANY and different > len(there) / 2):
+    wordy = (
+        sum(len(text.split()) for text in there) >= SENTENCE * len(there) and different > REMARKS
+    )
+    if (
+        wordy
+        or sum(map(len, there)) > LONG * len(there)
+        or (len(there) >= MANY and different > len(there) / 2)
+    ):
         return "looks like free text: most rows have another"
     return ""
 
 
 def _classes(cells: Cells, schema: Schema, where: str, kind: str | None) -> tuple[str, ...]:
-    """The label's classes by name: words in their order, or all whole numbers up to the largest; none if it is an amount."""
+    """The label's classes by name: words in their order, or all whole numbers up to the largest;
+    none if it is an amount.
+    """
     there = {text for text in labels_of(cells, schema) if text}
     if not there:
         raise UsageError(f"{where} has no label in any row of {schema.label!r}.")
     numbers = all(NUMBER.fullmatch(text) and isfinite(float(text)) for text in there)
     if kind == "number" and not numbers:
         word = next(text for text in sorted(there) if not NUMBER.fullmatch(text))
-        raise UsageError(f"The label {schema.label!r} of {where} has {shown(word)} among its values, which is not a number.")
-    if kind == "number" or (kind is None and numbers and any(float(text) != int(float(text)) for text in there)):
+        raise UsageError(
+            f"The label {schema.label!r} of {where} has {shown(word)} among its values, which is"
+            " not a number."
+        )
+    if kind == "number" or (
+        kind is None and numbers and any(float(text) != int(float(text)) for text in there)
+    ):
         return ()
     if kind is None and numbers and len(there) > MANY:
         raise UsageError(
-            f"The label {schema.label!r} of {where} has {len(there)} different numbers: say --kind '{schema.label}=number' to "
-            f"predict it as a number, or --kind '{schema.label}=words' if they are classes."
+            f"The label {schema.label!r} of {where} has {len(there)} different numbers: say --kind"
+            f" '{schema.label}=number' to predict it as a number, or --kind '{schema.label}=words'"
+            " if they are classes."
         )
     if kind == "words":
         return tuple(sorted(there, key=lambda text: (float(text) if numbers else 0.0, text)))
@@ -211,7 +272,10 @@ def _ordered(there: set[str], what: str) -> tuple[str, ...]:
         return tuple(sorted(there))
     values = [float(text) for text in there]
     if any(value < 0 or value != int(value) for value in values):
-        raise UsageError(f"{what} has {min(values):g} among its numbers, but classes are words, or whole numbers from 0.")
+        raise UsageError(
+            f"{what} has {min(values):g} among its numbers, but classes are words, or whole numbers"
+            " from 0."
+        )
     if max(values) >= MOST_NUMBERED:
         raise UsageError(f"{what} has the number {max(values):g}: number the classes 0, 1, 2, ...")
     return tuple(map(str, range(int(max(values)) + 1)))
@@ -220,7 +284,10 @@ def _ordered(there: set[str], what: str) -> tuple[str, ...]:
 def labels_of(cells: Cells, schema: Schema) -> list[str]:
     """A table's labels as text, empty where they are missing."""
     missing = Missing(schema.missing)
-    return ["" if (text := text_of(cell)) in missing else schema.label_also_written.get(text, text) for cell in cells]
+    return [
+        "" if (text := text_of(cell)) in missing else schema.label_also_written.get(text, text)
+        for cell in cells
+    ]
 
 
 # Several parties' descriptions.
@@ -232,36 +299,60 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
     left_out: dict[str, str] = {}
     for name, schema in parties.items():
         if folded(schema.label) != folded(model.label):
-            raise UsageError(f"The label of {name!r} is {schema.label!r} but that of {first!r} {model.label!r}: they must agree.")
+            raise UsageError(
+                f"The label of {name!r} is {schema.label!r} but that of {first!r} {model.label!r}:"
+                " they must agree."
+            )
         left_out = {**schema.left_out, **left_out}
     order = dict.fromkeys(column.name for schema in parties.values() for column in schema.columns)
-    columns = [_merged(name, parties, wishes) for name in _without_doubles(order) if name not in left_out]
+    columns = [
+        _merged(name, parties, wishes) for name in _without_doubles(order) if name not in left_out
+    ]
     for column in columns:
         if not column.kind:
             left_out[column.name] = "is empty at all parties"
     _check_asked(wishes, {column.name for column in columns} | left_out.keys(), parties)
     used = tuple(column for column in columns if column.kind)
     if not used:
-        raise UsageError(f"There is no column but {model.label!r} that could be used{_why(left_out)}.")
+        raise UsageError(
+            f"There is no column but {model.label!r} that could be used{_why(left_out)}."
+        )
     label = f"The label {model.label!r}"
     seen = {word for schema in parties.values() for word in schema.classes}
     if any(not schema.classes for schema in parties.values()):  # an amount somewhere, so everywhere
         if word := next((word for word in sorted(seen) if not NUMBER.fullmatch(word)), ""):
-            raise UsageError(f"{label} is a number at one party, but {shown(word)} at another: they must agree.")
+            raise UsageError(
+                f"{label} is a number at one party, but {shown(word)} at another: they must agree."
+            )
         seen = set()
-    numbered = {name: all(word.isdecimal() for word in schema.classes) for name, schema in parties.items() if schema.classes}
+    numbered = {
+        name: all(word.isdecimal() for word in schema.classes)
+        for name, schema in parties.items()
+        if schema.classes
+    }
     if len(set(numbered.values())) > 1 and seen:
-        number, word = (next(name for name, is_so in numbered.items() if is_so is which) for which in (True, False))
+        number, word = (
+            next(name for name, is_so in numbered.items() if is_so is which)
+            for which in (True, False)
+        )
         raise UsageError(
-            f"{label} of party {number!r} is {few(parties[number].classes)} but that of party {word!r} "
-            f"{few(parties[word].classes)}: they must agree; say what one stands for, as in --word '{model.label}:1=dead'."
+            f"{label} of party {number!r} is {few(parties[number].classes)} but that of party"
+            f" {word!r} {few(parties[word].classes)}: they must agree; say what one stands for, as"
+            f" in --word '{model.label}:1=dead'."
         )
     classes = _one_spelling(seen, wishes, label)
-    also = sorted({name for schema in parties.values() for name in (schema.label, *schema.label_also_called)} - {wishes.label})
+    also = sorted(
+        {name for schema in parties.values() for name in (schema.label, *schema.label_also_called)}
+        - {wishes.label}
+    )
     return Schema(
         used,
         wishes.label,
-        _with_last(_together(set(classes), list(parties.values()), label), wishes.positive) if seen else (),
+        (
+            _with_last(_together(set(classes), list(parties.values()), label), wishes.positive)
+            if seen
+            else ()
+        ),
         wishes.missing,
         bool(wishes.merge_case),
         wishes.scale,
@@ -272,7 +363,9 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
 
 
 def _together(classes: set[str], parties: Sequence[Schema], label: str) -> tuple[str, ...]:
-    """Everybody's classes in one order; numbers that somebody has taken as words stay without those between them."""
+    """Everybody's classes in one order; numbers that somebody has taken as words stay without those
+    between them.
+    """
     whole = all(schema.classes == tuple(map(str, range(len(schema.classes)))) for schema in parties)
     if whole or not all(word.isdecimal() for word in classes):
         return _ordered(classes, label)
@@ -286,7 +379,9 @@ def _with_last(classes: tuple[str, ...], positive: str) -> tuple[str, ...]:
     if positive not in classes:
         raise unknown("class called", positive, classes)
     if classes == tuple(map(str, range(len(classes)))):
-        raise UsageError("Classes 0, 1, 2, ... stay in their order: the last of them is the positive one.")
+        raise UsageError(
+            "Classes 0, 1, 2, ... stay in their order: the last of them is the positive one."
+        )
     return (*(name for name in classes if name != positive), positive)
 
 
@@ -297,7 +392,10 @@ def _why(left_out: Mapping[str, str]) -> str:
 def said_of(schema: Schema, wishes: Wishes) -> Schema:
     """A party's own schema, with what is said of its columns when several become one."""
     if wishes.kinds:
-        raise UsageError("What kind a column is depends on its values: say --kind where the file is described, not here.")
+        raise UsageError(
+            "What kind a column is depends on its values: say --kind where the file is described,"
+            " not here."
+        )
     columns = []
     for column in schema.columns:
         name = _agreed(column.name, wishes)
@@ -308,7 +406,11 @@ def said_of(schema: Schema, wishes: Wishes) -> Schema:
         meant = wishes.words.get(name, {})
         words = tuple(sorted({meant.get(word, word) for word in column.words}))
         written = {**column.also_written, **meant}
-        columns.append(replace(column, name=name, unit=unit, also_called=also, words=words, also_written=written))
+        columns.append(
+            replace(
+                column, name=name, unit=unit, also_called=also, words=words, also_written=written
+            )
+        )
     label = _agreed(schema.label, wishes)
     meant = wishes.words.get(label, {})
     classes = tuple(dict.fromkeys(meant.get(word, word) for word in schema.classes))
@@ -354,15 +456,20 @@ class Own(NamedTuple):
 
 def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
     """A column as all parties have it; who has none has it missing."""
-    own = [Own(party, c) for party, schema in parties.items() for c in schema.columns if folded(c.name) == folded(name)]
+    own = [
+        Own(party, c)
+        for party, schema in parties.items()
+        for c in schema.columns
+        if folded(c.name) == folded(name)
+    ]
     kinds = {one.column.kind: one.party for one in own if one.column.kind}
     if "words" in kinds and len(kinds) > 1:
         other = next(kind for kind in kinds if kind != "words")
         words_there = [word for one in own for word in one.column.words]
         word = min(words_there, key=lambda word: bool(NUMBER.fullmatch(word)))
         raise UsageError(
-            f"The column {name!r} of party {kinds['words']!r} has {shown(word)}, but that of party {kinds[other]!r} only "
-            f"numbers: correct one of them, or say --kind '{name}=words'."
+            f"The column {name!r} of party {kinds['words']!r} has {shown(word)}, but that of party"
+            f" {kinds[other]!r} only numbers: correct one of them, or say --kind '{name}=words'."
         )
     kind = next(iter(kinds)) if len(kinds) == 1 else "number" if kinds else ""
     words = {word for one in own for word in one.column.words}
@@ -370,13 +477,18 @@ def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
         words = set(_one_spelling(words, wishes, f"The column {name!r}"))
     if len(words) > WORDS:
         raise UsageError(
-            f"The column {name!r} has {len(words)} different words, more than {WORDS}, so it names no kinds: leave it out with "
-            f"--drop {name!r}, or make numbers of it."
+            f"The column {name!r} has {len(words)} different words, more than {WORDS}, so it names"
+            f" no kinds: leave it out with --drop {name!r}, or make numbers of it."
         )
     units = sorted({one.column.unit for one in own} - {""})
     if len(units) > 1:
-        raise UsageError(f"The column {name!r} has the unit {units[0]!r} at one party and {units[1]!r} at another: they must agree.")
-    display_name = {other for one in own for other in (one.column.name, *one.column.also_called)} - {name}
+        raise UsageError(
+            f"The column {name!r} has the unit {units[0]!r} at one party and {units[1]!r} at"
+            " another: they must agree."
+        )
+    display_name = {
+        other for one in own for other in (one.column.name, *one.column.also_called)
+    } - {name}
     return Column(
         name,
         kind,
@@ -394,20 +506,25 @@ def _one_meaning(parties: Sequence[Mapping[str, str]], what: str) -> dict[str, s
     for own in parties:
         for written, meant in own.items():
             if made.setdefault(written, meant) != meant:
-                raise UsageError(f"{what} has {shown(written)}, which stands for {shown(meant)} at one party only: they must agree.")
+                raise UsageError(
+                    f"{what} has {shown(written)}, which stands for {shown(meant)} at one party"
+                    " only: they must agree."
+                )
     return made
 
 
 def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
-    """Words, those that differ in case or blanks only as one of them, if that is wanted; whether it is must be said."""
+    """Words, those that differ in case or blanks only as one of them, if that is wanted; whether it
+    is must be said.
+    """
     alike: dict[str, list[str]] = {}
     for word in sorted(words):
         alike.setdefault(folded(word), []).append(word)
     doubled = next((same for same in alike.values() if len(same) > 1), None)
     if doubled and wishes.merge_case is None:
         raise UsageError(
-            f"{what} has {shown(doubled[0])} and {shown(doubled[1])}, which differ in case or blanks only: say --merge-case if "
-            "they are one, --keep-case if they are two."
+            f"{what} has {shown(doubled[0])} and {shown(doubled[1])}, which differ in case or"
+            " blanks only: say --merge-case if they are one, --keep-case if they are two."
         )
     if not wishes.merge_case:
         return sorted(words)
@@ -420,7 +537,9 @@ def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
 def label_in(table: Table, schema: Schema) -> str | None:
     """What a table calls the label, if it has one."""
     try:
-        return find(dict.fromkeys(table.names), schema.label, schema.label_also_called, str(table.path))
+        return find(
+            dict.fromkeys(table.names), schema.label, schema.label_also_called, str(table.path)
+        )
     except Unusable as why:
         raise UsageError(str(why)) from why
 
@@ -436,13 +555,22 @@ def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
     made = np.empty(len(table), np.int64 if known else np.float64)
     for row, text in enumerate(labels_of(table[name], schema)):
         if not text:
-            raise UsageError(f"{where} has no label in row {row + 1} of {name!r}: fill it in, or say --skip-unlabelled.")
+            raise UsageError(
+                f"{where} has no label in row {row + 1} of {name!r}: fill it in, or say"
+                " --skip-unlabelled."
+            )
         if not known:
             if not NUMBER.fullmatch(text) or not isfinite(float(text)):
-                raise UsageError(f"{where} has the label {shown(text)} in row {row + 1} of {name!r}, which is not a number.")
+                raise UsageError(
+                    f"{where} has the label {shown(text)} in row {row + 1} of {name!r}, which is"
+                    " not a number."
+                )
             made[row] = float(text)
             continue
         if plain(text) not in known:
-            raise UsageError(f"{where} has the label {shown(text)} in row {row + 1}, which is not one of {few(schema.classes)}.")
+            raise UsageError(
+                f"{where} has the label {shown(text)} in row {row + 1}, which is not one of"
+                f" {few(schema.classes)}."
+            )
         made[row] = known[plain(text)]
     return made

@@ -1,4 +1,5 @@
-"""Feature shifts: parties that see the same things differently, chained after a partition as in `iid|shift`.
+"""Feature shifts: parties that see the same things differently, chained after a partition as in
+`iid|shift`.
 
 A kind of shift maps values in [0, 1] to values in [0, 1], before they are normalised.
 """
@@ -51,7 +52,9 @@ def blur(x: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def texture(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """A soft random pattern of its own behind each sample, blended as MNIST-M is: the absolute difference."""
+    """A soft random pattern of its own behind each sample, blended as MNIST-M is: the absolute
+    difference.
+    """
     pattern = torch.from_numpy(rng.random(x.shape)).to(x.dtype)
     for _ in range(2):
         pattern = blur(pattern, rng)
@@ -68,24 +71,36 @@ def thin(x: Tensor, rng: np.random.Generator) -> Tensor:
     return 1 - thick(1 - x, rng)
 
 
-KINDS: dict[str, Shift] = {f.__name__: f for f in (none, invert, rotate, noise, contrast, blur, texture, thick, thin)}
-SENSORS = ("none", "invert", "rotate", "noise", "contrast", "blur")  # what `shift` means without kinds
+KINDS: dict[str, Shift] = {
+    f.__name__: f for f in (none, invert, rotate, noise, contrast, blur, texture, thick, thin)
+}
+SENSORS = (
+    "none",
+    "invert",
+    "rotate",
+    "noise",
+    "contrast",
+    "blur",
+)  # what `shift` means without kinds
 FOR_IMAGES = ("rotate", "blur", "texture", "thick", "thin")
 
 
 def apply(shift: str, x: Tensor, key: Key) -> Tensor:
-    """`x` as a party with this shift sees it; `x` in one order gives each sample one and the same noise."""
+    """`x` as a party with this shift sees it; `x` in one order gives each sample one and the same
+    noise.
+    """
     for step, kind in enumerate(shift.split("|")):
         if kind not in KINDS:
             raise unknown("kind of shift", kind, KINDS)
         if kind in FOR_IMAGES and x.dim() != 4:
             raise UsageError(
-                f"The shift {kind} is for images, but a sample here has shape {tuple(x.shape[1:])}; "
-                f"use kinds={','.join(k for k in KINDS if k not in FOR_IMAGES)}."
+                f"The shift {kind} is for images, but a sample here has shape {tuple(x.shape[1:])};"
+                f" use kinds={','.join(k for k in KINDS if k not in FOR_IMAGES)}."
             )
         if len(x) and not 0 <= x.min() <= x.max() <= 1:
             raise UsageError(
-                f"The shift {kind} needs values from 0 to 1, but the data run from {x.min():g} to {x.max():g}; rescale the data."
+                f"The shift {kind} needs values from 0 to 1, but the data run from {x.min():g} to"
+                f" {x.max():g}; rescale the data."
             )
         x = KINDS[kind](x, key.fold(step).numpy())
     return x

@@ -1,4 +1,6 @@
-"""A split says which sample went to which party, and to which part of its data: `split.json` in a run's folder."""
+"""A split says which sample went to which party, and to which part of its data: `split.json` in a
+run's folder.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ RESERVED = {SERVER: "the server", EVERYBODY: "all parties together"}
 
 @dataclass(frozen=True)
 class Share:
-    """One party's samples, as positions in the dataset (in the party's own arrays for `Federation.from_arrays`)."""
+    """One party's samples, as positions in the dataset (in the party's own arrays for
+    `Federation.from_arrays`).
+    """
 
     train: Indices
     validation: Indices
     test: Indices
     shift: str | None = None  # the feature shift of this party, as in "rotate" or "rotate|noise"
-    labels: Indices | None = None  # what this party calls each class, where it differs from the others (concept shift)
+    labels: Indices | None = (
+        None  # what this party calls each class, where it differs from the others (concept shift)
+    )
 
 
 @dataclass(frozen=True)
@@ -64,11 +70,15 @@ class Split:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"The split file {str(path)!r} cannot be read; check its path.") from error
+            raise UsageError(
+                f"The split file {str(path)!r} cannot be read; check its path."
+            ) from error
         return Split.from_json(text, f"The file {str(path)!r}")
 
     def check(self, samples: int, classes: int) -> None:
-        """Refuse a split that a dataset of so many samples and classes cannot follow, or that trains on test samples."""
+        """Refuse a split that a dataset of so many samples and classes cannot follow, or that
+        trains on test samples.
+        """
         if not self.parties:
             raise UsageError("The split names no parties; use the split.json of a run.")
         for name, share in self.parties.items():
@@ -78,31 +88,48 @@ class Split:
             np.add.at(uses, list(share.train + share.validation), 1)
         for name, share in self.parties.items():
             if (uses[list(share.train + share.validation)] > 1).any():
-                raise UsageError(f"The split uses a training sample of party {name!r} twice; the file is damaged.")
+                raise UsageError(
+                    f"The split uses a training sample of party {name!r} twice; the file is"
+                    " damaged."
+                )
             if uses[list(share.test)].any():
-                raise UsageError(f"The split tests party {name!r} on a sample that is trained on; the file is damaged.")
+                raise UsageError(
+                    f"The split tests party {name!r} on a sample that is trained on; the file is"
+                    " damaged."
+                )
 
 
 def _check_share(name: str, share: Share, samples: int, classes: int) -> None:
     """Refuse one party's share that makes no sense by itself."""
     check_name(name)
     if share.labels is not None and sorted(share.labels) != list(range(classes)):
-        raise UsageError(f"The split must give party {name!r} a name for each of {classes} classes; the file is damaged.")
+        raise UsageError(
+            f"The split must give party {name!r} a name for each of {classes} classes; the file is"
+            " damaged."
+        )
     if not share.train or not share.test:
-        raise UsageError(f"The split leaves party {name!r} without training or without test samples.")
+        raise UsageError(
+            f"The split leaves party {name!r} without training or without test samples."
+        )
     for index in chain(share.train, share.validation, share.test):
         if not 0 <= index < samples:
-            raise UsageError(f"The split gives party {name!r} sample {index}, but the dataset has samples 0 to {samples - 1}.")
+            raise UsageError(
+                f"The split gives party {name!r} sample {index}, but the dataset has samples 0 to"
+                f" {samples - 1}."
+            )
 
 
 def check_name(name: object) -> None:
     """Refuse a party name that could not stand in a csv file, a file name or a command."""
     if not isinstance(name, str) or not re.fullmatch(r"\w([\w .-]{0,62}\w)?", name):
         raise UsageError(
-            f"A party cannot be called {name!r}; use up to 64 letters, digits, and inside also spaces, dots and hyphens."
+            f"A party cannot be called {name!r}; use up to 64 letters, digits, and inside also"
+            " spaces, dots and hyphens."
         )
     if meaning := RESERVED.get(name.lower()):
-        raise UsageError(f"A party cannot be called {name!r}, which stands for {meaning}; choose another name.")
+        raise UsageError(
+            f"A party cannot be called {name!r}, which stands for {meaning}; choose another name."
+        )
 
 
 _adapter = TypeAdapter(Split)

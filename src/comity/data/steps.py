@@ -1,4 +1,6 @@
-"""Steps chained after a partition, as in `dirichlet(alpha=0.5)|keep(samples=200)|shift`: what else sets parties apart."""
+"""Steps chained after a partition, as in `dirichlet(alpha=0.5)|keep(samples=200)|shift`: what else
+sets parties apart.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,38 @@ from comity.spec import Spec, call
 
 @dataclass(frozen=True)
 class Keep:
-    """Each party keeps so many samples to learn from, or such a part of them, with its classes in proportion."""
+    """Each party keeps so many samples to learn from, or such a part of them, with its classes in
+    proportion.
+    """
 
     samples: int | None = None
     fraction: float | None = None
 
     def __post_init__(self) -> None:
         if (self.samples is None) == (self.fraction is None):
-            raise UsageError("keep takes either samples or fraction, as in keep(samples=200) or keep(fraction=0.2).")
+            raise UsageError(
+                "keep takes either samples or fraction, as in keep(samples=200) or"
+                " keep(fraction=0.2)."
+            )
         if self.samples is not None and self.samples < 1:
             raise UsageError(f"samples of keep must be at least 1, not {self.samples}.")
         if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise UsageError(f"fraction of keep must be more than 0 and at most 1, not {self.fraction}.")
+            raise UsageError(
+                f"fraction of keep must be more than 0 and at most 1, not {self.fraction}."
+            )
 
     def of(self, party: str, y: Ints, learn: Ints, rng: np.random.Generator) -> Ints:
         """The samples that a party keeps of `learn`."""
-        wanted = self.samples if self.samples is not None else max(1, round((self.fraction or 1) * len(learn)))
+        wanted = (
+            self.samples
+            if self.samples is not None
+            else max(1, round((self.fraction or 1) * len(learn)))
+        )
         if wanted > len(learn):
-            raise UsageError(f"Party {party!r} has {len(learn)} samples to learn from, not {wanted}; use a smaller keep.")
+            raise UsageError(
+                f"Party {party!r} has {len(learn)} samples to learn from, not {wanted}; use a"
+                " smaller keep."
+            )
         if wanted == len(learn):
             return learn
         return learn[proportional(y[learn], wanted, rng)]
@@ -43,7 +59,9 @@ class Keep:
 
 @dataclass(frozen=True)
 class Concept:
-    """Parties of different groups call the classes by different names: the first group as the data do, the others permuted."""
+    """Parties of different groups call the classes by different names: the first group as the data
+    do, the others permuted.
+    """
 
     groups: int = 2
 
@@ -54,7 +72,10 @@ class Concept:
     def of(self, i: int, classes: int, key: Key) -> tuple[int, ...] | None:
         """What party i calls each class, if not by its number; no two groups do it alike."""
         if self.groups > math.factorial(min(classes, 20)):
-            raise UsageError(f"{classes} classes cannot be called in {self.groups} different ways; use fewer groups.")
+            raise UsageError(
+                f"{classes} classes cannot be called in {self.groups} different ways; use fewer"
+                " groups."
+            )
         rng = key.fold("concept").numpy()
         made = [tuple(range(classes))]
         while len(made) <= i % self.groups:

@@ -15,7 +15,16 @@ from comity.data.formats.common import few
 from comity.data.inspection import far_from_all, missing_by_column
 from comity.data.party_files import TABLES, ending_of, one_kind, parties_in
 from comity.data.preparation import Schema, Unusable, encode
-from comity.data.schema import Wishes, check_named, describe, label_in, labels_by, labels_of, merge, said_of
+from comity.data.schema import (
+    Wishes,
+    check_named,
+    describe,
+    label_in,
+    labels_by,
+    labels_of,
+    merge,
+    said_of,
+)
 from comity.errors import UsageError
 
 
@@ -27,8 +36,12 @@ def read_schema(path: Path) -> Schema:
         raise UsageError(str(why)) from why
 
 
-def agreed_schema(sources: Sequence[Path], *, skip_unlabelled: bool = False, **about_columns: Any) -> Schema:
-    """One schema of parties' tables, in folders or files, and of the schemas that parties made of theirs."""
+def agreed_schema(
+    sources: Sequence[Path], *, skip_unlabelled: bool = False, **about_columns: Any
+) -> Schema:
+    """One schema of parties' tables, in folders or files, and of the schemas that parties made of
+    theirs.
+    """
     parties: dict[str, Schema] = {}
     files: dict[str, Path] = {}
     for source in sources:
@@ -46,14 +59,23 @@ def agreed_schema(sources: Sequence[Path], *, skip_unlabelled: bool = False, **a
     if skip_unlabelled:
         tables = labelled(tables, wishes.about_label()).tables
     if len(parties) + len(tables) > 1:
-        check_named(wishes, _known(parties.values()) | {name for table in tables.values() for name in table.names})
+        check_named(
+            wishes,
+            _known(parties.values()) | {name for table in tables.values() for name in table.names},
+        )
     described = {name: said_of(schema, wishes) for name, schema in parties.items()}
-    return merge(described | {name: describe(table, wishes) for name, table in tables.items()}, wishes)
+    return merge(
+        described | {name: describe(table, wishes) for name, table in tables.items()}, wishes
+    )
 
 
 def _known(schemas: Iterable[Schema]) -> set[str]:
     """All names of columns in parties' schemas."""
-    return {name for s in schemas for name in (s.label, *s.left_out, *(column.name for column in s.columns))}
+    return {
+        name
+        for s in schemas
+        for name in (s.label, *s.left_out, *(column.name for column in s.columns))
+    }
 
 
 def _as_before(wishes: Wishes, parties: Mapping[str, Schema], said: Mapping[str, Any]) -> Wishes:
@@ -63,7 +85,10 @@ def _as_before(wishes: Wishes, parties: Mapping[str, Schema], said: Mapping[str,
         if name not in said and len(told) == 1 and told != {False}:
             wishes = replace(wishes, **{name: told.pop()})
         elif name not in said and len(told) > 1:
-            raise UsageError(f"The schemas differ in {name}: say which it is to be, with --{name.replace('_', '-')}.")
+            raise UsageError(
+                f"The schemas differ in {name}: say which it is to be, with"
+                f" --{name.replace('_', '-')}."
+            )
     return wishes
 
 
@@ -87,11 +112,19 @@ class Labelled(NamedTuple):
 
 
 def labelled(tables: Mapping[str, Table], how: Schema) -> Labelled:
-    """The rows that have a label; `how` says what the label is called, and what stands for a missing one."""
+    """The rows that have a label; `how` says what the label is called, and what stands for a
+    missing one.
+    """
     kept = {name: _labelled(table, how) for name, table in tables.items()}
-    lost = {name: len(table) - len(kept[name]) for name, table in tables.items() if len(kept[name]) < len(table)}
+    lost = {
+        name: len(table) - len(kept[name])
+        for name, table in tables.items()
+        if len(kept[name]) < len(table)
+    }
     told = ", ".join(f"{name} {count}" for name, count in lost.items())
-    return Labelled(kept, [f"{sum(lost.values())} rows without a label were left out ({told})."] if lost else [])
+    return Labelled(
+        kept, [f"{sum(lost.values())} rows without a label were left out ({told})."] if lost else []
+    )
 
 
 def _labelled(table: Table, how: Schema) -> Table:
@@ -105,7 +138,9 @@ def _labelled(table: Table, how: Schema) -> Table:
 
 
 def schema_of(tables: Mapping[str, Table], wishes: Wishes) -> Schema:
-    """One schema of everybody's tables: each is described by itself, as whoever is alone would do it."""
+    """One schema of everybody's tables: each is described by itself, as whoever is alone would do
+    it.
+    """
     if len(tables) > 1:  # who is alone may be told of others' columns
         check_named(wishes, {name for table in tables.values() for name in table.names})
     return merge({name: describe(table, wishes) for name, table in tables.items()}, wishes)
@@ -120,7 +155,9 @@ class Numbers(NamedTuple):
 
 
 def numbers_by(schema: Schema, tables: Mapping[str, Table], strict: bool) -> Numbers:
-    """Everybody's rows as the schema says; if it is somebody else's (`strict`), what it does not allow for is refused."""
+    """Everybody's rows as the schema says; if it is somebody else's (`strict`), what it does not
+    allow for is refused.
+    """
     x, y = {}, {}
     for name, table in tables.items():
         columns = dict(zip(table.names, table.columns, strict=True))
@@ -142,8 +179,13 @@ def _missing(schema: Schema, parties: Mapping[str, NDArray[np.float32]]) -> list
     share = sum(sum(by_party[name].values()) * len(x) for name, x in parties.items()) / cells
     if not share:
         return []
-    never = {name: [column for column, one in columns.items() if one == 1] for name, columns in by_party.items()}
-    lacking = "".join(f"; {name} never has {few(columns)}" for name, columns in never.items() if columns)
+    never = {
+        name: [column for column, one in columns.items() if one == 1]
+        for name, columns in by_party.items()
+    }
+    lacking = "".join(
+        f"; {name} never has {few(columns)}" for name, columns in never.items() if columns
+    )
     filling = "the schema's constants" if schema.scale == "fixed" else OWN_MEANS
     return [
         f"{share:.0%} of all values are missing{lacking}: numbers are filled with {filling}, "
@@ -155,20 +197,37 @@ SHOWN = 8  # words of a column
 
 
 def about_schema(schema: Schema, given: bool = False) -> list[str]:
-    """What whoever imports should know of what becomes of the columns; of a schema that was `given` nothing can be changed."""
+    """What whoever imports should know of what becomes of the columns; of a schema that was `given`
+    nothing can be changed.
+    """
     hint = "" if given else " (to use it, say what it is with --kind: number or words)"
     lines = [f"{name!r} is left out: it {why}{hint}." for name, why in schema.left_out.items()]
     if plain := [column.name for column in schema.columns if column.kind != "words"]:
         lines.append(f"Numbers: {few(plain)}.")
-    if words := [f"{column.name} ({few(column.words, SHOWN)})" for column in schema.columns if column.kind == "words"]:
-        lines.append(f"Words, each of which became a column of 0 and 1 (none set where it is missing): {'; '.join(words)}.")
+    if words := [
+        f"{column.name} ({few(column.words, SHOWN)})"
+        for column in schema.columns
+        if column.kind == "words"
+    ]:
+        lines.append(
+            "Words, each of which became a column of 0 and 1 (none set where it is missing):"
+            f" {'; '.join(words)}."
+        )
     return [*lines, SCALED[schema.scale]]
 
 
 SCALED = {
-    "own": "Numbers are standardised, each party's by the mean and spread of its own training samples (not so: --scale none).",
-    "shared": "Numbers are standardised by the mean and spread of everybody's training samples: each party's sums and squares "
-    "are sent for that, and charged.",
+    "own": (
+        "Numbers are standardised, each party's by the mean and spread of its own training samples"
+        " (not so: --scale none)."
+    ),
+    "shared": (
+        "Numbers are standardised by the mean and spread of everybody's training samples: each"
+        " party's sums and squares are sent for that, and charged."
+    ),
     "fixed": "Numbers are scaled by the constants of the schema.",
-    "none": "Numbers are used as they are: networks learn badly from numbers of different sizes (--scale own).",
+    "none": (
+        "Numbers are used as they are: networks learn badly from numbers of different sizes"
+        " (--scale own)."
+    ),
 }

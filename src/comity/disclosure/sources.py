@@ -1,4 +1,6 @@
-"""A finished run as its folder tells it, be it a simulation, a run between sites at its server, or the same at a site."""
+"""A finished run as its folder tells it, be it a simulation, a run between sites at its server, or
+the same at a site.
+"""
 
 from __future__ import annotations
 
@@ -51,28 +53,43 @@ class Source:
         if self.place != "site":
             return self.run.outcomes.exists() and self.party in self.run.read_outcomes()
         most = max((row.bytes for row in self.sent if row.kind == "eval"), default=0)
-        return None if most >= 8 * self.said.test else False  # an answer and what is right take 8 bytes
+        return (
+            None if most >= 8 * self.said.test else False
+        )  # an answer and what is right take 8 bytes
 
     def times(self) -> str:
         """When it was begun and ended, as far as files tell."""
-        stamps = [datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in (self.run.environment, self.run.summary)]
+        stamps = [
+            datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            for path in (self.run.environment, self.run.summary)
+        ]
         begun, ended = (f"{stamp:%Y-%m-%d %H:%M}" for stamp in stamps)
         return f"begun {begun}, ended {ended} UTC, by the times of its files"
 
 
 def read(
-    folder: Path, party: str, made: ServerRun | None, federation: Federation | None, model: OwnModel | None, trust: bool
+    folder: Path,
+    party: str,
+    made: ServerRun | None,
+    federation: Federation | None,
+    model: OwnModel | None,
+    trust: bool,
 ) -> Source:
-    """What a folder says of a party; `made` is the run made concrete, if it is at hand. What is damaged is refused."""
+    """What a folder says of a party; `made` is the run made concrete, if it is at hand. What is
+    damaged is refused.
+    """
     run = RunFolder(folder)
     run.check_begun()
     summary = run.read_summary()
     if summary is None:
-        raise UsageError(f"The run in {folder} is not finished: what leaves in it is not known before its end.")
+        raise UsageError(
+            f"The run in {folder} is not finished: what leaves in it is not known before its end."
+        )
     run.check()
     if "privacy" not in summary:
         raise UsageError(
-            f"The run in {folder} is of a version of Comity that kept no account of what leaves: it cannot be disclosed."
+            f"The run in {folder} is of a version of Comity that kept no account of what leaves: it"
+            " cannot be disclosed."
         )
     place = _place(run)
     server_run = made or _outline(run, place, federation, model, trust)
@@ -83,9 +100,21 @@ def read(
         raise unknown("party called", party, [_at_home(run)] if place == "site" else names)
     ledger, spent = run.read_ledger(), run.read_privacy()
     if any(EVERYBODY in (row.src, row.dst) for row in ledger) and EVERYBODY not in names:
-        raise UsageError(f"In {folder} the bytes of all parties are added up, as there are so many: no single one can be disclosed.")
+        raise UsageError(
+            f"In {folder} the bytes of all parties are added up, as there are so many: no single"
+            " one can be disclosed."
+        )
     sent = [row for row in ledger if row.src == party]
-    return Source(party, place, run, server_run, summary, sent, [row for row in spent if row.party == party], _audit(run, summary))
+    return Source(
+        party,
+        place,
+        run,
+        server_run,
+        summary,
+        sent,
+        [row for row in spent if row.party == party],
+        _audit(run, summary),
+    )
 
 
 def _place(run: RunFolder) -> Place:
@@ -96,7 +125,9 @@ def _place(run: RunFolder) -> Place:
     return "server" if run.read_experiment().engine == "flare" else "simulation"
 
 
-def _outline(run: RunFolder, place: Place, federation: Federation | None, model: OwnModel | None, trust: bool) -> ServerRun:
+def _outline(
+    run: RunFolder, place: Place, federation: Federation | None, model: OwnModel | None, trust: bool
+) -> ServerRun:
     """The run made concrete: between sites of what these said of themselves, else of its data."""
     if place == "simulation":
         return reopen(run.path, federation, model, trust=trust)
@@ -113,7 +144,14 @@ def _outline(run: RunFolder, place: Place, federation: Federation | None, model:
 
     at = run.path.resolve().parent.parent
     policy = SitePolicy.read(at)
-    return seated(run, at, policy.name, experiment, own_federation(policy.name, policy.data, experiment), read_seats(run.path))[1]
+    return seated(
+        run,
+        at,
+        policy.name,
+        experiment,
+        own_federation(policy.name, policy.data, experiment),
+        read_seats(run.path),
+    )[1]
 
 
 def _at_home(run: RunFolder) -> str:
@@ -124,18 +162,25 @@ def _at_home(run: RunFolder) -> str:
 
 
 def _audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | None:
-    """What `comity audit` found of the run: it leaves that in the run's folder, or in the comparison's in which the run lies."""
+    """What `comity audit` found of the run: it leaves that in the run's folder, or in the
+    comparison's in which the run lies.
+    """
     here = run.path.resolve()
     for place in (here, here.parent, here.parent.parent):
         path = place / AUDIT
         if not path.exists():
             continue
         try:
-            found = [one for one in without_crc(json.loads(path.read_text(encoding="utf-8")))["runs"] if _same(one, here, place)]
+            found = [
+                one
+                for one in without_crc(json.loads(path.read_text(encoding="utf-8")))["runs"]
+                if _same(one, here, place)
+            ]
             sent = sum(summary["bytes"].get(kind, 0) for kind in ("up", "down", "peer"))
             if any(one["bytes"] != sent for one in found):
                 raise ComityError(
-                    f"{path} is of another run than the one in {run.path}: make it anew with 'comity audit {place}'."
+                    f"{path} is of another run than the one in {run.path}: make it anew with"
+                    f" 'comity audit {place}'."
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             raise ComityError(f"{path} cannot be read: it is damaged.") from why

@@ -1,4 +1,6 @@
-"""What the fields of methods' messages are, in words for a reader who has never seen one, and what records are behind each."""
+"""What the fields of methods' messages are, in words for a reader who has never seen one, and what
+records are behind each.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class Meaning(NamedTuple):
     kind: str
     """Of `core.algorithm.LEAVES`; empty if it is of none of these."""
     behind: Behind = "training"
-    """The records that it is made of: all for training, those of a class each, those for validation, or none."""
+    """The records that it is made of: all for training, those of a class each, those for
+    validation, or none.
+    """
 
 
 KINDS = {

@@ -1,7 +1,8 @@
 """The C library's memory: freed blocks are kept for the next ones.
 
-Each block of parties needs some megabytes for a moment. By default such memory goes back to the system when it is freed, and
-every page of the next block is cleared and mapped anew, which takes longer than filling it.
+Each block of parties needs some megabytes for a moment. By default such memory goes back to the
+system when it is freed, and every page of the next block is cleared and mapped anew, which takes
+longer than filling it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ DEFAULT = 128 << 10
 
 
 def _set(trim: int, pad: int, mmap: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # another system than Linux with glibc has its own ways
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # another system than Linux with glibc has its own ways
         libc = ctypes.CDLL(None)
         for name, value in ((TRIM_THRESHOLD, trim), (TOP_PAD, pad), (MMAP_THRESHOLD, mmap)):
             libc.mallopt(name, value)

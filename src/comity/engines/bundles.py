@@ -1,7 +1,9 @@
-"""Trees as plain bytes, for transports that carry bytes: a header with the skeleton (JSON), and the tensors in bundles.
+"""Trees as plain bytes, for transports that carry bytes: a header with the skeleton (JSON), and the
+tensors in bundles.
 
-What several recipients get is in a bundle that is sent once. Each tensor starts at a multiple of 64 bytes of fresh memory, as
-torch's own do: results of BLAS can depend on alignment, and all engines must agree bit for bit.
+What several recipients get is in a bundle that is sent once. Each tensor starts at a multiple of 64
+bytes of fresh memory, as torch's own do: results of BLAS can depend on alignment, and all engines
+must agree bit for bit.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def packed(tree: Any) -> tuple[bytes, Bytes]:
 
 
 def packed_for(trees: Mapping[int, Any]) -> tuple[dict[int, tuple[bytes, list[int]]], list[Bytes]]:
-    """Trees for several recipients: each one's header and the numbers of its bundles, and all bundles.
+    """Trees for several recipients: each one's header and the numbers of its bundles, and all
+    bundles.
 
     Tensors that go to the same recipients are in one bundle, so that what all get is there once.
     """
@@ -53,7 +56,9 @@ def packed_for(trees: Mapping[int, Any]) -> tuple[dict[int, tuple[bytes, list[in
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for name, recipients in wanted.items():
         groups[tuple(recipients)].append(name)
-    where = {name: (g, k) for g, group in enumerate(groups.values()) for k, name in enumerate(group)}
+    where = {
+        name: (g, k) for g, group in enumerate(groups.values()) for k, name in enumerate(group)
+    }
     bundles = [laid_out([found[name] for name in group]) for group in groups.values()]
     posts = {}
     for w, (skeleton, tensors) in flat.items():

@@ -1,10 +1,11 @@
 """Messages between processes of one machine: a JSON header over a socket, tensors in shared memory.
 
-The tensors of a message lie in an unnamed memory file whose descriptor travels with the header: they are written once, read
-without copying, and nothing is left behind when a process is killed. A file belongs to its receiver while any tensor in it
-lives; then it is offered back, so that a steady exchange allocates nothing. Behind a message, a file may still hold a longer
-one from before: the same receiver has had that already. Each tensor starts at a multiple of 64 bytes, as
-torch's own memory does: results of BLAS can depend on alignment, and all engines must agree bit for bit.
+The tensors of a message lie in an unnamed memory file whose descriptor travels with the header:
+they are written once, read without copying, and nothing is left behind when a process is killed. A
+file belongs to its receiver while any tensor in it lives; then it is offered back, so that a steady
+exchange allocates nothing. Behind a message, a file may still hold a longer one from before: the
+same receiver has had that already. Each tensor starts at a multiple of 64 bytes, as torch's own
+memory does: results of BLAS can depend on alignment, and all engines must agree bit for bit.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def views_at(places: list[list[Any]], memory: memoryview | None) -> list[Tensor]
 def write_tensors(tensors: Sequence[Tensor], places: list[list[Any]], memory: memoryview) -> None:
     """Copy tensors to their places in `memory`, and zero the padding behind each.
 
-    Memory that is used again holds old contents of this process, which must not leave with a message.
+    Memory that is used again holds old contents of this process, which must not leave with a
+    message.
     """
     with torch.no_grad():
         torch._foreach_copy_(views_at(places, memory), [tensor.detach() for tensor in tensors])
@@ -96,7 +98,9 @@ class Channel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._sent: dict[int, tuple[int, mmap.mmap]] = {}  # number -> (descriptor, memory) of the files at the other end
+        self._sent: dict[
+            int, tuple[int, mmap.mmap]
+        ] = {}  # number -> (descriptor, memory) of the files at the other end
         self._spare: dict[int, tuple[int, mmap.mmap]] = {}  # those it has given back
         self._numbers = 0
         self._mapped: dict[int, mmap.mmap] = {}
@@ -146,7 +150,9 @@ class Channel:
             self._take_back(given_back)
             for old in closed:
                 self._mapped.pop(old, None)
-            if number >= 0 and not descriptors:  # the system drops what there is no room for, and says nothing
+            if (
+                number >= 0 and not descriptors
+            ):  # the system drops what there is no room for, and says nothing
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             memory = self._memory(number, size, descriptors[0]) if descriptors else None
             return unflatten(skeleton, views_at(places, memory))
@@ -155,8 +161,14 @@ class Channel:
                 os.close(fd)
 
     def _file(self, size: int) -> int:
-        """The number of a memory file for a message: the smallest spare one that holds it, or a new one."""
-        fitting = [(len(memory), number) for number, (_, memory) in self._spare.items() if len(memory) >= size]
+        """The number of a memory file for a message: the smallest spare one that holds it, or a new
+        one.
+        """
+        fitting = [
+            (len(memory), number)
+            for number, (_, memory) in self._spare.items()
+            if len(memory) >= size
+        ]
         if fitting:
             _, number = min(fitting)
             self._sent[number] = self._spare.pop(number)

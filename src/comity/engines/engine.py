@@ -1,4 +1,6 @@
-"""What every engine gives, wherever its parties live: they work, they evaluate their models, their states are kept."""
+"""What every engine gives, wherever its parties live: they work, they evaluate their models, their
+states are kept.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,28 @@ class Engine(ABC):
     """Parties and what they keep. Answers come in any order, each as soon as it is there."""
 
     @abstractmethod
-    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
+    def run(
+        self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
+    ) -> Iterator[tuple[int, PartyResult]]:
         """Have each party that gets a letter do the work that is called for."""
 
     @abstractmethod
-    def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(
+        self, messages: Mapping[int, Message], look: EvaluationRequest
+    ) -> Iterator[tuple[int, Evaluation]]:
         """Have each party evaluate what it would deploy, given what the server would send it."""
 
     @abstractmethod
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
-        """Have each party evaluate what its own data alone would have given it, had it trained in round t."""
+        """Have each party evaluate what its own data alone would have given it, had it trained in
+        round t.
+        """
 
     @abstractmethod
     def settle(self, versions: Mapping[int, CallId | None]) -> None:
-        """Have parties keep the states after the calls that are named (None: the first) and forget all others."""
+        """Have parties keep the states after the calls that are named (None: the first) and forget
+        all others.
+        """
 
     @abstractmethod
     def save(self, folder: Path, t: int) -> list[Saved]:
@@ -51,12 +61,22 @@ class Engine(ABC):
 
     @property
     def homes(self) -> Mapping[int, int]:
-        """Which worker each party lives at, where there are several: who is trained together decides how numbers are rounded."""
+        """Which worker each party lives at, where there are several: who is trained together
+        decides how numbers are rounded.
+        """
         return {}
 
     @abstractmethod
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, CallId], homes: Mapping[int, int]) -> None:
-        """Put saved states back, each that after the call which is named for its party, and parties where they lived."""
+    def load(
+        self,
+        folder: Path,
+        states: Iterable[Saved],
+        versions: Mapping[int, CallId],
+        homes: Mapping[int, int],
+    ) -> None:
+        """Put saved states back, each that after the call which is named for its party, and parties
+        where they lived.
+        """
 
     def close(self) -> None:
         """Let go of processes and connections."""
@@ -71,8 +91,12 @@ class Sites(Protocol):
 class Scheduler(Protocol):
     """In which order, and how many at a time, the parties of one process work."""
 
-    def run(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]: ...
-    def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]: ...
+    def run(
+        self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes
+    ) -> Iterator[tuple[int, PartyResult]]: ...
+    def evaluate(
+        self, sites: Sites, messages: Mapping[int, Message], final: bool
+    ) -> Iterator[tuple[int, Evaluation]]: ...
 
 
 def inboxes(sealed_messages: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:

@@ -19,11 +19,15 @@ T = TypeVar("T")
 class Sequential:
     """The plainest order: a party's work from beginning to end, then the next one's."""
 
-    def run(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:
+    def run(
+        self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes
+    ) -> Iterator[tuple[int, PartyResult]]:
         for i, message in messages.items():
             yield i, sites[i].run(call, message, inboxes.get(i, {}))
 
-    def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(
+        self, sites: Sites, messages: Mapping[int, Message], final: bool
+    ) -> Iterator[tuple[int, Evaluation]]:
         for i, message in messages.items():
             yield i, sites[i].evaluate(message, final)
 
@@ -35,10 +39,17 @@ class LoopEngine(Engine):
         self.sites = sites
         self._scheduler = scheduler
 
-    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
-        return map(self._released, self._scheduler.run(self.sites, call, messages, inboxes(sealed_messages)))
+    def run(
+        self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
+    ) -> Iterator[tuple[int, PartyResult]]:
+        return map(
+            self._released,
+            self._scheduler.run(self.sites, call, messages, inboxes(sealed_messages)),
+        )
 
-    def evaluate(self, messages: Mapping[int, Message], look: EvaluationRequest) -> Iterator[tuple[int, Evaluation]]:
+    def evaluate(
+        self, messages: Mapping[int, Message], look: EvaluationRequest
+    ) -> Iterator[tuple[int, Evaluation]]:
         return map(self._released, self._scheduler.evaluate(self.sites, messages, look.final))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
@@ -55,5 +66,11 @@ class LoopEngine(Engine):
     def save(self, folder: Path, t: int) -> list[Saved]:
         return self.sites.save(folder, t)
 
-    def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, CallId], homes: Mapping[int, int]) -> None:
+    def load(
+        self,
+        folder: Path,
+        states: Iterable[Saved],
+        versions: Mapping[int, CallId],
+        homes: Mapping[int, int],
+    ) -> None:
         self.sites.load(folder, states, versions)

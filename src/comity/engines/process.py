@@ -1,6 +1,7 @@
 """Parties spread over long-lived worker processes, one torch thread each.
 
-All data are in all workers from the start (they are forked). Messages are in shared memory (`channel`).
+All data are in all workers from the start (they are forked). Messages are in shared memory
+(`channel`).
 """
 
 from __future__ import annotations
@@ -31,9 +32,18 @@ ENDS = (signal.SIGINT, signal.SIGTERM)
 class ProcessEngine(WorkersEngine):
     """Workers forked once; letters go to the worker where the party lives."""
 
-    def __init__(self, algorithm: AnyAlgorithm, parties: Iterable[Party], root: Key, scheduler: Scheduler, workers: int) -> None:
+    def __init__(
+        self,
+        algorithm: AnyAlgorithm,
+        parties: Iterable[Party],
+        root: Key,
+        scheduler: Scheduler,
+        workers: int,
+    ) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise UsageError("The process engine needs a system that can fork: use --engine loop here.")
+            raise UsageError(
+                "The process engine needs a system that can fork: use --engine loop here."
+            )
         everyone = list(parties)
         workers = max(1, min(workers, len(everyone)))
         super().__init__({p.id: len(p.data.train) for p in everyone}, workers)
@@ -102,12 +112,16 @@ class ProcessEngine(WorkersEngine):
     def _ended(self, w: int) -> ComityError:
         """What is said of a worker that is no longer there."""
         self._processes[w].join(timeout=1)  # its line ends a moment before it does
-        return ComityError(f"A worker process {fate(self._processes[w].exitcode)}; the run can be resumed.")
+        return ComityError(
+            f"A worker process {fate(self._processes[w].exitcode)}; the run can be resumed."
+        )
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Ctrl-C waits until a new worker has said that it is not for it: in between, it would be a traceback."""
+    """Ctrl-C waits until a new worker has said that it is not for it: in between, it would be a
+    traceback.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     try:
         yield
@@ -125,7 +139,9 @@ def _worker(
     root: Key,
     scheduler: Scheduler,
 ) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to answer; a worker ends when the line does
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is the server's to answer; a worker ends when the line does
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
     for stranger in strangers:

@@ -1,11 +1,14 @@
 """Ray itself: the connection to a cluster, and what an actor there does.
 
-An actor gets the experiment's settings and the split as text and loads the data where it runs; no sample is ever sent.
+An actor gets the experiment's settings and the split as text and loads the data where it runs; no
+sample is ever sent.
 
-Without RAY_ADDRESS a small Ray of our own is started on this machine, reachable from this machine only, with a token that only
-our processes have, and ended with the run. With it, actors are started on the cluster that runs there, under its rules.
+Without RAY_ADDRESS a small Ray of our own is started on this machine, reachable from this machine
+only, with a token that only our processes have, and ended with the run. With it, actors are started
+on the cluster that runs there, under its rules.
 
-Parcels are locked by a secret that the first actor draws and hands to the others; it does not pass through this process.
+Parcels are locked by a secret that the first actor draws and hands to the others; it does not pass
+through this process.
 """
 
 from __future__ import annotations
@@ -40,9 +43,12 @@ LOOPBACK, STAY = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 LOCAL = {
     STAY: "0",  # what the name does not say: nobody on another machine is listened to
     "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": secrets.token_hex(32),  # whoever talks to it must have it; Ray would leave one in a file
+    "RAY_AUTH_TOKEN": secrets.token_hex(
+        32
+    ),  # whoever talks to it must have it; Ray would leave one in a file
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",  # its own messages are not printed: errors say what there is to know
+    # its own messages are not printed: errors say what there is to know
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
 }
 """The environment of a Ray of our own."""
 LONGEST = 40  # of the name of a folder in which Ray's sockets can still have names
@@ -73,7 +79,9 @@ class Recipe:
 
 
 class Actor:
-    """A worker on the cluster: for several runs, one after the other; data stay while they are the same."""
+    """A worker on the cluster: for several runs, one after the other; data stay while they are the
+    same.
+    """
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -111,7 +119,9 @@ class Actor:
             raise UsageError(f"{other} is not the same file there as here.")
         self._far = experiment.device != "cpu"
         if self._far and not torch.cuda.is_available():
-            raise UsageError("Ray has given it a GPU, or a share of one, but torch finds none there.")
+            raise UsageError(
+                "Ray has given it a GPU, or a share of one, but torch finds none there."
+            )
         which = (experiment.data, split)
         if self._data is None or self._data[0] != which:
             self._data = None
@@ -131,7 +141,9 @@ class Actor:
         """Parties begin anew, with parcels that are locked by it."""
         assert self._sites
         self._secret = secret
-        self._worker = Worker(self._sites, Sequential(), Lock(SharedSecret(secret[:KEY]), secret[KEY:]))
+        self._worker = Worker(
+            self._sites, Sequential(), Lock(SharedSecret(secret[:KEY]), secret[KEY:])
+        )
 
     def answer(self, header: bytes, *bundles: Bytes) -> Iterator[tuple[bytes, Bytes]]:
         """What the worker says to an ask, as it comes."""
@@ -179,7 +191,11 @@ class Cluster:
     def _connect(self, workers: int) -> None:
         import ray
 
-        quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": "critical"}
+        quiet: dict[str, Any] = {
+            "log_to_driver": False,
+            "configure_logging": False,
+            "logging_level": "critical",
+        }
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             if not self._local:
@@ -189,7 +205,9 @@ class Cluster:
             long = len(tempfile.gettempdir()) > LONGEST
             self._folder = tempfile.mkdtemp(prefix="comity-ray-", dir="/tmp" if long else None)
             with _environment(LOCAL):
-                ray._raylet.Config.initialize("")  # what Ray has read when it was imported, which may have been before
+                ray._raylet.Config.initialize(
+                    ""
+                )  # what Ray has read when it was imported, which may have been before
                 ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
                 ray.init(
                     address="local",
@@ -203,32 +221,43 @@ class Cluster:
         except (ConnectionError, RuntimeError, ValueError, OSError) as why:
             self.close()
             where = "on this machine" if self._local else f"at {os.environ[ADDRESS]} ({ADDRESS})"
-            raise ComityError(f"There is no Ray {where} to run on: {str(why).splitlines()[0]}") from why
+            raise ComityError(
+                f"There is no Ray {where} to run on: {str(why).splitlines()[0]}"
+            ) from why
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)  # Ray has its own for SIGTERM; ours ends the run as Ctrl-C does
+                signal.signal(
+                    number, handler
+                )  # Ray has its own for SIGTERM; ours ends the run as Ctrl-C does
 
     def _check_loopback(self) -> None:
         """Refuse a Ray of our own that others could reach."""
         import ray
 
         if (where := ray.util.get_node_ip_address()) != LOOPBACK:
-            raise ComityError(f"A Ray of our own would be at {where}, where other machines may reach it: give {ADDRESS} instead.")
+            raise ComityError(
+                f"A Ray of our own would be at {where}, where other machines may reach it: give"
+                f" {ADDRESS} instead."
+            )
 
     def _check_room(self, workers: int) -> None:
         import ray
 
         cpus = int(ray.cluster_resources().get("CPU", 0))
         if cpus < workers:
-            raise UsageError(f"The Ray cluster has {cpus} CPUs, fewer than {workers} workers: give --workers {max(1, cpus)}.")
+            raise UsageError(
+                f"The Ray cluster has {cpus} CPUs, fewer than {workers} workers: give --workers"
+                f" {max(1, cpus)}."
+            )
         if not self.gpus:
             return
         there = int(ray.cluster_resources().get("GPU", 0))
         room = there * int(1 / self.gpus + 1e-9) if self.gpus < 1 else there // int(self.gpus)
         if room < workers:
             raise UsageError(
-                f"The Ray cluster has {there} GPUs, which is room for {room} workers with {self.gpus:g} each, not for {workers}: "
-                "give fewer --workers or less --gpus, or go without a GPU."
+                f"The Ray cluster has {there} GPUs, which is room for {room} workers with"
+                f" {self.gpus:g} each, not for {workers}: give fewer --workers or less --gpus, or"
+                " go without a GPU."
             )
 
     def _new(self) -> Any:
@@ -242,13 +271,16 @@ class Cluster:
         try:
             there = ray.get([actor.introduce.remote() for actor in actors], timeout=START_SECONDS)
         except ray.exceptions.GetTimeoutError as why:
-            raise ComityError(f"The Ray cluster has had no room for the workers within {START_SECONDS:.0f} seconds.") from why
+            raise ComityError(
+                f"The Ray cluster has had no room for the workers within {START_SECONDS:.0f}"
+                " seconds."
+            ) from why
         except ray.exceptions.RayError as why:
             raise ComityError(f"A worker could not begin on the Ray cluster: {said(why)}") from why
         if other := next((versions for versions, *_ in there if versions != here), None):
             raise UsageError(
-                f"The Ray cluster has comity {other[0]} and torch {other[1]}, but here are {here[0]} and {here[1]}: "
-                "install the same everywhere."
+                f"The Ray cluster has comity {other[0]} and torch {other[1]}, but here are"
+                f" {here[0]} and {here[1]}: install the same everywhere."
             )
         return [(node, process) for _, node, process in there]
 
@@ -287,7 +319,9 @@ kept = _Kept()
 
 @contextmanager
 def actors_kept() -> Iterator[None]:
-    """Runs in here that follow each other have the same actors, which need not start, nor load the same data, again."""
+    """Runs in here that follow each other have the same actors, which need not start, nor load the
+    same data, again.
+    """
     kept.depth += 1
     try:
         yield
@@ -309,7 +343,9 @@ def got(asked: Any) -> Any:
 
 
 def lost(why: BaseException) -> WorkerLost:
-    return WorkerLost(f"A worker on the Ray cluster was lost ({said(why)}); the run can be resumed.")
+    return WorkerLost(
+        f"A worker on the Ray cluster was lost ({said(why)}); the run can be resumed."
+    )
 
 
 def said(why: BaseException) -> str:

@@ -1,8 +1,9 @@
 """Parties spread over the actors of a Ray cluster (the extra `comity[ray]`): `--engine ray`.
 
-What is the same for several actors goes into Ray's object store once, and from there to each machine once. Replies come as they
-are ready; the net reduces them in party order, so that numbers are those of every other engine. A lost actor that held no state
-is replaced, and asked again for what is missing; if states were lost, the run goes back to its checkpoint as a whole.
+What is the same for several actors goes into Ray's object store once, and from there to each
+machine once. Replies come as they are ready; the net reduces them in party order, so that numbers
+are those of every other engine. A lost actor that held no state is replaced, and asked again for
+what is missing; if states were lost, the run goes back to its checkpoint as a whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from comity.engines.bundles import packed_for, unpacked
-from comity.engines.ray_cluster import START_SECONDS, Cluster, Recipe, check_installed, got, kept, lost, said
+from comity.engines.ray_cluster import (
+    START_SECONDS,
+    Cluster,
+    Recipe,
+    check_installed,
+    got,
+    kept,
+    lost,
+    said,
+)
 from comity.engines.workers import Ask, WorkerMessage, WorkersEngine
 from comity.errors import ComityError
 
@@ -22,12 +32,16 @@ AGAIN = 3  # actors that are replaced in one run before it is given up
 class RayEngine(WorkersEngine):
     """Actors on a cluster; letters go to the actor where the party lives."""
 
-    def __init__(self, recipe: Recipe, loads: Mapping[int, int], workers: int, gpus: float = 0) -> None:
+    def __init__(
+        self, recipe: Recipe, loads: Mapping[int, int], workers: int, gpus: float = 0
+    ) -> None:
         check_installed()
         super().__init__(loads, max(1, min(workers, len(loads))))
         self._recipe = recipe
         self._told: list[Any] = []
-        """What actors are told that need not answer: an error of theirs is heard at the next exchange."""
+        """What actors are told that need not answer: an error of theirs is heard at the next
+        exchange.
+        """
         self._replaced = 0
         waiting, kept.cluster = kept.cluster, None
         if waiting and (len(waiting.actors), waiting.gpus) != (self._workers, gpus):
@@ -46,7 +60,9 @@ class RayEngine(WorkersEngine):
         return self._cluster.actors
 
     def _begin(self) -> None:
-        """Have all actors make their parties; one that died while it waited for this run is replaced."""
+        """Have all actors make their parties; one that died while it waited for this run is
+        replaced.
+        """
         import ray
 
         assert self._cluster
@@ -63,7 +79,10 @@ class RayEngine(WorkersEngine):
         import ray
 
         split = ray.put(self._recipe.split)
-        asked = [actor.begin.remote(self._recipe.settings, split, dict(self._recipe.code)) for actor in actors]
+        asked = [
+            actor.begin.remote(self._recipe.settings, split, dict(self._recipe.code))
+            for actor in actors
+        ]
         if wrong := next(filter(None, got(asked)), ""):
             raise ComityError(f"A worker on the Ray cluster cannot take part: {wrong}")
 
@@ -71,7 +90,9 @@ class RayEngine(WorkersEngine):
         import ray
 
         self._check_told()
-        rest = {w: ask | {"messages": dict(ask.get("letters", {}))} for w, ask in asks.items()}  # what is not answered yet
+        rest = {
+            w: ask | {"messages": dict(ask.get("letters", {}))} for w, ask in asks.items()
+        }  # what is not answered yet
         streams = self._asked(rest)
         while streams:
             (stream, *_), _ = ray.wait(list(streams), num_returns=1)
@@ -94,7 +115,10 @@ class RayEngine(WorkersEngine):
 
         posts, bundles = packed_for(asks)
         stored = [ray.put(bundle) for bundle in bundles]
-        return {self._actors[w].answer.remote(header, *(stored[g] for g in own)): w for w, (header, own) in posts.items()}
+        return {
+            self._actors[w].answer.remote(header, *(stored[g] for g in own)): w
+            for w, (header, own) in posts.items()
+        }
 
     def _heard(self, message: Any) -> WorkerMessage:
         import ray
@@ -105,14 +129,20 @@ class RayEngine(WorkersEngine):
         return heard
 
     def _asked_again(self, w: int, ask: Ask, why: Exception) -> dict[Any, int]:
-        """Have another actor answer what one that died has left; not if states died with it, which others may be ahead of."""
+        """Have another actor answer what one that died has left; not if states died with it, which
+        others may be ahead of.
+        """
         assert self._cluster
         others = [actor for v, actor in enumerate(self._actors) if v != w]
         stateful = w in self._homes.values() or (ask.get("inboxes") and not others)
         if stateful or self._replaced >= AGAIN:
             raise lost(why) from why
         self._replaced += 1
-        warnings.warn(f"A worker on the Ray cluster was lost ({said(why)}): it held no states, and is replaced.", stacklevel=2)
+        warnings.warn(
+            f"A worker on the Ray cluster was lost ({said(why)}): it held no states, and is"
+            " replaced.",
+            stacklevel=2,
+        )
         new = self._cluster.replace(w)
         self._prepare([new])
         got((others[0] if others else new).share_secret.remote([new] if others else [], not others))

@@ -1,4 +1,6 @@
-"""A work under way: a coroutine that asks for trainings and is sent what comes of them. There is no event loop."""
+"""A work under way: a coroutine that asks for trainings and is sent what comes of them. There is no
+event loop.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,24 @@ from comity.errors import ComityError
 
 @dataclass
 class KeptMoments:
-    """What a party's optimizers remember from round to round: found again by the training's place in its work."""
+    """What a party's optimizers remember from round to round: found again by the training's place
+    in its work.
+    """
 
     moments: dict[str, Moments]
     function: str
     uses: int = 0
 
     def recall(self, params: Params) -> tuple[str, Moments | None]:
-        """The place of the next training of this work, and what was kept there if it trains the same tensors."""
+        """The place of the next training of this work, and what was kept there if it trains the
+        same tensors.
+        """
         place = f"{self.function}.{self.uses}"
         self.uses += 1
         kept = self.moments.get(place)
-        known = kept and {k: v.shape for k, v in kept.first.items()} == {k: v.shape for k, v in params.items()}
+        known = kept and {k: v.shape for k, v in kept.first.items()} == {
+            k: v.shape for k, v in params.items()
+        }
         return place, kept if known else None
 
 
@@ -111,17 +119,23 @@ class RunningCall:
     def _wrong(self, asked: Any) -> str:
         """Why a request is not to be answered, if there is a reason."""
         if not isinstance(asked, FitRequest | FoldRequest):
-            return f"{self._name} awaits {asked!r}, but only party.fit(...), party.fold(...) and its own methods can be awaited."
+            return (
+                f"{self._name} awaits {asked!r}, but only party.fit(...), party.fold(...) and its"
+                " own methods can be awaited."
+            )
         if _modes() != self._modes:
             return (
-                f"{self._name} awaits a training inside torch.no_grad() or another of torch's modes: leave it first, as it "
-                "would hold for other parties too."
+                f"{self._name} awaits a training inside torch.no_grad() or another of torch's"
+                " modes: leave it first, as it would hold for other parties too."
             )
         return ""
 
     def _checked(self, result: Any) -> tuple[Any, Any]:
         if not isinstance(result, tuple) or len(result) != 2:
-            raise ComityError(f"{self._name} must return (its new state, a reply), but returned a {type(result).__name__}.")
+            raise ComityError(
+                f"{self._name} must return (its new state, a reply), but returned a"
+                f" {type(result).__name__}."
+            )
         return result
 
 

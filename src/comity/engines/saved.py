@@ -26,7 +26,9 @@ class Saved(NamedTuple):
 
 
 def write_state(folder: Path, file: str, party: int, blob: bytes) -> Saved:
-    """Write an encoded state. Whoever names it in a manifest sees to it that it is on the disk by then."""
+    """Write an encoded state. Whoever names it in a manifest sees to it that it is on the disk by
+    then.
+    """
     with open(_opened(folder / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as out:
         out.write(blob)
     return Saved(party, file, len(blob), zlib.crc32(blob))
@@ -36,16 +38,24 @@ def read_state(folder: Path, saved: Saved) -> Any:
     """A state as it was written, or an error that says it is not."""
     path = folder / saved.file
     if not OURS.fullmatch(saved.file):
-        raise CorruptedFile(f"The checkpoint is damaged: it names {saved.file!r}, which is no state of a run.")
+        raise CorruptedFile(
+            f"The checkpoint is damaged: it names {saved.file!r}, which is no state of a run."
+        )
     try:
         with open(_opened(path, os.O_RDONLY), "rb") as file:
             about = os.fstat(file.fileno())
-            as_written = stat.S_ISREG(about.st_mode) and about.st_size == saved.bytes  # before anything is read
+            as_written = (
+                stat.S_ISREG(about.st_mode) and about.st_size == saved.bytes
+            )  # before anything is read
             if as_written and saved.bytes > _memory():
-                raise ComityError(f"{path} has {saved.bytes} bytes, more than this machine's memory.")
+                raise ComityError(
+                    f"{path} has {saved.bytes} bytes, more than this machine's memory."
+                )
             blob = file.read(saved.bytes) if as_written else b""
     except OSError as why:
-        raise CorruptedFile(f"The checkpoint is damaged: {path} cannot be read ({why.strerror}).") from why
+        raise CorruptedFile(
+            f"The checkpoint is damaged: {path} cannot be read ({why.strerror})."
+        ) from why
     if not as_written or zlib.crc32(blob) != saved.crc:
         raise CorruptedFile(f"The checkpoint is damaged: {path} is not what was written.")
     return decode(blob)

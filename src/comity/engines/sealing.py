@@ -1,10 +1,12 @@
-"""Parcels outside of the processes where their senders and recipients live: authenticated ciphertext (ChaCha20-Poly1305).
+"""Parcels outside of the processes where their senders and recipients live: authenticated
+ciphertext (ChaCha20-Poly1305).
 
-A content is encrypted once, by a key of its own. That key is locked for each recipient by the key that sender and recipient
-share, and bound to run, round, sender, recipient and size: a parcel opens for whom it is, in its round, and for one call.
+A content is encrypted once, by a key of its own. That key is locked for each recipient by the key
+that sender and recipient share, and bound to run, round, sender, recipient and size: a parcel opens
+for whom it is, in its round, and for one call.
 
-Of several worker processes the first draws the secret of which pairs' keys are made, and hands it to the others over sockets
-whose ends in the server's process are closed: the carrier never has it.
+Of several worker processes the first draws the secret of which pairs' keys are made, and hands it
+to the others over sockets whose ends in the server's process are closed: the carrier never has it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ from torch import Tensor
 from comity.core.call import CallId
 from comity.core.codec import decode, encode
 from comity.core.declared import fits
-from comity.core.record import TWICE, Cipher, Sealed, check_address, payload, sealed_in, tree_map, unseal
+from comity.core.record import (
+    TWICE,
+    Cipher,
+    Sealed,
+    check_address,
+    payload,
+    sealed_in,
+    tree_map,
+    unseal,
+)
 from comity.errors import ComityError, CorruptedFile
 
 KEY, NONCE, TAG, RUN = 32, 12, 16, 16  # bytes
@@ -33,14 +44,17 @@ USED_ONCE = bytes(NONCE)  # the nonce of a key that encrypts one content only
 
 
 class PairKeys(Protocol):
-    """The key that two parties share and nobody else has. Where sites do not trust each other's machines, each computes its
-    own from its X25519 half and the other's public one."""
+    """The key that two parties share and nobody else has. Where sites do not trust each other's
+    machines, each computes its own from its X25519 half and the other's public one.
+    """
 
     def __call__(self, one: int, other: int) -> bytes: ...
 
 
 class SharedSecret:
-    """Pairs' keys for processes that are all trusted with all of them: derived (HKDF) from one secret."""
+    """Pairs' keys for processes that are all trusted with all of them: derived (HKDF) from one
+    secret.
+    """
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -69,7 +83,9 @@ class Lock:
         locked = {name: self._close(sealed) for name, sealed in locked.items()}
         return tree_map(lambda leaf: locked[id(leaf)] if isinstance(leaf, Sealed) else leaf, tree)
 
-    def open(self, inboxes: Mapping[int, Mapping[int, Sealed]], call: CallId) -> dict[int, dict[int, Sealed]]:
+    def open(
+        self, inboxes: Mapping[int, Mapping[int, Sealed]], call: CallId
+    ) -> dict[int, dict[int, Sealed]]:
         """Parcels by recipient and sender as their senders made them, for this call.
 
         For the same call they open again, if its answer was lost; for another one never.
@@ -77,28 +93,45 @@ class Lock:
         if not fits(inboxes, dict[int, dict[int, Sealed]]):
             raise CorruptedFile("What came for parties is not their sealed parcels by sender.")
         if call.round < self._round and inboxes:
-            raise ComityError(f"Sealed parcels of round {call.round} came after those of round {self._round}.")
+            raise ComityError(
+                f"Sealed parcels of round {call.round} came after those of round {self._round}."
+            )
         if call.round > self._round:
             self._round = call.round
             self._opened.clear()  # a parcel of an earlier round does not open any more
         return {
-            recipient: {sender: self._open(sealed, sender, recipient, call) for sender, sealed in inbox.items()}
+            recipient: {
+                sender: self._open(sealed, sender, recipient, call)
+                for sender, sealed in inbox.items()
+            }
             for recipient, inbox in inboxes.items()
         }
 
     def _close(self, sealed: Sealed) -> Sealed:
         if sealed.origin is None:
-            raise ComityError("A sealed parcel leaves its process in a party's reply or not at all.")
+            raise ComityError(
+                "A sealed parcel leaves its process in a party's reply or not at all."
+            )
         sender, round = sealed.origin
         key = os.urandom(KEY)
         blob = ChaCha20Poly1305(key).encrypt(USED_ONCE, encode(unseal(sealed)), None)
-        keys = b"".join(self._locked(key, sender, recipient, round, sealed.size) for recipient in sealed.to)
-        cipher = Cipher(sender, round, list(sealed.to), _numbers(keys).view(len(sealed.to), LOCKED_KEY), _numbers(blob))
+        keys = b"".join(
+            self._locked(key, sender, recipient, round, sealed.size) for recipient in sealed.to
+        )
+        cipher = Cipher(
+            sender,
+            round,
+            list(sealed.to),
+            _numbers(keys).view(len(sealed.to), LOCKED_KEY),
+            _numbers(blob),
+        )
         return Sealed(cipher, sealed.size, sealed.to, sealed.origin)
 
     def _locked(self, key: bytes, sender: int, recipient: int, round: int, size: int) -> bytes:
         nonce = os.urandom(NONCE)
-        return nonce + self._between(sender, recipient).encrypt(nonce, key, self._bound(sender, recipient, round, size))
+        return nonce + self._between(sender, recipient).encrypt(
+            nonce, key, self._bound(sender, recipient, round, size)
+        )
 
     def _open(self, sealed: Sealed, sender: int, recipient: int, call: CallId) -> Sealed:
         check_address(sealed, sender, recipient, call.round)
@@ -110,9 +143,14 @@ class Lock:
         try:
             bound = self._bound(sender, recipient, call.round, sealed.size)
             key = self._between(sender, recipient).decrypt(locked[:NONCE], locked[NONCE:], bound)
-            content = decode(ChaCha20Poly1305(key).decrypt(USED_ONCE, cipher.blob.numpy(), None), records=self._records)
+            content = decode(
+                ChaCha20Poly1305(key).decrypt(USED_ONCE, cipher.blob.numpy(), None),
+                records=self._records,
+            )
         except InvalidTag as why:
-            raise CorruptedFile("A sealed parcel was changed on its way, or is not of this run.") from why
+            raise CorruptedFile(
+                "A sealed parcel was changed on its way, or is not of this run."
+            ) from why
         if payload(content) != sealed.size:
             raise CorruptedFile("A sealed parcel is not of the size that was charged for it.")
         self._opened[recipient, locked] = call
@@ -128,7 +166,11 @@ class Lock:
 
 def _numbers(data: bytes) -> Tensor:
     """Bytes as a tensor."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def _check_form(cipher: Any) -> None:
@@ -145,7 +187,9 @@ def _check_form(cipher: Any) -> None:
 
 
 class Handover:
-    """How workers come to one secret. Made before they are forked; `close` in the process that must not know it."""
+    """How workers come to one secret. Made before they are forked; `close` in the process that must
+    not know it.
+    """
 
     def __init__(self, workers: int) -> None:
         self._pairs = [socket.socketpair() for _ in range(1, workers)]
@@ -157,7 +201,9 @@ class Handover:
                 end.close()
 
     def lock(self, worker: int) -> Lock:
-        """In worker 0: draw the secret and the run's name and hand them on; in another: receive them."""
+        """In worker 0: draw the secret and the run's name and hand them on; in another: receive
+        them.
+        """
         if worker == 0:
             drawn = os.urandom(KEY + RUN)
             for giver, _ in self._pairs:

@@ -57,12 +57,19 @@ class Site:
         return self.end(running)
 
     def begin(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> RunningCall:
-        """Do what is asked, up to the first training; what came of calls after the one that the letter names is forgotten."""
+        """Do what is asked, up to the first training; what came of calls after the one that the
+        letter names is forgotten.
+        """
         self.versions.go_to(message.after)
-        opened = {sender: self._here(received(sealed, sender, self.party.id, call)) for sender, sealed in inbox.items()}
+        opened = {
+            sender: self._here(received(sealed, sender, self.party.id, call))
+            for sender, sealed in inbox.items()
+        }
         usable = {sender: content for sender, content in opened.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
-        key = self.root.fold("party", party.stream, call.round, stream_name(call.function), call.occurrence)
+        key = self.root.fold(
+            "party", party.stream, call.round, stream_name(call.function), call.occurrence
+        )
         function = party_function(self.algorithm, call.depth, call.function)
         return RunningCall(
             function(self.mine, self._here(self._content(message, call.depth)), party, key),
@@ -73,10 +80,14 @@ class Site:
         )
 
     def end(self, running: RunningCall) -> PartyResult:
-        """What came of a work that is done; the party's new state is kept, until a letter says that it does not count."""
+        """What came of a work that is done; the party's new state is kept, until a letter says that
+        it does not count.
+        """
         mine, reply = running.result
         post(reply, self.party.id, running.call.round)
-        keeps = running.kept.uses > 0 or (mine is not self.mine and (_holds_something(mine) or _holds_something(self.mine)))
+        keeps = running.kept.uses > 0 or (
+            mine is not self.mine and (_holds_something(mine) or _holds_something(self.mine))
+        )
         ruined = ""
         if keeps:
             ruined = not_finite(mine)
@@ -89,7 +100,8 @@ class Site:
         theta = self.algorithm.deployed_model(self.mine, self._here(message.content), self.party)
         if not isinstance(theta, dict):
             raise ComityError(
-                f"model must return parameters, but returned a {type(theta).__name__}: what is to be trained is trained in works."
+                f"model must return parameters, but returned a {type(theta).__name__}: what is to"
+                " be trained is trained in works."
             )
         return self.algorithm.party_for(self.party, self.mine).task, theta
 
@@ -98,7 +110,9 @@ class Site:
         return evaluate(*self.deployed(message), self.party.data, final, self.party.metric)
 
     def evaluate_solo(self, t: int) -> Evaluation:
-        """What the party's own data alone would have given it: the warm-up of a method without exchange, batch by batch."""
+        """What the party's own data alone would have given it: the warm-up of a method without
+        exchange, batch by batch.
+        """
         task = self.party.task
         key = self.root.fold("party", self.party.stream, t, stream_name("warm_up"), 0)
         first = self._moved(task.init(self.party.first_key(self.root)))
@@ -109,7 +123,9 @@ class Site:
         """Write the state if it changed since the last time."""
         if self.versions.now == self._saved:
             return None
-        saved = write_state(folder, f"party-{self.party.id}-{t}.safetensors", self.party.id, self.versions.blob())
+        saved = write_state(
+            folder, f"party-{self.party.id}-{t}.safetensors", self.party.id, self.versions.blob()
+        )
         self._saved = self.versions.now
         return saved
 
@@ -125,10 +141,14 @@ class Site:
 
     def _first(self) -> PartyState:
         """What every run begins with."""
-        return PartyState(self._moved(self.algorithm.init_party(self.party.first_key(self.root), self.party)), {})
+        return PartyState(
+            self._moved(self.algorithm.init_party(self.party.first_key(self.root), self.party)), {}
+        )
 
     def _content(self, message: Message, depth: int) -> Any:
-        """What the party is sent; until a round has counted, its first weights are in place of the server's, if it has some."""
+        """What the party is sent; until a round has counted, its first weights are in place of the
+        server's, if it has some.
+        """
         where = chain(self.algorithm)[depth].start_weights or ""
         if not (self.party.own_start and message.first and hasattr(message.content, where)):
             return message.content
@@ -137,7 +157,9 @@ class Site:
         return replace(message.content, **{where: sent | self._moved(keep(own, frozenset(sent)))})
 
     def _here(self, tree: Any) -> Any:
-        """What came from elsewhere, on the device of the party's data; on the CPU it is there already."""
+        """What came from elsewhere, on the device of the party's data; on the CPU it is there
+        already.
+        """
         return tree if self._device.type == "cpu" else self._moved(tree)
 
     def _moved(self, tree: Any) -> Any:

@@ -1,7 +1,8 @@
 """The parties of one process, a thousand of them if need be.
 
-A site is made when its party is first asked, and let go when the party keeps nothing. What does not fit into the memory set
-aside for states is spilled to a file that has no name, so that it is gone with the process, however that ends.
+A site is made when its party is first asked, and let go when the party keeps nothing. What does not
+fit into the memory set aside for states is spilled to a file that has no name, so that it is gone
+with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class SiteStore:
         return self._sites[i]
 
     def release(self, ids: Iterable[int]) -> list[int]:
-        """After a work of these parties: who of them keeps something. What does not fit into memory is spilled."""
+        """After a work of these parties: who of them keeps something. What does not fit into memory
+        is spilled.
+        """
         keeping = []
         for i in ids:
             site = self._sites[i]

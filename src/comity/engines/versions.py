@@ -1,4 +1,6 @@
-"""What a party keeps, by version: a state is named by the call that it came of, and can be gone back to until it is settled."""
+"""What a party keeps, by version: a state is named by the call that it came of, and can be gone
+back to until it is settled.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from comity.errors import ComityError
 
 @record
 class PartyState:
-    """All that a party keeps: the algorithm's state, and its optimizers' moments if the experiment keeps them."""
+    """All that a party keeps: the algorithm's state, and its optimizers' moments if the experiment
+    keeps them.
+    """
 
     mine: Any
     moments: dict[str, Moments]
@@ -25,11 +29,15 @@ class PartyState:
 once_called(PartyState, "comity.engines.site:PartyState")
 
 Version = CallId | None
-"""The call that a state came of; None for the one that every run begins with, which can always be made again."""
+"""The call that a state came of; None for the one that every run begins with, which can always be
+made again.
+"""
 
 
 class SpillFile:
-    """Encoded states in a file without a name; the place of one that is gone is taken by the next of its size."""
+    """Encoded states in a file without a name; the place of one that is gone is taken by the next
+    of its size.
+    """
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="comity-")  # noqa: SIM115 - open as long as the process lives
@@ -60,15 +68,21 @@ class SpillFile:
 
 
 class Versions:
-    """A party's states: at most the settled one, the one that the last call was for, and what came of that call."""
+    """A party's states: at most the settled one, the one that the last call was for, and what came
+    of that call.
+    """
 
-    def __init__(self, first: Callable[[], PartyState], moved: Callable[[PartyState], PartyState]) -> None:
+    def __init__(
+        self, first: Callable[[], PartyState], moved: Callable[[PartyState], PartyState]
+    ) -> None:
         self.now: Version = None
         """The newest."""
         self._first = first
         self._moved = moved
         self._held: dict[Version, PartyState] = {None: first()}
-        self._weights: dict[Version, int] = {None: 0}  # bytes that must be kept; the first state need not be
+        self._weights: dict[Version, int] = {
+            None: 0
+        }  # bytes that must be kept; the first state need not be
         self._spilled: dict[Version, tuple[int, int]] = {}
         self._file: SpillFile | None = None
         self._order: list[Version] = [None]
@@ -77,7 +91,9 @@ class Versions:
     def state(self) -> PartyState:
         """The newest state."""
         if self.now not in self._held:
-            self._held[self.now] = self._first() if self.now is None else self._moved(decode(self.blob()))
+            self._held[self.now] = (
+                self._first() if self.now is None else self._moved(decode(self.blob()))
+            )
         return self._held[self.now]
 
     @property
@@ -92,13 +108,18 @@ class Versions:
     def go_to(self, version: Version) -> None:
         """Forget all that is newer."""
         if not self.knows(version):
-            raise ComityError(f"A party is out of step with the server: it is to go on {_named(version)}, but is past that.")
+            raise ComityError(
+                f"A party is out of step with the server: it is to go on {_named(version)}, but is"
+                " past that."
+            )
         while self._order[-1] != version:
             self._forget(self._order.pop())
         self.now = version
 
     def add(self, version: CallId, state: PartyState) -> None:
-        """What came of a call for the newest state, which stays, as does the oldest, which a void round goes back to."""
+        """What came of a call for the newest state, which stays, as does the oldest, which a void
+        round goes back to.
+        """
         for between in self._order[1:-1]:
             self._order.remove(between)
             self._forget(between)
@@ -121,7 +142,11 @@ class Versions:
     def blob(self) -> bytes:
         """The newest state encoded."""
         place = self._spilled.get(self.now)
-        return encode(self._held[self.now]) if place is None or self._file is None else self._file.get(place)
+        return (
+            encode(self._held[self.now])
+            if place is None or self._file is None
+            else self._file.get(place)
+        )
 
     def spill(self, file: SpillFile) -> None:
         """Give all states out of memory."""

@@ -1,4 +1,6 @@
-"""An experiment made concrete: parties with their tasks and data, the algorithm, and the engine they meet on."""
+"""An experiment made concrete: parties with their tasks and data, the algorithm, and the engine
+they meet on.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +53,22 @@ class SimulatedRun(ServerRun):
 
     @cached_property
     def root(self) -> Key:
-        """The key of all randomness. Noise is that of these settings and data: no other run with the same seed has it.
+        """The key of all randomness. Noise is that of these settings and data: no other run with
+        the same seed has it.
 
-        How long a run goes on, who misses what in it and where it is computed are left out: its rounds stay what they are.
+        How long a run goes on, who misses what in it and where it is computed are left out: its
+        rounds stay what they are.
         """
-        same = self.experiment.model_dump(exclude=WHERE | {"rounds", "eval_every", "eval_share", "patience", "absent"})
+        same = self.experiment.model_dump(
+            exclude=WHERE | {"rounds", "eval_every", "eval_share", "patience", "absent"}
+        )
         secret = combine([repr(sorted(same.items())), self.federation.fingerprint()]).encode()
         return SecretKey(Key.root(self.experiment.seed).bits, secret)
 
     def warnings(self) -> list[str]:
-        """What a user should know before this run, a sentence each: of the data, and of the method on them."""
+        """What a user should know before this run, a sentence each: of the data, and of the method
+        on them.
+        """
         return [*self.federation.notes, *self.method_warnings()]
 
     def engine(self) -> Engine:
@@ -77,11 +85,16 @@ class SimulatedRun(ServerRun):
 
     def recipe(self) -> Recipe:
         """What makes the same parties elsewhere, where the same data lie."""
-        named = [self.experiment.model, *(party.model for party in self.experiment.party.values() if party.model)]
+        named = [
+            self.experiment.model,
+            *(party.model for party in self.experiment.party.values() if party.model),
+        ]
         bases = [str(file) for model in named if (file := base_file(model))]
         code = {file: digest(file) or "" for file in (*code_of(self.experiment), *bases)}
         # To a worker its parties are in a loop; who is absent is the server's to know.
-        here = self.experiment.but(engine="loop", workers=None, gpus=None, partial_sums=False, absent=None)
+        here = self.experiment.but(
+            engine="loop", workers=None, gpus=None, partial_sums=False, absent=None
+        )
         settings = config.write(here)
         return Recipe(settings, self.federation.split.to_json(), code)
 
@@ -98,14 +111,21 @@ def federation_of(experiment: Experiment) -> Federation:
 
 
 def prepare(
-    experiment: Experiment, federation: Federation, model: models.OwnModel | None = None, absent: str | None = None
+    experiment: Experiment,
+    federation: Federation,
+    model: models.OwnModel | None = None,
+    absent: str | None = None,
 ) -> SimulatedRun:
-    """Check that everything fits together, before anything starts: both halves of a run, for a simulation that has all data.
+    """Check that everything fits together, before anything starts: both halves of a run, for a
+    simulation that has all data.
 
     `absent` is the table of planned absences as a run that was begun before has kept it.
     """
     if experiment.engine == "flare":
-        raise UsageError("Parties at sites of their own are reached with --federation, and their runs reopened there.")
+        raise UsageError(
+            "Parties at sites of their own are reached with --federation, and their runs reopened"
+            " there."
+        )
     experiment = judged_by(experiment, federation.classes)
     use(experiment.metric)
     check_fits(experiment.metric, federation.classes)
@@ -127,16 +147,24 @@ def prepare(
 
 
 def _check_own_metric(job: SimulatedRun) -> None:
-    """Try a metric of the user's own on the parties' labels: what breaks its contract is found before anything starts."""
+    """Try a metric of the user's own on the parties' labels: what breaks its contract is found
+    before anything starts.
+    """
     metric = job.metric
     if is_own(job.experiment.metric):
-        for y in (data.test.y for party in job.parties if metric.needs((data := party.data).test.y)):
+        for y in (
+            data.test.y for party in job.parties if metric.needs((data := party.data).test.y)
+        ):
             for answer in (y, y.flip(0), torch.zeros_like(y)):
                 metric.of(F.one_hot(answer, job.info.task.classes), y)
 
 
 def _device(wish: str) -> torch.device:
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    available = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
     if wish == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
     if not available[wish]:
@@ -150,7 +178,9 @@ def _moved(data: PartyData, device: torch.device) -> PartyData:
 
     if device.type == "cpu":
         return data
-    return replace(data, train=move(data.train), validation=move(data.validation), test=move(data.test))
+    return replace(
+        data, train=move(data.train), validation=move(data.validation), test=move(data.test)
+    )
 
 
 FEW = 4  # parties of a worker that are faster one by one than stacked
@@ -175,11 +205,15 @@ def _engine(job: SimulatedRun, device: torch.device) -> tuple[str, int]:
 
 
 def _settled(job: SimulatedRun, device: torch.device) -> Experiment:
-    """The settings with what `auto` means here, of engine and partition: saved with the run, so that resume uses the same."""
+    """The settings with what `auto` means here, of engine and partition: saved with the run, so
+    that resume uses the same.
+    """
     experiment = job.experiment
     engine, workers = _engine(job, device)
     if engine not in ("loop", "ray") and device.type != "cpu":
-        raise UsageError(f"The {engine} engine works on the CPU: use --engine loop with another device.")
+        raise UsageError(
+            f"The {engine} engine works on the CPU: use --engine loop with another device."
+        )
     where = device.type
     if engine == "ray":
         check_installed()
@@ -188,21 +222,33 @@ def _settled(job: SimulatedRun, device: torch.device) -> Experiment:
     auto = split(experiment.partition, "|")[0].strip() == AUTO
     own = {"partition": job.federation.split.partition} if auto else {}
     dealt = len(job.parties) + len(experiment.without or ())
-    return experiment.but(engine=engine, workers=None if engine == "loop" else workers, device=where, parties=dealt, **own)
+    return experiment.but(
+        engine=engine,
+        workers=None if engine == "loop" else workers,
+        device=where,
+        parties=dealt,
+        **own,
+    )
 
 
 def _at_workers(experiment: Experiment) -> str:
-    """The device of workers on a cluster: they have a GPU if they are to take one, or a share of one."""
+    """The device of workers on a cluster: they have a GPU if they are to take one, or a share of
+    one.
+    """
     if not experiment.gpus and experiment.device not in ("auto", "cpu"):
-        raise UsageError("Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes.")
+        raise UsageError(
+            "Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes."
+        )
     return "cuda" if experiment.gpus else "cpu"
 
 
 def _check_found_elsewhere(job: SimulatedRun) -> None:
     """Refuse what was given from Python: workers on a cluster load data and network by their names."""
-    if job.federation.split.dataset == "arrays" or any(isinstance(party.task.network, Modules) for party in job.parties):
+    if job.federation.split.dataset == "arrays" or any(
+        isinstance(party.task.network, Modules) for party in job.parties
+    ):
         raise UsageError(
-            "The ray engine loads data and networks where its workers are, by their names: data given as arrays and networks "
-            "given as modules cannot be found there. Import the data (comity import), give the network as a file, or use "
-            "another engine."
+            "The ray engine loads data and networks where its workers are, by their names: data"
+            " given as arrays and networks given as modules cannot be found there. Import the data"
+            " (comity import), give the network as a file, or use another engine."
         )

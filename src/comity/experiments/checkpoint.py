@@ -1,9 +1,10 @@
 """Checkpoints of a run: one file a party's state, and a manifest that is replaced in one instant.
 
-Whatever moment a process is killed at, or the power fails, the folder holds one whole checkpoint: new states are written beside
-the old ones, all that the manifest is to name is brought to the disk, the manifest is swapped atomically, and only then are
-states that nobody names any more removed. Tables only grow; rows behind the manifest's lengths are cut at resume, and determinism
-writes them again. What is before them must still be what it was: the manifest has its checksums.
+Whatever moment a process is killed at, or the power fails, the folder holds one whole checkpoint:
+new states are written beside the old ones, all that the manifest is to name is brought to the disk,
+the manifest is swapped atomically, and only then are states that nobody names any more removed.
+Tables only grow; rows behind the manifest's lengths are cut at resume, and determinism writes them
+again. What is before them must still be what it was: the manifest has its checksums.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from comity.errors import CorruptedFile, UsageError
 
 MANIFEST = "manifest.json"
 EVERY_SECONDS = 5.0
-SLOW_SECONDS = 0.1  # a checkpoint that takes longer than this, 2 % of the time between two, is made less often
+SLOW_SECONDS = (
+    0.1  # a checkpoint that takes longer than this, 2 % of the time between two, is made less often
+)
 
 
 def interval() -> float:
@@ -87,14 +90,22 @@ class Manifest:
     @staticmethod
     def read(told: Mapping[str, Any]) -> Manifest:
         """What `told` made; any of the usual errors where that makes no sense."""
-        lengths = {name: (length, None) for name, length in told.get("lengths", {}).items()}  # of an earlier version
+        lengths = {
+            name: (length, None) for name, length in told.get("lengths", {}).items()
+        }  # of an earlier version
         files = {name: Checksum(*known) for name, known in told.get("files", lengths).items()}
         server, *parties = (Saved(*saved) for saved in (told["server"], *told["parties"]))
         if not all(saved.bytes >= 0 and OURS.fullmatch(saved.file) for saved in (server, *parties)):
             raise ValueError("a state has another name")
         if not all(known.length >= 0 for known in files.values()):
             raise ValueError("a length is negative")
-        return Manifest(told["round"], server, {saved.party: saved for saved in parties}, files, told["counters"])
+        return Manifest(
+            told["round"],
+            server,
+            {saved.party: saved for saved in parties},
+            files,
+            told["counters"],
+        )
 
 
 @dataclass
@@ -110,11 +121,22 @@ class Checkpoints:
     """Time spent on the last one."""
 
     def due(self) -> bool:
-        """Whether the last checkpoint is old enough for another; where the disk is slow, it takes longer."""
+        """Whether the last checkpoint is old enough for another; where the disk is slow, it takes
+        longer.
+        """
         return time.monotonic() - self.last >= interval() * max(1.0, self.took / SLOW_SECONDS)
 
-    def save(self, t: int, server: Any, engine: Engine, files: Mapping[str, Checksum], counters: dict[str, Any]) -> None:
-        """Write the state after round t; `files` are those beside this folder that are written up to here."""
+    def save(
+        self,
+        t: int,
+        server: Any,
+        engine: Engine,
+        files: Mapping[str, Checksum],
+        counters: dict[str, Any],
+    ) -> None:
+        """Write the state after round t; `files` are those beside this folder that are written up
+        to here.
+        """
         begin = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         changed = {saved.party: saved for saved in engine.save(self.folder, t)}
@@ -135,16 +157,22 @@ class Checkpoints:
         self.seconds += self.took
 
     def reopen_end(self) -> None:
-        """Let the last round of a run that has ended be one whose evaluation is still to come, as in a longer run."""
+        """Let the last round of a run that has ended be one whose evaluation is still to come, as
+        in a longer run.
+        """
         assert self.manifest is not None
         counters = dict(self.manifest.counters)
         if ending := counters.pop("ending", None):
-            self.manifest.files = {name: Checksum(*known) for name, known in ending.pop("files").items()}
+            self.manifest.files = {
+                name: Checksum(*known) for name, known in ending.pop("files").items()
+            }
         self.manifest.counters = counters | (ending or {})
         write_atomically(self.folder / MANIFEST, json.dumps(with_crc(self.manifest.told())))
 
     def _remove_old(self) -> None:
-        """Remove states that the manifest does not name. What is no state of ours is somebody else's, and stays."""
+        """Remove states that the manifest does not name. What is no state of ours is somebody
+        else's, and stays.
+        """
         assert self.manifest is not None
         named = {saved.file for saved in (self.manifest.server, *self.manifest.parties.values())}
         with os.scandir(self.folder) as found:

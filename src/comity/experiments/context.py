@@ -1,7 +1,8 @@
-"""What the server and every party of a run know alike: the settings, what parties say of themselves, and what follows from these.
+"""What the server and every party of a run know alike: the settings, what parties say of
+themselves, and what follows from these.
 
-Nothing here needs anybody's data. In a simulation all of it is in one place; between sites each side makes it for itself, so that
-tasks and seats never travel.
+Nothing here needs anybody's data. In a simulation all of it is in one place; between sites each
+side makes it for itself, so that tasks and seats never travel.
 """
 
 from __future__ import annotations
@@ -39,17 +40,29 @@ class PartyInfo:
     counts: list[int] | None = None
     """How many training samples it has of each class, where that may be told."""
     own_constants: bool = False
-    """Whether its inputs are scaled or filled in by figures of its own records: then one record moves what all others are."""
+    """Whether its inputs are scaled or filled in by figures of its own records: then one record
+    moves what all others are.
+    """
 
     @staticmethod
-    def of(data: PartyData, classes: int, metric: Metric, counts: bool = True, own_constants: bool = False) -> PartyInfo:
+    def of(
+        data: PartyData,
+        classes: int,
+        metric: Metric,
+        counts: bool = True,
+        own_constants: bool = False,
+    ) -> PartyInfo:
         """What a party with these data would say, with the `counts` of its classes or without."""
         judged = [
-            name for name, part in (("validation", data.validation), ("test", data.test)) if len(part) and metric.needs(part.y)
+            name
+            for name, part in (("validation", data.validation), ("test", data.test))
+            if len(part) and metric.needs(part.y)
         ]
         few = too_few(by_class(data.test.y, classes), metric)
         own = list(by_class(data.train.y, classes)) if counts else None
-        return PartyInfo(len(data.train), len(data.validation), len(data.test), judged, few, own, own_constants)
+        return PartyInfo(
+            len(data.train), len(data.validation), len(data.test), judged, few, own, own_constants
+        )
 
 
 @dataclass(frozen=True)
@@ -62,17 +75,22 @@ class PartyInfos:
     """The shape of one sample."""
     classes: int
     black: tuple[float, ...]
-    """What preprocessing makes of the value 0, channel by channel: augmentation fills in with it."""
+    """What preprocessing makes of the value 0, channel by channel: augmentation fills in with it.
+    """
     shared_columns: int = 0
     """Of how many columns they send sums and squares, so that all scale them alike."""
     class_names: tuple[str, ...] = ()
 
     @staticmethod
     def of(federation: Federation, metric: Metric) -> PartyInfos:
-        """What the parties of a simulated federation would say, in a run that is judged by that metric."""
+        """What the parties of a simulated federation would say, in a run that is judged by that
+        metric.
+        """
         return PartyInfos(
             {
-                name: PartyInfo.of(data, federation.classes, metric, own_constants=federation.own_constants)
+                name: PartyInfo.of(
+                    data, federation.classes, metric, own_constants=federation.own_constants
+                )
                 for name, data in federation.parties.items()
             },
             federation.shape,
@@ -88,9 +106,11 @@ class PartyInfos:
         return list(self.parties)
 
     def label_skew(self) -> float | None:
-        """The mean total variation distance between a party's class shares and everybody's: 0 alike, towards 1 disjoint.
+        """The mean total variation distance between a party's class shares and everybody's: 0
+        alike, towards 1 disjoint.
 
-        0 where there are no classes, None where somebody does not tell how many samples of each class it has.
+        0 where there are no classes, None where somebody does not tell how many samples of each
+        class it has.
         """
         told = [said.counts for said in self.parties.values()]
         if any(own is None for own in told):
@@ -104,8 +124,8 @@ class PartyInfos:
 class Roster:
     """Who takes part in a run, and under which numbers.
 
-    Parties that are left out have no number, and the others are counted without them; newcomers, who join after the last round,
-    are counted last.
+    Parties that are left out have no number, and the others are counted without them; newcomers,
+    who join after the last round, are counted last.
     """
 
     names: tuple[str, ...]
@@ -115,23 +135,36 @@ class Roster:
     from_start: int
     """How many take part from the start."""
     invited: tuple[str, ...]
-    """All of the whole federation that are no newcomers, whether they take part or were left out."""
+    """All of the whole federation that are no newcomers, whether they take part or were left out.
+    """
 
     @staticmethod
     def of(experiment: Experiment, everybody: Sequence[str]) -> Roster:
-        """The seats of a run, if the names in its settings are those of parties, and somebody is there to begin."""
+        """The seats of a run, if the names in its settings are those of parties, and somebody is
+        there to begin.
+        """
         left_out = experiment.without or ()
         for name in (*experiment.party, *left_out):
             if name not in everybody:
                 raise unknown("party called", name, everybody)
         if experiment.newcomers >= len(everybody):
-            raise UsageError(f"All {len(everybody)} parties would be newcomers: at least one must be there from the start.")
+            raise UsageError(
+                f"All {len(everybody)} parties would be newcomers: at least one must be there from"
+                " the start."
+            )
         first_late = len(everybody) - experiment.newcomers
         places = tuple(place for place, name in enumerate(everybody) if name not in left_out)
         from_start = sum(place < first_late for place in places)
         if not from_start:
-            raise UsageError("Without these parties nobody is there from the start: leave out fewer.")
-        return Roster(tuple(everybody[place] for place in places), places, from_start, tuple(everybody[:first_late]))
+            raise UsageError(
+                "Without these parties nobody is there from the start: leave out fewer."
+            )
+        return Roster(
+            tuple(everybody[place] for place in places),
+            places,
+            from_start,
+            tuple(everybody[:first_late]),
+        )
 
 
 @dataclass(frozen=True)
@@ -157,7 +190,9 @@ class RunContext:
     @cached_property
     def augment(self) -> Augment | None:
         """The random changes to training samples."""
-        return Augment.read(self.experiment.augment, self.introductions.black, self.introductions.shape)
+        return Augment.read(
+            self.experiment.augment, self.introductions.black, self.introductions.shape
+        )
 
     def task(self, party: str) -> LearningTask:
         """A party's task; parties whose networks have one name share one object."""
@@ -165,10 +200,19 @@ class RunContext:
         its_own = own.model if own else None
         name = its_own or self.experiment.model
         if name not in self._tasks:
-            self._tasks[name] = self._made(self.modules if self.modules is not None and not its_own else name)
+            self._tasks[name] = self._made(
+                self.modules if self.modules is not None and not its_own else name
+            )
         return self._tasks[name]
 
     def _made(self, model: str | models.OwnModel) -> LearningTask:
         classes = self.introductions.classes
-        network = models.build(model, self.introductions.shape, max(1, classes))  # one answer, if it is a number
-        return LearningTask(network, classes, self.experiment.cut or network.cut, batchnorm_private(network, self.experiment.bn))
+        network = models.build(
+            model, self.introductions.shape, max(1, classes)
+        )  # one answer, if it is a number
+        return LearningTask(
+            network,
+            classes,
+            self.experiment.cut or network.cut,
+            batchnorm_private(network, self.experiment.bn),
+        )

@@ -1,4 +1,6 @@
-"""What a run was made with: the code, the versions, the machine, and exact marks of its settings, its split and its data."""
+"""What a run was made with: the code, the versions, the machine, and exact marks of its settings,
+its split and its data.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,27 @@ from typing import Any
 
 @cache
 def code() -> str:
-    """The commit of a checkout (with -dirty if files were changed), or the version of an installed package."""
-    asked = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
+    """The commit of a checkout (with -dirty if files were changed), or the version of an installed
+    package.
+    """
+    asked = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=10",
+    ]
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        found = subprocess.run(
+            asked, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         found = ""
-    inside = "site-packages" not in Path(__file__).parts  # an installed copy may lie inside somebody else's checkout
+    inside = (
+        "site-packages" not in Path(__file__).parts
+    )  # an installed copy may lie inside somebody else's checkout
     return f"commit {found}" if found and inside else f"version {version('comity')}"
 
 
@@ -38,9 +54,12 @@ def digest(text: str) -> str:
 def environment(settings: str, fingerprint: str, **others: str) -> dict[str, Any]:
     """All that `env.json` holds: of a run with these settings, on data with this fingerprint.
 
-    `others` are whatever else it began with (`split` or `parties`, `plan`), of which it has a mark unless it is empty.
+    `others` are whatever else it began with (`split` or `parties`, `plan`), of which it has a mark
+    unless it is empty.
     """
-    marks = {"config": digest(settings)} | {name: digest(text) for name, text in others.items() if text}
+    marks = {"config": digest(settings)} | {
+        name: digest(text) for name, text in others.items() if text
+    }
     return {**here(), "fingerprint": fingerprint, **marks}
 
 
@@ -70,19 +89,29 @@ MATTERS = {
     "machine": "",
     "cpu": "kernels for ",
 }
-"""Upon what it depends which bits come out, and how it is called; with more or fewer processors, the same do."""
+"""Upon what it depends which bits come out, and how it is called; with more or fewer processors,
+the same do.
+"""
 
 
 def changed_since(before: Mapping[str, Any]) -> str:
-    """What is another here than where a run was begun, and what that means, in a sentence; nothing if all is as it was."""
+    """What is another here than where a run was begun, and what that means, in a sentence; nothing
+    if all is as it was.
+    """
     now = here()
-    others = [name for name in MATTERS if name in before and _plain(name, before[name]) != _plain(name, now[name])]
+    others = [
+        name
+        for name in MATTERS
+        if name in before and _plain(name, before[name]) != _plain(name, now[name])
+    ]
     if not others:
         return ""
-    then, today = (" and ".join(f"{MATTERS[name]}{told[name]}" for name in others) for told in (before, now))
+    then, today = (
+        " and ".join(f"{MATTERS[name]}{told[name]}" for name in others) for told in (before, now)
+    )
     return (
-        f"This run was begun with {then} and went on with {today}: from there on it may differ, by rounding or by more, from one "
-        "that was made in one go."
+        f"This run was begun with {then} and went on with {today}: from there on it may differ, by"
+        " rounding or by more, from one that was made in one go."
     )
 
 

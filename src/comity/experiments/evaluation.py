@@ -1,4 +1,6 @@
-"""Parties evaluate what they would deploy, each on its own data, and the figures that they send are noted."""
+"""Parties evaluate what they would deploy, each on its own data, and the figures that they send are
+noted.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from comity.experiments.server_run import ServerRun
 from comity.measure.figures import mean
 
 SHARE = (
-    "Before the last round a share of the parties evaluated, others each time (eval_share): curves are means of the last figures "
-    "that are known, and only the last round counts as one of the best."
+    "Before the last round a share of the parties evaluated, others each time (eval_share): curves"
+    " are means of the last figures that are known, and only the last round counts as one of the"
+    " best."
 )
 
 
@@ -40,22 +43,31 @@ class Evaluations:
 
     @property
     def figure(self) -> float | None:
-        """The mean of the chosen metric on test samples, over those who were heard and have one; None if nobody has."""
-        found = {i: figure for i, one in self.by_party.items() if (figure := _figure(one.test, self.metric)) is not None}
+        """The mean of the chosen metric on test samples, over those who were heard and have one;
+        None if nobody has.
+        """
+        found = {
+            i: figure
+            for i, one in self.by_party.items()
+            if (figure := _figure(one.test, self.metric)) is not None
+        }
         return mean(found) if found else None
 
     @property
     def pooled(self) -> float:
-        """The share of all test samples together that are right: one model's accuracy, if all parties have the same."""
+        """The share of all test samples together that are right: one model's accuracy, if all
+        parties have the same.
+        """
         tests = [one.test for one in self.by_party.values()]
         return sum(score.correct for score in tests) / sum(score.count for score in tests)
 
     @property
     def goodness(self) -> float | None:
-        """What rounds are chosen by, more being better: on all validation samples together, or on test samples if there are none.
+        """What rounds are chosen by, more being better: on all validation samples together, or on
+        test samples if there are none.
 
-        Accuracy is that of all these samples; of another metric it is the mean over the parties that have one, by samples. None
-        if nobody tells.
+        Accuracy is that of all these samples; of another metric it is the mean over the parties
+        that have one, by samples. None if nobody tells.
         """
         known = [one.validation for one in self.by_party.values() if one.validation.count]
         known = known or [one.test for one in self.by_party.values() if one.test.count]
@@ -63,10 +75,18 @@ class Evaluations:
             return None
         if self.metric == ACCURACY.name:
             return sum(score.correct for score in known) / sum(score.count for score in known)
-        figures = [(score.count, score.figures[self.metric]) for score in known if self.metric in score.figures]
+        figures = [
+            (score.count, score.figures[self.metric])
+            for score in known
+            if self.metric in score.figures
+        ]
         if not figures:
             return None
-        return METRICS[self.metric].sign * sum(n * figure for n, figure in figures) / sum(n for n, _ in figures)
+        return (
+            METRICS[self.metric].sign
+            * sum(n * figure for n, figure in figures)
+            / sum(n for n, _ in figures)
+        )
 
 
 def _figure(score: Score, metric: str) -> float | None:
@@ -77,15 +97,24 @@ def _figure(score: Score, metric: str) -> float | None:
 
 
 def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: bool) -> Evaluations:
-    """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and it gives its answers.
+    """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and
+    it gives its answers.
 
     Before it, only the share of the parties that the settings say is asked, others each time.
     """
-    ids = job.info.parties if final else cohort(job.root.fold("evaluate"), job.experiment.eval_share, job.info, server.round)
+    ids = (
+        job.info.parties
+        if final
+        else cohort(job.root.fold("evaluate"), job.experiment.eval_share, job.info, server.round)
+    )
     if len(ids) < len(job.info.parties):
         server.warnings[SHARE] = None
     messages = _messages(job, s, ids)
-    found = Evaluations(_asked(server, engine, messages, EvaluationRequest(server.round, final)), len(job.info.parties), job.metric.name)
+    found = Evaluations(
+        _asked(server, engine, messages, EvaluationRequest(server.round, final)),
+        len(job.info.parties),
+        job.metric.name,
+    )
     _note(job, server, found.by_party)
     _remark_withheld_validation(job, server, found)
     if (
@@ -104,10 +133,19 @@ def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: b
 
 
 def _remark_withheld_validation(job: ServerRun, server: Server, found: Evaluations) -> None:
-    """Say by which samples the end was chosen, if all withhold the figures of their validation samples."""
+    """Say by which samples the end was chosen, if all withhold the figures of their validation
+    samples.
+    """
     validated = any(job.everybody[i].validation for i in found.by_party)
-    if job.experiment.patience and validated and not any(one.validation.count for one in found.by_party.values()):
-        server.warnings["All have withheld figures of their validation samples: when to end was judged on test samples."] = None
+    if (
+        job.experiment.patience
+        and validated
+        and not any(one.validation.count for one in found.by_party.values())
+    ):
+        server.warnings[
+            "All have withheld figures of their validation samples: when to end was judged on test"
+            " samples."
+        ] = None
 
 
 def evaluate_unfinished(job: ServerRun, server: Server, engine: Engine, s: Any) -> None:
@@ -116,17 +154,25 @@ def evaluate_unfinished(job: ServerRun, server: Server, engine: Engine, s: Any) 
 
 
 def evaluate_newcomers(job: ServerRun, server: Server, engine: Engine, s: Any, stage: str) -> None:
-    """What newcomers have at a stage of their joining: what they are `offered`, or have once they have `joined`."""
+    """What newcomers have at a stage of their joining: what they are `offered`, or have once they
+    have `joined`.
+    """
     _staged(job, server, engine, s, job.info.late, stage)
 
 
-def _staged(job: ServerRun, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str) -> None:
-    found = _asked(server, engine, _messages(job, s, ids), EvaluationRequest(server.round, False, stage))
+def _staged(
+    job: ServerRun, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str
+) -> None:
+    found = _asked(
+        server, engine, _messages(job, s, ids), EvaluationRequest(server.round, False, stage)
+    )
     _note(job, server, found, f"-{stage}")
 
 
 def evaluate_newcomers_alone(job: ServerRun, server: Server, engine: Engine) -> None:
-    """What newcomers would have if they did not join: trained on their own data only. Nothing crosses but figures."""
+    """What newcomers would have if they did not join: trained on their own data only. Nothing
+    crosses but figures.
+    """
     found = {}
     for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, server.round)):
         server.charge_reply("alone", i, evaluation, "eval")
@@ -134,8 +180,12 @@ def evaluate_newcomers_alone(job: ServerRun, server: Server, engine: Engine) -> 
     _note(job, server, found, "-alone")
 
 
-def _asked(server: Server, engine: Engine, messages: Mapping[int, Any], look: EvaluationRequest) -> dict[int, Evaluation]:
-    """Evaluations of the parties that are heard, in party order; what crosses for them is charged as `eval`."""
+def _asked(
+    server: Server, engine: Engine, messages: Mapping[int, Any], look: EvaluationRequest
+) -> dict[int, Evaluation]:
+    """Evaluations of the parties that are heard, in party order; what crosses for them is charged
+    as `eval`.
+    """
     roll = server.participation_log.begin_call(server.looking(), messages)
     sent = {i: messages[i] for i in roll.there}
     server.charge_messages("evaluate", sent, "eval")
@@ -150,18 +200,29 @@ def _asked(server: Server, engine: Engine, messages: Mapping[int, Any], look: Ev
 
 
 def write_outcomes(job: ServerRun, folder: RunFolder, found: Evaluations) -> None:
-    """Write down what parties' models said of the test samples after the last round, as far as they tell."""
-    answers = {job.info.names[i]: one.answers for i, one in found.by_party.items() if one.answers is not None}
+    """Write down what parties' models said of the test samples after the last round, as far as they
+    tell.
+    """
+    answers = {
+        job.info.names[i]: one.answers
+        for i, one in found.by_party.items()
+        if one.answers is not None
+    }
     folder.write_outcomes(answers)
 
 
 def _messages(job: ServerRun, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     """What each party needs of the server's state to have its model."""
-    return {i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids}
+    return {
+        i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids
+    }
 
 
-def _note(job: ServerRun, server: Server, evaluations: Mapping[int, Evaluation], suffix: str = "") -> None:
-    """Note the figures of each party, where it has samples, and who withholds those of its test samples.
+def _note(
+    job: ServerRun, server: Server, evaluations: Mapping[int, Evaluation], suffix: str = ""
+) -> None:
+    """Note the figures of each party, where it has samples, and who withholds those of its test
+    samples.
 
     A suffix to the split's name says what was evaluated.
     """
@@ -175,7 +236,9 @@ def _note(job: ServerRun, server: Server, evaluations: Mapping[int, Evaluation],
 
 
 def figures(evaluation: Evaluation, classes: int, metric: str) -> Iterator[tuple[str, str, float]]:
-    """What is noted of a party's model after every evaluation: (split, metric, figure), where it has samples."""
+    """What is noted of a party's model after every evaluation: (split, metric, figure), where it
+    has samples.
+    """
     for split, score in (("validation", evaluation.validation), ("test", evaluation.test)):
         if score.count:
             if classes:
@@ -186,5 +249,7 @@ def figures(evaluation: Evaluation, classes: int, metric: str) -> Iterator[tuple
 
 
 def further_figures(evaluation: Evaluation, metric: str) -> list[tuple[str, float]]:
-    """What is noted of a party's model at the end, on its test samples, beside what is noted after every evaluation."""
+    """What is noted of a party's model at the end, on its test samples, beside what is noted after
+    every evaluation.
+    """
     return [(name, figure) for name, figure in evaluation.test.figures.items() if name != metric]

@@ -1,7 +1,9 @@
-"""A run that goes on for more rounds than it was begun with; its files are those of a run that was asked for as many at first.
+"""A run that goes on for more rounds than it was begun with; its files are those of a run that was
+asked for as many at first.
 
-The last round of a run differs from the others in its evaluation alone, which is by all metrics. So the last checkpoint knows
-what the tables were before that, and a longer run begins by evaluating that round again, as any other.
+The last round of a run differs from the others in its evaluation alone, which is by all metrics. So
+the last checkpoint knows what the tables were before that, and a longer run begins by evaluating
+that round again, as any other.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from comity.names import display_name
 
 
 def ask_for(folder: Path, rounds: int, *, trust: bool = False) -> None:
-    """Let the run in a folder be one of so many rounds; to go on with it is then the same as with any other.
+    """Let the run in a folder be one of so many rounds; to go on with it is then the same as with
+    any other.
 
-    What cannot be is refused before anything is changed: fewer rounds than there are, and whatever would have come out otherwise
-    if the run had been asked for as many from the start.
+    What cannot be is refused before anything is changed: fewer rounds than there are, and whatever
+    would have come out otherwise if the run had been asked for as many from the start.
     """
     begun = RunFolder(folder)
     begun.check_begun()
@@ -46,14 +49,24 @@ def ask_for(folder: Path, rounds: int, *, trust: bool = False) -> None:
 
 
 def _replace(begun: RunFolder, settings: str, rounds: int) -> None:
-    """Give a run other settings and open its end; its summary of so many `rounds` is kept beside it.
+    """Give a run other settings and open its end; its summary of so many `rounds` is kept beside
+    it.
 
     Each step leaves a folder that holds the one run or the other, and that can be gone on with.
     """
     told = begun.read_environment()
-    new = {name: value for name, value in told.items() if name != "config_before"} | {"config": digest(settings)}
-    begun.write_environment(new | {"config_before": digest(begun.config.read_text(encoding="utf-8"))})
-    for path in (begun.summary, begun.measures, begun.path / "audit.json", begun.path / "audit.html"):
+    new = {name: value for name, value in told.items() if name != "config_before"} | {
+        "config": digest(settings)
+    }
+    begun.write_environment(
+        new | {"config_before": digest(begun.config.read_text(encoding="utf-8"))}
+    )
+    for path in (
+        begun.summary,
+        begun.measures,
+        begun.path / "audit.json",
+        begun.path / "audit.html",
+    ):
         if path.exists():
             path.replace(path.with_name(f"{path.stem}-{rounds}-rounds{path.suffix}"))
     checkpoints = begun.checkpoints()
@@ -64,29 +77,40 @@ def _replace(begun: RunFolder, settings: str, rounds: int) -> None:
 
 
 def _check_open(folder: Path, before: Experiment, rounds: int, manifest: Manifest) -> None:
-    """Refuse if a run that had been asked for so many rounds would not have come by this checkpoint."""
+    """Refuse if a run that had been asked for so many rounds would not have come by this
+    checkpoint.
+    """
     last = manifest.counters["schedule"]["rounds"]
     over = manifest.round >= last
     done = min(manifest.round, last)  # newcomers have a round after all others
     if rounds <= done:
-        raise UsageError(f"{folder} has {done} rounds already, so it cannot become one of {rounds}: give more with --rounds.")
+        raise UsageError(
+            f"{folder} has {done} rounds already, so it cannot become one of {rounds}: give more"
+            " with --rounds."
+        )
     new = f"start a new run with --rounds {rounds} instead."
     opened = manifest.counters if "exchanged" in manifest.counters else None
     ending = manifest.counters.get("ending", opened)
     if over and ending is None:
-        raise UsageError(f"{_closed(folder, before)}, and there is no way back to before that: {new}")
+        raise UsageError(
+            f"{_closed(folder, before)}, and there is no way back to before that: {new}"
+        )
     if over and ending and _ended_by_patience(ending["schedule"], rounds, done):
         raise UsageError(
-            f"{folder} ended after round {done} because it had got no better for {before.patience} rounds (patience), as it "
-            f"would have with {rounds}: start a new run with another --patience instead."
+            f"{folder} ended after round {done} because it had got no better for {before.patience}"
+            f" rounds (patience), as it would have with {rounds}: start a new run with another"
+            " --patience instead."
         )
     if before.budget:
-        raise UsageError(f"{folder} has a privacy budget ({before.budget}), by which noise and rounds were planned: {new}")
+        raise UsageError(
+            f"{folder} has a privacy budget ({before.budget}), by which noise and rounds were"
+            f" planned: {new}"
+        )
     looked = manifest.counters.get("looked", ())
     if "rounds" in looked or ("cohort" in looked and before.without and before.participation < 1):
         raise UsageError(
-            f"{display_name(before.algorithm)} plans by the number of rounds, so that the first of {rounds} are others than the first "
-            f"of {before.rounds}: {new}"
+            f"{display_name(before.algorithm)} plans by the number of rounds, so that the first of"
+            f" {rounds} are others than the first of {before.rounds}: {new}"
         )
 
 
@@ -95,7 +119,10 @@ def _closed(folder: Path, before: Experiment) -> str:
     if before.newcomers:
         return f"The newcomers have joined in {folder}"
     if any(a.finishes for a in chain(compose(before.algorithm, before.set))):
-        return f"{display_name(before.algorithm)} has fine-tuned its models after the last round of {folder}"
+        return (
+            f"{display_name(before.algorithm)} has fine-tuned its models after the last round of"
+            f" {folder}"
+        )
     return f"{folder} was ended by an earlier version of Comity"
 
 

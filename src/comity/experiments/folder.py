@@ -1,12 +1,14 @@
-"""A run's folder: what makes a folder one, the names of its files, and the one way to write and to read each of them.
+"""A run's folder: what makes a folder one, the names of its files, and the one way to write and to
+read each of them.
 
-The readers here are strict: what is missing, damaged, or no longer what the run wrote is an error. Whoever can do with less reads
-the tables with `tables.Table.salvage`, and those of a run that goes on with `tables.Growing`; `RunFolder.damaged` tells him what
-not to trust.
+The readers here are strict: what is missing, damaged, or no longer what the run wrote is an error.
+Whoever can do with less reads the tables with `tables.Table.salvage`, and those of a run that goes
+on with `tables.Growing`; `RunFolder.damaged` tells him what not to trust.
 
-How a change is noticed: env.json, written first, has marks of the settings and the split; each checkpoint's manifest has
-checksums of the tables up to there; at the end .checksums.json gets those of all tables and of summary.json, which is written
-after it, as it says that the run has ended. The other files of JSON have a checksum of themselves.
+How a change is noticed: env.json, written first, has marks of the settings and the split; each
+checkpoint's manifest has checksums of the tables up to there; at the end .checksums.json gets those
+of all tables and of summary.json, which is written after it, as it says that the run has ended. The
+other files of JSON have a checksum of themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +37,17 @@ from comity.experiments.checkpoint import Checkpoints, to_disk, write_atomically
 from comity.experiments.config import Experiment
 from comity.experiments.environment import digest
 from comity.experiments.recording import RecordedMessage, read_messages
-from comity.experiments.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TABLES, TIMING, Table, Timing, Writer
+from comity.experiments.tables import (
+    ABSENCES,
+    LEDGER,
+    METRICS,
+    PRIVACY,
+    TABLES,
+    TIMING,
+    Table,
+    Timing,
+    Writer,
+)
 from comity.privacy.account import Spent
 
 R = TypeVar("R")
@@ -52,12 +64,21 @@ LOCK = ".lock"
 CHECKSUMS = ".checksums.json"
 
 BEGINNING = (CONFIG, ENVIRONMENT)
-"""The files that make a folder a run's: a run has begun when it has both. The settings alone are anybody's."""
+"""The files that make a folder a run's: a run has begun when it has both. The settings alone are
+anybody's.
+"""
 MARKS = (CONFIG, METRICS.name, SUMMARY)
 """Files of which one is enough to see that a run was here, should others be lost."""
 MESSAGES = "tape/messages"
 OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "tape")
-NEVER_OVERWRITTEN = (CONFIG, *(table.name for table in TABLES), OUTCOMES, SUMMARY, CHECKPOINTS, *OTHERS)
+NEVER_OVERWRITTEN = (
+    CONFIG,
+    *(table.name for table in TABLES),
+    OUTCOMES,
+    SUMMARY,
+    CHECKPOINTS,
+    *OTHERS,
+)
 """What a new run may not find in its folder."""
 
 
@@ -95,15 +116,21 @@ class RunFolder:
             inside: list[str] = []
             with contextlib.suppress(OSError):  # a name that no file can have
                 inside = sorted(str(found.parent) for found in self.path.glob(f"*/seed-*/{CONFIG}"))
-            more = f" The runs in it are {', '.join(inside[:8])}{' and others' if len(inside) > 8 else ''}: name one of them."
-            raise UsageError(f"{self.path} holds no run: it has no {missing}.{more if inside else ''}")
+            more = (
+                " The runs in it are"
+                f" {', '.join(inside[:8])}{' and others' if len(inside) > 8 else ''}: name one of"
+                " them."
+            )
+            raise UsageError(
+                f"{self.path} holds no run: it has no {missing}.{more if inside else ''}"
+            )
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything that a new run would overwrite."""
         if self.begun:
             raise UsageError(
-                f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in Python resume=True), or "
-                "choose another --out."
+                f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in"
+                " Python resume=True), or choose another --out."
             )
         if taken := sorted(name for name in NEVER_OVERWRITTEN if (self.path / name).exists()):
             raise UsageError(f"{self.path} already has a {taken[0]}: choose another --out.")
@@ -169,7 +196,9 @@ class RunFolder:
     # Whether its files are what was written.
 
     def check(self) -> None:
-        """Refuse a run of which a file is lost or is not what was written, whether it is going to be read or not."""
+        """Refuse a run of which a file is lost or is not what was written, whether it is going to
+        be read or not.
+        """
         for check in self._checks().values():
             check()
 
@@ -187,9 +216,17 @@ class RunFolder:
         """How each file is checked; those that nothing is known of are left out."""
         checks: dict[str, Callable[[], object]] = {ENVIRONMENT: self.read_environment}
         with contextlib.suppress(ComityError):
-            marked = {"config": self.config, "split": self.split, "parties": self.parties, "plan": self.plan}
+            marked = {
+                "config": self.config,
+                "split": self.split,
+                "parties": self.parties,
+                "plan": self.plan,
+            }
             marks = marked.keys() & self.read_environment().keys()
-            checks |= {marked[mark].name: partial(self._check_digest, marked[mark], mark) for mark in sorted(marks)}
+            checks |= {
+                marked[mark].name: partial(self._check_digest, marked[mark], mark)
+                for mark in sorted(marks)
+            }
         try:
             known = self._known()
         except ComityError:
@@ -197,21 +234,30 @@ class RunFolder:
         return checks | {name: partial(self._check_file, name) for name in known}
 
     def _known(self) -> dict[str, Checksum]:
-        """The checksums of tables and outcomes: those at the run's end or, before that, of its last checkpoint."""
+        """The checksums of tables and outcomes: those at the run's end or, before that, of its last
+        checkpoint.
+        """
         if self.ended:
             return self._at_the_end()
         manifest = self.checkpoints().load()
         return manifest.files if manifest else {}
 
     def _at_the_end(self) -> dict[str, Checksum]:
-        """The checksums of a finished run's files; none if it is of a version that had none, which marked no splits either."""
+        """The checksums of a finished run's files; none if it is of a version that had none, which
+        marked no splits either.
+        """
         path = self.path / CHECKSUMS
         if not path.exists() and not {"split", "parties"} & self.read_environment().keys():
             return {}
         try:
-            return {name: Checksum(*known) for name, known in _checked(_json(path), "files")["files"].items()}
+            return {
+                name: Checksum(*known)
+                for name, known in _checked(_json(path), "files")["files"].items()
+            }
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
-            raise ComityError(f"{path} cannot be read: whether the run is what was written cannot be checked.") from why
+            raise ComityError(
+                f"{path} cannot be read: whether the run is what was written cannot be checked."
+            ) from why
 
     def _check_file(self, name: str) -> None:
         if known := self._known().get(name):
@@ -226,7 +272,9 @@ class RunFolder:
         except (OSError, ValueError) as why:
             raise UsageError(f"{path} cannot be read.") from why
         if changed:
-            raise UsageError(f"{path} has changed since the run was started: start a new run with it instead.")
+            raise UsageError(
+                f"{path} has changed since the run was started: start a new run with it instead."
+            )
 
     # Readers.
 
@@ -264,11 +312,15 @@ class RunFolder:
         return self._rows(LEDGER)
 
     def read_absences(self) -> list[Absence]:
-        """All rows of absences.csv; none if everybody was heard, or if the run is of a version that had no such table."""
+        """All rows of absences.csv; none if everybody was heard, or if the run is of a version that
+        had no such table.
+        """
         return self._rows(ABSENCES) if self._written(ABSENCES) else []
 
     def read_privacy(self) -> list[Spent]:
-        """All rows of privacy.csv; none if nothing left a party, or if the run is of a version that had no such table."""
+        """All rows of privacy.csv; none if nothing left a party, or if the run is of a version that
+        had no such table.
+        """
         return self._rows(PRIVACY) if self._written(PRIVACY) else []
 
     def read_timing(self) -> list[Timing]:
@@ -286,7 +338,10 @@ class RunFolder:
     def read_messages(self) -> Iterator[RecordedMessage]:
         """All messages in their order, if they were kept and are what was written."""
         if not self.recorded:
-            raise UsageError(f"{self.path} has no tape: messages are kept by runs with --record-messages (in Python tape=True).")
+            raise UsageError(
+                f"{self.path} has no tape: messages are kept by runs with --record-messages (in"
+                " Python tape=True)."
+            )
         self._check_file(MESSAGES)
         return read_messages(self.record_messages)
 
@@ -298,7 +353,9 @@ class RunFolder:
         return self.plan.read_text(encoding="utf-8")
 
     def read_outcomes(self) -> dict[str, list[int]]:
-        """By party: 1 for each of its test samples that was right after the last round, 0 for the others."""
+        """By party: 1 for each of its test samples that was right after the last round, 0 for the
+        others.
+        """
         if self.outcomes.exists():
             self._check_file(OUTCOMES)
         return self.salvage_outcomes()
@@ -313,8 +370,13 @@ class RunFolder:
         """The same, if it makes sense, be it what the run wrote or not."""
         rows = self._outcome_rows()
         if rows and "answer" not in rows[0]:
-            raise ComityError(f"{self.outcomes} is of an earlier version of Comity, and has no answers to judge by a metric.")
-        if rows and set(rows[0]["truth"]) & set(".en"):  # 3.0, 1e-05, nan: no classes, which are whole numbers
+            raise ComityError(
+                f"{self.outcomes} is of an earlier version of Comity, and has no answers to judge"
+                " by a metric."
+            )
+        if rows and set(rows[0]["truth"]) & set(
+            ".en"
+        ):  # 3.0, 1e-05, nan: no classes, which are whole numbers
             return self._amounts(rows)
         cells: dict[str, list[tuple[int, int, float]]] = {}
         try:
@@ -322,7 +384,9 @@ class RunFolder:
                 truth, given = int(row["truth"]), int(row["answer"])
                 if int(row["correct"]) != (truth == given) or min(truth, given) < 0:
                     raise ValueError
-                cells.setdefault(row["party"], []).append((truth, given, float(row.get("score", "nan"))))
+                cells.setdefault(row["party"], []).append(
+                    (truth, given, float(row.get("score", "nan")))
+                )
         except (KeyError, ValueError, TypeError) as why:
             raise self._no_outcomes() from why
         scored = bool(rows) and "score" in rows[0]
@@ -333,7 +397,9 @@ class RunFolder:
         cells: dict[str, list[tuple[float, float]]] = {}
         try:
             for row in rows:
-                cells.setdefault(row["party"], []).append((float(row["truth"]), float(row["answer"])))
+                cells.setdefault(row["party"], []).append(
+                    (float(row["truth"]), float(row["answer"]))
+                )
         except (KeyError, ValueError, TypeError) as why:
             raise self._no_outcomes() from why
         made = {party: torch.tensor(pairs, dtype=torch.float32) for party, pairs in cells.items()}
@@ -389,7 +455,15 @@ class RunFolder:
 
     # Writers.
 
-    def begin(self, settings: str, environment: Mapping[str, Any], *, split: str = "", parties: str = "", plan: str = "") -> None:
+    def begin(
+        self,
+        settings: str,
+        environment: Mapping[str, Any],
+        *,
+        split: str = "",
+        parties: str = "",
+        plan: str = "",
+    ) -> None:
         """Write what a run begins with; the settings last, so that whoever sees them sees the rest."""
         for path, text in ((self.split, split), (self.parties, parties), (self.plan, plan)):
             if text:
@@ -398,7 +472,9 @@ class RunFolder:
         write_atomically(self.config, settings)
 
     def write_environment(self, told: Mapping[str, Any]) -> None:
-        """Write down versions, machine, and marks; `config_before` is that of settings which may be there instead."""
+        """Write down versions, machine, and marks; `config_before` is that of settings which may be
+        there instead.
+        """
         write_atomically(self.environment, _lines(with_crc(told)))
 
     def tables(self) -> Writer:
@@ -406,18 +482,31 @@ class RunFolder:
         return Writer(self.path, MESSAGES if self.recorded else "")
 
     def write_outcomes(self, answers: Mapping[str, Answers]) -> None:
-        """Write down what parties' models say of their test samples; for two classes with scores, which read back exactly."""
+        """Write down what parties' models say of their test samples; for two classes with scores,
+        which read back exactly.
+        """
         scored = any(each.score is not None for each in answers.values())
         lines = ["party,sample,correct,truth,answer" + ",score" * scored]
         for party, each in answers.items():
-            scores = [f",{score!s}" for score in each.score.numpy()] if each.score is not None else [""] * len(each.truth)
-            said = [[str(value) for value in part.numpy()] for part in (each.truth, each.given)]  # which read back exactly
+            scores = (
+                [f",{score!s}" for score in each.score.numpy()]
+                if each.score is not None
+                else [""] * len(each.truth)
+            )
+            said = [
+                [str(value) for value in part.numpy()] for part in (each.truth, each.given)
+            ]  # which read back exactly
             rows = zip(each.right.tolist(), *said, scores, strict=True)
-            lines += [f"{party},{k},{int(ok)},{truth},{given}{score}" for k, (ok, truth, given, score) in enumerate(rows)]
+            lines += [
+                f"{party},{k},{int(ok)},{truth},{given}{score}"
+                for k, (ok, truth, given, score) in enumerate(rows)
+            ]
         write_atomically(self.outcomes, "\n".join(lines) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any], files: Mapping[str, Checksum]) -> None:
-        """Write the checksums of all files at the end and, last, the summary, which says that the run has ended."""
+        """Write the checksums of all files at the end and, last, the summary, which says that the
+        run has ended.
+        """
         text = _lines(summary)
         for name in files:
             to_disk(self.path / name)
@@ -469,7 +558,9 @@ def _json(path: Path) -> Any:
 
 
 def _checked(told: Mapping[str, Any], *newest: str) -> dict[str, Any]:
-    """What a file says, if its checksum is right; one that has what earlier versions had not must have a checksum, too."""
+    """What a file says, if its checksum is right; one that has what earlier versions had not must
+    have a checksum, too.
+    """
     if any(name in told for name in newest) and CRC not in told:
         raise ValueError("the checksum is lost")
     return without_crc(told)
@@ -477,7 +568,11 @@ def _checked(told: Mapping[str, Any], *newest: str) -> dict[str, Any]:
 
 def _answers(rows: list[tuple[int, int, float]], scored: bool) -> Answers:
     truth, given, score = zip(*rows, strict=True)
-    return Answers(torch.tensor(truth), torch.tensor(given), torch.tensor(score, dtype=torch.float32) if scored else None)
+    return Answers(
+        torch.tensor(truth),
+        torch.tensor(given),
+        torch.tensor(score, dtype=torch.float32) if scored else None,
+    )
 
 
 def _lines(plain: Mapping[str, Any]) -> str:

@@ -1,4 +1,6 @@
-"""The rounds of a run: they follow each other, from the first or from the last checkpoint, and all they bring is written down."""
+"""The rounds of a run: they follow each other, from the first or from the last checkpoint, and all
+they bring is written down.
+"""
 
 from __future__ import annotations
 
@@ -38,15 +40,17 @@ from comity.privacy.account import Account, BudgetSpent
 from comity.track import Trackers
 
 UNCHECKED = (
-    "This run was begun with an earlier version of Comity, whose checkpoints have no checksums of the tables: whether a row was "
-    "changed before it went on cannot be checked."
+    "This run was begun with an earlier version of Comity, whose checkpoints have no checksums of"
+    " the tables: whether a row was changed before it went on cannot be checked."
 )
 
 
 Conclude = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """What is done once a run has its summary: it returns more entries of that."""
 REWINDS = 3
-"""How often a run goes back to its last checkpoint by itself, before it is left to the user to resume it."""
+"""How often a run goes back to its last checkpoint by itself, before it is left to the user to
+resume it.
+"""
 
 
 def execute(
@@ -60,18 +64,21 @@ def execute(
     warnings: Iterable[str] = (),
     conclude: Conclude = lambda summary: {},
 ) -> dict[str, Any]:
-    """All rounds that are still to come, and the summary at the end, with what there is to remark on how they come about.
+    """All rounds that are still to come, and the summary at the end, with what there is to remark
+    on how they come about.
 
     `conclude` is called with the summary before it is written; what it returns is written with it.
 
-    `meet` gives the engine that has the parties, once it is known that there is something to go on with. If a worker is lost
-    with what its parties kept, all parties go back to the last checkpoint: those that were restored alone would be behind the
-    others.
+    `meet` gives the engine that has the parties, once it is known that there is something to go on
+    with. If a worker is lost with what its parties kept, all parties go back to the last
+    checkpoint: those that were restored alone would be behind the others.
     """
     told = list(warnings)
     for _ in range(REWINDS):
         try:
-            return _execute(job, meet, folder, progress, track, conclude, resume=resume, warnings=told)
+            return _execute(
+                job, meet, folder, progress, track, conclude, resume=resume, warnings=told
+            )
         except WorkerLost as why:
             told.append(f"{str(why).partition(';')[0]}: the run went on from its last checkpoint.")
             resume = True
@@ -96,7 +103,9 @@ def _execute(
     account = job.account()
     tables = folder.tables()
     works = MessageRecorder(engine, partial(tables.append, MESSAGES)) if folder.recorded else engine
-    rounds = _Rounds(job, folder, checkpoints, tables, engine, job.server(works, progress, account), account)
+    rounds = _Rounds(
+        job, folder, checkpoints, tables, engine, job.server(works, progress, account), account
+    )
     summary = None
     try:
         if resume and (changed := changed_since(folder.read_environment())):
@@ -153,11 +162,17 @@ class _Rounds:
         self._state: Any = None
         """The server's state."""
         self._gained: dict[str, dict[str, float]] = {}
-        """What parties say of their gain over training alone, where they keep their answers to themselves."""
+        """What parties say of their gain over training alone, where they keep their answers to
+        themselves.
+        """
         self._exchanged: float | None = None
-        """Where the next round begins with its evaluation, as a run that is made longer does: the seconds its exchange took."""
+        """Where the next round begins with its evaluation, as a run that is made longer does: the
+        seconds its exchange took.
+        """
         self._ending: dict[str, Any] | None = None
-        """What tables and counters were before the last evaluation: there a run that is made longer goes on."""
+        """What tables and counters were before the last evaluation: there a run that is made longer
+        goes on.
+        """
 
     @property
     def files(self) -> Mapping[str, Checksum]:
@@ -172,16 +187,23 @@ class _Rounds:
     def create(self) -> None:
         """Begin from nothing."""
         self._tables.create()
-        self._state = on_device(self.job.algorithm.init_server(self.job.root.fold("init"), self.server.info), self.job.device)
+        self._state = on_device(
+            self.job.algorithm.init_server(self.job.root.fold("init"), self.server.info),
+            self.job.device,
+        )
 
     def restore(self, manifest: Manifest) -> None:
         """Begin where a checkpoint was made."""
         counters = manifest.counters
         self.server.versions = _versions(manifest)
         self.server.participation_log.waiting = set(counters.get("waiting", ()))
-        self._discarded = {int(t): why for t, why in counters.get("discarded", counters.get("void", {})).items()}
+        self._discarded = {
+            int(t): why for t, why in counters.get("discarded", counters.get("void", {})).items()
+        }
         homes = {int(i): w for i, w in counters.get("homes", {}).items()}
-        self._engine.load(self._checkpoints.folder, manifest.parties.values(), self.server.versions, homes)
+        self._engine.load(
+            self._checkpoints.folder, manifest.parties.values(), self.server.versions, homes
+        )
         self.server.ledger.total.update(counters["bytes"])
         self.server.steps = counters["steps"]
         self.server.server_steps = counters["server_steps"]
@@ -203,7 +225,9 @@ class _Rounds:
             self._folder.outcomes.unlink(missing_ok=True)  # those of an end that was not one
 
     def go_on(self) -> tuple[float | None, list[Note]]:
-        """The next round, to its end on disk; the mean of the chosen metric, if it was evaluated, and all notes."""
+        """The next round, to its end on disk; the mean of the chosen metric, if it was evaluated,
+        and all notes.
+        """
         t = self.done + 1
         self.schedule.enter(t)
         training, notes = self._trained(t)
@@ -214,12 +238,16 @@ class _Rounds:
         notes += self._written()
         saving = self._save(t)
         took = (training, evaluating, saving)
-        self._tables.add(TIMING, [(t, *(f"{seconds:.4f}" for seconds in took), peak_memory())])  # last: the round is whole
+        self._tables.add(
+            TIMING, [(t, *(f"{seconds:.4f}" for seconds in took), peak_memory())]
+        )  # last: the round is whole
         self.done = t
         return (found.figure if found else None), notes
 
     def _trained(self, t: int) -> tuple[float, list[Note]]:
-        """The exchanges of a round, unless they are over; the seconds that they took, and what there is to note of them."""
+        """The exchanges of a round, unless they are over; the seconds that they took, and what
+        there is to note of them.
+        """
         if (seconds := self._exchanged) is not None:
             self._exchanged = None
             self.server.begin(t)
@@ -230,7 +258,12 @@ class _Rounds:
             self.seconds["train"] += seconds
         notes = self._written()
         files = dict(self._tables.files)
-        now = {"files": files, "bytes": dict(self.server.ledger.total), "schedule": self.schedule.dump(), "exchanged": seconds}
+        now = {
+            "files": files,
+            "bytes": dict(self.server.ledger.total),
+            "schedule": self.schedule.dump(),
+            "exchanged": seconds,
+        }
         self._ending = now if t == self.schedule.rounds and not self._finishes else None
         return seconds, notes
 
@@ -249,7 +282,9 @@ class _Rounds:
         return any(a.finishes for a in chain(self.job.algorithm))
 
     def _exchange(self, t: int) -> None:
-        """What a round is about: the algorithm's own code runs, at the server and, through the net, at the parties."""
+        """What a round is about: the algorithm's own code runs, at the server and, through the net,
+        at the parties.
+        """
         algorithm, server, info = self.job.algorithm, self.server, self.job.info
         server.begin(t)
         if t == 0:
@@ -257,14 +292,18 @@ class _Rounds:
             self._start()
         elif t <= self.schedule.rounds:
             self._onboard(self.job.cohort(t))
-            discarded = self._whole(lambda s: algorithm.round(s, server, t), quorum=self.job.experiment.min_replies)
+            discarded = self._whole(
+                lambda s: algorithm.round(s, server, t), quorum=self.job.experiment.min_replies
+            )
             server.first += bool(discarded) and t == server.first
         else:
             server.charge_introduction(info.late)
             evaluate_newcomers(self.job, server, self._engine, self._state, "offered")
             evaluate_newcomers_alone(self.job, server, self._engine)
             for i in info.late if any(one.protects_records for one in chain(algorithm)) else ():
-                self._account.note_open(t, "alone", i, "figures of a model that it trained alone, without noise")
+                self._account.note_open(
+                    t, "alone", i, "figures of a model that it trained alone, without noise"
+                )
             self._whole(lambda s: algorithm.join(s, server, info.late))
             evaluate_newcomers(self.job, server, self._engine, self._state, "joined")
         if t == self.schedule.rounds and self._finishes:
@@ -272,29 +311,43 @@ class _Rounds:
             self._whole(lambda s: algorithm.finish(s, server))
 
     def _start(self) -> None:
-        """The exchanges before round 1; without them there is no run. Who missed one waits until it was told what it missed."""
-        if discarded := self._whole(lambda s: self.job.algorithm.start(s, self.server), quorum=self.job.experiment.min_replies):
+        """The exchanges before round 1; without them there is no run. Who missed one waits until it
+        was told what it missed.
+        """
+        if discarded := self._whole(
+            lambda s: self.job.algorithm.start(s, self.server),
+            quorum=self.job.experiment.min_replies,
+        ):
             raise ComityError(f"The run cannot begin: {discarded[0].lower()}{discarded[1:]}")
         self.server.participation_log.waiting = set(self.server.participation_log.missed)
 
     def _onboard(self, cohort: Iterable[int]) -> None:
-        """Tell those of a round who missed the start what they missed; who cannot be reached waits on."""
+        """Tell those of a round who missed the start what they missed; who cannot be reached waits
+        on.
+        """
         participation_log = self.server.participation_log
         late = sorted(participation_log.waiting.intersection(cohort))
         if late:
             participation_log.waiting -= set(late)
             discarded = self._whole(lambda s: self.job.algorithm.catch_up(s, self.server, late))
-            participation_log.waiting |= set(late) if discarded else participation_log.missed.intersection(late)
+            participation_log.waiting |= (
+                set(late) if discarded else participation_log.missed.intersection(late)
+            )
 
     def _whole(self, exchanges: Callable[[Any], Any], quorum: int = 1) -> str:
-        """Exchanges that count as a whole or not at all, at the server and at the parties; if not, the reason."""
+        """Exchanges that count as a whole or not at all, at the server and at the parties; if not,
+        the reason.
+        """
         self.server.open(quorum)
         try:
             state = exchanges(self._state)
             kept = self.server.settle()
             if not is_finite(state):
                 self._check_may_go_on(state)
-                raise NoReplies(f"What the server made of the replies in round {self.server.round} is not finite.")
+                raise NoReplies(
+                    f"What the server made of the replies in round {self.server.round} is not"
+                    " finite."
+                )
         except (NoReplies, BudgetSpent) as why:
             self._engine.settle(self.server.undo())
             if isinstance(why, BudgetSpent):
@@ -307,16 +360,21 @@ class _Rounds:
         return ""
 
     def _end_here(self) -> None:
-        """No more may be given away: this round, of which nothing counts, is the last. Models are judged as they are."""
+        """No more may be given away: this round, of which nothing counts, is the last. Models are
+        judged as they are.
+        """
         if self.server.round:
             self.schedule.rounds, self.schedule.stopped = self.server.round, True
-            self.server.warnings[f"The run ended in round {self.server.round}, in which its privacy budget was spent."] = None
+            self.server.warnings[
+                f"The run ended in round {self.server.round}, in which its privacy budget was"
+                " spent."
+            ] = None
 
     def _check_may_go_on(self, state: Any) -> None:
         if self.job.experiment.on_nonfinite == "stop":
             raise ComityError(
-                f"What the server made of the replies in round {self.server.round} is not finite ({first_not_finite(state)}): "
-                "try a smaller lr."
+                f"What the server made of the replies in round {self.server.round} is not finite"
+                f" ({first_not_finite(state)}): try a smaller lr."
             )
 
     def _evaluate(self, t: int) -> Evaluations | None:
@@ -327,10 +385,16 @@ class _Rounds:
             return None
         found = evaluate(self.job, self.server, self._engine, self._state, final=final)
         if final:
-            self._gained = {self.job.info.names[i]: vars(one.gained) for i, one in found.by_party.items() if one.gained}
+            self._gained = {
+                self.job.info.names[i]: vars(one.gained)
+                for i, one in found.by_party.items()
+                if one.gained
+            }
             write_outcomes(self.job, self._folder, found)
             self._tables.note(OUTCOMES)
-        if found.complete and (goodness := found.goodness) is not None:  # who is missing would flatter a round, or wrong it
+        if (
+            found.complete and (goodness := found.goodness) is not None
+        ):  # who is missing would flatter a round, or wrong it
             self.schedule.seen(t, goodness)
         return found
 
@@ -338,7 +402,11 @@ class _Rounds:
         """A checkpoint, if the last one is old enough, or at the end; the seconds that it took."""
         before = self._checkpoints.seconds
         if self._checkpoints.due() or t == self.last:
-            counters = {"bytes": dict(self.server.ledger.total), "seconds": dict(self.seconds), **self._steps()}
+            counters = {
+                "bytes": dict(self.server.ledger.total),
+                "seconds": dict(self.seconds),
+                **self._steps(),
+            }
             counters["schedule"] = self.schedule.dump()
             counters["remarks"] = self._warnings()
             counters["versions"] = {i: list(version) for i, version in self.server.versions.items()}
@@ -363,7 +431,10 @@ class _Rounds:
 
     def summary(self) -> dict[str, Any]:
         """The finished run in a few figures."""
-        spent = sum(self.seconds[part] for part in ("setup", "train", "evaluate")) + self._checkpoints.seconds
+        spent = (
+            sum(self.seconds[part] for part in ("setup", "train", "evaluate"))
+            + self._checkpoints.seconds
+        )
         made = {"rounds": self.schedule.rounds, **self._steps(), "remarks": self._warnings()}
         made |= {"gained": self._gained} if self._gained else {}
         withholding = self.server.withholding
@@ -374,10 +445,16 @@ class _Rounds:
         made["privacy"] = self._account.summary(self.job.privacy_assumptions())
         seconds = {**self.seconds, "total": spent}
         total = self.server.ledger.total
-        return summarise(self.job, rows, absences, total, made, seconds, needs_figures=not withholding)
+        return summarise(
+            self.job, rows, absences, total, made, seconds, needs_figures=not withholding
+        )
 
 
 def _versions(manifest: Manifest) -> dict[int, CallId]:
-    """After which call each party's state was saved, here or at its site; earlier versions of Comity did not write that down."""
-    named = {int(i): CallId(*version) for i, version in manifest.counters.get("versions", {}).items()}
+    """After which call each party's state was saved, here or at its site; earlier versions of
+    Comity did not write that down.
+    """
+    named = {
+        int(i): CallId(*version) for i, version in manifest.counters.get("versions", {}).items()
+    }
     return {i: CallId("", 0, manifest.round, 0) for i in manifest.parties} | named

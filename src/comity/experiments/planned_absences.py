@@ -1,7 +1,9 @@
-"""Absences that are planned, to study what they do: a table of who misses what, or a share of the parties at random.
+"""Absences that are planned, to study what they do: a table of who misses what, or a share of the
+parties at random.
 
-A table has the columns of a run's own `absences.csv`, so that what happened between real sites can be simulated afterwards:
-`party`, `round` (3, 3-5, 3- or *) and, if one likes, `function` (all, unless told), `occurrence` and `how` (dead, unless told, or lost).
+A table has the columns of a run's own `absences.csv`, so that what happened between real sites can
+be simulated afterwards: `party`, `round` (3, 3-5, 3- or *) and, if one likes, `function` (all,
+unless told), `occurrence` and `how` (dead, unless told, or lost).
 """
 
 from __future__ import annotations
@@ -77,13 +79,26 @@ class PlannedAbsences:
 
     def without_effect(self, algorithm: AnyAlgorithm) -> list[str]:
         """PartyRunner that the plan speaks of and a method does not have, a sentence each."""
-        works = {name for a in chain(algorithm) for name, _ in inspect.getmembers(type(a), inspect.iscoroutinefunction)}
-        spoken = {row.call for rows in self.rows.values() for row in rows} - works - {EVERY, "evaluate"}
-        return [f"the plan of absences speaks of {function!r}, which is no work of this method." for function in sorted(spoken)]
+        works = {
+            name
+            for a in chain(algorithm)
+            for name, _ in inspect.getmembers(type(a), inspect.iscoroutinefunction)
+        }
+        spoken = (
+            {row.call for rows in self.rows.values() for row in rows} - works - {EVERY, "evaluate"}
+        )
+        return [
+            f"the plan of absences speaks of {function!r}, which is no work of this method."
+            for function in sorted(spoken)
+        ]
 
 
-def planned(wish: str | None, seed: int, parties: Iterable[str], kept: str | None = None) -> PlannedAbsences:
-    """The plan that the setting `absent` names; `kept` is its table as the run's folder has it, if the run was begun before."""
+def planned(
+    wish: str | None, seed: int, parties: Iterable[str], kept: str | None = None
+) -> PlannedAbsences:
+    """The plan that the setting `absent` names; `kept` is its table as the run's folder has it, if
+    the run was begun before.
+    """
     if wish is None:
         return PlannedAbsences()
     if kept is None and not wish.endswith(".csv"):
@@ -94,12 +109,17 @@ def planned(wish: str | None, seed: int, parties: Iterable[str], kept: str | Non
 def _random(wish: str, seed: int) -> PlannedAbsences:
     def random(offline: float = 0.0, lost: float = 0.0) -> PlannedAbsences:
         if not (0 <= offline < 1 and 0 <= lost < 1 and offline + lost > 0):
-            raise UsageError(f"{wish} is out of range: offline and lost are shares from 0 to below 1, and one of them is more than 0.")
+            raise UsageError(
+                f"{wish} is out of range: offline and lost are shares from 0 to below 1, and one of"
+                " them is more than 0."
+            )
         return PlannedAbsences(offline=offline, lost=lost, root=Key.root(seed))
 
     spec = parse(wish)
     if spec.name != "random":
-        raise UsageError(f"absent is a table (plan.csv) or random(offline=0.1,lost=0.1), not {wish!r}.")
+        raise UsageError(
+            f"absent is a table (plan.csv) or random(offline=0.1,lost=0.1), not {wish!r}."
+        )
     return apply_spec(spec, random)
 
 
@@ -109,7 +129,9 @@ def _read(path: Path) -> str:
             raise UsageError(f"{path} is too large for a plan of absences.")
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as why:
-        raise UsageError(f"{path} cannot be read ({getattr(why, 'strerror', None) or 'it is no text'}).") from why
+        raise UsageError(
+            f"{path} cannot be read ({getattr(why, 'strerror', None) or 'it is no text'})."
+        ) from why
 
 
 def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
@@ -120,13 +142,18 @@ def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
         heads = current_columns(reader.fieldnames or ())
         if not {"party", "round"} <= set(heads) or not set(heads) <= known:
             raise UsageError(
-                f"{name} needs the columns party and round, and may have call, occurrence and how; it has {', '.join(heads)}."
+                f"{name} needs the columns party and round, and may have call, occurrence and how;"
+                f" it has {', '.join(heads)}."
             )
         reader.fieldnames = heads
         for cells in reader:
             if None in cells or None in cells.values():
-                raise UsageError(f"{name}, line {reader.line_num}: the cells do not match the columns.")
-            if (row := _row(cells, f"{name}, line {reader.line_num}", parties)) and row.how not in CONSEQUENCES:
+                raise UsageError(
+                    f"{name}, line {reader.line_num}: the cells do not match the columns."
+                )
+            if (
+                row := _row(cells, f"{name}, line {reader.line_num}", parties)
+            ) and row.how not in CONSEQUENCES:
                 rows.setdefault(row.party, []).append(row)
     except csv.Error as why:
         raise ComityError(f"{name} cannot be read: {why}.") from why

@@ -1,9 +1,12 @@
-"""The tape of a run: every message that its server saw, as it was sent, for whoever wants to know what can be learned from it.
+"""The tape of a run: every message that its server saw, as it was sent, for whoever wants to know
+what can be learned from it.
 
-It is one file that grows, `record_messages/messages`: before each message eight bytes with its length, then the message as `core/codec.py`
-writes it. Like the tables it is cut back to where a checkpoint was made, and determinism writes the rest again. A parcel between
-parties is closed in the reply that it left in, and is kept as its recipient opened it when it was delivered: what the server
-could not read. What evaluation tells (figures, and answers at the end) is in the tables and not here.
+It is one file that grows, `record_messages/messages`: before each message eight bytes with its
+length, then the message as `core/codec.py` writes it. Like the tables it is cut back to where a
+checkpoint was made, and determinism writes the rest again. A parcel between parties is closed in
+the reply that it left in, and is kept as its recipient opened it when it was delivered: what the
+server could not read. What evaluation tells (figures, and answers at the end) is in the tables and
+not here.
 """
 
 from __future__ import annotations
@@ -44,25 +47,37 @@ class RecordedMessage(NamedTuple):
 
 
 def one_process(experiment: Experiment) -> Experiment:
-    """An experiment whose messages are kept: its parties are in one process, where parcels between them can be read."""
+    """An experiment whose messages are kept: its parties are in one process, where parcels between
+    them can be read.
+    """
     if experiment.engine in ("process", "ray", "flare") or (experiment.workers or 1) > 1:
-        where = f"engine {experiment.engine}" if experiment.engine in ("process", "ray", "flare") else "several workers"
+        where = (
+            f"engine {experiment.engine}"
+            if experiment.engine in ("process", "ray", "flare")
+            else "several workers"
+        )
         raise UsageError(
-            f"A tape is kept in one process, where what is sealed between parties can be read, and not with {where}: "
-            "choose engine loop, stacked or auto, and no more than one worker."
+            "A tape is kept in one process, where what is sealed between parties can be read, and"
+            f" not with {where}: choose engine loop, stacked or auto, and no more than one worker."
         )
     return experiment.but(workers=1)
 
 
 class MessageRecorder:
-    """An engine's works with a tape beside them: a net asks, the engine answers, and both are written down in passing."""
+    """An engine's works with a tape beside them: a net asks, the engine answers, and both are
+    written down in passing.
+    """
 
     def __init__(self, works: PartyRunner, keep: Callable[[bytes], None]) -> None:
         self._runner = works
         self._append = keep
 
-    def run(self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]) -> Iterator[tuple[int, PartyResult]]:
-        """Have the parties work; letters and parcels are on the tape before anybody begins, a reply before anybody hears it."""
+    def run(
+        self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
+    ) -> Iterator[tuple[int, PartyResult]]:
+        """Have the parties work; letters and parcels are on the tape before anybody begins, a reply
+        before anybody hears it.
+        """
         alike: dict[Any, tuple[Any, list[int]]] = {}
         for i, message in messages.items():
             alike.setdefault(_same(message.content), (message.content, []))[1].append(i)
@@ -81,7 +96,9 @@ class MessageRecorder:
 
 
 def _same(content: Any) -> tuple[str, tuple[int, ...]]:
-    """What two letters have in common if they are the same tensors in the same places: most often everybody gets one letter."""
+    """What two letters have in common if they are the same tensors in the same places: most often
+    everybody gets one letter.
+    """
     skeleton, tensors = flatten(content)
     return json.dumps(skeleton), tuple(map(id, tensors))
 
@@ -97,7 +114,12 @@ def _shell(sealed: Sealed) -> Sealed:
     mark = sealed.origin
     assert mark is not None, "a parcel in a reply has its postmark"
     nothing = torch.empty(0, dtype=torch.uint8)
-    return Sealed(Cipher(mark.sender, mark.round, list(sealed.to), nothing, nothing), sealed.size, sealed.to, mark)
+    return Sealed(
+        Cipher(mark.sender, mark.round, list(sealed.to), nothing, nothing),
+        sealed.size,
+        sealed.to,
+        mark,
+    )
 
 
 def read_messages(path: Path) -> Iterator[RecordedMessage]:
@@ -111,6 +133,8 @@ def read_messages(path: Path) -> Iterator[RecordedMessage]:
                     raise CorruptedFile(f"{path} is damaged: its last message is not whole.")
                 told = decode(blob, sealed_messages=True)
                 kind = OLD_KINDS.get(told["kind"], told["kind"])
-                yield RecordedMessage(kind, CallId(*told["call"]), told["src"], tuple(told["to"]), told["content"])
+                yield RecordedMessage(
+                    kind, CallId(*told["call"]), told["src"], tuple(told["to"]), told["content"]
+                )
     except OSError as why:
         raise UsageError(f"{path} cannot be read ({why.strerror}).") from why

@@ -41,7 +41,10 @@ class Deployed:
     def __repr__(self) -> str:
         values = sum(tensor.numel() for tensor in self.theta.values())
         kinds = f"{self.task.classes} classes" if self.task.classes else "a number"
-        return f"<model {self.task.network.name}: from samples of shape {self.inputs.shape} to {kinds}, {values:,} values>"
+        return (
+            f"<model {self.task.network.name}: from samples of shape {self.inputs.shape} to"
+            f" {kinds}, {values:,} values>"
+        )
 
     def _repr_html_(self) -> str:
         how = "model.predict(x) and model.predict_proba(x) take samples as the party has them."
@@ -52,16 +55,20 @@ class Deployed:
         return in_chunks(lambda part: self.task.logits(self.theta, part), x)
 
     def predict_proba(self, x: Any) -> Tensor:
-        """How likely each class is, for each sample: what training did to the party's samples is done to these first.
+        """How likely each class is, for each sample: what training did to the party's samples is
+        done to these first.
 
-        `x` is as the party has it: an array, tensor, list or pandas frame, unscaled, with missing values (see `Inputs.prepared`).
+        `x` is as the party has it: an array, tensor, list or pandas frame, unscaled, with missing
+        values (see `Inputs.prepared`).
         """
         if not self.task.classes:
             raise UsageError("This model predicts a number, which has no classes: use predict.")
         return self.logits(self.inputs.prepared(x)).softmax(1)
 
     def predict(self, x: Any) -> Tensor:
-        """The most likely class of each sample, by its number, or the number that it predicts; `x` as for `predict_proba`."""
+        """The most likely class of each sample, by its number, or the number that it predicts; `x`
+        as for `predict_proba`.
+        """
         found = self.logits(self.inputs.prepared(x))
         if self.task.classes:
             return found.argmax(1)
@@ -87,7 +94,8 @@ class Result:
         >>> pictures = comity.load("digits").x[:3]  # as they are in the dataset, from 0 to 1
         >>> model.predict(pictures).shape, model.predict_proba(pictures.numpy()).shape
         (torch.Size([3]), torch.Size([3, 10]))
-        >>> model.predict(fed.parties["p0"].test).shape == fed.parties["p0"].test.y.shape  # Samples are prepared already
+        # Samples are prepared already
+        >>> model.predict(fed.parties["p0"].test).shape == fed.parties["p0"].test.y.shape
         True
         >>> result
         <fedavg: accuracy 85.3%; digits, iid, 2 parties, 1 round>
@@ -95,7 +103,9 @@ class Result:
 
     folder: Path
     made: SimulatedRun | Callable[[], SimulatedRun]
-    """The run made concrete, or what does so when the models are asked for: its figures need neither data nor code."""
+    """The run made concrete, or what does so when the models are asked for: its figures need
+    neither data nor code.
+    """
     summary: dict[str, Any]
     _keep: Any = None
     """A temporary folder lives as long as the result."""
@@ -103,7 +113,10 @@ class Result:
     def __repr__(self) -> str:
         from comity.notebook.views import figure, judged_by, setting
 
-        return f"<{self.summary['algorithm']}: {figure(self.summary, judged_by(self))}; {setting(self.summary)}>"
+        return (
+            f"<{self.summary['algorithm']}: {figure(self.summary, judged_by(self))};"
+            f" {setting(self.summary)}>"
+        )
 
     def _repr_html_(self) -> str:
         from comity.notebook.views import of_result
@@ -153,7 +166,9 @@ class Result:
 
     @cached_property
     def privacy(self) -> list[Spent]:
-        """Rows of privacy.csv: what left parties behind which noise, and what without any; `summary["privacy"]` adds it up."""
+        """Rows of privacy.csv: what left parties behind which noise, and what without any;
+        `summary["privacy"]` adds it up.
+        """
         return self._there().read_privacy()
 
     def model(self, party: str) -> Deployed:
@@ -164,7 +179,12 @@ class Result:
         mine = self._kept(i, checkpoints)
         message = self.job.algorithm.message_for(checkpoints.server_state(), i)
         theta = self.job.algorithm.deployed_model(mine, message, who)
-        return Deployed(self.job.algorithm.party_for(who, mine).task, theta, self._inputs(party), self._class_names(party))
+        return Deployed(
+            self.job.algorithm.party_for(who, mine).task,
+            theta,
+            self._inputs(party),
+            self._class_names(party),
+        )
 
     def _inputs(self, party: str) -> Inputs:
         federation = self.job.federation
@@ -202,4 +222,8 @@ class Result:
     def _kept(self, i: int, checkpoints: Checkpoints) -> Any:
         """A party's state; one that was never written is what every party begins with."""
         saved = checkpoints.party_state(i)
-        return Site(self.job.algorithm, self.job.parties[i], self.job.root).mine if saved is None else saved.mine
+        return (
+            Site(self.job.algorithm, self.job.parties[i], self.job.root).mine
+            if saved is None
+            else saved.mine
+        )

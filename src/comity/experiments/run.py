@@ -1,4 +1,6 @@
-"""A run as a whole: begun in a folder of its own, continued there, or made concrete again from what lies there."""
+"""A run as a whole: begun in a folder of its own, continued there, or made concrete again from what
+lies there.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,18 @@ from comity.models.modules import Modules
 from comity.track import Trackers
 
 
-def start(job: SimulatedRun, folder: Path, progress: Progress, track: Trackers | None = None, *, record_messages: bool = False) -> Result:
+def start(
+    job: SimulatedRun,
+    folder: Path,
+    progress: Progress,
+    track: Trackers | None = None,
+    *,
+    record_messages: bool = False,
+) -> Result:
     """A new run in a folder of its own; a folder that holds a run already is refused.
 
-    With `record_messages` it keeps its messages; its experiment is one of `record_messages.one_process`.
+    With `record_messages` it keeps its messages; its experiment is one of
+    `record_messages.one_process`.
     """
     new = RunFolder(folder)
     new.check_free()
@@ -53,20 +63,40 @@ def start(job: SimulatedRun, folder: Path, progress: Progress, track: Trackers |
         own = describe(job.experiment.metric)
         told |= ({"metric": own} if own else {}) | ({"tape": True} if record_messages else {})
         new.begin(settings, told | _given_network(job), split=split, plan=plan)
-        return Result(folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False))
+        return Result(
+            folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False)
+        )
 
 
-def resume_in(job: SimulatedRun, folder: Path, progress: Progress, track: Trackers | None = None) -> Result:
-    """Go on with the run in a folder, from its last checkpoint; a finished one stays as it is, if it is still what it was."""
+def resume_in(
+    job: SimulatedRun, folder: Path, progress: Progress, track: Trackers | None = None
+) -> Result:
+    """Go on with the run in a folder, from its last checkpoint; a finished one stays as it is, if
+    it is still what it was.
+    """
     begun = RunFolder(folder)
     with at_work(begun):
         if begun.ended:
             return Result(folder, job, _told_again(job, begun, progress, track or Trackers()))
         warnings = changes(folder, code_of(job.experiment))
-        return Result(folder, job, execute(job, job.engine, begun, progress, track or Trackers(), resume=True, warnings=warnings))
+        return Result(
+            folder,
+            job,
+            execute(
+                job,
+                job.engine,
+                begun,
+                progress,
+                track or Trackers(),
+                resume=True,
+                warnings=warnings,
+            ),
+        )
 
 
-def _told_again(job: SimulatedRun, done: RunFolder, progress: Progress, track: Trackers) -> dict[str, Any]:
+def _told_again(
+    job: SimulatedRun, done: RunFolder, progress: Progress, track: Trackers
+) -> dict[str, Any]:
     """The summary of a finished run, of which trackers may not have heard."""
     done.check()
     summary = done.read_summary()
@@ -83,7 +113,9 @@ def at_work(folder: RunFolder) -> Iterator[None]:
     """A run's surroundings: its folder held, one thread, and a quiet garbage collector."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # one thread everywhere: equal bits, and faster on a busy machine
-    gc.freeze()  # what is loaded by now stays: without it each full collection walks all of torch, a tenth of a second
+    # what is loaded by now stays: without it each full collection walks all of torch, a tenth of a
+    # second
+    gc.freeze()
     try:
         with folder.locked(), freed_memory_kept():
             yield
@@ -93,18 +125,26 @@ def at_work(folder: RunFolder) -> Iterator[None]:
 
 
 def check_same(folder: Path, experiment: Experiment, record_messages: bool = False) -> None:
-    """Refuse to go on with other settings or other code than a folder's run has; where it is computed may differ.
+    """Refuse to go on with other settings or other code than a folder's run has; where it is
+    computed may differ.
 
-    The settings are those that `prepare` settled. What was not on tape from the beginning cannot be later.
+    The settings are those that `prepare` settled. What was not on tape from the beginning cannot be
+    later.
     """
     if record_messages and not RunFolder(folder).recorded:
-        raise UsageError(f"{folder} holds a run that did not keep its messages: choose another --out for one with a tape.")
+        raise UsageError(
+            f"{folder} holds a run that did not keep its messages: choose another --out for one"
+            " with a tape."
+        )
     before = RunFolder(folder).read_experiment()
     if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
-        if before.model_dump(exclude=WHERE | {"rounds"}) == experiment.model_dump(exclude=WHERE | {"rounds"}):
+        if before.model_dump(exclude=WHERE | {"rounds"}) == experiment.model_dump(
+            exclude=WHERE | {"rounds"}
+        ):
             raise UsageError(
-                f"{folder} holds a run of {before.rounds} rounds, not {experiment.rounds}: choose another --out, or let it go on "
-                f"with 'comity resume {folder} --rounds {experiment.rounds}'."
+                f"{folder} holds a run of {before.rounds} rounds, not {experiment.rounds}: choose"
+                f" another --out, or let it go on with 'comity resume {folder} --rounds"
+                f" {experiment.rounds}'."
             )
         raise UsageError(f"{folder} holds a run with other settings: choose another --out.")
     if texts := changes(folder, code_of(experiment)):
@@ -112,7 +152,9 @@ def check_same(folder: Path, experiment: Experiment, record_messages: bool = Fal
 
 
 def elsewhere(folder: Path, asked: Experiment) -> list[str]:
-    """What to say if a folder's run is computed elsewhere than is asked for: where it began, it goes on."""
+    """What to say if a folder's run is computed elsewhere than is asked for: where it began, it
+    goes on.
+    """
     before = RunFolder(folder).read_experiment()
     others = {name: (getattr(before, name), getattr(asked, name)) for name in ("engine", "device")}
     return [
@@ -127,17 +169,27 @@ def _data_of(experiment: Experiment) -> Dataset:
     try:
         return load_dataset(experiment.data)
     except UsageError as why:
-        if re.fullmatch(r"[\w -]+", experiment.data):  # no file, no folder: a name that is known elsewhere, or was a variable
-            raise UsageError(f"{why} If the data were given from Python, give the same federation again.") from why
+        if re.fullmatch(
+            r"[\w -]+", experiment.data
+        ):  # no file, no folder: a name that is known elsewhere, or was a variable
+            raise UsageError(
+                f"{why} If the data were given from Python, give the same federation again."
+            ) from why
         raise
 
 
 def reopen(
-    folder: Path, federation: Federation | None = None, model: models.OwnModel | None = None, *, trust: bool = False
+    folder: Path,
+    federation: Federation | None = None,
+    model: models.OwnModel | None = None,
+    *,
+    trust: bool = False,
 ) -> SimulatedRun:
-    """The job of a run's folder; data given as arrays, and models given as modules, must be given again.
+    """The job of a run's folder; data given as arrays, and models given as modules, must be given
+    again.
 
-    Files that its settings name are run only if the folder is the user's own, or `trust` says that they may be.
+    Files that its settings name are run only if the folder is the user's own, or `trust` says that
+    they may be.
     """
     begun = RunFolder(folder)
     begun.check_begun()
@@ -148,28 +200,43 @@ def reopen(
     check(folder, begun.config.read_text(encoding="utf-8"), code_of(experiment), trust)
     if experiment.engine == "flare":
         raise UsageError(
-            f"The data and models of {folder} are at sites of their own: 'comity deploy report SITE' and 'comity deploy measure "
-            "SITE' show there what came of it."
+            f"The data and models of {folder} are at sites of their own: 'comity deploy report"
+            " SITE' and 'comity deploy measure SITE' show there what came of it."
         )
     split = begun.read_split()
     if federation is None and experiment.data == "arrays":
-        raise UsageError(f"The data of {folder} were given as arrays: resume it from Python with the same federation.")
-    job = prepare(experiment, federation or _data_of(experiment).split(split), model, begun.read_plan())
+        raise UsageError(
+            f"The data of {folder} were given as arrays: resume it from Python with the same"
+            " federation."
+        )
+    job = prepare(
+        experiment, federation or _data_of(experiment).split(split), model, begun.read_plan()
+    )
     check_given(folder, job)
     return job
 
 
 def check_given(folder: Path, job: SimulatedRun) -> None:
-    """Refuse to take a folder's run for one on other data, or of another network that was given from Python."""
+    """Refuse to take a folder's run for one on other data, or of another network that was given
+    from Python.
+    """
     before = RunFolder(folder).read_environment()
     if before["fingerprint"] != job.federation.fingerprint():
-        raise UsageError(f"The data of {folder} have changed since it was started: choose another --out for these.")
+        raise UsageError(
+            f"The data of {folder} have changed since it was started: choose another --out for"
+            " these."
+        )
     if before.get("network", now := _given_network(job).get("network")) != now:
-        raise UsageError(f"{folder} holds a run of another network: give the same again, or choose another --out.")
+        raise UsageError(
+            f"{folder} holds a run of another network: give the same again, or choose another"
+            " --out."
+        )
 
 
 def _given_network(job: SimulatedRun) -> dict[str, str]:
-    """What env.json keeps of a network that is modules of the user's own, or has a base that settings alone do not tell."""
+    """What env.json keeps of a network that is modules of the user's own, or has a base that
+    settings alone do not tell.
+    """
     network = job.info.task.network
     digest = network.digest if isinstance(network, Modules) else fixed_in(network)
     return {"network": digest} if digest else {}

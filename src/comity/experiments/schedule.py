@@ -10,7 +10,9 @@ from typing import Any
 
 @dataclass
 class Schedule:
-    """How long a run goes on: its rounds, or fewer when it got no better for `patience` of them; then one more is the last."""
+    """How long a run goes on: its rounds, or fewer when it got no better for `patience` of them;
+    then one more is the last.
+    """
 
     rounds: int
     patience: int | None
@@ -24,7 +26,11 @@ class Schedule:
 
     def enter(self, t: int) -> None:
         """Begin round t, which may turn out to be the last."""
-        if self.patience is not None and t <= self.rounds and self.evaluated - self.best_round >= self.patience:
+        if (
+            self.patience is not None
+            and t <= self.rounds
+            and self.evaluated - self.best_round >= self.patience
+        ):
             self.rounds = t
             self.stopped = True
 
@@ -40,7 +46,15 @@ class Schedule:
         return asdict(self)
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Back from a checkpoint. How many rounds there are is for the settings to say, unless patience has said it."""
-        stopped = saved.get("stopped", saved["rounds"] < self.rounds)  # earlier versions did not say
-        for name, value in {**saved, "stopped": stopped, "rounds": saved["rounds"] if stopped else self.rounds}.items():
+        """Back from a checkpoint. How many rounds there are is for the settings to say, unless
+        patience has said it.
+        """
+        stopped = saved.get(
+            "stopped", saved["rounds"] < self.rounds
+        )  # earlier versions did not say
+        for name, value in {
+            **saved,
+            "stopped": stopped,
+            "rounds": saved["rounds"] if stopped else self.rounds,
+        }.items():
             setattr(self, name, value)

@@ -1,7 +1,9 @@
-"""A run's tables (metrics, ledger, timing, absences, privacy): what their rows mean, how they are written, how they are read.
+"""A run's tables (metrics, ledger, timing, absences, privacy): what their rows mean, how they are
+written, how they are read.
 
-Tables grow by whole rounds, and can be cut back to where a checkpoint was made. There is one way to understand a row and three to
-read a table: all of it, or nothing (`read`); as far as it makes sense (`salvage`); and what is new in one that grows (`Growing`).
+Tables grow by whole rounds, and can be cut back to where a checkpoint was made. There is one way to
+understand a row and three to read a table: all of it, or nothing (`read`); as far as it makes sense
+(`salvage`); and what is new in one that grows (`Growing`).
 """
 
 from __future__ import annotations
@@ -24,11 +26,15 @@ from comity.privacy.account import Spent
 
 R = TypeVar("R")
 BLOCK = 1 << 20
-REMEMBERED = 64  # bytes before the place up to which a growing table was read: if they are others now, so is the file
+# bytes before the place up to which a growing table was read: if they are others now, so is the
+# file
+REMEMBERED = 64
 
 
 class Timing(NamedTuple):
-    """A row of timing.csv: the seconds that a round took, and the most memory that was held by then, in bytes."""
+    """A row of timing.csv: the seconds that a round took, and the most memory that was held by
+    then, in bytes.
+    """
 
     round: int
     train: float
@@ -72,7 +78,9 @@ class Table(Generic[R]):
     def row(self, cells: Sequence[str]) -> R:
         """What a line says; a ValueError if that makes no sense."""
         if len(cells) != len(self.columns):
-            raise ValueError(f"{self.name} has {len(self.columns)} columns, but a line of {len(cells)}.")
+            raise ValueError(
+                f"{self.name} has {len(self.columns)} columns, but a line of {len(cells)}."
+            )
         return self.meaning(cells)
 
     def read(self, folder: Path) -> list[R]:
@@ -112,13 +120,32 @@ def _timing(cells: Sequence[str]) -> Timing:
 
 
 def _spent(cells: Sequence[str]) -> Spent:
-    kinds = (int, str, str, str, str, str, float, float, float, int, float, float, str, str, int, int)
+    kinds = (
+        int,
+        str,
+        str,
+        str,
+        str,
+        str,
+        float,
+        float,
+        float,
+        int,
+        float,
+        float,
+        str,
+        str,
+        int,
+        int,
+    )
     made: list[Any] = [kind(cell) for kind, cell in zip(kinds, cells, strict=True)]
     return Spent(*made)
 
 
 def _absence(cells: Sequence[str]) -> Absence:
-    return Absence(cells[0], int(cells[1]), cells[2], OLD_REASONS.get(cells[3], cells[3]), int(cells[4]))
+    return Absence(
+        cells[0], int(cells[1]), cells[2], OLD_REASONS.get(cells[3], cells[3]), int(cells[4])
+    )
 
 
 METRICS = Table("metrics.csv", Note._fields, _note)
@@ -142,7 +169,9 @@ class Writer:
         self.files: dict[str, Checksum] = {}
 
     def create(self) -> None:
-        """Begin all tables with their headings, but for those that there seldom are, and the tape if there is to be one."""
+        """Begin all tables with their headings, but for those that there seldom are, and the tape
+        if there is to be one.
+        """
         for table in TABLES:
             if not table.seldom:
                 self._begin(table)
@@ -169,7 +198,9 @@ class Writer:
             except OSError as why:
                 raise ComityError(f"{path} cannot be continued ({why.strerror}).") from why
         for table in TABLES:
-            if table.name not in files:  # it had no rows yet, or the run is of a version that had no such table
+            if (
+                table.name not in files
+            ):  # it had no rows yet, or the run is of a version that had no such table
                 (self._folder / table.name).unlink(missing_ok=True)
                 if not table.seldom:
                     self._begin(table)
@@ -200,12 +231,15 @@ class Writer:
 
 
 class Growing(Generic[R]):
-    """A table that somebody else writes: each look hands its new whole rows to `take`. Lines that make no sense are passed over.
+    """A table that somebody else writes: each look hands its new whole rows to `take`. Lines that
+    make no sense are passed over.
 
     If the file was cut back, or is another one, `forget` is called and all of it is read again.
     """
 
-    def __init__(self, table: Table[R], folder: Path, take: Callable[[R], None], forget: Callable[[], None]) -> None:
+    def __init__(
+        self, table: Table[R], folder: Path, take: Callable[[R], None], forget: Callable[[], None]
+    ) -> None:
         self._table = table
         self._path = folder / table.name
         self._take = take

@@ -1,5 +1,6 @@
-"""What a reader of a run's figures must know: who was not heard or withheld its figures, what was left out, which rounds do
-not count, at which sites the run was not completed."""
+"""What a reader of a run's figures must know: who was not heard or withheld its figures, what was
+left out, which rounds do not count, at which sites the run was not completed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def caveats(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _not_heard(absent: Mapping[str, Mapping[str, int]]) -> list[str]:
-    missed = {party: {kind: n for kind, n in kinds.items() if kind in ABSENT} for party, kinds in absent.items()}
+    missed = {
+        party: {kind: n for kind, n in kinds.items() if kind in ABSENT}
+        for party, kinds in absent.items()
+    }
     told = [
         f"{party} {sum(kinds.values())} ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})"
         for party, kinds in missed.items()
@@ -38,15 +42,27 @@ def _not_heard(absent: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _left_out(absent: Mapping[str, Mapping[str, int]]) -> list[str]:
-    left = [f"{party} {kinds[NOT_FINITE]}" for party, kinds in absent.items() if kinds.get(NOT_FINITE)]
-    return [f"Replies that were left out, as their values are not finite: {few(left)}; a smaller lr may help."] if left else []
+    left = [
+        f"{party} {kinds[NOT_FINITE]}" for party, kinds in absent.items() if kinds.get(NOT_FINITE)
+    ]
+    return (
+        [
+            f"Replies that were left out, as their values are not finite: {few(left)}; a smaller lr"
+            " may help."
+        ]
+        if left
+        else []
+    )
 
 
 def _discarded(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     if not rounds:
         return []
     which = few([str(one["round"]) for one in rounds])
-    return [f"{'Rounds' if len(rounds) > 1 else 'Round'} {which} did not count: {_lower(rounds[0]['why'])}"]
+    return [
+        f"{'Rounds' if len(rounds) > 1 else 'Round'} {which} did not count:"
+        f" {_lower(rounds[0]['why'])}"
+    ]
 
 
 def _not_completed(endings: Mapping[str, str]) -> list[str]:
@@ -57,8 +73,16 @@ def _withheld(parties: Sequence[str], as_of: Mapping[str, int | None]) -> list[s
     """That the policies of sites let no figure of their test samples leave, never or no longer."""
     never = [party for party in parties if as_of.get(party) is None]
     before = [_last_known(party, t) for party in parties if (t := as_of.get(party)) is not None]
-    texts = [f"Withheld by site policy, and in no mean: the test figures of {few(never)}."] if never else []
-    return texts + ([f"Withheld by site policy at the end: the test figures of {few(before)}."] if before else [])
+    texts = (
+        [f"Withheld by site policy, and in no mean: the test figures of {few(never)}."]
+        if never
+        else []
+    )
+    return texts + (
+        [f"Withheld by site policy at the end: the test figures of {few(before)}."]
+        if before
+        else []
+    )
 
 
 def _last_known(party: str, t: int) -> str:
@@ -73,7 +97,11 @@ def _at_the_end(as_of: Mapping[str, int | None]) -> list[str]:
 
 
 def _diverged(parties: Sequence[str]) -> list[str]:
-    return [f"The loss of {few(list(parties))} is not finite, or beyond a million; try a smaller lr."] if parties else []
+    return (
+        [f"The loss of {few(list(parties))} is not finite, or beyond a million; try a smaller lr."]
+        if parties
+        else []
+    )
 
 
 def few(names: Sequence[str]) -> str:

@@ -1,8 +1,10 @@
-"""One run's accuracy in every paper's convention: papers differ in whom they average and in which round they take.
+"""One run's accuracy in every paper's convention: papers differ in whom they average and in which
+round they take.
 
-Whom: `mean` over parties; `weighted`, all test samples alike; `global`, one model on all test samples together (None where
-parties have models of their own). When: `last` round; `best` round, which is chosen on the test data and so flatters;
-`last10`, the mean of the last ten evaluated rounds.
+Whom: `mean` over parties; `weighted`, all test samples alike; `global`, one model on all test
+samples together (None where parties have models of their own). When: `last` round; `best` round,
+which is chosen on the test data and so flatters; `last10`, the mean of the last ten evaluated
+rounds.
 """
 
 from __future__ import annotations
@@ -50,23 +52,45 @@ def party_curves(rows: Sequence[Note], metric: str = ACCURACY.name) -> dict[str,
     return dict(found)
 
 
-def curve(rows: Sequence[Note], whom: str = "mean", sizes: Mapping[str, int] | None = None, metric: str = ACCURACY.name) -> Line:
-    """Test accuracy, or another metric, by round, of all parties in one figure; `sizes` (test samples) are for `weighted`."""
+def curve(
+    rows: Sequence[Note],
+    whom: str = "mean",
+    sizes: Mapping[str, int] | None = None,
+    metric: str = ACCURACY.name,
+) -> Line:
+    """Test accuracy, or another metric, by round, of all parties in one figure; `sizes` (test
+    samples) are for `weighted`.
+    """
     if whom == "global":
-        return {r.round: r.value for r in rows if (r.party, r.split, r.metric) == (SERVER, "pooled", metric)}
+        return {
+            r.round: r.value
+            for r in rows
+            if (r.party, r.split, r.metric) == (SERVER, "pooled", metric)
+        }
     if whom not in WHOM or (whom == "weighted" and sizes is None):
-        raise ComityError(f"Accuracy is taken as {', '.join(WHOM)}, the second with the parties' test sizes; not as {whom!r}.")
+        raise ComityError(
+            f"Accuracy is taken as {', '.join(WHOM)}, the second with the parties' test sizes; not"
+            f" as {whom!r}."
+        )
     weights = sizes if whom == "weighted" else None
-    return {t: mean(figures, weights) for t, figures in carried(by_round(rows, metric=metric)).items()}
+    return {
+        t: mean(figures, weights) for t, figures in carried(by_round(rows, metric=metric)).items()
+    }
 
 
 def mean_curve(lines: Sequence[Line]) -> Line:
     """The mean of several curves, as of a method's seeds, at the rounds that all of them have."""
-    return {t: mean({k: line[t] for k, line in enumerate(lines)}) for t in lines[0] if all(t in line for line in lines)}
+    return {
+        t: mean({k: line[t] for k, line in enumerate(lines)})
+        for t in lines[0]
+        if all(t in line for line in lines)
+    }
 
 
 def conventions(rows: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, float | None]:
-    """Every convention by name (`mean_last`, `weighted_best`, `global_last10`, ...), and the last round's fairness."""
+    """Every convention by name (`mean_last`, `weighted_best`, `global_last10`, ...), and the last
+    round's fairness.
+    """
     found: dict[str, float | None] = {}
     for whom in WHOM:
         values = list(curve(rows, whom, sizes).values())
@@ -84,7 +108,9 @@ def conventions(rows: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, flo
 
 
 def of_party(folder: Path, party: str) -> dict[str, float | None]:
-    """One party's test accuracy in a finished run: in the last round, the best, and on average over the last ten evaluated."""
+    """One party's test accuracy in a finished run: in the last round, the best, and on average over
+    the last ten evaluated.
+    """
     run = RunFolder(folder)
     _check_heard(run, [party])
     values = list(party_curves(run.read_metrics()).get(party, {}).values())
@@ -97,12 +123,18 @@ def of_run(folder: Path) -> dict[str, float | None]:
     """The conventions of a finished run."""
     run = RunFolder(folder)
     _check_heard(run)
-    return conventions(run.read_metrics(), {party: len(right) for party, right in run.read_outcomes().items()})
+    return conventions(
+        run.read_metrics(), {party: len(right) for party, right in run.read_outcomes().items()}
+    )
 
 
 def _check_heard(run: RunFolder, of: Sequence[str] | None = None) -> None:
     """Refuse figures of parties (all unless told) that were not heard at the run's end."""
     absent = (run.read_summary() or {}).get("accuracy", {}).get("as_of") or {}
     if missing := [party for party in absent if of is None or party in of]:
-        whose = "papers' figures are of all parties" if of is None else "its last figures are of an earlier round"
+        whose = (
+            "papers' figures are of all parties"
+            if of is None
+            else "its last figures are of an earlier round"
+        )
         raise ComityError(f"{', '.join(missing)} was not heard at the end of {run.path}: {whose}.")

@@ -1,8 +1,10 @@
-"""How far representations of one class lie apart: between parties, and before and after local training.
+"""How far representations of one class lie apart: between parties, and before and after local
+training.
 
-Distances are Euclidean and relative to the spread within a class at a party, so that a representation's scale drops out. A
-centroid of n samples is off by spread/√n through chance alone, so small parties drift apart even if their models are equal:
-`chance` says how much of that to expect.
+Distances are Euclidean and relative to the spread within a class at a party, so that a
+representation's scale drops out. A centroid of n samples is off by spread/√n through chance alone,
+so small parties drift apart even if their models are equal: `chance` says how much of that to
+expect.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ class Drift:
 
     distance: float
     spread: float | None
-    """Root mean square distance of samples from the centroid of their class at their party; None if each stands alone."""
+    """Root mean square distance of samples from the centroid of their class at their party; None if
+    each stands alone.
+    """
 
     chance: float = 0.0
     """What `relative` would be if parties differed by nothing but which samples they have."""
@@ -35,7 +39,9 @@ class Drift:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """Samples by party and class: the cells that hold any, each sample's cell, and each cell's class and size."""
+    """Samples by party and class: the cells that hold any, each sample's cell, and each cell's
+    class and size.
+    """
 
     of: Tensor
     label: Tensor
@@ -43,7 +49,9 @@ class _Cells:
 
     @staticmethod
     def made(labels: Tensor, parties: Tensor) -> _Cells:
-        found, of, sizes = torch.stack([parties, labels]).unique(dim=1, return_inverse=True, return_counts=True)
+        found, of, sizes = torch.stack([parties, labels]).unique(
+            dim=1, return_inverse=True, return_counts=True
+        )
         return _Cells(of, found[1].contiguous(), sizes)
 
     def centroids(self, z: Tensor) -> Tensor:
@@ -56,25 +64,36 @@ class _Cells:
 
 
 def between_parties(z: Tensor, labels: Tensor, parties: Tensor) -> Drift | None:
-    """How far parties' centroids of a class lie from that class's common centroid, on average over parties and classes.
+    """How far parties' centroids of a class lie from that class's common centroid, on average over
+    parties and classes.
 
-    `parties` numbers the owner of each sample. A class that only one party has tells nothing and is left out; None if all are.
+    `parties` numbers the owner of each sample. A class that only one party has tells nothing and is
+    left out; None if all are.
     """
     z = _checked(z, labels)
     cells = _Cells.made(labels, parties)
     shared = torch.bincount(cells.label)[cells.label] > 1
     if not shared.any():
         return None
-    whole = _Cells.made(labels, torch.zeros_like(labels))  # its cells are the classes, in ascending order
+    whole = _Cells.made(
+        labels, torch.zeros_like(labels)
+    )  # its cells are the classes, in ascending order
     within = torch.searchsorted(whole.label, cells.label)
     own = cells.centroids(z)
     common = whole.centroids(z)[within]
-    noise = (1 / cells.sizes.double() - 1 / whole.sizes[within]).sqrt()  # a part's mean around the whole's
-    return Drift(float((own - common).norm(dim=1)[shared].mean()), cells.spread(z, own), float(noise[shared].mean()))
+    noise = (
+        1 / cells.sizes.double() - 1 / whole.sizes[within]
+    ).sqrt()  # a part's mean around the whole's
+    return Drift(
+        float((own - common).norm(dim=1)[shared].mean()),
+        cells.spread(z, own),
+        float(noise[shared].mean()),
+    )
 
 
 def over_training(before: Tensor, after: Tensor, labels: Tensor, parties: Tensor) -> Drift:
-    """How far the centroids of parties' classes moved between two representations of the same samples, on average.
+    """How far the centroids of parties' classes moved between two representations of the same
+    samples, on average.
 
     The spread is that before.
     """
@@ -82,10 +101,14 @@ def over_training(before: Tensor, after: Tensor, labels: Tensor, parties: Tensor
     after = _checked(after, labels)
     cells = _Cells.made(labels, parties)
     first = cells.centroids(before)
-    return Drift(float((cells.centroids(after) - first).norm(dim=1).mean()), cells.spread(before, first))
+    return Drift(
+        float((cells.centroids(after) - first).norm(dim=1).mean()), cells.spread(before, first)
+    )
 
 
 def _checked(z: Tensor, labels: Tensor) -> Tensor:
     if not len(z) or len(z) != len(labels):
-        raise ComityError(f"A drift needs a label for each representation, not {len(labels)} for {len(z)}.")
+        raise ComityError(
+            f"A drift needs a label for each representation, not {len(labels)} for {len(z)}."
+        )
     return z.flatten(1).double()

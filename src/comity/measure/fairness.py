@@ -40,5 +40,7 @@ def fairness(accuracies: Iterable[float]) -> Fairness:
         worst=float(x[0]),
         std=float(x.std()),
         worst_tenth=float(x[: max(1, len(x) // 10)].mean()),
-        jain=float(x.sum() ** 2 / squares) if squares else 1.0,  # nobody has anything: that is even, too
+        jain=float(x.sum() ** 2 / squares)
+        if squares
+        else 1.0,  # nobody has anything: that is even, too
     )

@@ -1,4 +1,6 @@
-"""Parties' figures by a metric, out of the rows of `metrics.csv`, and the mean of them: the one way in which Comity takes it."""
+"""Parties' figures by a metric, out of the rows of `metrics.csv`, and the mean of them: the one way
+in which Comity takes it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def is_figure(row: Note, split: str = "test", metric: str = ACCURACY.name) -> bo
     return row.metric == metric and row.split == split and row.party != SERVER
 
 
-def by_round(rows: Iterable[Note], split: str = "test", metric: str = ACCURACY.name) -> dict[int, dict[str, float]]:
+def by_round(
+    rows: Iterable[Note], split: str = "test", metric: str = ACCURACY.name
+) -> dict[int, dict[str, float]]:
     """Everyone's figure by a metric, on its own samples of a split, by evaluated round."""
     found: dict[int, dict[str, float]] = defaultdict(dict)
     for row in rows:
@@ -28,7 +32,9 @@ def by_round(rows: Iterable[Note], split: str = "test", metric: str = ACCURACY.n
 
 
 def carried(figures: Mapping[int, Mapping[K, float]]) -> dict[int, dict[K, float]]:
-    """The same by round, ascending, with everybody's last figure where there is no new one: who is not heard is not forgotten."""
+    """The same by round, ascending, with everybody's last figure where there is no new one: who is
+    not heard is not forgotten.
+    """
     known: dict[K, float] = {}
     found = {}
     for t in sorted(figures):

@@ -1,7 +1,9 @@
-"""Fréchet distance between sets of representations, each taken as a Gaussian (Heusel et al., NeurIPS 2017).
+"""Fréchet distance between sets of representations, each taken as a Gaussian (Heusel et al.,
+NeurIPS 2017).
 
-‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½), with the trace of the root from the eigenvalues of Σ₁^½ Σ₂ Σ₁^½, which is symmetric. ADCOL
-(Table 3) reports each party against the union of all, mean and std over parties, on Inception features; any features do.
+‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½), with the trace of the root from the eigenvalues of Σ₁^½ Σ₂
+Σ₁^½, which is symmetric. ADCOL (Table 3) reports each party against the union of all, mean and std
+over parties, on Inception features; any features do.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class Gaussian:
 
     @staticmethod
     def of(x: Tensor, dimensions: int | None = None) -> Gaussian:
-        """The moments of samples (rows); `dimensions` is what they had before they were rotated into fewer."""
+        """The moments of samples (rows); `dimensions` is what they had before they were rotated
+        into fewer.
+        """
         n = len(x)
         mean = x.mean(0)
         centred = x - mean
@@ -49,10 +53,12 @@ def distance(a: Gaussian, b: Gaussian, root: Tensor | None = None) -> float:
 
 
 def _turned(sets: Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
-    """The sets in double precision, in as few dimensions as they span together, and how many they had.
+    """The sets in double precision, in as few dimensions as they span together, and how many they
+    had.
 
-    A rotation changes no distance, and where nobody has any sample all covariances are the ridge alone and cancel; so features
-    wider than there are samples (convolutions) cost no more than the samples.
+    A rotation changes no distance, and where nobody has any sample all covariances are the ridge
+    alone and cancel; so features wider than there are samples (convolutions) cost no more than the
+    samples.
     """
     x = torch.cat([s.flatten(1) for s in sets]).double()
     width = x.shape[1]
@@ -78,11 +84,15 @@ class Spread:
 
 
 def to_union(sets: Sequence[Tensor]) -> Spread:
-    """ADCOL's Table 3: the distance of every party's representations from those of all parties together."""
+    """ADCOL's Table 3: the distance of every party's representations from those of all parties
+    together.
+    """
     turned, width = _turned(sets)
     union = Gaussian.of(torch.cat(list(turned)), width)
     root = union.root()
-    each = torch.tensor([distance(union, Gaussian.of(s, width), root) for s in turned], dtype=torch.float64)
+    each = torch.tensor(
+        [distance(union, Gaussian.of(s, width), root) for s in turned], dtype=torch.float64
+    )
     return Spread(float(each.mean()), float(each.std(correction=0)), tuple(each.tolist()))
 
 

@@ -1,4 +1,6 @@
-"""Does collaborating help each party? Its figure by a metric against SOLO's on the very same test samples."""
+"""Does collaborating help each party? Its figure by a metric against SOLO's on the very same test
+samples.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ AT_ONCE = 4_000_000  # samples that are drawn together, so that memory stays sma
 
 @dataclass(frozen=True)
 class Gain:
-    """A party's gain over SOLO with its 95% interval. Above zero is better, whatever the metric's direction."""
+    """A party's gain over SOLO with its 95% interval. Above zero is better, whatever the metric's
+    direction.
+    """
 
     party: str
     gain: float
@@ -35,7 +39,8 @@ class Gain:
 
 
 def gains(run: Path, solo: Path, metric: str = ACCURACY.name) -> list[Gain]:
-    """The gain of every party that was heard at the end of one run and of a SOLO run on the same split, if it has a figure.
+    """The gain of every party that was heard at the end of one run and of a SOLO run on the same
+    split, if it has a figure.
 
     Sites that keep their answers to themselves have said it themselves.
     """
@@ -44,7 +49,9 @@ def gains(run: Path, solo: Path, metric: str = ACCURACY.name) -> list[Gain]:
         return [Gain(party, **told) for party, told in summary["gained"].items()]
     if metric == ACCURACY.name:
         now, before = RunFolder(run).read_outcomes(), RunFolder(solo).read_outcomes()
-        return [paired(party, right, before[party]) for party, right in now.items() if party in before]
+        return [
+            paired(party, right, before[party]) for party, right in now.items() if party in before
+        ]
     ours, theirs = RunFolder(run).read_answers(), RunFolder(solo).read_answers()
     return gains_of(ours, theirs, METRICS[metric])
 
@@ -52,14 +59,20 @@ def gains(run: Path, solo: Path, metric: str = ACCURACY.name) -> list[Gain]:
 def gains_of(ours: dict[str, Answers], theirs: dict[str, Answers], metric: Metric) -> list[Gain]:
     """The gains by a metric, from what models now and before said of the same test samples."""
     both = ((party, mine, theirs[party]) for party, mine in ours.items() if party in theirs)
-    return [gain for party, mine, its in both if (gain := drawn_again(party, mine, its, metric)) is not None]
+    return [
+        gain
+        for party, mine, its in both
+        if (gain := drawn_again(party, mine, its, metric)) is not None
+    ]
 
 
 def paired(party: str, now: Sequence[int], before: Sequence[int]) -> Gain:
     """A party's gain in accuracy, from which of the same test samples were right now and before."""
     better, worse = counted(now, before)
     middle, error = _middle_and_error(better, worse, len(now))
-    return Gain(party, (better - worse) / len(now), *paired_interval(better, worse, len(now)), middle, error)
+    return Gain(
+        party, (better - worse) / len(now), *paired_interval(better, worse, len(now)), middle, error
+    )
 
 
 def counted(now: Sequence[int], before: Sequence[int]) -> tuple[int, int]:
@@ -69,10 +82,11 @@ def counted(now: Sequence[int], before: Sequence[int]) -> tuple[int, int]:
 
 
 def paired_interval(better: int, worse: int, count: int) -> tuple[float, float]:
-    """95% interval for a difference of paired proportions (Agresti and Min 2005: half a sample added to each of four cells).
+    """95% interval for a difference of paired proportions (Agresti and Min 2005: half a sample
+    added to each of four cells).
 
-    `better` samples were right only now, `worse` only before. The plain Wald interval is too narrow for the small test sets
-    parties have; adding to the cells repairs that.
+    `better` samples were right only now, `worse` only before. The plain Wald interval is too narrow
+    for the small test sets parties have; adding to the cells repairs that.
     """
     middle, error = _middle_and_error(better, worse, count)
     return max(-1.0, middle - Z95 * error), min(1.0, middle + Z95 * error)
@@ -86,18 +100,26 @@ def _middle_and_error(better: int, worse: int, count: int) -> tuple[float, float
 
 
 def drawn_again(party: str, now: Answers, before: Answers, metric: Metric) -> Gain | None:
-    """A party's gain by any metric, with a percentile interval: the same test samples drawn again and again, in pairs.
+    """A party's gain by any metric, with a percentile interval: the same test samples drawn again
+    and again, in pairs.
 
-    As many are drawn of each class as there are. Four samples more stand among those that are drawn from, in equal parts of each
-    class, and of each class a quarter that is right both times, only now, only before, and never, as they do for accuracy.
-    Without them, twelve samples that are all better now would seem to leave no doubt at all.
+    As many are drawn of each class as there are. Four samples more stand among those that are drawn
+    from, in equal parts of each class, and of each class a quarter that is right both times, only
+    now, only before, and never, as they do for accuracy. Without them, twelve samples that are all
+    better now would seem to leave no doubt at all.
 
     None where the samples have no such figure, or where a model has diverged.
     """
     if not torch.equal(now.truth, before.truth):
-        raise ComityError(f"The test samples of {party} are not the same in both runs: its gain cannot be told.")
+        raise ComityError(
+            f"The test samples of {party} are not the same in both runs: its gain cannot be told."
+        )
     y = now.truth if now.amounts else now.truth.long()
-    classes = 1 + max([1, *y.tolist(), *now.given.tolist(), *before.given.tolist()]) if not now.amounts else 0
+    classes = (
+        1 + max([1, *y.tolist(), *now.given.tolist(), *before.given.tolist()])
+        if not now.amounts
+        else 0
+    )
     mine, theirs = now.scores(classes).double(), before.scores(classes).double()
     figures = [metric.of(scores, y) for scores in (mine, theirs)]
     if any(figure is None or not math.isfinite(figure) for figure in figures):
@@ -111,12 +133,18 @@ def drawn_again(party: str, now: Answers, before: Answers, metric: Metric) -> Ga
     for begin in range(0, metric.draws, rows):
         many = min(rows, metric.draws - begin)
         weights = _drawn(len(y), many, draw) if now.amounts else _weights(y, tickets, many, draw)
-        found.append(metric.sign * (metric.figures(mine, y, weights) - metric.figures(theirs, y, weights)))
+        found.append(
+            metric.sign * (metric.figures(mine, y, weights) - metric.figures(theirs, y, weights))
+        )
     differences = torch.cat(found)
-    differences = differences[differences.isfinite()]  # one sample drawn again and again has no spread to explain
+    differences = differences[
+        differences.isfinite()
+    ]  # one sample drawn again and again has no spread to explain
     if not len(differences):
         return None
-    low, high = torch.quantile(differences, torch.tensor([0.025, 0.975], dtype=differences.dtype)).tolist()
+    low, high = torch.quantile(
+        differences, torch.tensor([0.025, 0.975], dtype=differences.dtype)
+    ).tolist()
     gain = metric.sign * ((figures[0] or 0.0) - (figures[1] or 0.0))
     return Gain(party, gain, low, high, float(differences.mean()), float(differences.std()))
 
@@ -124,7 +152,8 @@ def drawn_again(party: str, now: Answers, before: Answers, metric: Metric) -> Ga
 def _with_more(mine: Tensor, theirs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scores and labels with four more of each class that is there; and whose each ticket is.
 
-    A true sample has as many tickets as there are classes, one of the others has one: together they weigh four samples.
+    A true sample has as many tickets as there are classes, one of the others has one: together they
+    weigh four samples.
 
     Who is right is so beyond all others, and who is wrong takes it for the next class, as surely.
     """
@@ -151,7 +180,9 @@ def _drawn(samples: int, rows: int, draw: torch.Generator) -> Tensor:
 
 
 def _weights(y: Tensor, tickets: Tensor, rows: int, draw: torch.Generator) -> Tensor:
-    """How many times each sample was drawn, in each of `rows` drawings that leave the classes as large as they are."""
+    """How many times each sample was drawn, in each of `rows` drawings that leave the classes as
+    large as they are.
+    """
     weights = torch.zeros(rows, len(y), dtype=torch.double)
     for label in y.unique():
         of = tickets[y[tickets] == label]

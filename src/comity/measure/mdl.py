@@ -1,16 +1,20 @@
-"""Minimum description length of labels given representations: how much must a probe be told, and by how many samples?
+"""Minimum description length of labels given representations: how much must a probe be told, and by
+how many samples?
 
-A loss-data curve (Whitney et al., Evaluating representations by the complexity of learning low-loss predictors, 2020; their
-library `reprieve` made DBE's tables): probes are trained on s_1 < ... < s_k samples, L_i is their loss on held-out samples, and
+A loss-data curve (Whitney et al., Evaluating representations by the complexity of learning low-loss
+predictors, 2020; their library `reprieve` made DBE's tables): probes are trained on s_1 < ... < s_k
+samples, L_i is their loss on held-out samples, and
 
     MDL = Σ_i (s_i − s_{i−1}) · L_i,  s_0 = 0.
 
-Each chunk is charged with the loss of the probe that has seen it, so this is optimistic; `prequential` is the honest code (Voita
-and Titov, EMNLP 2020): the first chunk costs ln C a label, and chunk i what the probe trained on the chunks before it asks for.
+Each chunk is charged with the loss of the probe that has seen it, so this is optimistic;
+`prequential` is the honest code (Voita and Titov, EMNLP 2020): the first chunk costs ln C a label,
+and chunk i what the probe trained on the chunks before it asks for.
 
-Natural logarithms give nats. DBE prints "bits" from that library without a conversion, so its tables are nats as well;
-here both are given. A table's sample count is part of it: compare changes, not values.
-Deviation: a probe's subsets are nested (the beginnings of one random order), so that one set of probes gives both codes.
+Natural logarithms give nats. DBE prints "bits" from that library without a conversion, so its
+tables are nats as well; here both are given. A table's sample count is part of it: compare changes,
+not values. Deviation: a probe's subsets are nested (the beginnings of one random order), so that
+one set of probes gives both codes.
 """
 
 from __future__ import annotations
@@ -68,7 +72,9 @@ class Curve:
     @property
     def chunks(self) -> Tensor:
         """s_i − s_{i−1}."""
-        return torch.tensor(self.sizes, dtype=torch.float64).diff(prepend=torch.zeros(1, dtype=torch.float64))
+        return torch.tensor(self.sizes, dtype=torch.float64).diff(
+            prepend=torch.zeros(1, dtype=torch.float64)
+        )
 
     @property
     def nats(self) -> float:
@@ -92,12 +98,19 @@ class Curve:
         return float(chunks[0] * math.log(self.classes) + chunks[1:] @ self.coding.mean(1))
 
     def surplus(self, epsilon: float) -> float:
-        """Surplus description length: nats above a loss of `epsilon`. A lower bound if the curve never gets there."""
+        """Surplus description length: nats above a loss of `epsilon`. A lower bound if the curve
+        never gets there.
+        """
         return float(self.chunks @ (self.means - epsilon).clamp(min=0))
 
     def complexity(self, epsilon: float) -> int | None:
-        """ε-sample complexity: the smallest of the sizes with a loss of at most `epsilon`; None if there is none."""
-        return next((s for s, loss in zip(self.sizes, self.means.tolist(), strict=True) if loss <= epsilon), None)
+        """ε-sample complexity: the smallest of the sizes with a loss of at most `epsilon`; None if
+        there is none.
+        """
+        return next(
+            (s for s, loss in zip(self.sizes, self.means.tolist(), strict=True) if loss <= epsilon),
+            None,
+        )
 
     def plain(self) -> dict[str, Any]:
         """The curve and its sums as numbers and lists."""
@@ -125,10 +138,15 @@ def halves(count: int, share: float, key: Key) -> tuple[Tensor, Tensor]:
     return order[:train], order[train:]
 
 
-def curve(x: Tensor, y: Tensor, key: Key, settings: Settings = FULL, classes: int | None = None) -> Curve:
+def curve(
+    x: Tensor, y: Tensor, key: Key, settings: Settings = FULL, classes: int | None = None
+) -> Curve:
     """The loss-data curve of labels y (0..classes-1) given representations x (a row a sample)."""
     if len(x) < LEAST or len(x) != len(y):
-        raise UsageError(f"A description length needs at least {LEAST} samples and a label for each, not {len(x)} and {len(y)}.")
+        raise UsageError(
+            f"A description length needs at least {LEAST} samples and a label for each, not"
+            f" {len(x)} and {len(y)}."
+        )
     classes = classes or int(y.max()) + 1
     train, held = halves(len(x), settings.validation, key)
     x = _whitened(x.flatten(1).float(), train)
@@ -148,7 +166,9 @@ def curve(x: Tensor, y: Tensor, key: Key, settings: Settings = FULL, classes: in
 
 
 def _whitened(x: Tensor, train: Tensor) -> Tensor:
-    """One mean and one spread over all training values: whoever multiplies a representation by a number changes nothing."""
+    """One mean and one spread over all training values: whoever multiplies a representation by a
+    number changes nothing.
+    """
     known = x[train].double()
     mean = float(known.mean())
     std = float(known.std(correction=0))

@@ -27,7 +27,9 @@ def _workers() -> list[str]:
 
 def _peak(pid: str) -> int:
     try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        lines = (
+            Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
+        )
     except OSError:  # it has just ended
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)

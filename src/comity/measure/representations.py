@@ -1,13 +1,17 @@
-"""What the models of a run make of their parties' samples, layer by layer, before and after local training.
+"""What the models of a run make of their parties' samples, layer by layer, before and after local
+training.
 
-`before` is the model as the server offers it after the last round, with what the party keeps at home; `after` is that model after
-one more local training. The method's own local step may be intricate (FedRep's two phases, SCAFFOLD's corrections), so all are
-trained alike, which keeps a comparison fair: `fit` on the loss of the task as the method sees it (DBE's with its offset and its
-regulariser), by the run's own settings, from a fresh optimizer. A model that is the party's own (Ditto, ADCOL, SOLO, or anything
-fine-tuned after the last round) is the outcome of local training already: it is `after`, and there is no `before`.
+`before` is the model as the server offers it after the last round, with what the party keeps at
+home; `after` is that model after one more local training. The method's own local step may be
+intricate (FedRep's two phases, SCAFFOLD's corrections), so all are trained alike, which keeps a
+comparison fair: `fit` on the loss of the task as the method sees it (DBE's with its offset and its
+regulariser), by the run's own settings, from a fresh optimizer. A model that is the party's own
+(Ditto, ADCOL, SOLO, or anything fine-tuned after the last round) is the outcome of local training
+already: it is `after`, and there is no `before`.
 
-Layers are the network's stages, convolutions flattened; the last one holds the logits. Where a party adds an offset before its
-head (DBE), `fc1` is what the stage puts out, the paper's z^g, and `fc1+offset` what the head gets, its z.
+Layers are the network's stages, convolutions flattened; the last one holds the logits. Where a
+party adds an offset before its head (DBE), `fc1` is what the stage puts out, the paper's z^g, and
+`fc1+offset` what the head gets, its z.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ from comity.experiments.run import reopen
 When = Literal["before", "after"]
 OFFSET = "+offset"
 CUT = "cut"
-"""A layer by its role: the stage that makes a party's representation, whatever it is called there."""
+"""A layer by its role: the stage that makes a party's representation, whatever it is called there.
+"""
 ROWS = 256
 
 
@@ -65,7 +70,9 @@ class Offered:
 
 
 def offered(job: SimulatedRun, folder: Path, ids: Iterable[int] | None = None) -> Iterator[Offered]:
-    """The parties of a run's folder (some of them, by number) and their models after the last checkpoint; no newcomers."""
+    """The parties of a run's folder (some of them, by number) and their models after the last
+    checkpoint; no newcomers.
+    """
     checkpoints = RunFolder(folder).checkpoints()
     if checkpoints.load() is None:
         raise ComityError(f"{folder} holds no checkpoint.")
@@ -75,11 +82,15 @@ def offered(job: SimulatedRun, folder: Path, ids: Iterable[int] | None = None) -
         party = job.parties[i]
         saved = checkpoints.party_state(i)
         device = party.data.train.x.device
-        mine = algorithm.init_party(party.first_key(job.root), party) if saved is None else saved.mine
+        mine = (
+            algorithm.init_party(party.first_key(job.root), party) if saved is None else saved.mine
+        )
         message = Empty() if algorithm.self_contained else algorithm.message_for(server, i)
         mine = on_device(mine, device)
         message = on_device(message, device)
-        yield Offered(algorithm.party_for(party, mine), dict(algorithm.deployed_model(mine, message, party)))
+        yield Offered(
+            algorithm.party_for(party, mine), dict(algorithm.deployed_model(mine, message, party))
+        )
 
 
 def own_model(algorithm: AnyAlgorithm) -> bool:
@@ -95,7 +106,9 @@ def trained(model: Offered, key: Key) -> Offered:
 
 
 class _Tap:
-    """A network that notes what its stages put out, and what a head is given if that is something else."""
+    """A network that notes what its stages put out, and what a head is given if that is something
+    else.
+    """
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -127,7 +140,11 @@ class _Tap:
 
 def _tapped(task: LearningTask, tap: _Tap) -> LearningTask:
     """The task on a tapped network, and so all tasks that it is made of."""
-    changed: dict[str, Any] = {f.name: _tapped(t, tap) for f in fields(task) if isinstance(t := getattr(task, f.name), LearningTask)}
+    changed: dict[str, Any] = {
+        f.name: _tapped(t, tap)
+        for f in fields(task)
+        if isinstance(t := getattr(task, f.name), LearningTask)
+    }
     return replace(task, network=cast(Network, tap), **changed)
 
 
@@ -143,9 +160,11 @@ def layers_of(model: Offered, x: Tensor) -> Iterator[dict[str, Tensor]]:
 
 
 class Projection:
-    """Layers wider than `width` in random directions, as many: distances survive (Johnson and Lindenstrauss), probes stay cheap.
+    """Layers wider than `width` in random directions, as many: distances survive (Johnson and
+    Lindenstrauss), probes stay cheap.
 
-    The directions depend on the seed, the layer and its width alone: methods, parties and times meet the same ones.
+    The directions depend on the seed, the layer and its width alone: methods, parties and times
+    meet the same ones.
     """
 
     def __init__(self, width: int | None, key: Key) -> None:
@@ -166,7 +185,9 @@ class Projection:
 
 
 def chosen_layers(tasks: Sequence[LearningTask], layers: Sequence[str] | None) -> tuple[str, ...]:
-    """The layers asked for, checked; unless told all stages, or the representation if parties' networks differ."""
+    """The layers asked for, checked; unless told all stages, or the representation if parties'
+    networks differ.
+    """
     networks = [task.network for task in tasks]
     alike = all(n.stages == networks[0].stages for n in networks)
     if layers is None:
@@ -179,12 +200,30 @@ def chosen_layers(tasks: Sequence[LearningTask], layers: Sequence[str] | None) -
 
 
 def extract(
-    job: SimulatedRun, folder: Path, layers: Sequence[str], *, split: str, samples: int | None, seed: int, width: int | None
+    job: SimulatedRun,
+    folder: Path,
+    layers: Sequence[str],
+    *,
+    split: str,
+    samples: int | None,
+    seed: int,
+    width: int | None,
 ) -> list[Representation]:
-    """Representations of a run's parties, in the order of layer, time and party; see `representations`."""
+    """Representations of a run's parties, in the order of layer, time and party; see
+    `representations`.
+    """
     parties = [job.parties[i] for i in job.info.parties]
     own = own_model(job.algorithm)
-    return taken(parties, offered(job, folder), own, layers, split=split, samples=samples, seed=seed, width=width)
+    return taken(
+        parties,
+        offered(job, folder),
+        own,
+        layers,
+        split=split,
+        samples=samples,
+        seed=seed,
+        width=width,
+    )
 
 
 def taken(
@@ -198,7 +237,9 @@ def taken(
     seed: int,
     width: int | None,
 ) -> list[Representation]:
-    """Representations of these parties by these models, in the same order; `own` says whether models are the parties' own."""
+    """Representations of these parties by these models, in the same order; `own` says whether
+    models are the parties' own.
+    """
     key = Key.root(seed).fold("measure")
     project = Projection(width, key.fold("projection"))
     found: list[Representation] = []
@@ -211,13 +252,21 @@ def taken(
         for when, which in times.items():
             found += _at_layers(which, when, data, layers, project)
     order = {layer: k for k, layer in enumerate(layers)}
-    return sorted(found, key=lambda r: (order[r.layer.removesuffix(OFFSET)], r.layer, r.when == "after"))
+    return sorted(
+        found, key=lambda r: (order[r.layer.removesuffix(OFFSET)], r.layer, r.when == "after")
+    )
 
 
-def _at_layers(model: Offered, when: When, data: Samples, layers: Sequence[str], project: Projection) -> list[Representation]:
+def _at_layers(
+    model: Offered, when: When, data: Samples, layers: Sequence[str], project: Projection
+) -> list[Representation]:
     party = model.party.name
     task = model.party.task
-    stages = {layer + end: (task.cut if layer == CUT else layer) + end for layer in layers for end in ("", OFFSET)}
+    stages = {
+        layer + end: (task.cut if layer == CUT else layer) + end
+        for layer in layers
+        for end in ("", OFFSET)
+    }
     parts: dict[str, list[Tensor]] = {}
     widths: dict[str, int] = {}
     for values in layers_of(model, data.x):
@@ -225,10 +274,16 @@ def _at_layers(model: Offered, when: When, data: Samples, layers: Sequence[str],
             if stage in values:
                 parts.setdefault(layer, []).append(project(layer, values[stage]))
                 widths[layer] = values[stage][0].numel()
-    made = [Representation(party, n, when, data.y.cpu(), torch.cat(z), widths[n]) for n, z in parts.items()]
+    made = [
+        Representation(party, n, when, data.y.cpu(), torch.cat(z), widths[n])
+        for n, z in parts.items()
+    ]
     for r in made:
         if not r.features.isfinite().all():
-            raise ComityError(f"The model of {r.party} has diverged: its representations after {r.layer} are not finite.")
+            raise ComityError(
+                f"The model of {r.party} has diverged: its representations after {r.layer} are not"
+                " finite."
+            )
     return made
 
 
@@ -261,10 +316,20 @@ def representations(
     model: models.Pair | None = None,
     trust: bool = False,
 ) -> list[Representation]:
-    """Representations of a run's parties at some layers (all unless told; "cut" is the method's own).
+    """Representations of a run's parties at some layers (all unless told; "cut" is the method's
+    own).
 
-    `samples` are drawn from all parties' together (all unless told), `width` caps a layer's values by a random projection. Data
-    given as arrays, and models given as modules, must be given again. `trust` lets the files run that a stranger's run names.
+    `samples` are drawn from all parties' together (all unless told), `width` caps a layer's values
+    by a random projection. Data given as arrays, and models given as modules, must be given again.
+    `trust` lets the files run that a stranger's run names.
     """
     job = reopen(Path(folder), federation, model, trust=trust)
-    return extract(job, Path(folder), chosen_layers(job.info.tasks, layers), split=split, samples=samples, seed=seed, width=width)
+    return extract(
+        job,
+        Path(folder),
+        chosen_layers(job.info.tasks, layers),
+        split=split,
+        samples=samples,
+        seed=seed,
+        width=width,
+    )

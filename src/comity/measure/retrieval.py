@@ -1,7 +1,8 @@
-"""Re-identification: is a query's identity found among the nearest of a gallery? mAP and CMC, FedUFO's re-ID measures.
+"""Re-identification: is a query's identity found among the nearest of a gallery? mAP and CMC,
+FedUFO's re-ID measures.
 
-A gallery image of the query's identity from the query's own camera is neither right nor wrong and is left out, as in
-Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015.
+A gallery image of the query's identity from the query's own camera is neither right nor wrong and
+is left out, as in Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015.
 """
 
 from __future__ import annotations
@@ -38,8 +39,13 @@ class Retrieval:
 
 
 def _ranked(query: Seen, gallery: Seen) -> Tensor:
-    """For each query (row) whether the gallery's images match, from the nearest by cosine to those left out."""
-    near = F.normalize(query.features.flatten(1), dim=1) @ F.normalize(gallery.features.flatten(1), dim=1).T
+    """For each query (row) whether the gallery's images match, from the nearest by cosine to those
+    left out.
+    """
+    near = (
+        F.normalize(query.features.flatten(1), dim=1)
+        @ F.normalize(gallery.features.flatten(1), dim=1).T
+    )
     same = query.ids[:, None] == gallery.ids
     out = same & (query.cameras[:, None] == gallery.cameras)
     order = near.masked_fill(out, -torch.inf).sort(dim=1, descending=True, stable=True).indices
@@ -47,7 +53,9 @@ def _ranked(query: Seen, gallery: Seen) -> Tensor:
 
 
 def retrieval(query: Seen, gallery: Seen, ranks: Sequence[int] = (1, 5)) -> Retrieval:
-    """Rank the gallery for each query; AP is the mean, over its matches, of the precision down to each of them."""
+    """Rank the gallery for each query; AP is the mean, over its matches, of the precision down to
+    each of them.
+    """
     precisions = []
     firsts = []
     place = torch.arange(1, len(gallery.ids) + 1)
@@ -61,4 +69,6 @@ def retrieval(query: Seen, gallery: Seen, ranks: Sequence[int] = (1, 5)) -> Retr
     first = torch.cat(firsts)
     if not len(average):
         return Retrieval(None, {}, 0)
-    return Retrieval(float(average.mean()), {k: float((first < k).double().mean()) for k in ranks}, len(average))
+    return Retrieval(
+        float(average.mean()), {k: float((first < k).double().mean()) for k in ranks}, len(average)
+    )

@@ -1,9 +1,11 @@
-"""Whose representation is it? A fresh probe's attempt to tell parties apart by their representations.
+"""Whose representation is it? A fresh probe's attempt to tell parties apart by their
+representations.
 
-ADCOL's and FedUFO's discriminators are trained against the parties; this one comes afterwards and owes nobody anything. If
-representations are matched, it can do no better than guess: its accuracy is the largest party's share (balanced: 1/N) and its
-cross-entropy the entropy of the shares (parties of equal size: log N). For a pair, the proxy A-distance of Ben-David et al.
-(NIPS 2006) is 2 (1 − 2 err): 0 if they cannot be told apart, 2 if always. It may fall a little below 0 by chance.
+ADCOL's and FedUFO's discriminators are trained against the parties; this one comes afterwards and
+owes nobody anything. If representations are matched, it can do no better than guess: its accuracy
+is the largest party's share (balanced: 1/N) and its cross-entropy the entropy of the shares
+(parties of equal size: log N). For a pair, the proxy A-distance of Ben-David et al. (NIPS 2006) is
+2 (1 − 2 err): 0 if they cannot be told apart, 2 if always. It may fall a little below 0 by chance.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Separability:
 
 @dataclass(frozen=True, eq=False)
 class _Split:
-    """All parties' samples in one place, and which of them are to learn from, to stop by and to be judged on."""
+    """All parties' samples in one place, and which of them are to learn from, to stop by and to be
+    judged on.
+    """
 
     x: Tensor
     owner: Tensor
@@ -61,7 +65,9 @@ class _Split:
     @staticmethod
     def of(sets: Sequence[Tensor], key: Key) -> _Split:
         if len(sets) < 2 or min(map(len, sets)) < LEAST:
-            raise ComityError(f"Telling parties apart needs two of them with at least {LEAST} samples each.")
+            raise ComityError(
+                f"Telling parties apart needs two of them with at least {LEAST} samples each."
+            )
         train = []
         held = []
         test = []
@@ -88,9 +94,11 @@ def _by_party(values: Tensor, owner: Tensor) -> Tensor:
 
 
 def _blank(keys: Sequence[Key], widths: Sequence[int], counts: Tensor) -> Probes:
-    """Probes that know nothing yet but how many samples each class has, and learn the slower the wider they are.
+    """Probes that know nothing yet but how many samples each class has, and learn the slower the
+    wider they are.
 
-    A step of Adam moves all weights alike and so the answers by more in a wide probe: the pace makes up for that.
+    A step of Adam moves all weights alike and so the answers by more in a wide probe: the pace
+    makes up for that.
     """
     probes = Probes(keys, (*widths, len(counts)), lr=0.03 / math.sqrt(max(widths)))
     probes.weights[-1].zero_()
@@ -99,18 +107,26 @@ def _blank(keys: Sequence[Key], widths: Sequence[int], counts: Tensor) -> Probes
 
 
 def separability(
-    sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), steps: int = 500, batch: int = 256
+    sets: Sequence[Tensor],
+    key: Key,
+    *,
+    hidden: Sequence[int] = (),
+    steps: int = 500,
+    batch: int = 256,
 ) -> Separability:
     """Probe parties' representations (rows are samples): linear, or with hidden layers.
 
-    Of each party's samples 0.3 are for the test. Of the others a fifth says when to stop, for a probe that learns its training
-    samples by heart would be surer than it may and miss the entropy that matched representations should show.
+    Of each party's samples 0.3 are for the test. Of the others a fifth says when to stop, for a
+    probe that learns its training samples by heart would be surer than it may and miss the entropy
+    that matched representations should show.
     """
     s = _Split.of(sets, key)
     probes = _blank([key.fold("probe")], (s.x.shape[1], *hidden), torch.bincount(s.owner[s.train]))
     seen = []
     for _ in range(LOOKS):
-        seen.append((float(probes.losses(s.x[s.held], s.owner[s.held])), probes.scores(s.x[s.test])[0]))
+        seen.append(
+            (float(probes.losses(s.x[s.held], s.owner[s.held])), probes.scores(s.x[s.test])[0])
+        )
         probes.learn(s.x, s.owner, s.train[None], max(1, steps // LOOKS), batch)
     truth = s.owner[s.test]
     _, scores = min(seen, key=lambda look: look[0])
@@ -126,11 +142,18 @@ def separability(
     )
 
 
-def proxy_a(sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), steps: int = 100, batch: int = 64) -> Tensor:
+def proxy_a(
+    sets: Sequence[Tensor],
+    key: Key,
+    *,
+    hidden: Sequence[int] = (),
+    steps: int = 100,
+    batch: int = 64,
+) -> Tensor:
     """Proxy A-distances of all pairs of parties, a symmetric matrix; the pairs' probes are stacked.
 
-    The error is the mean of the two parties' own, and in training the smaller party is repeated to the larger one's size: so ½
-    is chance, whatever their sizes.
+    The error is the mean of the two parties' own, and in training the smaller party is repeated to
+    the larger one's size: so ½ is chance, whatever their sizes.
     """
     s = _Split.of(sets, key)
     learn = torch.cat([s.train, s.held])
@@ -143,9 +166,15 @@ def proxy_a(sets: Sequence[Tensor], key: Key, *, hidden: Sequence[int] = (), ste
     distances = torch.zeros(len(sets), len(sets), dtype=torch.float64)
     for pairs in torch.combinations(torch.arange(len(sets))).split(PAIRS):
         i, j = pairs.unbind(1)
-        probes = _blank([key.fold("pair", *pair) for pair in pairs.tolist()], (s.x.shape[1], *hidden), torch.ones(2))
+        probes = _blank(
+            [key.fold("pair", *pair) for pair in pairs.tolist()],
+            (s.x.shape[1], *hidden),
+            torch.ones(2),
+        )
         probes.learn(twice, side, torch.cat([cycled[i], len(s.x) + cycled[j]], 1), steps, batch)
-        second = _by_party(probes.scores(s.x[s.test]).argmax(2), s.owner[s.test])  # pairs x parties: how often "the second"
+        second = _by_party(
+            probes.scores(s.x[s.test]).argmax(2), s.owner[s.test]
+        )  # pairs x parties: how often "the second"
         error = (second.gather(1, pairs[:, :1]) + 1 - second.gather(1, pairs[:, 1:])).squeeze(1) / 2
         distances[i, j] = distances[j, i] = 2 * (1 - 2 * error)
     return distances

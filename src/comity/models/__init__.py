@@ -20,28 +20,43 @@ from comity.spec import call, parse, show
 
 Pair = tuple[nn.Module, nn.Module]
 OwnModel = Pair | Callable[[tuple[int, ...], int], Pair | Stack]
-"""A network that is given from Python: an encoder and a head, or a function that makes them for a shape and so many classes."""
+"""A network that is given from Python: an encoder and a head, or a function that makes them for a
+shape and so many classes.
+"""
 MODULES = "modules"
 """What settings call a network that was given from Python."""
 
 
 def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Network:
-    """The network `model` for samples of that shape: a name with options, a user's file, a pair of modules, or who makes one."""
+    """The network `model` for samples of that shape: a name with options, a user's file, a pair of
+    modules, or who makes one.
+    """
     if callable(model) and not isinstance(model, nn.Module):
         return _made("The function that was given as the model", model, shape, classes)
     if not isinstance(model, str):
         return _of_modules("The model", model, shape, classes)
     if model == MODULES:
-        raise UsageError("The model was given from Python as modules: give the same again, with model=...")
+        raise UsageError(
+            "The model was given from Python as modules: give the same again, with model=..."
+        )
     if is_code(model):
-        with LayerStream(Key.root(0).fold("build")):  # what layers draw for themselves is the same for all methods
+        with LayerStream(
+            Key.root(0).fold("build")
+        ):  # what layers draw for themselves is the same for all methods
             made = call_from_file(model, "build", shape, classes)
         return _checked(f"What build of {model} returns", made, shape, classes)
     spec = parse(model)
     if spec.name not in ZOO:
         raise unknown("model", spec.name, ZOO)
-    for given in (*spec.args, *(v for k, v in spec.options.items() if k != "base")):  # which is a seed, or a folder
-        if isinstance(given, int | float) and not isinstance(given, bool) and not 0 < given < float("inf"):
+    for given in (
+        *spec.args,
+        *(v for k, v in spec.options.items() if k != "base"),
+    ):  # which is a seed, or a folder
+        if (
+            isinstance(given, int | float)
+            and not isinstance(given, bool)
+            and not 0 < given < float("inf")
+        ):
             raise UsageError(f"{spec} is out of range: what {spec.name} takes is positive.")
     return call(spec, ZOO[spec.name], shape, classes)
 
@@ -49,7 +64,9 @@ def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Networ
 def _made(what: str, make: Callable[..., object], shape: tuple[int, ...], classes: int) -> Network:
     """What a user's function makes."""
     try:
-        with LayerStream(Key.root(0).fold("build")):  # what layers draw for themselves is the same for all methods
+        with LayerStream(
+            Key.root(0).fold("build")
+        ):  # what layers draw for themselves is the same for all methods
             made = make(shape, classes)
     except Exception as why:
         raise UsageError(f"{what} failed: {type(why).__name__}: {why}") from why
@@ -66,14 +83,26 @@ def _checked(what: str, made: object, shape: tuple[int, ...], classes: int) -> N
 
 
 def _wrong_width(what: str, answer: tuple[int, ...], classes: int) -> str:
-    wanted = f"one score for each of the {classes} classes" if classes > 1 else "one number, as one is to be predicted"
+    wanted = (
+        f"one score for each of the {classes} classes"
+        if classes > 1
+        else "one number, as one is to be predicted"
+    )
     return f"{what} must answer with {wanted}, but its answer has shape {answer}."
 
 
 def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -> Modules:
     """A pair of modules as a network, tried on two samples of zeros."""
-    if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, nn.Module) for part in pair)):
-        hint = ": (net[:-1], net[-1]) cuts a Sequential before its last layer" if isinstance(pair, nn.Sequential) else ""
+    if not (
+        isinstance(pair, tuple)
+        and len(pair) == 2
+        and all(isinstance(part, nn.Module) for part in pair)
+    ):
+        hint = (
+            ": (net[:-1], net[-1]) cuts a Sequential before its last layer"
+            if isinstance(pair, nn.Sequential)
+            else ""
+        )
         raise UsageError(f"{what} must be a pair (encoder, head) of nn.Modules{hint}.")
     encoder, head = deepcopy(pair)  # the user's own modules are left alone
     _check_plain(what, encoder, head)
@@ -89,11 +118,21 @@ def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -
 
 def _check_plain(what: str, encoder: nn.Module, head: nn.Module) -> None:
     """Refuse what would be trained otherwise than its author means."""
-    weights = [(name, one) for part in (encoder, head) for name, one in part.named_parameters(remove_duplicate=False)]
+    weights = [
+        (name, one)
+        for part in (encoder, head)
+        for name, one in part.named_parameters(remove_duplicate=False)
+    ]
     if frozen := next((name for name, one in weights if not one.requires_grad), None):
-        raise UsageError(f"{what} has weights that are not to be trained ({frozen}): make them buffers, by register_buffer.")
+        raise UsageError(
+            f"{what} has weights that are not to be trained ({frozen}): make them buffers, by"
+            " register_buffer."
+        )
     if len({id(one) for _, one in weights}) < len(weights):
-        raise UsageError(f"{what} uses one weight in two places, which would be trained as two: give each place its own.")
+        raise UsageError(
+            f"{what} uses one weight in two places, which would be trained as two: give each place"
+            " its own."
+        )
 
 
 def catalogue() -> list[dict[str, str]]:

@@ -1,4 +1,6 @@
-"""Small transformers, for texts and for images: every token looks at all others, and the representation is the tokens' mean."""
+"""Small transformers, for texts and for images: every token looks at all others, and the
+representation is the tokens' mean.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,10 @@ def patches(side: int) -> Make:
     def make(name: str, shape: Shape) -> Layer:
         channels, height, width = shape
         if height % side or width % side:
-            raise UsageError(f"vit cannot cut images of {height}x{width} into squares of {side}x{side}: give another patch.")
+            raise UsageError(
+                f"vit cannot cut images of {height}x{width} into squares of {side}x{side}: give"
+                " another patch."
+            )
         down, across = height // side, width // side
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
@@ -109,7 +114,10 @@ class Block:
             return self.layers[layer].apply(p, x, train)
 
         seen = of("norm1", x)
-        q, k, v = (of(each, seen).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in ("q", "k", "v"))
+        q, k, v = (
+            of(each, seen).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in ("q", "k", "v")
+        )
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         if real is not None:
             scores = scores.masked_fill(~real[:, None, None, :], NEVER)
@@ -118,7 +126,8 @@ class Block:
 
 
 def encoder(*begin: Make, depth: int, heads: int, padded: bool) -> Make:
-    """Tokens made by `begin`, `depth` blocks, and the mean of the tokens; of `padded` rows, 0 is no token.
+    """Tokens made by `begin`, `depth` blocks, and the mean of the tokens; of `padded` rows, 0 is no
+    token.
 
     All in one: who cut between its blocks would have padding among the values.
     """
@@ -142,7 +151,13 @@ def encoder(*begin: Make, depth: int, heads: int, padded: bool) -> Make:
                 return x.mean(1)
             return (x * real.unsqueeze(2)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
-        return joined(apply, tokens[-1:], *first, *(layer for block in blocks for layer in block.layers.values()), last)
+        return joined(
+            apply,
+            tokens[-1:],
+            *first,
+            *(layer for block in blocks for layer in block.layers.values()),
+            last,
+        )
 
     return make
 
@@ -152,17 +167,25 @@ def first_of(length: int) -> Make:
     return lambda name, shape: Layer(lambda p, x, train: x[:, :length], (min(length, *shape),))
 
 
-def _finished(b: Builder, classes: int, rank: int, alpha: float, adapt: Adapted, base: int | str) -> Stack | LowRank:
+def _finished(
+    b: Builder, classes: int, rank: int, alpha: float, adapt: Adapted, base: int | str
+) -> Stack | LowRank:
     """The whole network; with a rank, only its factors and its head are trained."""
     if not rank and (alpha, adapt, base) != (ALPHA, "qv", 0):
-        raise UsageError(f"{b.name}'s alpha, adapt and base are about factors, of which there are none: give it a rank.")
+        raise UsageError(
+            f"{b.name}'s alpha, adapt and base are about factors, of which there are none: give it"
+            " a rank."
+        )
     whole = b.stage("fc", linear(classes)).build()
     return low_rank(whole, LAYERS[adapt], rank, alpha, base) if rank else whole
 
 
 def _check_blocks(name: str, width: int, depth: int, heads: int) -> None:
     if width % heads:
-        raise UsageError(f"{name} cannot deal {width} values among {heads} heads: width must be a multiple of heads.")
+        raise UsageError(
+            f"{name} cannot deal {width} values among {heads} heads: width must be a multiple of"
+            " heads."
+        )
     if depth > DEEPEST:
         raise UsageError(f"{name} is a small one, of {DEEPEST} blocks at most, not {depth}.")
 
@@ -180,11 +203,16 @@ def transformer(
     adapt: Adapted = "qv",
     base: int | str = 0,
 ) -> Stack | LowRank:
-    """Small transformer for rows of token numbers (0 = padding), of which it reads the first 64: representation = the tokens'
-    mean. With `rank`, LoRA: factors of q and v (adapt: of all of attention, or of all layers) and the head are trained and
-    shared, the rest is the `base`: a seed, or an exported model's folder."""
+    """Small transformer for rows of token numbers (0 = padding), of which it reads the first 64:
+    representation = the tokens' mean. With `rank`, LoRA: factors of q and v (adapt: of all of
+    attention, or of all layers) and the head are trained and shared, the rest is the `base`: a
+    seed, or an exported model's folder.
+    """
     if len(shape) != 1:
-        raise UsageError(f"transformer needs rows of token numbers, but a sample has shape {shape}. Try vit or mlp2.")
+        raise UsageError(
+            f"transformer needs rows of token numbers, but a sample has shape {shape}. Try vit or"
+            " mlp2."
+        )
     _check_blocks("transformer", width, depth, heads)
     b = Builder("transformer", shape).stage("input", first_of(length))
     words = vectors_of_words(vocabulary, width)
@@ -204,14 +232,19 @@ def vit(
     adapt: Adapted = "qv",
     base: int | str = 0,
 ) -> Stack | LowRank:
-    """Small vision transformer on squares of 4x4 pixels: representation = their mean, 64 values. `rank` and what follows it: as
-    in transformer."""
+    """Small vision transformer on squares of 4x4 pixels: representation = their mean, 64 values.
+    `rank` and what follows it: as in transformer.
+    """
     _check_blocks("vit", width, depth, heads)
 
     def squares(name: str, size: Shape) -> Layer:
         cut = patches(patch)(name, size)
         row = linear(width)(name, cut.shape)
-        return joined(lambda p, x, train: row.apply(p, cut.apply(p, x, train), train), row.shape, cut, row)
+        return joined(
+            lambda p, x, train: row.apply(p, cut.apply(p, x, train), train), row.shape, cut, row
+        )
 
-    b = images("vit", shape).stage("encoder", encoder(squares, positions, depth=depth, heads=heads, padded=False))
+    b = images("vit", shape).stage(
+        "encoder", encoder(squares, positions, depth=depth, heads=heads, padded=False)
+    )
     return _finished(b, classes, rank, alpha, adapt, base)

@@ -9,13 +9,18 @@ from comity.models.stack import Builder, Shape, Stack, batchnorm, linear, relu
 def images(name: str, shape: Shape) -> Builder:
     """The beginning of a network for images."""
     if len(shape) != 3:
-        raise UsageError(f"{name} needs images (channels x height x width), but a sample has shape {shape}. Try mlp2.")
+        raise UsageError(
+            f"{name} needs images (channels x height x width), but a sample has shape {shape}. Try"
+            " mlp2."
+        )
     return Builder(name, shape)
 
 
 def headed(b: Builder, head: str, classes: int, projection: int) -> Stack:
-    """The classifier; with `projection` first ADCOL's projection head (three FC layers, BatchNorm after each, ReLU after two)
-    that ends in a representation of that many values, and its predictor of two FC layers."""
+    """The classifier; with `projection` first ADCOL's projection head (three FC layers, BatchNorm
+    after each, ReLU after two) that ends in a representation of that many values, and its predictor
+    of two FC layers.
+    """
     if not projection:
         return b.stage(head, linear(classes)).build()
     (width,) = b.shape

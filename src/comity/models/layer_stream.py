@@ -1,4 +1,6 @@
-"""Randomness for layers that take it from nowhere but torch's global generator: dropout, and whatever a user's modules do."""
+"""Randomness for layers that take it from nowhere but torch's global generator: dropout, and
+whatever a user's modules do.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,16 @@ from comity.core.key import Key
 class LayerStream:
     """Torch's global generator, lent to a key while this is entered.
 
-    Entered again it goes on where it was left, so that a work can be interrupted by others' and keep its stream.
+    Entered again it goes on where it was left, so that a work can be interrupted by others' and
+    keep its stream.
     """
 
     def __init__(self, key: Key) -> None:
         self._mine = [key.generator().get_state()]
         if torch.cuda.is_available():
-            self._mine.append(torch.Generator("cuda").manual_seed(key.bits & 0x7FFF_FFFF_FFFF_FFFF).get_state())
+            self._mine.append(
+                torch.Generator("cuda").manual_seed(key.bits & 0x7FFF_FFFF_FFFF_FFFF).get_state()
+            )
         self._others: list[Tensor] = []
 
     def __enter__(self) -> None:

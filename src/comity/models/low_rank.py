@@ -1,14 +1,16 @@
 """LoRA: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
 
-A linear layer becomes x W₀ᵀ + (α/r) x AᵀBᵀ + b: W₀ and b stay as they are, A (r x in) and B (out x r) are trained. A begins with
-Gaussian values, B with zeros, so that at first the network is its base. Beside the factors the head is trained, whole.
+A linear layer becomes x W₀ᵀ + (α/r) x AᵀBᵀ + b: W₀ and b stay as they are, A (r x in) and B (out x
+r) are trained. A begins with Gaussian values, B with zeros, so that at first the network is its
+base. Beside the factors the head is trained, whole.
 
-What stays as it is belongs to the network: it is no parameter, so that no method sends, averages or keeps it, and the bytes of
-a round are those of the factors and the head. Everybody makes it from the same settings: from a seed, or from an exported
-model, of which a digest is kept with a run.
+What stays as it is belongs to the network: it is no parameter, so that no method sends, averages or
+keeps it, and the bytes of a round are those of the factors and the head. Everybody makes it from
+the same settings: from a seed, or from an exported model, of which a digest is kept with a run.
 
-A mean of factors is not the factors of a mean: averaging A and B by themselves, as FedAvg does, gives mean(B) mean(A), not
-mean(BA). The two are the same only where parties have one of the factors in common.
+A mean of factors is not the factors of a mean: averaging A and B by themselves, as FedAvg does,
+gives mean(B) mean(A), not mean(BA). The two are the same only where parties have one of the factors
+in common.
 """
 
 from __future__ import annotations
@@ -89,8 +91,14 @@ class LowRank:
         return made.hexdigest()
 
     def init(self, key: Key) -> Params:
-        """The base's head or, if it brings none, the stack's; and for each adapted layer a Gaussian A and a B of zeros."""
-        theta = {k: self.head.get(k, v).clone() for k, v in self.stack.init(key).items() if k not in self.base}
+        """The base's head or, if it brings none, the stack's; and for each adapted layer a Gaussian
+        A and a B of zeros.
+        """
+        theta = {
+            k: self.head.get(k, v).clone()
+            for k, v in self.stack.init(key).items()
+            if k not in self.base
+        }
         for name in self.adapted:
             out, into = self.base[f"{name}.weight"].shape
             draw = key.fold("weights", "low rank", name).generator()
@@ -103,11 +111,15 @@ class LowRank:
         some = next(iter(theta.values()))
         p = {**self._base_on(some.device, some.dtype), **theta}
         if (scale := self.alpha / self.rank) != 1:
-            p.update({name: scale * p[name] for layer in self.adapted if (name := f"{layer}.A") in theta})
+            p.update(
+                {name: scale * p[name] for layer in self.adapted if (name := f"{layer}.A") in theta}
+            )
         return self.stack.run(p, x, train, begin, end)
 
     def merged(self, theta: Params) -> Params:
-        """The stack's own parameters that answer as these do, W = W₀ + (α/r) BA, and whatever else `theta` holds."""
+        """The stack's own parameters that answer as these do, W = W₀ + (α/r) BA, and whatever else
+        `theta` holds.
+        """
         whole = {**self.base, **theta}
         for layer in self.adapted:
             up, down = whole.pop(f"{layer}.B"), whole.pop(f"{layer}.A")
@@ -129,33 +141,52 @@ class LowRank:
         return self._moved[device, dtype]
 
 
-def low_rank(stack: Stack, layers: tuple[str, ...], rank: int, alpha: float, base: int | str) -> LowRank:
-    """The stack with factors of that rank for all linear layers of its body that are so called (`q` is encoder.0.q, ...)."""
+def low_rank(
+    stack: Stack, layers: tuple[str, ...], rank: int, alpha: float, base: int | str
+) -> LowRank:
+    """The stack with factors of that rank for all linear layers of its body that are so called (`q`
+    is encoder.0.q, ...).
+    """
     if isinstance(base, int) and base < 0:
-        raise UsageError(f"The base of {stack.name} must be a seed, 0 or more, or an exported model's folder, not {base}.")
+        raise UsageError(
+            f"The base of {stack.name} must be a seed, 0 or more, or an exported model's folder,"
+            f" not {base}."
+        )
     body = stack.stages[: stack.stages.index(stack.cut) + 1]
     first = stack.init(Key.root(base if isinstance(base, int) else 0).fold("init"))
     kept = {k: v for k, v in first.items() if k.partition(".")[0] in body}
     adapted = tuple(
         layer
         for k in kept
-        if kept[k].dim() == 2 and (layer := k.removesuffix(".weight")) != k and layer.rpartition(".")[2] in layers
+        if kept[k].dim() == 2
+        and (layer := k.removesuffix(".weight")) != k
+        and layer.rpartition(".")[2] in layers
     )
     if not adapted:
-        raise UsageError(f"{stack.name} has no linear layers called {' or '.join(layers)}, of which there could be factors.")
+        raise UsageError(
+            f"{stack.name} has no linear layers called {' or '.join(layers)}, of which there could"
+            " be factors."
+        )
     most = min(min(kept[f"{layer}.weight"].shape) for layer in adapted)
     if rank > most:
-        raise UsageError(f"{stack.name} has layers of {most} values, so that factors have a rank of {most} at most, not {rank}.")
+        raise UsageError(
+            f"{stack.name} has layers of {most} values, so that factors have a rank of {most} at"
+            f" most, not {rank}."
+        )
     if isinstance(base, int):
         return LowRank(stack, kept, adapted, rank, alpha)
     held = _exported(_folder(base))
     if wrong := next((k for k, v in kept.items() if not _fits(held, k, v)), None):
         form = f"has one of shape {tuple(held[wrong].shape)}" if wrong in held else "has none"
         wanted = f"it wants {wrong} of shape {tuple(kept[wrong].shape)}"
-        raise UsageError(f"{base} is no base for this {stack.name}: {wanted}, and the model {form}.")
+        raise UsageError(
+            f"{base} is no base for this {stack.name}: {wanted}, and the model {form}."
+        )
     head = {k: v for k, v in first.items() if k not in kept}
     brought = head if all(_fits(held, k, v) for k, v in head.items()) else {}
-    return LowRank(stack, {k: held[k] for k in kept}, adapted, rank, alpha, {k: held[k] for k in brought})
+    return LowRank(
+        stack, {k: held[k] for k in kept}, adapted, rank, alpha, {k: held[k] for k in brought}
+    )
 
 
 def _fits(held: Params, name: str, like: Tensor) -> bool:
@@ -164,7 +195,9 @@ def _fits(held: Params, name: str, like: Tensor) -> bool:
 
 def _exported(folder: Path) -> Params:
     """The parameters of a model that `comity export` wrote."""
-    from comity.studies.export import load  # a study is made of networks, so that it comes after them
+    from comity.studies.export import (
+        load,
+    )  # a study is made of networks, so that it comes after them
 
     return {k: v.detach().clone() for k, v in load(folder).theta.items()}
 

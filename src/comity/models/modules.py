@@ -1,4 +1,6 @@
-"""Any pair of `nn.Module`s as a network: an encoder that makes the representation, a head that answers."""
+"""Any pair of `nn.Module`s as a network: an encoder that makes the representation, a head that
+answers.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from comity.models.layer_stream import LayerStream
 
 @dataclass(frozen=True)
 class Modules:
-    """`encoder` and `head`, each a module of the user's; buffers' names get the `~` that marks them here."""
+    """`encoder` and `head`, each a module of the user's; buffers' names get the `~` that marks them
+    here.
+    """
 
     encoder: nn.Module
     head: nn.Module
@@ -31,7 +35,9 @@ class Modules:
 
     @property
     def digest(self) -> str:
-        """A short name for these layers as they print themselves: whoever gives modules again must give the same."""
+        """A short name for these layers as they print themselves: whoever gives modules again must
+        give the same.
+        """
         return blake2b(repr(self._parts).encode(), digest_size=8).hexdigest()
 
     @property
@@ -56,12 +62,16 @@ class Modules:
         """The names that belong to BatchNorm layers, found by their type."""
         found = set()
         for names, module in zip(self._names, self._parts, strict=True):
-            layers = {path for path, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+            layers = {
+                path for path, layer in module.named_modules() if isinstance(layer, _BatchNorm)
+            }
             found |= {ours for ours, theirs in names.items() if theirs.rpartition(".")[0] in layers}
         return frozenset(found)
 
     def init(self, key: Key) -> Params:
-        """Each layer's own reset, its randomness from the key; what has no reset keeps the values it was given."""
+        """Each layer's own reset, its randomness from the key; what has no reset keeps the values
+        it was given.
+        """
         theta: Params = {}
         with LayerStream(key.fold("weights")):
             for names, module in zip(self._names, self._parts, strict=True):
@@ -76,7 +86,9 @@ class Modules:
         """The encoder, the head, or one after the other."""
         for names, module in list(zip(self._names, self._parts, strict=True))[begin:end]:
             module.train(train)
-            x = functional_call(module, {theirs: theta[ours] for ours, theirs in names.items()}, (x,))
+            x = functional_call(
+                module, {theirs: theta[ours] for ours, theirs in names.items()}, (x,)
+            )
         return x
 
     def layer_stream(self, key: Key) -> LayerStream:
@@ -86,5 +98,11 @@ class Modules:
     def shape_after(self, stage: str) -> tuple[int, ...]:
         """The shape of one sample after a stage, found by sending two zeros through."""
         with torch.no_grad():
-            out = self.run(self.init(Key(0)), torch.zeros(2, *self.shape), False, 0, self.stages.index(stage) + 1)
+            out = self.run(
+                self.init(Key(0)),
+                torch.zeros(2, *self.shape),
+                False,
+                0,
+                self.stages.index(stage) + 1,
+            )
         return tuple(out.shape[1:])

@@ -30,7 +30,9 @@ Block = Callable[[int, int], Make]
 def _tower(b: Builder, block: Block, counts: tuple[int, int, int, int]) -> Builder:
     """b1 to b4, each but the first at half its input's size, and the mean over the image."""
     for k, (channels, count) in enumerate(zip((64, 128, 256, 512), counts, strict=True)):
-        b = b.stage(f"b{k + 1}", chain(*(block(channels, 2 if k and not i else 1) for i in range(count))))
+        b = b.stage(
+            f"b{k + 1}", chain(*(block(channels, 2 if k and not i else 1) for i in range(count)))
+        )
     return b.stage("pool", mean_over_image)
 
 
@@ -54,7 +56,9 @@ def _basic(out: int, stride: int) -> Make:
 
 
 def _bottleneck(out: int, stride: int) -> Make:
-    return _summed(4 * out, stride, *_conv(out, 1), relu, *_conv(out, 3, stride), relu, *_conv(4 * out, 1))
+    return _summed(
+        4 * out, stride, *_conv(out, 1), relu, *_conv(out, 3, stride), relu, *_conv(4 * out, 1)
+    )
 
 
 def _stem(name: str, shape: Shape) -> Builder:
@@ -62,14 +66,19 @@ def _stem(name: str, shape: Shape) -> Builder:
 
 
 def resnet18(shape: Shape, classes: int, projection: int = 0) -> Stack:
-    """torchvision's ResNet-18, as in DBE (11,689,512 parameters on RGB images, 1000 classes): representation of 512."""
+    """torchvision's ResNet-18, as in DBE (11,689,512 parameters on RGB images, 1000 classes):
+    representation of 512.
+    """
     return headed(_tower(_stem("resnet18", shape), _basic, (2, 2, 2, 2)), "fc", classes, projection)
 
 
 def resnet50(shape: Shape, classes: int, projection: int = 0) -> Stack:
-    """torchvision's ResNet-50 (25,557,032 parameters on RGB images, 1000 classes): representation of 2,048; ADCOL's model
-    with projection=2048."""
-    return headed(_tower(_stem("resnet50", shape), _bottleneck, (3, 4, 6, 3)), "fc", classes, projection)
+    """torchvision's ResNet-50 (25,557,032 parameters on RGB images, 1000 classes): representation
+    of 2,048; ADCOL's model with projection=2048.
+    """
+    return headed(
+        _tower(_stem("resnet50", shape), _bottleneck, (3, 4, 6, 3)), "fc", classes, projection
+    )
 
 
 def _unit(out: int, stride: int = 1) -> tuple[Make, ...]:
@@ -78,13 +87,17 @@ def _unit(out: int, stride: int = 1) -> tuple[Make, ...]:
 
 
 def _thesis(out: int, stride: int) -> Make:
-    """The thesis' block: ReLU comes before the sum, and x is projected only where there is a stride."""
+    """The thesis' block: ReLU comes before the sum, and x is projected only where there is a
+    stride.
+    """
     skip = () if stride == 1 else (conv(out, 1, bias=False, stride=stride), batchnorm())
     return residual(*_unit(out, stride), *_unit(out), skip=skip)
 
 
 def resnet9(shape: Shape, classes: int, width: int = 128) -> Stack:
-    """The thesis' ResNet9 (2,470,730 parameters on grey images, 10 classes): tanh representation of 128; at least 16x16."""
+    """The thesis' ResNet9 (2,470,730 parameters on grey images, 10 classes): tanh representation of
+    128; at least 16x16.
+    """
     b = images("resnet9", shape).stage("conv1", *_unit(64)).stage("conv2", *_unit(128), pool)
     b = b.stage("res1", _thesis(128, 1))
     b = b.stage("conv3", *_unit(256), pool).stage("conv4", *_unit(256), pool)
@@ -93,6 +106,8 @@ def resnet9(shape: Shape, classes: int, width: int = 128) -> Stack:
 
 
 def resnet18_thesis(shape: Shape, classes: int, width: int = 256) -> Stack:
-    """The thesis' ResNet18 (11,302,730 parameters on RGB images, 10 classes): tanh representation of 256; any size."""
+    """The thesis' ResNet18 (11,302,730 parameters on RGB images, 10 classes): tanh representation
+    of 256; any size.
+    """
     b = _tower(images("resnet18-thesis", shape).stage("conv", *_unit(64)), _thesis, (2, 2, 2, 2))
     return b.stage("fc1", linear(width), tanh).stage("fc2", linear(classes)).build()

@@ -11,7 +11,20 @@ from torch import Tensor
 from comity.core.kernels import unwrapped
 from comity.core.record import Params
 from comity.errors import UsageError
-from comity.models.stack import Builder, Layer, Make, Shape, Stack, conv, flat, linear, max_pool, relu, tanh, uniform
+from comity.models.stack import (
+    Builder,
+    Layer,
+    Make,
+    Shape,
+    Stack,
+    conv,
+    flat,
+    linear,
+    max_pool,
+    relu,
+    tanh,
+    uniform,
+)
 
 
 def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
@@ -40,15 +53,19 @@ def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
 def tokens_of(model: str, x: Tensor, vocabulary: int) -> Tensor:
     """Token numbers from the floats that samples are made of, which hold them exactly."""
     if x.requires_grad:
-        raise UsageError(f"{model}'s tokens cannot be moved a little: choose a method that does not perturb its samples.")
+        raise UsageError(
+            f"{model}'s tokens cannot be moved a little: choose a method that does not perturb its"
+            " samples."
+        )
     words = x.long()
     if torch.compiler.is_exporting():  # then there are no values to look at
         return words
     x = unwrapped(x)
     if not torch.equal(x.long().to(x.dtype), x) or x.min() < 0 or x.max() >= vocabulary:
         raise UsageError(
-            f"{model} needs token numbers from 0 (padding) to {vocabulary - 1}, but not all values of the samples, "
-            f"{x.min():g} to {x.max():g}, are such. Give it another vocabulary, or try mlp2."
+            f"{model} needs token numbers from 0 (padding) to {vocabulary - 1}, but not all values"
+            f" of the samples, {x.min():g} to {x.max():g}, are such. Give it another vocabulary, or"
+            " try mlp2."
         )
     return words
 
@@ -59,7 +76,9 @@ def log_softmax(name: str, shape: Shape) -> Layer:
 
 
 def bidirectional_lstm(width: int) -> Make:
-    """An LSTM that reads forwards and one that reads backwards, of `width` values each, without bias."""
+    """An LSTM that reads forwards and one that reads backwards, of `width` values each, without
+    bias.
+    """
 
     def make(name: str, shape: Shape) -> Layer:
         steps, features = shape
@@ -71,7 +90,9 @@ def bidirectional_lstm(width: int) -> Make:
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
             begin = x.new_zeros(2, len(x), width)
-            return torch.lstm(x, (begin, begin), [p[k] for k in sizes], False, 1, 0.0, train, True, True)[0]
+            return torch.lstm(
+                x, (begin, begin), [p[k] for k in sizes], False, 1, 0.0, train, True, True
+            )[0]
 
         def weights(g: torch.Generator) -> Params:
             return {k: uniform(size, width, g) for k, size in sizes.items()}
@@ -101,19 +122,27 @@ def fasttext(
     mean: Literal["tokens", "positions"] = "tokens",
     compat_logsoftmax: bool = False,
 ) -> Stack:
-    """DBE's fastText for rows of token numbers (0 = padding): mean of the tokens' vectors, FC representation of 32. Its code
-    divides by the row's length, padding too (mean=positions), and takes log_softmax of the representation."""
+    """DBE's fastText for rows of token numbers (0 = padding): mean of the tokens' vectors, FC
+    representation of 32. Its code divides by the row's length, padding too (mean=positions), and
+    takes log_softmax of the representation.
+    """
     if len(shape) != 1:
-        raise UsageError(f"fasttext needs rows of token numbers, but a sample has shape {shape}. Try mlp2.")
+        raise UsageError(
+            f"fasttext needs rows of token numbers, but a sample has shape {shape}. Try mlp2."
+        )
     b = Builder("fasttext", shape).stage("embedding", mean_of_words(vocabulary, width, mean))
     b = b.stage("fc1", linear(width), *([log_softmax] if compat_logsoftmax else []))
     return b.stage("fc2", linear(classes)).build()
 
 
 def har_cnn(shape: Shape, classes: int) -> Stack:
-    """DBE's HAR-CNN for signals (channels x time): two convolutions, representation of 1,664 (9x128); the head is 3 FC layers."""
+    """DBE's HAR-CNN for signals (channels x time): two convolutions, representation of 1,664
+    (9x128); the head is 3 FC layers.
+    """
     if len(shape) != 2 and not (len(shape) == 3 and shape[1] == 1):
-        raise UsageError(f"har-cnn needs signals (channels x time), but a sample has shape {shape}. Try mlp2.")
+        raise UsageError(
+            f"har-cnn needs signals (channels x time), but a sample has shape {shape}. Try mlp2."
+        )
     b = Builder("har-cnn", shape, "longer signals", "mlp2")
     b = b.stage("conv1", line_of_images, conv(32, (1, 9)), max_pool((1, 2)), relu)
     b = b.stage("conv2", conv(64, (1, 9)), max_pool((1, 2)), relu, flat)
@@ -122,8 +151,12 @@ def har_cnn(shape: Shape, classes: int) -> Stack:
 
 
 def bilstm(shape: Shape, classes: int, width: int = 20) -> Stack:
-    """Fed-SPS's LSTM for records (steps x features), read both ways: representation of 40 = tanh's largest over time."""
+    """Fed-SPS's LSTM for records (steps x features), read both ways: representation of 40 = tanh's
+    largest over time.
+    """
     if len(shape) != 2:
-        raise UsageError(f"bilstm needs records (steps x features), but a sample has shape {shape}. Try mlp2.")
+        raise UsageError(
+            f"bilstm needs records (steps x features), but a sample has shape {shape}. Try mlp2."
+        )
     b = Builder("bilstm", shape).stage("lstm", bidirectional_lstm(width), tanh, max_over_time)
     return b.stage("fc", linear(classes)).build()

@@ -1,8 +1,8 @@
 """Models as an ordered stack of named stages, written as functions of their parameters.
 
-A stage ends where a representation may be cut (after activation and pooling), so `cut="fc1"` is a name, wrappers can sit
-at any layer, and measurements per layer need no hooks. Max pooling comes before ReLU: the two commute, values and gradients,
-and fewer values are left for the second.
+A stage ends where a representation may be cut (after activation and pooling), so `cut="fc1"` is a
+name, wrappers can sit at any layer, and measurements per layer need no hooks. Max pooling comes
+before ReLU: the two commute, values and gradients, and fewer values are left for the second.
 """
 
 from __future__ import annotations
@@ -112,11 +112,15 @@ class Stack:
 
     @cached_property
     def dense(self) -> bool:
-        """Whether all work is in linear layers: then many parties' copies are faster as one computation."""
+        """Whether all work is in linear layers: then many parties' copies are faster as one
+        computation.
+        """
         return all(layer.dense for stage in self.all_stages for layer in stage.layers)
 
     def layer_stream(self, key: Key) -> AbstractContextManager[object]:
-        """Where the layers that draw at random draw from `key`; without such layers nothing is done."""
+        """Where the layers that draw at random draw from `key`; without such layers nothing is
+        done.
+        """
         return LayerStream(key) if self.draws else nullcontext()
 
     def shape_after(self, stage: str) -> Shape:
@@ -126,17 +130,22 @@ class Stack:
 
 def uniform(shape: Shape, fan_in: int, generator: torch.Generator) -> Tensor:
     """The values with which PyTorch's layers begin."""
-    bound = 1 / math.sqrt(fan_in)  # kaiming_uniform with a=sqrt(5), and nn.Linear's bias: both come to this
+    bound = 1 / math.sqrt(
+        fan_in
+    )  # kaiming_uniform with a=sqrt(5), and nn.Linear's bias: both come to this
     return (torch.rand(shape, generator=generator) * 2 - 1) * bound
 
 
 class Builder:
     """Grows a stack layer by layer, each sized to what the layer before leaves.
 
-    Where nothing is left of a sample, it is refused: the stack `needs` other ones, or the data another model, `instead`.
+    Where nothing is left of a sample, it is refused: the stack `needs` other ones, or the data
+    another model, `instead`.
     """
 
-    def __init__(self, name: str, shape: Shape, needs: str = "larger images", instead: str = "lenet5 or mlp2") -> None:
+    def __init__(
+        self, name: str, shape: Shape, needs: str = "larger images", instead: str = "lenet5 or mlp2"
+    ) -> None:
         self.name = name
         self.shape = shape
         self.needs = needs
@@ -150,14 +159,22 @@ class Builder:
             made.append(layer(name, self.shape))
             self.shape = made[-1].shape
             if min(self.shape) < 1:
-                raise UsageError(f"{self.name} needs {self.needs}: after {name} nothing is left. Try {self.instead}.")
+                raise UsageError(
+                    f"{self.name} needs {self.needs}: after {name} nothing is left. Try"
+                    f" {self.instead}."
+                )
         self._stages.append(Stage(name, tuple(made)))
         return self
 
     def build(self, cut: str = "") -> Stack:
-        """The finished stack, with its representation after the stage `cut`: the last but one unless told."""
+        """The finished stack, with its representation after the stage `cut`: the last but one
+        unless told.
+        """
         values = sum(layer.values for stage in self._stages for layer in stage.layers)
-        check_fits(f"{self.name} of {values:.3g} values, with its gradients and what is sent", 3 * 4 * values)
+        check_fits(
+            f"{self.name} of {values:.3g} values, with its gradients and what is sent",
+            3 * 4 * values,
+        )
         return Stack(self.name, tuple(self._stages), cut)
 
 
@@ -165,7 +182,9 @@ Make = Callable[[str, Shape], Layer]
 
 
 def linear(out: int) -> Make:
-    """A fully connected layer with bias, of the last values of a sample; with factors beside its weights, if it has them."""
+    """A fully connected layer with bias, of the last values of a sample; with factors beside its
+    weights, if it has them.
+    """
 
     def make(name: str, shape: Shape) -> Layer:
         *others, into = shape
@@ -194,11 +213,17 @@ def _both(size: Size) -> tuple[int, int]:
 
 
 WEIGHTS_PER_VALUE = 100
-"""Up to so many weights for each value that a convolution makes of one image, channels last is faster (docs/performance.md)."""
+"""Up to so many weights for each value that a convolution makes of one image, channels last is
+faster (docs/performance.md).
+"""
 
 
-def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: int = 1, he: bool = False) -> Make:
-    """A 2-d convolution; `he` begins with He's normal values by fan-out, as torchvision's ResNets do."""
+def conv(
+    out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: int = 1, he: bool = False
+) -> Make:
+    """A 2-d convolution; `he` begins with He's normal values by fan-out, as torchvision's ResNets
+    do.
+    """
 
     def make(name: str, shape: Shape) -> Layer:
         channels, height, width = shape
@@ -209,11 +234,20 @@ def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: in
 
         def weights(g: torch.Generator) -> Params:
             size = (out, channels, high, wide)
-            first = torch.randn(size, generator=g) * math.sqrt(2 / (out * high * wide)) if he else uniform(size, fan, g)
+            first = (
+                torch.randn(size, generator=g) * math.sqrt(2 / (out * high * wide))
+                if he
+                else uniform(size, fan, g)
+            )
             return {kernels: first} | ({offsets: uniform((out,), fan, g)} if bias else {})
 
-        left = (out, (height + 2 * padding - high) // stride + 1, (width + 2 * padding - wide) // stride + 1)
-        # With channels last, convolutions and poolings of few images are faster, unless large weights must be rearranged.
+        left = (
+            out,
+            (height + 2 * padding - high) // stride + 1,
+            (width + 2 * padding - wide) // stride + 1,
+        )
+        # With channels last, convolutions and poolings of few images are faster, unless large
+        # weights must be rearranged.
         few_weights = out * fan <= WEIGHTS_PER_VALUE * math.prod(left)
         order = torch.channels_last if few_weights else torch.contiguous_format
 
@@ -226,7 +260,9 @@ def conv(out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: in
 
 
 def chain(*layers: Make) -> Make:
-    """One layer after another as a single one; their parameters are called `name.0.weight`, `name.1.bn.weight`, ..."""
+    """One layer after another as a single one; their parameters are called `name.0.weight`,
+    `name.1.bn.weight`, ...
+    """
 
     def make(name: str, shape: Shape) -> Layer:
         made: list[Layer] = []
@@ -244,7 +280,9 @@ def chain(*layers: Make) -> Make:
 
 
 def residual(*layers: Make, skip: tuple[Make, ...] = (), after: tuple[Make, ...] = ()) -> Make:
-    """after(skip(x) + layers(x)), named as by `chain`; `skip` (`name.skip.0.weight`, ...) brings x to the shape of the rest."""
+    """after(skip(x) + layers(x)), named as by `chain`; `skip` (`name.skip.0.weight`, ...) brings x
+    to the shape of the rest.
+    """
 
     def make(name: str, shape: Shape) -> Layer:
         body = chain(*layers)(name, shape)
@@ -277,11 +315,20 @@ def batchnorm() -> Make:
 
     def make(name: str, shape: Shape) -> Layer:
         n = shape[0]
-        weight, bias, mean, var = (f"{name}.bn.{part}" for part in ("weight", "bias", "~mean", "~var"))
+        weight, bias, mean, var = (
+            f"{name}.bn.{part}" for part in ("weight", "bias", "~mean", "~var")
+        )
         return Layer(
-            lambda p, x, train: F.batch_norm(x, p[mean], p[var], p[weight], p[bias], train, 0.1, 1e-5),
+            lambda p, x, train: F.batch_norm(
+                x, p[mean], p[var], p[weight], p[bias], train, 0.1, 1e-5
+            ),
             shape,
-            lambda g: {weight: torch.ones(n), bias: torch.zeros(n), mean: torch.zeros(n), var: torch.ones(n)},
+            lambda g: {
+                weight: torch.ones(n),
+                bias: torch.zeros(n),
+                mean: torch.zeros(n),
+                var: torch.ones(n),
+            },
             frozenset({weight, bias, mean, var}),
             values=4 * n,
         )
@@ -303,11 +350,15 @@ def dropout(rate: float) -> Make:
     """Sets that share of the values to zero while training, and makes the others as much larger."""
     if not 0 < rate < 1:
         raise UsageError(f"A dropout of {rate} is out of range: it is a share between 0 and 1.")
-    return lambda name, shape: Layer(lambda p, x, train: F.dropout(x, rate, train), shape, draws=True)
+    return lambda name, shape: Layer(
+        lambda p, x, train: F.dropout(x, rate, train), shape, draws=True
+    )
 
 
 def max_pool(kernel: Size, stride: int = 0, padding: int = 0, ceil: bool = False) -> Make:
-    """Max pooling, side by side unless a stride is given; `ceil` keeps a last window that is not full."""
+    """Max pooling, side by side unless a stride is given; `ceil` keeps a last window that is not
+    full.
+    """
 
     def make(name: str, shape: Shape) -> Layer:
         channels, *sides = shape
@@ -337,14 +388,19 @@ def mean_over_image(name: str, shape: Shape) -> Layer:
 
 
 def image(name: str, shape: Shape) -> Layer:
-    """A row of values as a square image: in whole channels if that leaves at least 4x4, else padded with zeros."""
+    """A row of values as a square image: in whole channels if that leaves at least 4x4, else padded
+    with zeros.
+    """
     (values,) = shape
     side = max(s for s in range(1, math.isqrt(values) + 1) if values % (s * s) == 0)
     if side < 4:
         side = max(4, math.isqrt(values - 1) + 1)
     channels = -(-values // (side * side))
     missing = channels * side * side - values
-    return Layer(lambda p, x, train: F.pad(x, (0, missing)).unflatten(1, (channels, side, side)), (channels, side, side))
+    return Layer(
+        lambda p, x, train: F.pad(x, (0, missing)).unflatten(1, (channels, side, side)),
+        (channels, side, side),
+    )
 
 
 def flat(name: str, shape: Shape) -> Layer:

@@ -1,4 +1,6 @@
-"""The networks by name: the papers' small ones, each sized to the data's shape, and those of the files beside this one."""
+"""The networks by name: the papers' small ones, each sized to the data's shape, and those of the
+files beside this one.
+"""
 
 from __future__ import annotations
 
@@ -40,40 +42,64 @@ def mlp2(shape: Shape, classes: int, width: int = 200, projection: int = 0) -> S
 
 def lenet5(shape: Shape, classes: int, width: int = 84, projection: int = 0) -> Stack:
     """The thesis' LeNet5 (30,986 parameters on grey images, 10 classes): tanh representation of 84."""
-    b = images("lenet5", shape).stage("conv1", conv(6, 5, 2), pool, relu).stage("conv2", conv(16, 5, 2), pool, relu)
+    b = (
+        images("lenet5", shape)
+        .stage("conv1", conv(6, 5, 2), pool, relu)
+        .stage("conv2", conv(16, 5, 2), pool, relu)
+    )
     b = b.stage("conv3", conv(120, 3, 1), relu, mean_over_image).stage("fc1", linear(width), tanh)
     return headed(b, "fc2", classes, projection)
 
 
 def cnn4(shape: Shape, classes: int, width: int = 512, projection: int = 0) -> Stack:
     """DBE's 4-layer CNN: two 5x5 convolutions, representation of 512; images of at least 16x16."""
-    b = images("cnn4", shape).stage("conv1", conv(32, 5), pool, relu).stage("conv2", conv(64, 5), pool, relu)
+    b = (
+        images("cnn4", shape)
+        .stage("conv1", conv(32, 5), pool, relu)
+        .stage("conv2", conv(64, 5), pool, relu)
+    )
     return headed(b.stage("fc1", flat, linear(width), relu), "fc2", classes, projection)
 
 
 def fedbn_cnn(shape: Shape, classes: int, scale: float = 1.0, projection: int = 0) -> Stack:
-    """FedBN's digit net: three 5x5 convolutions and two FC layers, BatchNorm after each; `scale` thins all its widths."""
+    """FedBN's digit net: three 5x5 convolutions and two FC layers, BatchNorm after each; `scale`
+    thins all its widths.
+    """
     c64, c128, f2048, f512 = (max(1, round(scale * n)) for n in (64, 128, 2048, 512))
     b = images("fedbn-cnn", shape).stage("conv1", conv(c64, 5, 2), batchnorm(), pool, relu)
-    b = b.stage("conv2", conv(c64, 5, 2), batchnorm(), pool, relu).stage("conv3", conv(c128, 5, 2), batchnorm(), relu)
-    b = b.stage("fc1", flat, linear(f2048), batchnorm(), relu).stage("fc2", linear(f512), batchnorm(), relu)
+    b = b.stage("conv2", conv(c64, 5, 2), batchnorm(), pool, relu).stage(
+        "conv3", conv(c128, 5, 2), batchnorm(), relu
+    )
+    b = b.stage("fc1", flat, linear(f2048), batchnorm(), relu).stage(
+        "fc2", linear(f512), batchnorm(), relu
+    )
     return headed(b, "fc3", classes, projection)
 
 
-def _two_and_two(name: str, shape: Shape, classes: int, convs: tuple[int, int], fcs: tuple[int, int], *end: Make) -> Stack:
+def _two_and_two(
+    name: str, shape: Shape, classes: int, convs: tuple[int, int], fcs: tuple[int, int], *end: Make
+) -> Stack:
     """Two 5x5 convolutions and two FC layers before the classifier, `end` after the last of them."""
-    b = images(name, shape).stage("conv1", conv(convs[0], 5), pool, relu).stage("conv2", conv(convs[1], 5), pool, relu)
+    b = (
+        images(name, shape)
+        .stage("conv1", conv(convs[0], 5), pool, relu)
+        .stage("conv2", conv(convs[1], 5), pool, relu)
+    )
     b = b.stage("fc1", flat, linear(fcs[0]), relu).stage("fc2", linear(fcs[1]), relu, *end)
     return b.stage("fc3", linear(classes)).build()
 
 
 def lg_cifar10(shape: Shape, classes: int) -> Stack:
-    """LG-FedAvg's CIFAR-10 net, also of Fed-SPS and FedUFO: two 5x5 convolutions, representation of 64; at least 16x16."""
+    """LG-FedAvg's CIFAR-10 net, also of Fed-SPS and FedUFO: two 5x5 convolutions, representation of
+    64; at least 16x16.
+    """
     return _two_and_two("lg-cifar10", shape, classes, (64, 64), (120, 64))
 
 
 def lg_cifar100(shape: Shape, classes: int, drop: float = 0.6) -> Stack:
-    """LG-FedAvg's CIFAR-100 net, also of Fed-SPS: representation of 128, of which dropout takes 0.6; at least 16x16."""
+    """LG-FedAvg's CIFAR-100 net, also of Fed-SPS: representation of 128, of which dropout takes
+    0.6; at least 16x16.
+    """
     return _two_and_two("lg-cifar100", shape, classes, (64, 128), (256, 128), dropout(drop))
 
 
@@ -83,9 +109,15 @@ def lg_femnist(shape: Shape, classes: int) -> Stack:
 
 
 def tf_cifar10(shape: Shape, classes: int) -> Stack:
-    """McMahan's CIFAR-10 net, of TensorFlow's tutorial (without its local response normalisation): representation of 192."""
+    """McMahan's CIFAR-10 net, of TensorFlow's tutorial (without its local response normalisation):
+    representation of 192.
+    """
     half = max_pool(3, 2, ceil=True)  # as TensorFlow's SAME where the side is even
-    b = images("tf-cifar10", shape).stage("conv1", conv(64, 5, 2), half, relu).stage("conv2", conv(64, 5, 2), half, relu)
+    b = (
+        images("tf-cifar10", shape)
+        .stage("conv1", conv(64, 5, 2), half, relu)
+        .stage("conv2", conv(64, 5, 2), half, relu)
+    )
     b = b.stage("fc1", flat, linear(384), relu).stage("fc2", linear(192), relu)
     return b.stage("fc3", linear(classes)).build()
 

@@ -17,7 +17,10 @@ Line = Mapping[int, float]
 
 def page(title: str, *parts: str) -> str:
     """A title and what stands below it."""
-    return f'<div style="font-size:90%"><div style="font-weight:bold">{escape(title)}</div>{"".join(parts)}</div>'
+    return (
+        '<div style="font-size:90%"><div'
+        f' style="font-weight:bold">{escape(title)}</div>{"".join(parts)}</div>'
+    )
 
 
 def sentences(texts: Iterable[str]) -> str:
@@ -32,7 +35,9 @@ def table(
     shade: Callable[[int, int], float] | None = None,
     folded: Collection[int] = (),
 ) -> str:
-    """A table whose first `words` columns are words, the others figures; `shade` says how dark a cell is, from 0 to 1."""
+    """A table whose first `words` columns are words, the others figures; `shade` says how dark a
+    cell is, from 0 to 1.
+    """
 
     def cell(k: int, text: str, tag: str, dark: float = 0.0) -> str:
         style = CELL.format("left" if k < words else "right")
@@ -42,18 +47,22 @@ def table(
 
     head = "".join(cell(k, text, "th") for k, text in enumerate(heads))
     body = "".join(
-        "<tr>" + "".join(cell(k, text, "td", shade(r, k) if shade else 0.0) for k, text in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(cell(k, text, "td", shade(r, k) if shade else 0.0) for k, text in enumerate(row))
+        + "</tr>"
         for r, row in enumerate(rows)
     )
     return (
-        '<table style="border-collapse:collapse;margin:4px 0"><thead style="border-bottom:1px solid currentColor">'
-        f"<tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        '<table style="border-collapse:collapse;margin:4px 0"><thead style="border-bottom:1px'
+        f' solid currentColor"><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     )
 
 
 def curves(lines: Mapping[str, Line], what: str) -> str:
     """Lines by round, in hundredths, with a legend that says where each ends."""
-    known = {name: {t: v for t, v in line.items() if math.isfinite(v)} for name, line in lines.items()}
+    known = {
+        name: {t: v for t, v in line.items() if math.isfinite(v)} for name, line in lines.items()
+    }
     known = {name: line for name, line in known.items() if line}
     if not known:
         return ""
@@ -72,7 +81,10 @@ def curves(lines: Mapping[str, Line], what: str) -> str:
     drawn = []
     for k in range(round((high - low) / step) + 1):
         at = y(low + k * step)
-        drawn.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}" stroke="currentColor" opacity=".15"/>')
+        drawn.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"'
+            ' stroke="currentColor" opacity=".15"/>'
+        )
         drawn.append(_text(LEFT - 6, at + 4, f"{100 * (low + k * step):g}%", "end"))
     for t in sorted({0, last // 2, last}):
         drawn.append(_text(x(t), HEIGHT - BOTTOM + 16, str(t), "middle"))
@@ -82,25 +94,44 @@ def curves(lines: Mapping[str, Line], what: str) -> str:
         colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
         points = " ".join(f"{x(t):.1f},{y(line[t]):.1f}" for t in sorted(line))
         shape = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
-        dot = f'<circle cx="{x(max(line)):.1f}" cy="{y(line[max(line)]):.1f}" r="2.5" fill="{colour}"/>'
-        drawn.append(f"<g><title>{escape(name)}</title><polyline points={points!r} {shape}/>{dot}</g>")
-        swatch = f'<svg width="22" height="8" style="vertical-align:middle"><line x2="22" y1="4" y2="4" {shape}/></svg>'
-        legend.append(f'<span style="margin-right:14px">{swatch} {escape(name)} {100 * line[max(line)]:.1f}%</span>')
-    said = f"{what} by round: " + ", ".join(f"{name} ends at {100 * line[max(line)]:.1f}%" for name, line in known.items())
+        dot = (
+            f'<circle cx="{x(max(line)):.1f}" cy="{y(line[max(line)]):.1f}" r="2.5"'
+            f' fill="{colour}"/>'
+        )
+        drawn.append(
+            f"<g><title>{escape(name)}</title><polyline points={points!r} {shape}/>{dot}</g>"
+        )
+        swatch = (
+            '<svg width="22" height="8" style="vertical-align:middle"><line x2="22" y1="4" y2="4"'
+            f" {shape}/></svg>"
+        )
+        legend.append(
+            f'<span style="margin-right:14px">{swatch} {escape(name)}'
+            f" {100 * line[max(line)]:.1f}%</span>"
+        )
+    said = f"{what} by round: " + ", ".join(
+        f"{name} ends at {100 * line[max(line)]:.1f}%" for name, line in known.items()
+    )
     return (
-        f'<div style="margin-top:4px">{escape(what)} by round</div>'
-        f'<svg role="img" aria-label="{escape(said)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        f'style="max-width:100%" font-size="11" fill="currentColor">{"".join(drawn)}</svg><div>{"".join(legend)}</div>'
+        f'<div style="margin-top:4px">{escape(what)} by round</div><svg role="img"'
+        f' aria-label="{escape(said)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
+        f' height="{HEIGHT}" style="max-width:100%" font-size="11"'
+        f' fill="currentColor">{"".join(drawn)}</svg><div>{"".join(legend)}</div>'
     )
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" opacity=".8">{escape(text)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" opacity=".8">{escape(text)}</text>'
+    )
 
 
 def _step(span: float) -> float:
     """The distance of grid lines, a round number, of which a span has two to six."""
-    return next((step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if span / step <= 6), 10 ** math.ceil(math.log10(span)))
+    return next(
+        (step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if span / step <= 6),
+        10 ** math.ceil(math.log10(span)),
+    )
 
 
 def some(names: Sequence[str], most: int = 12) -> tuple[list[str], int]:

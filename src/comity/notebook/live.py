@@ -1,4 +1,6 @@
-"""Who watches a run that was begun from Python: a live line in a notebook, the terminal's bar if it is asked for, or nobody."""
+"""Who watches a run that was begun from Python: a live line in a notebook, the terminal's bar if it
+is asked for, or nobody.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,14 @@ def in_notebook() -> bool:
 
 
 @contextmanager
-def watching(progress: bool | Progress | Watched | None, runs: int = 1, jobs: int = 1) -> Iterator[Watched]:
-    """Who watches each run of a call: in a notebook a line unless `progress` is False, elsewhere nobody unless it is True.
+def watching(
+    progress: bool | Progress | Watched | None, runs: int = 1, jobs: int = 1
+) -> Iterator[Watched]:
+    """Who watches each run of a call: in a notebook a line unless `progress` is False, elsewhere
+    nobody unless it is True.
 
-    It is asked with the run's title; of several `runs`, of which so many as `jobs` go on at once, people see which one it is.
+    It is asked with the run's title; of several `runs`, of which so many as `jobs` go on at once,
+    people see which one it is.
     """
     if progress is None:
         progress = in_notebook()
@@ -48,13 +54,19 @@ def watching(progress: bool | Progress | Watched | None, runs: int = 1, jobs: in
             yield lambda title: Quiet()
     elif isinstance(progress, Progress):
         if jobs > 1:
-            raise UsageError("One object cannot watch several runs at once: give progress a function that makes one from a title.")
+            raise UsageError(
+                "One object cannot watch several runs at once: give progress a function that makes"
+                " one from a title."
+            )
         one = progress
         yield lambda title: one
     elif callable(progress):
         yield progress
     else:
-        raise UsageError("progress is True, False, or somebody who watches: an object with begin, answered, round and end.")
+        raise UsageError(
+            "progress is True, False, or somebody who watches: an object with begin, answered,"
+            " round and end."
+        )
 
 
 class Line:
@@ -67,12 +79,18 @@ class Line:
         return self._text
 
     def _repr_html_(self) -> str:
-        bar = f'<progress value="{self._done}" max="{max(1, self._of)}"></progress> ' if self._text else ""
+        bar = (
+            f'<progress value="{self._done}" max="{max(1, self._of)}"></progress> '
+            if self._text
+            else ""
+        )
         return f'<div style="font-size:90%">{bar}{escape(self._text)}</div>'
 
 
 class Live:
-    """A line below a notebook's cell that follows the runs of one call, and goes when they are over."""
+    """A line below a notebook's cell that follows the runs of one call, and goes when they are
+    over.
+    """
 
     def __init__(self, runs: int = 1) -> None:
         from IPython.display import display
@@ -91,7 +109,9 @@ class Live:
         now = time.monotonic()
         if self.under_way and (at_once or now - self._shown >= EVERY):
             self._shown = now
-            done, of = (sum(getattr(one, what) for one in self.under_way) for what in ("done", "rounds"))
+            done, of = (
+                sum(getattr(one, what) for one in self.under_way) for what in ("done", "rounds")
+            )
             self._handle.update(Line("; ".join(map(str, self.under_way)), done, of))
 
     def clear(self) -> None:

@@ -55,7 +55,11 @@ def figure(summary: Mapping[str, Any], metric: Metric) -> str:
 def of_result(result: Result) -> str:
     """A run: who has what, and how it came about."""
     summary, metric = result.summary, judged_by(result)
-    known = {name: value for name, value in (summary.get(metric.name) or {}).get("per_party", {}).items() if value is not None}
+    known = {
+        name: value
+        for name, value in (summary.get(metric.name) or {}).get("per_party", {}).items()
+        if value is not None
+    }
     ranked = sorted(known, key=lambda name: -metric.sign * known[name])
     shown, more = some(ranked)
     rows = [[name, f"{known[name]:.1%}"] for name in shown]
@@ -64,12 +68,16 @@ def of_result(result: Result) -> str:
     lines = _lines(result.metrics, metric)
     sent = summary["bytes"]
     below = [
-        f"up {size(sent['up'])}, down {size(sent['down'])}, peer {size(sent['peer'])}, {summary['steps']:,} steps, "
-        f"{duration(summary['seconds']['total'])}.",
+        (
+            f"up {size(sent['up'])}, down {size(sent['down'])}, peer {size(sent['peer'])},"
+            f" {summary['steps']:,} steps, {duration(summary['seconds']['total'])}."
+        ),
         *summary.get("remarks", ()),
         *caveats(summary),
     ]
-    title = f"{summary['algorithm']}: {figure(summary, metric)} (mean over parties); {setting(summary)}"
+    title = (
+        f"{summary['algorithm']}: {figure(summary, metric)} (mean over parties); {setting(summary)}"
+    )
     parties = table(["party", f"test {metric.title}"], rows)
     return page(title, parties, curves(lines, f"Test {metric.title}"), sentences(below))
 
@@ -93,7 +101,10 @@ def of_comparison(made: Comparison) -> str:
     ranked = sorted(made.rows, key=lambda row: -row.goodness)
     lines = {
         row.algorithm: conventions.mean_curve(
-            [conventions.curve(result.metrics, metric=metric.name) for result in made.results[row.algorithm].values()]
+            [
+                conventions.curve(result.metrics, metric=metric.name)
+                for result in made.results[row.algorithm].values()
+            ]
         )
         for row in made.rows
     }
@@ -101,7 +112,10 @@ def of_comparison(made: Comparison) -> str:
     answers = [[one.partition(": ")[0], one.partition(": ")[2]] for one in told(made.answers)]
     return page(
         f"{setting(first.summary)}{seeds}",
-        sentences(f"{question} {said}" for question, said in (made.overall.questions if made.overall else {}).items()),
+        sentences(
+            f"{question} {said}"
+            for question, said in (made.overall.questions if made.overall else {}).items()
+        ),
         table(*columns(row.cells(several) for row in ranked)),
         curves(lines, f"Test {metric.title}"),
         table(["party", "answer"], answers, words=2, folded=(1,)) if answers else "",
@@ -122,7 +136,8 @@ def of_tuning(made: Tuning) -> str:
         for trial in made.trials
     ]
     return page(
-        f"{made.algorithm}: test and validation {METRICS[made.metric].title}, best by validation first",
+        f"{made.algorithm}: test and validation {METRICS[made.metric].title}, best by validation"
+        " first",
         table([*names, "validation", "test"], rows, words=len(names)),
         sentences([made.verdict]),
         sentences(f"* {text}" for trial in made.trials for text in trial.caveats),
@@ -142,14 +157,19 @@ def of_federation(fed: Federation) -> str:
         mine = counts[fed.names.index(name)].tolist()
         most = max(1, *mine)
         rows.append(
-            [name, *(str(len(part)) for part in (data.train, data.validation, data.test)), *(map(str, mine) if wide else [])]
+            [
+                name,
+                *(str(len(part)) for part in (data.train, data.validation, data.test)),
+                *(map(str, mine) if wide else []),
+            ]
         )
         shades.append([0.0] * 4 + [0.6 * count / most for count in mine])
     kinds = f"{fed.classes} classes" if fed.classes else "a number to predict"
     below = [f"… and {more} parties between them."] if more else []
     below += ["The columns by class count training samples."] if wide else []
     return page(
-        f"{fed.name}, {fed.split.partition}: {len(fed.names)} parties, samples of shape {fed.shape}, {kinds}",
+        f"{fed.name}, {fed.split.partition}: {len(fed.names)} parties, samples of shape"
+        f" {fed.shape}, {kinds}",
         table(heads, rows, shade=lambda r, k: shades[r][k]),
         sentences([*below, *fed.notes]),
     )
@@ -158,7 +178,11 @@ def of_federation(fed: Federation) -> str:
 def of_dataset(data: Dataset) -> str:
     """What is in a dataset, and how to deal it to parties."""
     display_name = list(data.class_names) or [str(k) for k in range(data.classes)]
-    counts = [] if data.amounts or data.classes > MOST_CLASSES else torch.bincount(data.y, minlength=data.classes).tolist()
+    counts = (
+        []
+        if data.amounts or data.classes > MOST_CLASSES
+        else torch.bincount(data.y, minlength=data.classes).tolist()
+    )
     groups = [f"Natural parties by {by}: {len(group.names)}." for by, group in data.groups.items()]
     kinds = f"{data.classes} classes" if data.classes else "a number to predict"
     how = f"Not yet dealt to parties: dataset.partition('{data.home}', parties=10, seed=0)."

@@ -1,6 +1,8 @@
-"""The papers' tables as data: one TOML file a table or figure, with the setting, the methods and the printed numbers.
+"""The papers' tables as data: one TOML file a table or figure, with the setting, the methods and
+the printed numbers.
 
-A run's settings are the table's, then its column's, then its row's; the scale's come last, in the same order.
+A run's settings are the table's, then its column's, then its row's; the scale's come last, in the
+same order.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ Settings = dict[str, Any]
 
 
 class _Entry(BaseModel):
-    """A column or row: its name in files and on the command line, its title for people, and its part of the runs' settings."""
+    """A column or row: its name in files and on the command line, its title for people, and its
+    part of the runs' settings.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -54,7 +58,8 @@ class Column(_Entry):
 
 
 class Grid(BaseModel):
-    """Columns that differ in a few values only, written once: one column for each combination of the axes' values.
+    """Columns that differ in a few values only, written once: one column for each combination of
+    the axes' values.
 
     `{axis}` in a name, a title or a setting stands for the axis' value.
     """
@@ -64,16 +69,27 @@ class Grid(BaseModel):
     name: str
     title: str
     measure: str
-    axes: dict[str, Annotated[tuple[str | int | float, ...], Field(min_length=1)]] = Field(min_length=1)
+    axes: dict[str, Annotated[tuple[str | int | float, ...], Field(min_length=1)]] = Field(
+        min_length=1
+    )
     settings: Settings = Field(default_factory=dict)
 
     def columns(self) -> list[Column]:
-        """All of them, the last axis' values changing fastest; a setting that is an axis alone keeps its kind."""
+        """All of them, the last axis' values changing fastest; a setting that is an axis alone
+        keeps its kind.
+        """
         made = []
         for values in itertools.product(*self.axes.values()):
             at = dict(zip(self.axes, values, strict=True))
             settings = {name: _filled(value, at) for name, value in self.settings.items()}
-            made.append(Column(name=_put(self.name, at), title=_put(self.title, at), measure=self.measure, settings=settings))
+            made.append(
+                Column(
+                    name=_put(self.name, at),
+                    title=_put(self.title, at),
+                    measure=self.measure,
+                    settings=settings,
+                )
+            )
         return made
 
 
@@ -93,11 +109,15 @@ def _put(text: str, at: Mapping[str, Any]) -> str:
 
 
 class MethodRow(_Entry):
-    """A row of a paper's table: a method, and what the paper prints for it by column; a pair is a mean and its deviation."""
+    """A row of a paper's table: a method, and what the paper prints for it by column; a pair is a
+    mean and its deviation.
+    """
 
     algorithm: str
     best_of: tuple[str, ...] = ()
-    """Rows of the same table, one of which this row stands for: for each seed the one that is best on validation samples."""
+    """Rows of the same table, one of which this row stands for: for each seed the one that is best
+    on validation samples.
+    """
     paper: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
 
     def printed(self, column: str) -> tuple[float | None, float | None]:
@@ -134,7 +154,10 @@ class Table(BaseModel):
         runs = {row.name for row in self.rows if not row.best_of}
         for row in self.rows:
             if row.best_of and not (len(row.best_of) > 1 and runs.issuperset(row.best_of)):
-                raise ValueError(f"best_of of {row.name} must name two or more other rows that are runs themselves")
+                raise ValueError(
+                    f"best_of of {row.name} must name two or more other rows that are runs"
+                    " themselves"
+                )
         return self
 
     @model_validator(mode="after")
@@ -159,7 +182,9 @@ class Table(BaseModel):
         return given | {"grids": grids, "columns": columns}
 
     def at(self, scale: Scale) -> Settings:
-        """What replaces the settings at a scale; `seeds`, `columns` and `rows` are about the table itself."""
+        """What replaces the settings at a scale; `seeds`, `columns` and `rows` are about the table
+        itself.
+        """
         return {"full": {}, "reduced": self.reduced, "smoke": self.smoke}[scale]
 
     def seeds(self, scale: Scale) -> int:
@@ -183,7 +208,12 @@ class Table(BaseModel):
         mine = [c for c in self.columns if c.runs == run]
         layers: list[Mapping[str, Any]] = [self.settings, *(c.settings for c in mine), row.settings]
         layers += [self.at(scale), *(c.at(scale) for c in mine), row.at(scale)]
-        made = {name: value for layer in layers for name, value in layer.items() if name not in ("seeds", "columns", "rows")}
+        made = {
+            name: value
+            for layer in layers
+            for name, value in layer.items()
+            if name not in ("seeds", "columns", "rows")
+        }
         return made | {"algorithm": row.algorithm}
 
 
@@ -208,7 +238,10 @@ class Claim:
 
 def names() -> list[str]:
     """All papers' tables by name, as in dbe/table5."""
-    found = sorted(HERE.glob("*/*.toml"), key=lambda p: (p.parent.name, p.stem.rstrip("0123456789abc"), _number(p.stem), p.stem))
+    found = sorted(
+        HERE.glob("*/*.toml"),
+        key=lambda p: (p.parent.name, p.stem.rstrip("0123456789abc"), _number(p.stem), p.stem),
+    )
     return [f"{path.parent.name}/{path.stem}" for path in found]
 
 
@@ -229,7 +262,9 @@ def table(name: str) -> Table:
         raise ComityError(f"{path} is not valid TOML: {why}.") from why
     except ValidationError as why:
         first = why.errors()[0]
-        raise ComityError(f"{path} is not a paper's table: {'.'.join(map(str, first['loc']))}: {first['msg']}.") from why
+        raise ComityError(
+            f"{path} is not a paper's table: {'.'.join(map(str, first['loc']))}: {first['msg']}."
+        ) from why
 
 
 def catalogue() -> list[dict[str, object]]:
@@ -238,6 +273,12 @@ def catalogue() -> list[dict[str, object]]:
     for name in names():
         made = table(name)
         rows.append(
-            {"name": name, "rows": len(made.rows), "columns": len(made.columns), "description": made.title, "source": made.source}
+            {
+                "name": name,
+                "rows": len(made.rows),
+                "columns": len(made.columns),
+                "description": made.title,
+                "source": made.source,
+            }
         )
     return rows

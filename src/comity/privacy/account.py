@@ -1,8 +1,10 @@
-"""The account of what parties give away: every release with its noise, and every field that leaves without any.
+"""The account of what parties give away: every release with its noise, and every field that leaves
+without any.
 
-A release is charged before a party is asked for it: a reply that is lost may still have been read by somebody. What leaves
-without noise is noted when it comes. Two accounts are kept: what the server (or whoever reads along) can tell from what parties
-send, and, if the server is trusted and adds noise itself, what parties can tell from what it sends them.
+A release is charged before a party is asked for it: a reply that is lost may still have been read
+by somebody. What leaves without noise is noted when it comes. Two accounts are kept: what the
+server (or whoever reads along) can tell from what parties send, and, if the server is trusted and
+adds noise itself, what parties can tell from what it sends them.
 """
 
 from __future__ import annotations
@@ -18,16 +20,35 @@ from comity.core.call import CallId
 from comity.core.declared import declared
 from comity.core.ledger import EVERYBODY, MOST_APART
 from comity.core.record import Sealed, is_record, payload, sealed_in
-from comity.core.release import NEIGHBOURS, UNITS, Asked, Release, declares, planned_works, releases_of, reply_fields
+from comity.core.release import (
+    NEIGHBOURS,
+    UNITS,
+    Asked,
+    Release,
+    declares,
+    planned_works,
+    releases_of,
+    reply_fields,
+)
 from comity.core.signature import fields_on_wire
 from comity.errors import ComityError
 from comity.privacy.budget import Budget
-from comity.privacy.composition import ACCOUNTANTS, History, accountant, epsilon, neighbours_of, renyi_epsilon, weakest_unit
+from comity.privacy.composition import (
+    ACCOUNTANTS,
+    History,
+    accountant,
+    epsilon,
+    neighbours_of,
+    renyi_epsilon,
+    weakest_unit,
+)
 
 INFINITE = "infinite"
 """How an infinite ε is written where numbers are expected."""
 FROM_PARTIES, FROM_SERVER = "server", "parties"
-"""Against whom a release protects: the server, which gets it, or the parties, if the server is trusted."""
+"""Against whom a release protects: the server, which gets it, or the parties, if the server is
+trusted.
+"""
 
 
 Fields = dict[str, Sequence[Release] | None]
@@ -39,7 +60,9 @@ class BudgetSpent(ComityError):
 
 
 class Spent(NamedTuple):
-    """A row of privacy.csv: what left a party, or the server, in a call; ε and δ are of this row alone."""
+    """A row of privacy.csv: what left a party, or the server, in a call; ε and δ are of this row
+    alone.
+    """
 
     round: int
     call: str
@@ -85,16 +108,23 @@ class Account:
         self._asked = asked
         self._plan = plan
         self._coupled = coupled
-        """Why one record of a party moves what others are before anything is trained, if it does: then none is protected."""
+        """Why one record of a party moves what others are before anything is trained, if it does:
+        then none is protected.
+        """
         self._planned: Mapping[int, Counter[Release]] | None = None
         self._together = count > MOST_APART
         self._rows: list[Spent] = []
         self._known: dict[tuple[int, str, int], Fields] = {}
         self._bare: dict[tuple[int, str], Fields | None] = {}
-        """The fields of works of which nobody declares anything: the same for all parties, of which there may be many."""
+        """The fields of works of which nobody declares anything: the same for all parties, of which
+        there may be many.
+        """
         self.history: dict[str, dict[str, Counter[Release]]] = {FROM_PARTIES: {}, FROM_SERVER: {}}
         """By whom it protects against, and by party: what was released."""
-        self.unprotected: dict[str, dict[tuple[str, str], set[str]]] = {FROM_PARTIES: {}, FROM_SERVER: {}}
+        self.unprotected: dict[str, dict[tuple[str, str], set[str]]] = {
+            FROM_PARTIES: {},
+            FROM_SERVER: {},
+        }
         """What left as it is, by work and field, and of whom."""
 
     def restore(self, rows: Iterable[Spent]) -> None:
@@ -108,38 +138,58 @@ class Account:
         return rows
 
     def charge_call(self, call: CallId, ids: Iterable[int]) -> None:
-        """Parties are about to be asked: write down what their replies will give away, or refuse if that is more than may be."""
+        """Parties are about to be asked: write down what their replies will give away, or refuse if
+        that is more than may be.
+        """
         due = [(i, given) for i in ids if (given := _apart(self._releases(call, i)))]
         for i, given in due:
             if not self._affordable(i, Counter(release for release, _ in given)):
                 raise BudgetSpent(self._spent(f"{call.function} in round {call.round}", i))
         for i, given in due:
             for release, names in given:
-                self._add(call.round, call.function, self._name(i), ", ".join(names), release, FROM_PARTIES)
+                self._add(
+                    call.round,
+                    call.function,
+                    self._name(i),
+                    ", ".join(names),
+                    release,
+                    FROM_PARTIES,
+                )
                 if release.unit == "record" and (why := self._coupled(i)):
                     self.note_open(call.round, "introduce", i, why)
 
     def note_reply(self, call: CallId, i: int, reply: Any) -> None:
         """A reply has come: write down, once, what of it left as it is."""
         said = self._releases(call, i)
-        # What is in parcels that are in no record's field only the work's declaration tells: all that may be in them.
+        # What is in parcels that are in no record's field only the work's declaration tells: all
+        # that may be in them.
         sealed = said if not is_record(reply) and sealed_in(reply) else ()
         for name in dict.fromkeys((*held_fields(reply), *sealed)):
             if said.get(name) is None:
                 self.note_open(call.round, call.function, i, name)
 
-    def note_open(self, round: int, function: str, i: int, name: str, against: str = FROM_PARTIES) -> None:
+    def note_open(
+        self, round: int, function: str, i: int, name: str, against: str = FROM_PARTIES
+    ) -> None:
         """Something of a party left as it is; that is written down once."""
-        party = EVERYBODY if self._together else self._name(i)  # of thousands of parties there would be as many rows
+        party = (
+            EVERYBODY if self._together else self._name(i)
+        )  # of thousands of parties there would be as many rows
         if party not in self.unprotected[against].get((function, name), ()):
             self._add(round, function, party, name, None, against)
 
-    def charge_server(self, round: int, name: str, release: Release | None, ids: Iterable[int]) -> None:
-        """The server makes known what it learned from these parties, behind noise of its own or as it is."""
+    def charge_server(
+        self, round: int, name: str, release: Release | None, ids: Iterable[int]
+    ) -> None:
+        """The server makes known what it learned from these parties, behind noise of its own or as
+        it is.
+        """
         for i in ids:
             if release:
                 if not self._affordable(i, Counter([release]), FROM_SERVER):
-                    raise BudgetSpent(self._spent(f"what the server would make known in round {round}", i))
+                    raise BudgetSpent(
+                        self._spent(f"what the server would make known in round {round}", i)
+                    )
                 self._add(round, "server", self._name(i), name, release, FROM_SERVER)
             else:
                 self.note_open(round, "server", i, name, FROM_SERVER)
@@ -148,7 +198,9 @@ class Account:
         place = call.depth, call.function
         if place not in self._bare:
             declared = declares(self._algorithm, call.depth)
-            self._bare[place] = None if declared else dict.fromkeys(reply_fields(self._algorithm, *place))
+            self._bare[place] = (
+                None if declared else dict.fromkeys(reply_fields(self._algorithm, *place))
+            )
         if (bare := self._bare[place]) is not None:
             return bare
         if (*place, i) not in self._known:
@@ -156,7 +208,10 @@ class Account:
         return self._known[*place, i]
 
     def _spent(self, what: str, i: int) -> str:
-        return f"The privacy budget ({self.budget}) is spent: {what} would take {self._name(i)} beyond it, and was not to be."
+        return (
+            f"The privacy budget ({self.budget}) is spent: {what} would take {self._name(i)} beyond"
+            " it, and was not to be."
+        )
 
     def _affordable(self, i: int, more: Counter[Release], against: str = FROM_PARTIES) -> bool:
         if not math.isfinite(self.budget.epsilon):
@@ -175,26 +230,73 @@ class Account:
             return True
         return epsilon(history, delta) <= most
 
-    def _add(self, round: int, function: str, party: str, name: str, release: Release | None, against: str) -> None:
+    def _add(
+        self,
+        round: int,
+        function: str,
+        party: str,
+        name: str,
+        release: Release | None,
+        against: str,
+    ) -> None:
         if release:
             alone = epsilon({release: 1}, self.budget.delta)
             row = Spent(
-                *(round, function, party, name, release.unit, release.mechanism, release.sensitivity, release.noise, release.rate),
-                *(release.steps, alone, self.budget.delta, release.neighbours, against, release.drawn, release.drawn_of),
+                *(
+                    round,
+                    function,
+                    party,
+                    name,
+                    release.unit,
+                    release.mechanism,
+                    release.sensitivity,
+                    release.noise,
+                    release.rate,
+                ),
+                *(
+                    release.steps,
+                    alone,
+                    self.budget.delta,
+                    release.neighbours,
+                    against,
+                    release.drawn,
+                    release.drawn_of,
+                ),
             )
         else:
-            row = Spent(round, function, party, name, "", "none", 0.0, 0.0, 1.0, 1, math.inf, self.budget.delta, "", against, 0, 0)
+            row = Spent(
+                round,
+                function,
+                party,
+                name,
+                "",
+                "none",
+                0.0,
+                0.0,
+                1.0,
+                1,
+                math.inf,
+                self.budget.delta,
+                "",
+                against,
+                0,
+                0,
+            )
         self._rows.append(row)
         self._count(against, party, release, function, name)
 
-    def _count(self, against: str, party: str, release: Release | None, function: str, name: str) -> None:
+    def _count(
+        self, against: str, party: str, release: Release | None, function: str, name: str
+    ) -> None:
         if release:
             self.history[against].setdefault(party, Counter())[release] += 1
         else:
             self.unprotected[against].setdefault((function, name), set()).add(party)
 
     def summary(self, assumptions: Sequence[str]) -> dict[str, Any]:
-        """What `summary.json` says: against the server and, if the server adds noise, against parties that trust it."""
+        """What `summary.json` says: against the server and, if the server adds noise, against
+        parties that trust it.
+        """
         found = self._block(FROM_PARTIES)
         trusted = self._block(FROM_SERVER) if self.history[FROM_SERVER] else None
         used = bool(self.history[FROM_PARTIES] or trusted)
@@ -206,11 +308,18 @@ class Account:
         return block(self.history[against], self.unprotected[against], self.budget)
 
 
-def block(history: Mapping[str, History], opened: Mapping[tuple[str, str], Iterable[str]], budget: Budget) -> dict[str, Any]:
-    """What is guaranteed to each party, given what it released and, by work and field, of whom something left as it is."""
+def block(
+    history: Mapping[str, History], opened: Mapping[tuple[str, str], Iterable[str]], budget: Budget
+) -> dict[str, Any]:
+    """What is guaranteed to each party, given what it released and, by work and field, of whom
+    something left as it is.
+    """
     bare = set().union(*opened.values())
     everything = {release: 1 for counts in history.values() for release in counts}
-    of = {party: math.inf if party in bare else epsilon(history[party], budget.delta) for party in {*history, *bare}}
+    of = {
+        party: math.inf if party in bare else epsilon(history[party], budget.delta)
+        for party in {*history, *bare}
+    }
     return {
         "unit": weakest_unit(everything) if everything else None,
         "neighbours": (neighbours_of(everything) or None) if everything else None,
@@ -232,7 +341,9 @@ def read_epsilon(value: float | str) -> float:
 
 
 def held_fields(reply: Any) -> Iterator[str]:
-    """The fields of a reply that hold anything, as in "Model.theta"; of a parcel, which nobody sees, all that may be in it."""
+    """The fields of a reply that hold anything, as in "Model.theta"; of a parcel, which nobody
+    sees, all that may be in it.
+    """
     if not is_record(reply):
         if payload(reply) or isinstance(reply, Sealed):
             yield "message"
@@ -242,7 +353,13 @@ def held_fields(reply: Any) -> Iterator[str]:
         if isinstance(value, Sealed):
             yield from fields_on_wire(declared(type(reply), field))
         elif _has_records(value):
-            for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]:
+            for inner in (
+                value.values()
+                if isinstance(value, dict)
+                else value
+                if isinstance(value, list | tuple)
+                else [value]
+            ):
                 yield from held_fields(inner)
         elif payload(value):
             yield f"{type(reply).__name__}.{field.name}"
@@ -255,7 +372,8 @@ def _has_records(value: Any) -> bool:
 
 
 def _apart(said: Mapping[str, Sequence[Release] | None]) -> list[tuple[Release, list[str]]]:
-    """Each release of a call once, with all fields that come through it: what is made of one release costs nothing more.
+    """Each release of a call once, with all fields that come through it: what is made of one
+    release costs nothing more.
 
     One release is one object; two of the same strength are two.
     """
@@ -267,9 +385,14 @@ def _apart(said: Mapping[str, Sequence[Release] | None]) -> list[tuple[Release, 
 
 
 def planned(
-    algorithm: AnyAlgorithm, asked: Callable[[int], Asked], parties: Iterable[int], rounds: Mapping[int, int]
+    algorithm: AnyAlgorithm,
+    asked: Callable[[int], Asked],
+    parties: Iterable[int],
+    rounds: Mapping[int, int],
 ) -> dict[int, Counter[Release]]:
-    """What each party will release in a whole run, if it takes part in so many `rounds`, by the methods' own declarations."""
+    """What each party will release in a whole run, if it takes part in so many `rounds`, by the
+    methods' own declarations.
+    """
     found: dict[int, Counter[Release]] = {}
     for i in parties:
         about = asked(i)
@@ -286,7 +409,11 @@ def in_words(block: Mapping[str, Any]) -> str:
     if block["epsilon"] == INFINITE:
         few = block["unprotected"][:3]
         more = f" and {len(block['unprotected']) - 3} more" if len(block["unprotected"]) > 3 else ""
-        why = f"no noise hides {', '.join(few)}{more}" if few else "there is no noise, or of kinds that cannot be added up"
+        why = (
+            f"no noise hides {', '.join(few)}{more}"
+            if few
+            else "there is no noise, or of kinds that cannot be added up"
+        )
         return f"no guarantee (epsilon infinite), as {why}"
     if not block["unit"]:
         return "nothing left a party"
@@ -295,12 +422,16 @@ def in_words(block: Mapping[str, Any]) -> str:
 
 
 def guarantees(told: Mapping[str, Any] | None, always: bool = False) -> list[str]:
-    """What a run's account comes to, a sentence each; of runs without any noise nothing is said, unless `always`."""
+    """What a run's account comes to, a sentence each; of runs without any noise nothing is said,
+    unless `always`.
+    """
     if not told or not (always or told["unit"] or told["trusted_server"]):
         return []
     said = [f"privacy: {in_words(told)}"]
     if told["trusted_server"]:
-        said.append(f"from other parties, if the server is trusted: {in_words(told['trusted_server'])}")
+        said.append(
+            f"from other parties, if the server is trusted: {in_words(told['trusted_server'])}"
+        )
     return said
 
 
@@ -309,7 +440,12 @@ def account_of(summary: Mapping[str, Any], party: str) -> str:
     told = summary.get("privacy")
     if not told:
         return "no account was kept"
-    blocks = [("", told), ("against other parties, if the server is trusted, ", told["trusted_server"])]
+    blocks = [
+        ("", told),
+        ("against other parties, if the server is trusted, ", told["trusted_server"]),
+    ]
     return "; ".join(
-        f"{whom}{in_words({**block, 'epsilon': block['parties'].get(party, 0.0)})}" for whom, block in blocks if block
+        f"{whom}{in_words({**block, 'epsilon': block['parties'].get(party, 0.0)})}"
+        for whom, block in blocks
+        if block
     )

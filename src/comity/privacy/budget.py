@@ -21,7 +21,10 @@ class Budget:
         """`epsilon=8,delta=1e-5`; without a word, no bound."""
         made = call(parse(f"budget({text or ''})"), Budget)
         if not (made.epsilon > 0 and 0 < made.delta < 1):
-            raise UsageError(f"A budget is epsilon > 0 at a delta between 0 and 1, as in epsilon=8,delta=1e-5, not {text}.")
+            raise UsageError(
+                "A budget is epsilon > 0 at a delta between 0 and 1, as in epsilon=8,delta=1e-5,"
+                f" not {text}."
+            )
         return made
 
     def __str__(self) -> str:

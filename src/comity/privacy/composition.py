@@ -1,7 +1,8 @@
 """ε of everything that a party has given away, at a chosen δ.
 
-By privacy loss distributions where dp-accounting is installed (`pip install comity[privacy]`), else by Rényi accounting of our
-own: a bound as well, but a looser one. `ACCOUNTANTS` has the words for either.
+By privacy loss distributions where dp-accounting is installed (`pip install comity[privacy]`), else
+by Rényi accounting of our own: a bound as well, but a looser one. `ACCOUNTANTS` has the words for
+either.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from comity.privacy.accounting import ORDERS, sampled_gaussian_rdp
 History = Mapping[Release, int]
 """What was released, and how often."""
 GRID = 1e-3
-"""The grid on which distributions of privacy loss are rounded up: a tenth of it changes ε by a ten-thousandth, in ten times
-the time."""
+"""The grid on which distributions of privacy loss are rounded up: a tenth of it changes ε by a
+ten-thousandth, in ten times the time.
+"""
 ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp-accounting)",
-    "renyi": "Rényi accounting, which is looser (pip install comity[privacy] for privacy loss distributions)",
+    "renyi": (
+        "Rényi accounting, which is looser (pip install comity[privacy] for privacy loss"
+        " distributions)"
+    ),
 }
 
 
@@ -34,7 +39,9 @@ def accountant() -> str:
 
 
 def weakest_unit(history: History) -> Unit:
-    """The unit that all releases protect: the weakest of theirs, as who protects more protects that as well."""
+    """The unit that all releases protect: the weakest of theirs, as who protects more protects that
+    as well.
+    """
     order = list(UNITS)
     return min((release.unit for release in history), key=order.index, default="party")
 
@@ -65,8 +72,9 @@ def neighbours_of(history: History) -> str:
 def _alike(history: History) -> Counter[Release] | None:
     """The same releases for one kind of neighbours; None if that cannot be.
 
-    Whoever cannot tell one from any other cannot tell it from a blank: what holds for `replaced` holds for `blank`, and never the
-    other way round. Of units that are drawn without replacement only the stronger kind is known.
+    Whoever cannot tell one from any other cannot tell it from a blank: what holds for `replaced`
+    holds for `blank`, and never the other way round. Of units that are drawn without replacement
+    only the stronger kind is known.
     """
     if len({release.neighbours for release in history}) < 2:
         return Counter(history)
@@ -93,51 +101,75 @@ def _by_distributions(history: History, delta: float) -> float:
     from dp_accounting import pld, rdp
 
     drawn = any(release.drawn_of for release in history)
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE if drawn else dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    account: Any = rdp.RdpAccountant(neighboring_relation=relation) if drawn else pld.PLDAccountant(relation, GRID)
+    relation = (
+        dp_accounting.NeighboringRelation.REPLACE_ONE
+        if drawn
+        else dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+    )
+    account: Any = (
+        rdp.RdpAccountant(neighboring_relation=relation)
+        if drawn
+        else pld.PLDAccountant(relation, GRID)
+    )
     for release, count in history.items():
         account.compose(dp_accounting.SelfComposedDpEvent(_event(release), release.steps * count))
     return float(account.get_epsilon(delta))
 
 
 def _event(release: Release) -> Any:
-    """A release in dp-accounting's words: its noise is in units of what one neighbour changes, whichever kind that is."""
+    """A release in dp-accounting's words: its noise is in units of what one neighbour changes,
+    whichever kind that is.
+    """
     import dp_accounting
 
     if release.mechanism == "laplace":
         return dp_accounting.LaplaceDpEvent(release.multiplier)
     noise = dp_accounting.GaussianDpEvent(release.multiplier)
     if release.drawn_of:
-        return dp_accounting.SampledWithoutReplacementDpEvent(release.drawn_of, release.drawn, noise)
+        return dp_accounting.SampledWithoutReplacementDpEvent(
+            release.drawn_of, release.drawn, noise
+        )
     return dp_accounting.PoissonSampledDpEvent(release.rate, noise) if release.rate < 1 else noise
 
 
 def _renyi(history: History, delta: float) -> float:
-    """By the divergences of whole orders; never more than pure ε would add up to, where all is Laplace's."""
+    """By the divergences of whole orders; never more than pure ε would add up to, where all is
+    Laplace's.
+    """
     if any(release.multiplier == 0 for release in history):
         return math.inf
     if not history:
         return 0.0
     found: list[float] = []
     for place, order in enumerate(ORDERS):
-        divergence = sum(count * release.steps * _divergences(_one(release))[place] for release, count in history.items())
+        divergence = sum(
+            count * release.steps * _divergences(_one(release))[place]
+            for release, count in history.items()
+        )
         found.append(divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
     best = max(0.0, min(found))
     if all(release.mechanism == "laplace" for release in history):
-        best = min(best, sum(count * release.steps / release.multiplier for release, count in history.items()))
+        best = min(
+            best,
+            sum(count * release.steps / release.multiplier for release, count in history.items()),
+        )
     return float(best)
 
 
 def _one(release: Release) -> Release:
     """What the divergence of one step depends on, and nothing else."""
-    rate = 1.0 if release.drawn_of else release.rate  # without replacement: as if all took part, which is never too little
+    rate = (
+        1.0 if release.drawn_of else release.rate
+    )  # without replacement: as if all took part, which is never too little
     return Release("row", release.mechanism, 1.0, release.multiplier, rate=rate)
 
 
 @lru_cache(maxsize=4096)
 def _divergences(release: Release) -> tuple[float, ...]:
     if release.mechanism == "gaussian":
-        return tuple(sampled_gaussian_rdp(release.rate, release.multiplier, order) for order in ORDERS)
+        return tuple(
+            sampled_gaussian_rdp(release.rate, release.multiplier, order) for order in ORDERS
+        )
     return tuple(_laplace_divergence(release.multiplier, order) for order in ORDERS)
 
 
@@ -150,7 +182,8 @@ def _laplace_divergence(scale: float, order: int) -> float:
 
 
 def smallest_noise(fits: Callable[[float], bool], low: float = 1e-2, high: float = 1e5) -> float:
-    """The smallest noise for which `fits(noise)` holds, to a thousandth: there is such a number below which it never does.
+    """The smallest noise for which `fits(noise)` holds, to a thousandth: there is such a number
+    below which it never does.
 
     Infinite if even `high` does not do.
     """

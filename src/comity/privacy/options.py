@@ -1,4 +1,6 @@
-"""The options of a method whose parties send representations to a server that trains on them (ADCOL, B.12)."""
+"""The options of a method whose parties send representations to a server that trains on them
+(ADCOL, B.12).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,20 @@ from typing import Literal, Self
 
 from torch import Tensor
 
-from comity.core import Info, Key, LearningTask, Params, Release, Releases, Samples, Server, Training, mixin, option, plain
+from comity.core import (
+    Info,
+    Key,
+    LearningTask,
+    Params,
+    Release,
+    Releases,
+    Samples,
+    Server,
+    Training,
+    mixin,
+    option,
+    plain,
+)
 from comity.core.fit import Private
 from comity.core.noise import gaussian
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
@@ -18,25 +33,37 @@ from comity.privacy.mechanisms import noised
 SMALL = 1e-9
 """A δ at which any noise that anybody would want is some ε above 0."""
 ROW = (
-    "what it protects is a row, that is what a given model makes of a sample. The sample has trained that model, so that all of "
-    "a party's rows tell of it: of the record nothing is guaranteed"
+    "what it protects is a row, that is what a given model makes of a sample. The sample has"
+    " trained that model, so that all of a party's rows tell of it: of the record nothing is"
+    " guaranteed"
 )
 
 
 TRAINED_OPENLY = (
-    "is for what the method sends. Models are trained without noise, and figures by which they are judged leave as they are."
+    "is for what the method sends. Models are trained without noise, and figures by which they are"
+    " judged leave as they are."
 )
 
 
 @mixin
 class PrivateRows:
-    """Noise at the party against a curious server, or at a trusted server against the parties; and what either guarantees."""
+    """Noise at the party against a curious server, or at a trusted server against the parties; and
+    what either guarantees.
+    """
 
-    noise: Literal["none", "paper", "lap_l1", "gauss_l2"] = option("none", "on what a party sends: the paper's, or sound kinds")
+    noise: Literal["none", "paper", "lap_l1", "gauss_l2"] = option(
+        "none", "on what a party sends: the paper's, or sound kinds"
+    )
     epsilon: float = option(5.0, "ε of one noisy release of a representation", above=0)
-    delta: float = option(0.01, "δ for which gauss_l2's noise is made; the paper's 0.01 is large", above=0, maximum=1)
-    disc_epochs: int = option(1, "passes over the representations per round (Algorithm 1)", minimum=0)
-    disc_noise: float = option(0.0, "noise multiplier of DP-SGD on D at a trusted server; 0: none", minimum=0)
+    delta: float = option(
+        0.01, "δ for which gauss_l2's noise is made; the paper's 0.01 is large", above=0, maximum=1
+    )
+    disc_epochs: int = option(
+        1, "passes over the representations per round (Algorithm 1)", minimum=0
+    )
+    disc_noise: float = option(
+        0.0, "noise multiplier of DP-SGD on D at a trusted server; 0: none", minimum=0
+    )
     disc_clip: float = option(1.0, "norm that each sample's gradient on D is clipped to", above=0)
 
     @abstractmethod
@@ -52,18 +79,36 @@ class PrivateRows:
         return noised(z, self.noise, self.epsilon, self.delta, key)
 
     def row_releases(self, field: str, width: int) -> Releases:
-        """Through which noise rows of that width leave: two rows differ by 1 at most, the paper's by their width."""
+        """Through which noise rows of that width leave: two rows differ by 1 at most, the paper's
+        by their width.
+        """
         if self.noise == "none":
             return {}
         if self.noise == "gauss_l2":
-            return {field: [Release("row", "gaussian", 1.0, gaussian_sigma(self.epsilon, self.delta), "replaced")]}
+            return {
+                field: [
+                    Release(
+                        "row", "gaussian", 1.0, gaussian_sigma(self.epsilon, self.delta), "replaced"
+                    )
+                ]
+            }
         differ = float(width) if self.noise == "paper" else 1.0
         return {field: [Release("row", "laplace", differ, 1 / self.epsilon, "replaced")]}
 
-    def fitted(self, server: Server, task: LearningTask, theta: Params, data: Samples, key: Key, how: Training) -> Params:
+    def fitted(
+        self,
+        server: Server,
+        task: LearningTask,
+        theta: Params,
+        data: Samples,
+        key: Key,
+        how: Training,
+    ) -> Params:
         """What a server learns from rows: by DP-SGD if asked."""
         private = Private(data, self.disc_clip, self.disc_noise, []) if self.disc_noise else None
-        return server.fit(plain, theta, data, key, None, task=task, training=how, private=private).theta
+        return server.fit(
+            plain, theta, data, key, None, task=task, training=how, private=private
+        ).theta
 
     def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
         """What a row has to do with what a server learned from those of a cohort."""
@@ -75,7 +120,9 @@ class PrivateRows:
         return Release("row", "gaussian", self.disc_clip, noise, rate=rate, steps=steps)
 
     def made_known(self, server: Server, cohort: Sequence[int], bare: set[str]) -> None:
-        """Account for what parties will be sent of others' rows, and for what else of theirs goes out as it is."""
+        """Account for what parties will be sent of others' rows, and for what else of theirs goes
+        out as it is.
+        """
         if self.disc_noise:
             server.release("Game.D", self.server_release(server.info, cohort), cohort)
             for name in bare:
@@ -86,7 +133,12 @@ class PrivateRows:
         """Why parties that send rows cannot train so that no record tells."""
         bounded = self.noise in ("lap_l1", "gauss_l2")
         return (
-            "" if bounded else "its parties send what their models make of single records (noise=gauss_l2 or lap_l1 hides them)"
+            ""
+            if bounded
+            else (
+                "its parties send what their models make of single records (noise=gauss_l2 or"
+                " lap_l1 hides them)"
+            )
         )
 
     def privacy_warnings(self, info: Info) -> list[str]:
@@ -96,7 +148,8 @@ class PrivateRows:
             said.append(f"noise={self.noise}: {ROW}.")
         if self.noise == "paper":
             said.append(
-                f"noise=paper lets rows of {info.width} values differ by {info.width}, not 1: ε is as many times the paper's."
+                f"noise=paper lets rows of {info.width} values differ by {info.width}, not 1: ε is"
+                " as many times the paper's."
             )
         if self.disc_noise:
             said.append(f"disc_noise={self.disc_noise:g}: the server must be trusted, and {ROW}.")
@@ -118,6 +171,7 @@ class NoisyMean:
     def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
         told = (
-            "noise_s and noise_q guarantee nothing: how far one record moves a mean is not bounded, so that no epsilon follows."
+            "noise_s and noise_q guarantee nothing: how far one record moves a mean is not bounded,"
+            " so that no epsilon follows."
         )
         return [told] if self.noise_s or self.noise_q else []

@@ -1,4 +1,6 @@
-"""How much noise a budget asks for, found before a run; and runs that no noise would bring within their budget, refused."""
+"""How much noise a budget asks for, found before a run; and runs that no noise would bring within
+their budget, refused.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ Planned = Callable[[AnyAlgorithm], Iterable[Counter[Release]]]
 
 def undecided(algorithm: AnyAlgorithm) -> list[str]:
     """Which wrappers of a method leave their noise open, by name."""
-    return [type(one).__name__.lower() for one in chain(algorithm) if isinstance(one, Dp | Ldp) and one.noise == "auto"]
+    return [
+        type(one).__name__.lower()
+        for one in chain(algorithm)
+        if isinstance(one, Dp | Ldp) and one.noise == "auto"
+    ]
 
 
 def with_noise(algorithm: AnyAlgorithm, noise: float) -> AnyAlgorithm:
@@ -40,23 +46,37 @@ def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> floa
     """The least noise with which nobody gives away more than the budget, to a thousandth of it."""
     if not math.isfinite(budget.epsilon):
         raise UsageError(
-            f"{undecided(algorithm)[0]} needs to know how much noise: give a budget (--budget epsilon=8,delta=1e-5), or noise=1."
+            f"{undecided(algorithm)[0]} needs to know how much noise: give a budget (--budget"
+            " epsilon=8,delta=1e-5), or noise=1."
         )
 
     def fits(epsilon_of: Callable[[History, float], float]) -> Callable[[float], bool]:
         def within(noise: float) -> bool:
-            histories = {frozenset(each.items()): each for each in planned(with_noise(algorithm, noise))}
-            over = (each for each in histories.values() if renyi_epsilon(each, budget.delta) > budget.epsilon)
+            histories = {
+                frozenset(each.items()): each for each in planned(with_noise(algorithm, noise))
+            }
+            over = (
+                each
+                for each in histories.values()
+                if renyi_epsilon(each, budget.delta) > budget.epsilon
+            )
             return all(epsilon_of(each, budget.delta) <= budget.epsilon for each in over)
 
         return within
 
-    quick = smallest_noise(fits(renyi_epsilon))  # never too small, and near: what takes longer has little left to search
+    quick = smallest_noise(
+        fits(renyi_epsilon)
+    )  # never too small, and near: what takes longer has little left to search
     found = (
-        smallest_noise(fits(epsilon), low=quick / 4, high=quick * 4) if math.isfinite(quick) else smallest_noise(fits(epsilon))
+        smallest_noise(fits(epsilon), low=quick / 4, high=quick * 4)
+        if math.isfinite(quick)
+        else smallest_noise(fits(epsilon))
     )
     if math.isinf(found):
-        raise UsageError(f"No noise brings this run within its budget ({budget}): fewer rounds, or parties with more records, may.")
+        raise UsageError(
+            f"No noise brings this run within its budget ({budget}): fewer rounds, or parties with"
+            " more records, may."
+        )
     return found
 
 
@@ -72,10 +92,14 @@ def unprotected(algorithm: AnyAlgorithm, asked: Asked) -> list[tuple[str, str]]:
 def check_budget(algorithm: AnyAlgorithm, budget: Budget, asked: Asked, name: str) -> None:
     """Refuse a run that has a budget and sends things to which nobody adds noise."""
     algorithm = with_noise(algorithm, 1.0)  # how much there is does not matter here
-    bounded = math.isfinite(budget.epsilon) and not server_release(algorithm, asked.info, asked.info.parties)
+    bounded = math.isfinite(budget.epsilon) and not server_release(
+        algorithm, asked.info, asked.info.parties
+    )
     if bounded and (bare := unprotected(algorithm, asked)):
         few = ", ".join(f"{field} ({function})" for field, function in bare[:3])
-        raise UsageError(f"{name} cannot keep to a budget ({budget}): {few} would leave without noise.")
+        raise UsageError(
+            f"{name} cannot keep to a budget ({budget}): {few} would leave without noise."
+        )
 
 
 def server_release(algorithm: AnyAlgorithm, info: Info, cohort: Sequence[int]) -> Release | None:

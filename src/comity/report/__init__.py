@@ -1,6 +1,8 @@
-"""`comity report DIR`: one page that shows what came out of a run, or of a folder of runs, and figures and tables for papers.
+"""`comity report DIR`: one page that shows what came out of a run, or of a folder of runs, and
+figures and tables for papers.
 
-`gather` reads the folder, `sections` make text, tables and charts of it, `page` puts them into one file.
+`gather` reads the folder, `sections` make text, tables and charts of it, `page` puts them into one
+file.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from comity.units import spread
 
 PAGE = "report.html"
 PATIENCE = 8.0
-"""Seconds of computing after which no further method's representations are begun, unless methods are asked for by name; several
-settings share them."""
+"""Seconds of computing after which no further method's representations are begun, unless methods
+are asked for by name; several settings share them.
+"""
 
 
 def report(
@@ -51,11 +54,13 @@ def report(
 ) -> Path:
     """Write a folder's page and return its path.
 
-    `methods` are those whose representations are drawn (the best three and SOLO unless told); `target` is the accuracy to
-    which rounds and bytes are counted (SOLO's unless told); `quick` shows only what the files say, without opening data or
-    models; `samples=False` keeps parties' samples off the page; `figures` (pdf, svg or png) also writes every chart to
-    DIR/figures. A stranger's run that names Python files is not opened unless `trust` says that these may run; the page shows
-    what it can without, and `told` hears what is left out. Of several settings, `answered` hears each one's answer.
+    `methods` are those whose representations are drawn (the best three and SOLO unless told);
+    `target` is the accuracy to which rounds and bytes are counted (SOLO's unless told); `quick`
+    shows only what the files say, without opening data or models; `samples=False` keeps parties'
+    samples off the page; `figures` (pdf, svg or png) also writes every chart to DIR/figures. A
+    stranger's run that names Python files is not opened unless `trust` says that these may run; the
+    page shows what it can without, and `told` hears what is left out. Of several settings,
+    `answered` hears each one's answer.
     """
     folder = Path(folder)
     if figures is not None:
@@ -68,10 +73,18 @@ def report(
         if name not in known:
             raise unknown("finished method called", name, known)
     seconds = None if methods else PATIENCE / len(groups)
-    made = [(group, sections_of(group, folder, methods, target, quick, samples, seconds)) for group in groups]
-    if not quick and (left_out := [run.closed for group in groups for run in group.runs if run.closed]):
+    made = [
+        (group, sections_of(group, folder, methods, target, quick, samples, seconds))
+        for group in groups
+    ]
+    if not quick and (
+        left_out := [run.closed for group in groups for run in group.runs if run.closed]
+    ):
         more = f" So it is with {len(left_out) - 1} more." if len(left_out) > 1 else ""
-        told(f"What takes the data, the models or the closed form of bytes is left out of the page. {left_out[0]}{more}")
+        told(
+            "What takes the data, the models or the closed form of bytes is left out of the page."
+            f" {left_out[0]}{more}"
+        )
     path = Path(out) if out else folder / PAGE
     write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
     for name, said in headlines(made).items():
@@ -97,7 +110,11 @@ def sections_of(
         ("curves", f"How {group.metric.title} grows", lambda: curves(group)),
         ("gains", "Who gains", lambda: gains(group, folder)),
         ("data", "The data", lambda: data(group, not quick, samples)),
-        ("space", "The representation space", lambda: space(group, [] if quick else chosen(group, methods), seconds, not quick)),
+        (
+            "space",
+            "The representation space",
+            lambda: space(group, [] if quick else chosen(group, methods), seconds, not quick),
+        ),
         ("wire", "What crossed the wire", lambda: wire(group, not quick)),
         ("again", "How to get this again", lambda: again(group, folder)),
     ]
@@ -111,7 +128,11 @@ def sections_of(
         try:
             made.append(part())
         except Exception as why:  # one damaged file must not cost the page
-            made.append(Section(name, title, [Text(f"This part cannot be shown: {describe(why)}", "missing")]))
+            made.append(
+                Section(
+                    name, title, [Text(f"This part cannot be shown: {describe(why)}", "missing")]
+                )
+            )
     made[0].blocks[:0] = [Text(text, "missing") for text in complaints(group, folder)]
     return made
 
@@ -127,7 +148,11 @@ def chosen(group: Group, names: Sequence[str] | None) -> list[Method]:
 
 def headlines(made: Sequence[tuple[Group, list[Section]]]) -> dict[str, str]:
     """Each setting's answer, if there are several."""
-    return {group.name or group.title: some[0].headline for group, some in made if some[0].headline} if len(made) > 1 else {}
+    return (
+        {group.name or group.title: some[0].headline for group, some in made if some[0].headline}
+        if len(made) > 1
+        else {}
+    )
 
 
 def front(folder: Path) -> list[Block]:
@@ -143,7 +168,11 @@ def _tuned(path: Path) -> list[Block]:
         told = without_crc(json.loads(path.read_text(encoding="utf-8")))
         heads = list(told["trials"][0]["settings"])
         rows = [
-            [*(str(one["settings"][head]) for head in heads), *(spread(one[k]) for k in ("validations", "tests")), _rounds(one)]
+            [
+                *(str(one["settings"][head]) for head in heads),
+                *(spread(one[k]) for k in ("validations", "tests")),
+                _rounds(one),
+            ]
             for one in told["trials"]
         ]
         verdict = str(told["verdict"])
@@ -151,10 +180,14 @@ def _tuned(path: Path) -> list[Block]:
         return [Text(f"{path.name} is damaged: what was chosen cannot be shown.", "missing")]
     columns = [*heads, "validation", "test", "round"]
     about = (
-        "Both are means over parties after the round that is best on all validation samples. The ranking below is by test "
-        "samples after the last round, by which nothing was chosen."
+        "Both are means over parties after the round that is best on all validation samples. The"
+        " ranking below is by test samples after the last round, by which nothing was chosen."
     )
-    return [Text(verdict, "lead"), Table("trials", "What was tried", columns, rows, words=len(heads)), Text(about)]
+    return [
+        Text(verdict, "lead"),
+        Table("trials", "What was tried", columns, rows, words=len(heads)),
+        Text(about),
+    ]
 
 
 def _rounds(trial: dict[str, Any]) -> str:
@@ -172,21 +205,40 @@ def _reproduced(path: Path) -> list[Block]:
         rows = []
     if not rows:
         return [Text("table.csv is damaged.", "missing")]
-    return [Table("paper", "Paper beside measured", ["column", "method", "paper", "measured", "difference"], rows, words=2)]
+    return [
+        Table(
+            "paper",
+            "Paper beside measured",
+            ["column", "method", "paper", "measured", "difference"],
+            rows,
+            words=2,
+        )
+    ]
 
 
 def _beside(row: dict[str, str]) -> list[str]:
     """A line of a reproduction's table."""
     paper, measured = (
-        f"{float(row[name]):.2f}" + (f" ± {float(row[f'{name}_std']):.2f}" if row[f"{name}_std"] else "") if row[name] else ""
+        (
+            f"{float(row[name]):.2f}"
+            + (f" ± {float(row[f'{name}_std']):.2f}" if row[f"{name}_std"] else "")
+            if row[name]
+            else ""
+        )
         for name in ("paper", "measured")
     )
-    difference = f"{float(row['measured']) - float(row['paper']):+.2f}" if row["paper"] and row["measured"] else ""
+    difference = (
+        f"{float(row['measured']) - float(row['paper']):+.2f}"
+        if row["paper"] and row["measured"]
+        else ""
+    )
     return [row["column"], row["row"], paper, measured or row["note"], difference]
 
 
 class _Called(ModuleType):
-    """`comity.report` is the name of this folder of modules and of a call: so the folder can be called."""
+    """`comity.report` is the name of this folder of modules and of a call: so the folder can be
+    called.
+    """
 
     def __call__(self, *given: Any, **named: Any) -> Path:
         from comity.reading import report

@@ -1,4 +1,6 @@
-"""What a section is made of: text, tables, charts. A chart is a Vega-Lite specification over one of the page's tables of data."""
+"""What a section is made of: text, tables, charts. A chart is a Vega-Lite specification over one of
+the page's tables of data.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ class Data:
 
     def rows(self) -> list[dict[str, Any]]:
         """The table row by row, each by column."""
-        return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
+        return [
+            dict(zip(self.columns, row, strict=True))
+            for row in zip(*self.columns.values(), strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,9 @@ class Facts:
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images made here, as data addresses, a named row each, with the share of the row's width that they fill."""
+    """Images made here, as data addresses, a named row each, with the share of the row's width that
+    they fill.
+    """
 
     title: str
     alt: str
@@ -130,6 +137,8 @@ class Section:
     headline: str = ""
     """What it says, in a sentence, to whoever reads no further."""
 
-    def say(self, text: str, kind: Literal["plain", "lead", "warning", "missing"] = "plain") -> None:
+    def say(
+        self, text: str, kind: Literal["plain", "lead", "warning", "missing"] = "plain"
+    ) -> None:
         """Add a paragraph."""
         self.blocks.append(Text(text, kind))

@@ -1,4 +1,6 @@
-"""Pieces of Vega-Lite specifications that several charts share. Colours are named, as in "@bad": a theme says what they are."""
+"""Pieces of Vega-Lite specifications that several charts share. Colours are named, as in "@bad": a
+theme says what they are.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +18,39 @@ PARTIES = 60
 """Parties in a chart that has a line for each: more do not fit."""
 HALF = 500
 """Points that a chart of half the page's width has beside its frame."""
-SHAPES = ["circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left"]
+SHAPES = [
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "triangle-right",
+    "triangle-left",
+]
 SIZES = " : ".join(f"{{0}} >= {scale} ? format({{0}} / {scale}, '{{1}}') + ' {unit}'" for scale, unit in
                    (("1e9", "GB"), ("1e6", "MB"), ("1e3", "kB"))) + " : format({0}, '{1}') + ' B'"  # fmt: skip
 
 
 def colour_of(group: Group) -> dict[str, str]:
-    """Every method's colour, the same wherever on the page the method stands: training alone is grey."""
+    """Every method's colour, the same wherever on the page the method stands: training alone is
+    grey.
+    """
     chosen = _colours(group.page or [group])
     return {m.name: "@grey" if m.alone else f"@c{chosen[m.name]}" for m in group.methods}
 
 
 def _colours(groups: Sequence[Group]) -> dict[str, int]:
-    """A colour for each name; if there are not enough for a page, those that never meet in a group are the first to share one."""
+    """A colour for each name; if there are not enough for a page, those that never meet in a group
+    are the first to share one.
+    """
     found: dict[str, int] = {}
     for name in dict.fromkeys(m.name for group in groups for m in group.others):
         met = {found.get(m.name) for group in groups if name in group.names for m in group.others}
         used = list(found.values())
-        found[name] = min(range(MANY), key=lambda colour: (colour in met, used.count(colour), colour))
+        found[name] = min(
+            range(MANY), key=lambda colour: (colour in met, used.count(colour), colour)
+        )
     return found
 
 
@@ -44,7 +61,12 @@ def by_method(group: Group, legend: bool = False, only: Sequence[str] | None = N
     """
     colours = {m: colour for m, colour in colour_of(group).items() if only is None or m in only}
     how: VegaSpec = {"domain": list(colours), "range": list(colours.values())}
-    return {"field": "method", "type": "nominal", "scale": how, "legend": {"title": None} if legend else None}
+    return {
+        "field": "method",
+        "type": "nominal",
+        "scale": how,
+        "legend": {"title": None} if legend else None,
+    }
 
 
 def shown(methods: Sequence[str]) -> VegaSpec:
@@ -65,9 +87,12 @@ def quantity(field: str, title: str | None, **more: Any) -> VegaSpec:
 def fraction(field: str, title: str | None, over: Sequence[float] = (), **more: Any) -> VegaSpec:
     """An axis of fractions, shown in percent, that need not begin at zero.
 
-    Charts that are to be compared are given the same values to stretch `over`, so that their axes are the same.
+    Charts that are to be compared are given the same values to stretch `over`, so that their axes
+    are the same.
     """
-    how: VegaSpec = {"zero": False, "nice": True} | ({"domain": [min(over), max(over)]} if over else {})
+    how: VegaSpec = {"zero": False, "nice": True} | (
+        {"domain": [min(over), max(over)]} if over else {}
+    )
     return quantity(field, title, axis={"format": ".0%"}, scale=how, **more)
 
 
@@ -84,21 +109,39 @@ def whole_rounds(rounds: Iterable[int]) -> VegaSpec:
 
 
 def count_of_bytes(field: str, title: str | None, settled: Sequence[float] = ()) -> VegaSpec:
-    """An axis of bytes; with `settled` values it is logarithmic, and theirs, whatever is shown: such an axis cannot be empty."""
+    """An axis of bytes; with `settled` values it is logarithmic, and theirs, whatever is shown:
+    such an axis cannot be empty.
+    """
     reach = [0.8 * min(settled), 1.25 * max(settled)] if settled else []
-    how: VegaSpec = {"type": "log", "domain": reach, "nice": False} if settled else {"type": "linear"}
-    axis = {"labelExpr": SIZES.format("datum.value", "~g"), "tickCount": 6, "labelSeparation": 10, "labelBound": 5}
+    how: VegaSpec = (
+        {"type": "log", "domain": reach, "nice": False} if settled else {"type": "linear"}
+    )
+    axis = {
+        "labelExpr": SIZES.format("datum.value", "~g"),
+        "tickCount": 6,
+        "labelSeparation": 10,
+        "labelBound": 5,
+    }
     return quantity(field, title, axis=axis, scale=how)
 
 
 def logarithmic(*paths: tuple[str | int, ...]) -> Checkbox:
     """A box for an axis of bytes that several layers have."""
-    return Checkbox("logarithmic", tuple(((*path, "scale", "type"), "log", "linear") for path in paths), ticked=True)
+    return Checkbox(
+        "logarithmic",
+        tuple(((*path, "scale", "type"), "log", "linear") for path in paths),
+        ticked=True,
+    )
 
 
 def word(field: str, title: str | None, order: Sequence[str] | None = None) -> VegaSpec:
     """An axis of names, in the given order, or in that in which they come."""
-    return {"field": field, "type": "nominal", "title": title, "sort": None if order is None else list(order)}
+    return {
+        "field": field,
+        "type": "nominal",
+        "title": title,
+        "sort": None if order is None else list(order),
+    }
 
 
 def tip(field: str, title: str, form: str | None = None) -> VegaSpec:
@@ -108,12 +151,16 @@ def tip(field: str, title: str, form: str | None = None) -> VegaSpec:
 
 
 def line_of_points(encoding: VegaSpec, tips: list[VegaSpec], size: int) -> list[VegaSpec]:
-    """A line, and its points, which alone answer the pointer: a line would tell its first point's figures all along."""
+    """A line, and its points, which alone answer the pointer: a line would tell its first point's
+    figures all along.
+    """
     return [
         {"mark": {"type": "line"}, "encoding": encoding},
         {
             "mark": {"type": "point", "filled": True, "size": size, "opacity": 1},
-            "encoding": {k: v for k, v in encoding.items() if k != "strokeDash"} | {"tooltip": tips},
+            "encoding": (
+                {k: v for k, v in encoding.items() if k != "strokeDash"} | {"tooltip": tips}
+            ),
         },
     ]
 
@@ -124,7 +171,9 @@ def legend(where: str, columns: int, title: str | None = None) -> VegaSpec:
 
 
 def legend_of(names: Sequence[str], title: str, most: int) -> VegaSpec:
-    """A legend below a chart of half the page's width, with as many names in a row as there is room for."""
+    """A legend below a chart of half the page's width, with as many names in a row as there is room
+    for.
+    """
     return legend("bottom", max(2, min(most, HALF // (7 * max(map(len, names)) + 26))), title)
 
 
@@ -139,7 +188,9 @@ def first_of(count: int, most: int = PARTIES) -> str:
 
 
 def unused(name: str, used: Container[str]) -> str:
-    """The name, with a number after it if it is taken: a user's method may call its diagnostics what it likes."""
+    """The name, with a number after it if it is taken: a user's method may call its diagnostics
+    what it likes.
+    """
     free = name
     count = 1
     while free in used:
@@ -149,18 +200,26 @@ def unused(name: str, used: Container[str]) -> str:
 
 
 def heat(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]) -> VegaSpec:
-    """A matrix of colours, with figures in it where there is room for them; both axes name their words in `sort`."""
+    """A matrix of colours, with figures in it where there is room for them; both axes name their
+    words in `sort`.
+    """
     wide = len(across["sort"])
     high = len(down["sort"])
     flat = sum(len(word) for word in across["sort"]) < 60
     numbers: VegaSpec = {
         "mark": {"type": "text", "fontSize": 11},
         "encoding": {
-            "text": {"field": value["field"], "type": "quantitative", "format": value.get("format", ".2f")},
+            "text": {
+                "field": value["field"],
+                "type": "quantitative",
+                "format": value.get("format", ".2f"),
+            },
         },
     }
     written = wide <= 10
-    colour = {k: v for k, v in value.items() if k != "format"} | ({"legend": None} if written else {})
+    colour = {k: v for k, v in value.items() if k != "format"} | (
+        {"legend": None} if written else {}
+    )
     cells: VegaSpec = {"mark": {"type": "rect", "stroke": "@page"}, "encoding": {"color": colour}}
     return {
         "height": tall(high, 26 if high <= 12 else 16),

@@ -82,7 +82,9 @@ class Group:
 
     @cached_property
     def same_parties(self) -> bool:
-        """Whether a party has the same samples under every seed; if not, its name is all it has in common with itself."""
+        """Whether a party has the same samples under every seed; if not, its name is all it has in
+        common with itself.
+        """
         return same_parties({run.seed: run.split for run in self.runs if run.split}.values())
 
     def comparable(self, method: Method) -> list[Run]:
@@ -91,7 +93,9 @@ class Group:
 
     def alone(self, run: Run) -> Run | None:
         """The finished SOLO run on the same split."""
-        return next((r for r in self.solo.finished if r.seed == run.seed), None) if self.solo else None
+        return (
+            next((r for r in self.solo.finished if r.seed == run.seed), None) if self.solo else None
+        )
 
     @property
     def experiment(self) -> Experiment | None:
@@ -105,7 +109,9 @@ class Group:
 
     @property
     def metric(self) -> Metric:
-        """What the runs are shown by: the one metric that they chose or, if they differ, accuracy, which all have."""
+        """What the runs are shown by: the one metric that they chose or, if they differ, accuracy,
+        which all have.
+        """
         chosen = {run.judged_by for run in self.runs if run.judged_by}
         return chosen.pop() if len(chosen) == 1 else ACCURACY
 
@@ -139,7 +145,8 @@ class Group:
 
 
 def gather(folder: Path, trust: bool = False) -> list[Group]:
-    """The runs in a folder, grouped by what they were run on; methods in the order of their first run's start.
+    """The runs in a folder, grouped by what they were run on; methods in the order of their first
+    run's start.
 
     With `trust` they may run files that their settings name, whoever made them.
     """
@@ -151,10 +158,17 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
         run.trust = trust
         found.setdefault(group, {}).setdefault(run.method, []).append(run)
     if not found:
-        raise UsageError(f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a {MARKS[-1]}.")
+        raise UsageError(
+            f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a"
+            f" {MARKS[-1]}."
+        )
     groups: list[Group] = []
     for name, methods in sorted(found.items(), key=lambda item: _natural(item[0])):
-        made = [Method(runs[0].method, sorted(runs, key=lambda r: r.seed)) for some in methods.values() for runs in _seeds(some)]
+        made = [
+            Method(runs[0].method, sorted(runs, key=lambda r: r.seed))
+            for some in methods.values()
+            for runs in _seeds(some)
+        ]
         groups.append(Group(name, sorted(made, key=lambda m: not m.alone), groups))
         for run in groups[-1].runs:
             run.metric = groups[-1].metric
@@ -162,7 +176,9 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
 
 
 def complaints(group: Group, folder: Path) -> list[str]:
-    """What is wrong with the files of a group's runs, a sentence each: what was read by now, and what was changed."""
+    """What is wrong with the files of a group's runs, a sentence each: what was read by now, and
+    what was changed.
+    """
     for run in group.runs:
         run.check_files()
     return [
@@ -178,8 +194,12 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _seeds(runs: list[Run]) -> list[list[Run]]:
-    """Runs of one name, as one method's if they differ in the seed alone; if not, each goes by its folder's name too."""
-    settings = [run.experiment.model_dump(exclude={"seed", *WHERE}) for run in runs if run.experiment]
+    """Runs of one name, as one method's if they differ in the seed alone; if not, each goes by its
+    folder's name too.
+    """
+    settings = [
+        run.experiment.model_dump(exclude={"seed", *WHERE}) for run in runs if run.experiment
+    ]
     if len({run.seed for run in runs}) == len(runs) and all(one == settings[0] for one in settings):
         return [runs]
     for run in runs:
@@ -204,7 +224,9 @@ def _started(path: Path) -> float:
 
 
 def _placed(root: Path, path: Path) -> tuple[str, Run]:
-    """A run's group and name: by its folders where they follow `compare` or `reproduce`, otherwise by its configuration."""
+    """A run's group and name: by its folders where they follow `compare` or `reproduce`, otherwise
+    by its configuration.
+    """
     inside = path.relative_to(root).parts
     if len(inside) > 1 and re.fullmatch(r"seed-\d+", inside[-1]):
         return "/".join(inside[:-2]), Run(path, inside[-2])
@@ -212,6 +234,10 @@ def _placed(root: Path, path: Path) -> tuple[str, Run]:
     if run.experiment:
         run.method = display_name(run.experiment.algorithm)
         e = run.experiment
-        own = [] if path == root else [f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"]
+        own = (
+            []
+            if path == root
+            else [f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"]
+        )
         return "/".join([*inside[:-1], *own]), run
     return "/".join(inside[:-1]), run

@@ -1,4 +1,6 @@
-"""The page itself: every group's sections, the charts' specifications and data, and the library that draws them, in one file."""
+"""The page itself: every group's sections, the charts' specifications and data, and the library
+that draws them, in one file.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ class Page:
         self._names: dict[int, str] = {}
         self._group = ""
 
-    def html(self, title: str, folder: Path, groups: Sequence[tuple[Group, list[Section]]], front: Sequence[Block]) -> str:
+    def html(
+        self,
+        title: str,
+        folder: Path,
+        groups: Sequence[tuple[Group, list[Section]]],
+        front: Sequence[Block],
+    ) -> str:
         """The whole file."""
         first = [self.rendered(block) for block in front]
         made: list[dict[str, Any]] = []
@@ -58,7 +66,12 @@ class Page:
             headline = sections[0].headline if len(groups) > 1 else ""
             own = {"id": self._group, "place": place, "name": name, "headline": headline}
             made.append({**own, "sections": parts, "methods": colour_of(group)})
-        content = {"charts": self.charts, "data": self.data, "themes": {"light": LIGHT, "dark": DARK}, "config": CONFIG}
+        content = {
+            "charts": self.charts,
+            "data": self.data,
+            "themes": {"light": LIGHT, "dark": DARK},
+            "config": CONFIG,
+        }
         text = _template().render(
             title=title,
             folder=str(folder),
@@ -102,8 +115,10 @@ class Page:
         }
         kind = ' class="half"' if chart.half else ""
         return Markup(
-            f'<figure{kind}><div class="head"><h3>{html.escape(chart.title)}</h3><div class="tools"></div></div>'
-            f'<div class="chart" id="{slug}" style="--tall: {chart.spec.get("height", 0)}px" role="img" '
+            f'<figure{kind}><div class="head"><h3>{html.escape(chart.title)}</h3><div'
+            ' class="tools"></div></div>'
+            f'<div class="chart" id="{slug}" style="--tall: {chart.spec.get("height", 0)}px"'
+            ' role="img" '
             f'aria-label="{html.escape(chart.alt)}"></div>'
             f"<figcaption>{html.escape(chart.alt)}</figcaption></figure>"
         )
@@ -136,20 +151,33 @@ def _table(table: Table) -> Markup:
         for n, row in enumerate(table.rows)
     )
     caption = f"<caption>{html.escape(table.title)}</caption>"
-    whole = f'<table data-name="{html.escape(table.name)}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(table.title)}">{whole}</div>'
-    return Markup(f"<details><summary>{html.escape(table.title)}</summary>{scroll}</details>" if table.folded else scroll)
+    whole = (
+        "<table"
+        f' data-name="{html.escape(table.name)}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    )
+    scroll = (
+        '<div class="scroll" tabindex="0" role="region"'
+        f' aria-label="{html.escape(table.title)}">{whole}</div>'
+    )
+    return Markup(
+        f"<details><summary>{html.escape(table.title)}</summary>{scroll}</details>"
+        if table.folded
+        else scroll
+    )
 
 
 def _facts(facts: Facts) -> Markup:
-    rows = "".join(f"<dt>{html.escape(asked)}</dt><dd>{html.escape(said)}</dd>" for asked, said in facts.rows.items())
+    rows = "".join(
+        f"<dt>{html.escape(asked)}</dt><dd>{html.escape(said)}</dd>"
+        for asked, said in facts.rows.items()
+    )
     return Markup(f'<dl class="facts">{rows}</dl>')
 
 
 def _pictures(pictures: Pictures) -> Markup:
     rows = "".join(
-        f'<div class="strip"><span>{html.escape(name)}</span>'
-        f'<img src="{source}" style="--share: {share:.3f}" alt="samples of {html.escape(name)}"></div>'
+        f'<div class="strip"><span>{html.escape(name)}</span><img src="{source}" style="--share:'
+        f' {share:.3f}" alt="samples of {html.escape(name)}"></div>'
         for name, (source, share) in pictures.rows.items()
     )
     title = html.escape(pictures.title)
@@ -164,7 +192,12 @@ def _paired(blocks: Sequence[Block]) -> list[Block]:
     for k, block in enumerate(blocks):
         half = isinstance(block, Chart) and block.half
         follows = blocks[k + 1] if k + 1 < len(blocks) else None
-        if half and row % 2 == 0 and not (isinstance(follows, Chart) and follows.half) and isinstance(block, Chart):
+        if (
+            half
+            and row % 2 == 0
+            and not (isinstance(follows, Chart) and follows.half)
+            and isinstance(block, Chart)
+        ):
             found.append(replace(block, half=False))
         else:
             found.append(block)
@@ -173,7 +206,10 @@ def _paired(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _code(code: Code) -> Markup:
-    return Markup(f'<div><h3>{html.escape(code.title)}</h3><pre tabindex="0">{html.escape(code.text)}</pre></div>')
+    return Markup(
+        f"<div><h3>{html.escape(code.title)}</h3><pre"
+        f' tabindex="0">{html.escape(code.text)}</pre></div>'
+    )
 
 
 def _packed(values: Sequence[Any]) -> Any:
@@ -195,7 +231,9 @@ def _json(content: Any) -> str:
 def _template() -> Template:
     from jinja2 import Environment
 
-    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(_asset("page.html"))
+    return Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
+        _asset("page.html")
+    )
 
 
 def _asset(name: str) -> str:
@@ -203,12 +241,16 @@ def _asset(name: str) -> str:
 
 
 def library() -> str:
-    """Vega-Lite's code, put together by vl-convert without any network; kept, as that takes seconds."""
+    """Vega-Lite's code, put together by vl-convert without any network; kept, as that takes
+    seconds.
+    """
     import vl_convert
 
     kept = cache_folder() / f"vega-{version('vl-convert-python')}.js"
     if not kept.exists():
-        made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace("</script", "<\\/script")
+        made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace(
+            "</script", "<\\/script"
+        )
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, made)

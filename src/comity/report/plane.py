@@ -1,7 +1,7 @@
 """Representations in the plane: PCA, then t-SNE.
 
-scikit-learn's t-SNE is native code that ends the interpreter on values without spread, or so large that their squares
-overflow. So everything it is given is checked and scaled here first.
+scikit-learn's t-SNE is native code that ends the interpreter on values without spread, or so large
+that their squares overflow. So everything it is given is checked and scaled here first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from comity.errors import ComityError
 
 LEAST_DISTINCT = 8
-"""Different representations that a map must have: with fewer, distances between neighbours say nothing."""
+"""Different representations that a map must have: with fewer, distances between neighbours say
+nothing.
+"""
 COMPONENTS = 30
 ROUNDING = 1e-6
 """Differences below this share of the largest value are rounding errors of 32-bit numbers."""
@@ -23,7 +25,8 @@ ROUNDING = 1e-6
 def plane(features: NDArray[Any]) -> NDArray[np.float64]:
     """Map rows to the plane, rounded to two decimals.
 
-    Raises ComityError, with the reason, where the rows have no map: some are not finite, or nearly all are equal.
+    Raises ComityError, with the reason, where the rows have no map: some are not finite, or nearly
+    all are equal.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
@@ -32,12 +35,14 @@ def plane(features: NDArray[Any]) -> NDArray[np.float64]:
     distinct = len(np.unique(rows.round(6), axis=0))
     if distinct < LEAST_DISTINCT:
         raise ComityError(
-            f"only {distinct} of {len(rows)} samples have different representations, and a map needs "
-            f"{LEAST_DISTINCT} (has the model diverged, or are there few test samples?)."
+            f"only {distinct} of {len(rows)} samples have different representations, and a map"
+            f" needs {LEAST_DISTINCT} (has the model diverged, or are there few test samples?)."
         )
     z = PCA(min(COMPONENTS, *rows.shape), random_state=0).fit_transform(rows)
     start = np.zeros((len(z), 2))
-    start[:, : z.shape[1]] = z[:, :2] * 1e-4 / z[:, 0].std()  # as init="pca", which fails on a single column
+    start[:, : z.shape[1]] = (
+        z[:, :2] * 1e-4 / z[:, 0].std()
+    )  # as init="pca", which fails on a single column
     tsne = TSNE(
         perplexity=min(30, len(z) / 4),
         init=start.astype(np.float32),

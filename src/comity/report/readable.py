@@ -1,4 +1,6 @@
-"""One run's folder as the page reads it: what is missing or damaged becomes a sentence, never an exception."""
+"""One run's folder as the page reads it: what is missing or damaged becomes a sentence, never an
+exception.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ class Run:
         return RunFolder(self.folder)
 
     def _try(self, path: Path, reading: Callable[[], T], otherwise: T) -> T:
-        """What a file says. If it is missing or makes no sense, the page says so and goes without it."""
+        """What a file says. If it is missing or makes no sense, the page says so and goes without
+        it.
+        """
         if not path.exists():
             self._complain(f"{path.name} is missing")
             return otherwise
@@ -71,7 +75,11 @@ class Run:
         for name in self._files.damaged():
             if name != CONFIG and not any(problem.startswith(name) for problem in self.problems):
                 lost = not (self.folder / name).exists()
-                self._complain(f"{name} is missing" if lost else f"{name} is damaged: it is not what the run wrote")
+                self._complain(
+                    f"{name} is missing"
+                    if lost
+                    else f"{name} is damaged: it is not what the run wrote"
+                )
 
     def _complain(self, sentence: str) -> None:
         if sentence not in self.problems:
@@ -80,7 +88,9 @@ class Run:
     @cached_property
     def experiment(self) -> Experiment | None:
         """The resolved configuration, if it is still the one that the run was started with."""
-        found: Experiment | None = self._try(self._files.config, lambda: config.read(self._files.config), None)
+        found: Experiment | None = self._try(
+            self._files.config, lambda: config.read(self._files.config), None
+        )
         started = self.environment.get("config")
         if found and started and started != digest(self._files.config.read_text(encoding="utf-8")):
             self._complain("config.toml and env.json do not agree")
@@ -105,20 +115,36 @@ class Run:
 
     def _checked_summary(self) -> dict[str, Any]:
         """A summary that has all that the page takes from it."""
-        absent: dict[str, Any] = {"newcomers": {}, "diverged": [], "classes": [], "cautions": [], "too_few": []}
+        absent: dict[str, Any] = {
+            "newcomers": {},
+            "diverged": [],
+            "classes": [],
+            "cautions": [],
+            "too_few": [],
+        }
         absent |= {"withheld": [], "failed_endings": {}}
         found = absent | self._files.salvage_summary()
         figures = [*found["bytes"].values(), found["seconds"]["total"]]
         heard = _figures(found["accuracy"]) or _figures(found[found["metric"]])
-        figures += [new[stage] for new in found["newcomers"].values() for stage in ("offered", "joined", "alone", "gain")]
+        figures += [
+            new[stage]
+            for new in found["newcomers"].values()
+            for stage in ("offered", "joined", "alone", "gain")
+        ]
         for _, block in blocks(found):
-            figures += [figure for figure in (block["mean"], *block["per_party"].values()) if figure is not None]
+            figures += [
+                figure
+                for figure in (block["mean"], *block["per_party"].values())
+                if figure is not None
+            ]
         may_lack_figures = found["withheld"] or self.between_sites
         if not (heard or may_lack_figures) or "total" not in found["bytes"]:
             raise ValueError
         if not all(math.isfinite(figure) for figure in figures):
             raise ValueError
-        ", ".join([*found["diverged"], *found["classes"], *found["cautions"], *found["too_few"]])  # fails if these are no texts
+        ", ".join(
+            [*found["diverged"], *found["classes"], *found["cautions"], *found["too_few"]]
+        )  # fails if these are no texts
         ", ".join([*found["withheld"], *found["failed_endings"].values()])
         return found
 
@@ -148,7 +174,9 @@ class Run:
         return self._rows(TIMING)
 
     def _rows(self, table: Table[T]) -> list[T]:
-        """A table's rows up to the first that makes no sense. While a run goes on, the last line may be half written."""
+        """A table's rows up to the first that makes no sense. While a run goes on, the last line
+        may be half written.
+        """
 
         def reading() -> list[T]:
             found = table.salvage(self.folder)
@@ -162,10 +190,14 @@ class Run:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The finished run's figures by what it is shown by, as its summary tells them; nothing if there are none."""
+        """The finished run's figures by what it is shown by, as its summary tells them; nothing if
+        there are none.
+        """
         return (self.summary or {}).get(self.metric.name) or {}
 
-    def _check(self, name: str, found: float, told: Callable[[dict[str, Any]], float | None]) -> bool:
+    def _check(
+        self, name: str, found: float, told: Callable[[dict[str, Any]], float | None]
+    ) -> bool:
         """Whether a file's figure is the finished run's: one that was cut short can look whole."""
         if self.summary is None or (true := told(self.summary)) is None or abs(found - true) < 1e-9:
             return True
@@ -175,7 +207,9 @@ class Run:
     @cached_property
     def outcomes(self) -> dict[str, list[int]]:
         """Which test samples were right after the last round, by party."""
-        found: dict[str, list[int]] = self._try(self._files.outcomes, self._checked_outcomes, {}) if self.summary else {}
+        found: dict[str, list[int]] = (
+            self._try(self._files.outcomes, self._checked_outcomes, {}) if self.summary else {}
+        )
         shares = {party: statistics.fmean(right) for party, right in found.items()}
         if found and not self.all_heard:  # those who were not heard have no outcomes
             return found
@@ -183,14 +217,22 @@ class Run:
 
     def _checked_outcomes(self) -> dict[str, list[int]]:
         found = self._files.salvage_outcomes()
-        if not found and not self.between_sites:  # sites keep them, unless their law lets them leave
+        if (
+            not found and not self.between_sites
+        ):  # sites keep them, unless their law lets them leave
             raise ValueError
         return found
 
     @cached_property
     def answers(self) -> dict[str, Answers]:
-        """What models said of the test samples after the last round, by party, if outcomes.csv can be trusted."""
-        return self._try(self._files.outcomes, self._files.salvage_answers, {}) if self.outcomes else {}
+        """What models said of the test samples after the last round, by party, if outcomes.csv can
+        be trusted.
+        """
+        return (
+            self._try(self._files.outcomes, self._files.salvage_answers, {})
+            if self.outcomes
+            else {}
+        )
 
     @cached_property
     def split(self) -> dict[str, Share]:
@@ -201,17 +243,27 @@ class Run:
 
     @cached_property
     def amounts(self) -> dict[str, dict[str, int]]:
-        """How many samples each party has in each part, by the split or, if they are at sites, by what these said."""
+        """How many samples each party has in each part, by the split or, if they are at sites, by
+        what these said.
+        """
         if self._files.parties.exists():
             return self._try(self._files.parties, self._told_amounts, {})
-        return {party: {part: len(getattr(share, part)) for part in PARTS} for party, share in self.split.items()}
+        return {
+            party: {part: len(getattr(share, part)) for part in PARTS}
+            for party, share in self.split.items()
+        }
 
     def _told_amounts(self) -> dict[str, dict[str, int]]:
-        return {party: {part: int(one["said"][part]) for part in PARTS} for party, one in self._files.read_parties().items()}
+        return {
+            party: {part: int(one["said"][part]) for part in PARTS}
+            for party, one in self._files.read_parties().items()
+        }
 
     @property
     def between_sites(self) -> bool:
-        """Whether parties were at sites of their own: then neither data nor models can be opened here."""
+        """Whether parties were at sites of their own: then neither data nor models can be opened
+        here.
+        """
         return self.experiment is not None and self.experiment.engine == BETWEEN_SITES
 
     @cached_property
@@ -222,19 +274,29 @@ class Run:
     @cached_property
     def measures(self) -> dict[str, Any] | None:
         """What `comity measure` found, if it was asked."""
-        return self._try(self._files.measures, self._files.read_measures, None) if self._files.measures.exists() else None
+        return (
+            self._try(self._files.measures, self._files.read_measures, None)
+            if self._files.measures.exists()
+            else None
+        )
 
     @cached_property
     def curve(self) -> Line:
         """The mean over parties on their test samples, by round."""
-        line = {t: value for t, value in curve(self.metrics, metric=self.metric.name).items() if math.isfinite(value)}
+        line = {
+            t: value
+            for t, value in curve(self.metrics, metric=self.metric.name).items()
+            if math.isfinite(value)
+        }
         if line:
             self._check("metrics.csv", line[max(line)], lambda summary: self.figures.get("mean"))
         return line
 
     @cached_property
     def parties(self) -> dict[str, Line]:
-        """Each party's figures on its test samples, by round; newcomers, who join after the last, are left out."""
+        """Each party's figures on its test samples, by round; newcomers, who join after the last,
+        are left out.
+        """
         lines = party_curves(self.metrics, self.metric.name)
         last = max(self.curve, default=0)
         return {party: line for party, line in lines.items() if min(line) <= last}
@@ -272,21 +334,35 @@ class Run:
 
     @cached_property
     def closed(self) -> str | None:
-        """Why the run is not made concrete: it would run files that are not known to be the user's own, or lacks a function."""
+        """Why the run is not made concrete: it would run files that are not known to be the user's
+        own, or lacks a function.
+        """
         if self.experiment is None:
             return None
         try:
-            check(self.folder, self._files.config.read_text(encoding="utf-8"), code_of(self.experiment), self.trust)
+            check(
+                self.folder,
+                self._files.config.read_text(encoding="utf-8"),
+                code_of(self.experiment),
+                self.trust,
+            )
         except Untrusted as why:
             return str(why)
         if self.judged_by and not self.judged_by.known:
-            return f"The metric {self.judged_by.name} was given from Python as a function, which is not here: gains need it, too."
+            return (
+                f"The metric {self.judged_by.name} was given from Python as a function, which is"
+                " not here: gains need it, too."
+            )
         return None
 
 
 def _figures(block: dict[str, Any] | None) -> list[float]:
     """The parties' figures in a summary's block."""
-    return [figure for figure in (block or {"per_party": {}})["per_party"].values() if figure is not None]
+    return [
+        figure
+        for figure in (block or {"per_party": {}})["per_party"].values()
+        if figure is not None
+    ]
 
 
 def _mean(summary: dict[str, Any]) -> float | None:

@@ -1,4 +1,6 @@
-"""Figures and tables for papers: every chart of the page as a file, the ranking as markdown or LaTeX."""
+"""Figures and tables for papers: every chart of the page as a file, the ranking as markdown or
+LaTeX.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str)
     """Write every chart to a folder, a column wide."""
     made: list[Path] = []
     for group, sections in groups:
-        for chart in (block for section in sections for block in section.blocks if isinstance(block, Chart)):
+        for chart in (
+            block for section in sections for block in section.blocks if isinstance(block, Chart)
+        ):
             plain = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
             name = unused(re.sub(r"[^\w+.-]+", "-", plain).strip("-"), {path.stem for path in made})
             made.append(_write(folder, name, kind, figure(chart, group)))
@@ -40,7 +44,12 @@ def figure(chart: Chart, group: Group) -> VegaSpec:
     """A chart as it stands in a paper: as wide as a column, with its own legend."""
     spec = chart.method_summary()
     _with_legend(spec, group.names)
-    spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", "width": COLUMN - 70, "padding": 2, **spec}
+    spec = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": COLUMN - 70,
+        "padding": 2,
+        **spec,
+    }
     if spec.get("height", 0) >= 200 and "y" not in spec.get("encoding", {}):
         spec["height"] = 150
     small = {"labelFontSize": 8, "titleFontSize": 8}
@@ -75,18 +84,28 @@ def _write(folder: Path, name: str, kind: str, spec: VegaSpec) -> Path:
     if kind == "svg":
         path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
     else:
-        path.write_bytes(vl_convert.vegalite_to_pdf(spec) if kind == "pdf" else vl_convert.vegalite_to_png(spec, ppi=300))
+        path.write_bytes(
+            vl_convert.vegalite_to_pdf(spec)
+            if kind == "pdf"
+            else vl_convert.vegalite_to_png(spec, ppi=300)
+        )
     return path
 
 
 def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
-    """The first table of every group, as markdown or LaTeX; before it, what is wrong with the files that it is made of."""
+    """The first table of every group, as markdown or LaTeX; before it, what is wrong with the files
+    that it is made of.
+    """
     if kind not in ("markdown", "latex"):
         raise UsageError(f"A table is printed as markdown or latex, not {kind!r}.")
     write, warning = (_markdown, "> ") if kind == "markdown" else (_latex, "% ")
     parts = []
     for group in gather(Path(folder)):
-        tables = [block for block in answer(group, Path(folder), target).blocks if isinstance(block, Table)]
+        tables = [
+            block
+            for block in answer(group, Path(folder), target).blocks
+            if isinstance(block, Table)
+        ]
         parts += [warning + sentence for sentence in complaints(group, Path(folder))]
         parts += [write(table) for table in tables if table.name not in (ANSWERS, IDEAS, MEASURES)]
     return "\n\n".join(parts)

@@ -1,5 +1,7 @@
-"""Colours and type of charts, light, dark, and for print. Methods have the colours of Okabe and Ito (2008), which colour-blind
-readers can tell apart; on dark ground they are lighter. A text can be read on the colours of a matrix."""
+"""Colours and type of charts, light, dark, and for print. Methods have the colours of Okabe and Ito
+(2008), which colour-blind readers can tell apart; on dark ground they are lighter. A text can be
+read on the colours of a matrix.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""After a run, at a site: its own summary, its model to use, its page, its representations measured. Nothing of it leaves."""
+"""After a run, at a site: its own summary, its model to use, its page, its representations
+measured. Nothing of it leaves.
+"""
 
 from __future__ import annotations
 
@@ -62,38 +64,59 @@ def measure(
     mdl: Settings | None = CHEAP,
     told: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """What `comity measure` says of a party, of a finished run at the site whose folder this is: its own model on its own data.
+    """What `comity measure` says of a party, of a finished run at the site whose folder this is:
+    its own model on its own data.
 
-    All that it takes is at home. What would need others' representations is named, and not measured.
+    All that it takes is at home. What would need others' representations is named, and not
+    measured.
     """
     policy = SitePolicy.read(at)
     run.check_begun()
     if not run.ended:
-        raise UsageError(f"Run {run.path.name} is not finished at {policy.name}: there is no model to look at yet.")
+        raise UsageError(
+            f"Run {run.path.name} is not finished at {policy.name}: there is no model to look at"
+            " yet."
+        )
     run.check()
     experiment = run.read_experiment()
     own = own_federation(policy.name, policy.data, experiment)
     if data_mark(at, own) != run.read_environment()["fingerprint"]:
-        raise UsageError(f"The data of {policy.name} have changed since run {run.path.name} was begun.")
+        raise UsageError(
+            f"The data of {policy.name} have changed since run {run.path.name} was begun."
+        )
     said = read_seats(run.path)
     if policy.name not in said:
-        raise UsageError(f"{policy.name} took no part in run {run.path.name}: site.toml had another name then.")
+        raise UsageError(
+            f"{policy.name} took no part in run {run.path.name}: site.toml had another name then."
+        )
     site, whole = seated(run, at, policy.name, experiment, own, said)
     if site.party.id >= whole.common.seats.from_start:
-        raise UsageError(f"{policy.name} was a newcomer in run {run.path.name}, and newcomers are not measured.")
+        raise UsageError(
+            f"{policy.name} was a newcomer in run {run.path.name}, and newcomers are not measured."
+        )
     content, version = read_view(run.path)
     if version is not None:
         site.restore(States(run.path).read(version), version)
     _, theta = site.deployed(Message(content, version))
     offer = Offered(site.algorithm.party_for(site.party, site.mine), theta)
-    return studied(as_far_as(site.party, whole), [site.party], [offer], layers, samples, seed, mdl, policy.name, told=told)
+    return studied(
+        as_far_as(site.party, whole),
+        [site.party],
+        [offer],
+        layers,
+        samples,
+        seed,
+        mdl,
+        policy.name,
+        told=told,
+    )
 
 
 def finish(run: SiteRun, rounds: int, model: bool, say: Callable[[str], None]) -> None:
     """Write the summary, the model, if wanted, and the page into the site's folder of the run.
 
-    What is there already is kept, so that an ending that failed can be repeated. The page is written
-    also where the model cannot be.
+    What is there already is kept, so that an ending that failed can be repeated. The page is
+    written also where the model cannot be.
 
     Arguments:
         run: the run at this site
@@ -145,7 +168,9 @@ def _with_joined(rows: list[Note], rounds: int) -> list[Note]:
     """These rows, and a newcomer's figures after it has joined as those after the last round."""
     stage = f"-{JOINED}"
     joined = [row for row in rows if row.split.endswith(stage)]
-    return rows + [row._replace(round=rounds, split=row.split.removesuffix(stage)) for row in joined]
+    return rows + [
+        row._replace(round=rounds, split=row.split.removesuffix(stage)) for row in joined
+    ]
 
 
 def _write_model(run: SiteRun) -> list[str]:

@@ -1,7 +1,7 @@
 """Several methods, and training alone beside them, at the sites of a federation.
 
-SOLO is ordered first, so that each site can judge by itself what a method gives it: its gain comes back, with the interval,
-and not which of its samples were right.
+SOLO is ordered first, so that each site can judge by itself what a method gives it: its gain comes
+back, with the interval, and not which of its samples were right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from comity.experiments.config import Experiment
 from comity.experiments.folder import RunFolder
 from comity.sites.job_submission import SubmittedJob, was_ordered
 from comity.sites.server import FAILED_ENDINGS, read_parties
-from comity.studies.compare import COMPARISON, SOLO, Findings, check_folders, check_settings, experiment_of, findings, run_folder
+from comity.studies.compare import (
+    COMPARISON,
+    SOLO,
+    Findings,
+    check_folders,
+    check_settings,
+    experiment_of,
+    findings,
+    run_folder,
+)
 from comity.studies.party_verdicts import Held, Parties
 
 
@@ -31,7 +40,8 @@ def compare_sites(
     deadline: float,
     wait: float,
 ) -> Findings:
-    """JobRequest every method, and SOLO before it, under each seed; `conduct` follows a run to its end.
+    """JobRequest every method, and SOLO before it, under each seed; `conduct` follows a run to its
+    end.
 
     What is in `out` already is taken as it is, or gone on with.
     """
@@ -48,11 +58,20 @@ def compare_sites(
             if summary is None or summary.get(FAILED_ENDINGS):
                 chosen = experiment_of(base, method, seed)
                 begun = was_ordered(folder)
-                ordered = SubmittedJob.read(folder) if begun else SubmittedJob.new(federation, chosen, folder, deadline, wait)
+                ordered = (
+                    SubmittedJob.read(folder)
+                    if begun
+                    else SubmittedJob.new(federation, chosen, folder, deadline, wait)
+                )
                 summary = conduct(ordered, folder)
             summaries[method].append(summary)
             parties[seed] = parties.get(seed) or _parties(there, summary)
-    notes = [f"{method}: {text}" for method in methods for one in summaries[method] for text in one.get("remarks", ())]
+    notes = [
+        f"{method}: {text}"
+        for method in methods
+        for one in summaries[method]
+        for text in one.get("remarks", ())
+    ]
     metric = summaries[SOLO][0]["metric"]
     made = findings(base.but(metric=metric), summaries, out, parties, list(dict.fromkeys(notes)))
     write_atomically(out / COMPARISON, json.dumps(with_crc(made.plain()), indent=2) + "\n")

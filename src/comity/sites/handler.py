@@ -1,8 +1,9 @@
 """A site's desk: whatever the server asks comes here, and nothing leaves but what it answers.
 
-A request is looked at in this order: how large it is; what it asks for; whether the site's law allows it. Only then is anything
-made of what a method sent, and checked against what the method declares. Replies are checked in the same way before they leave.
-Of errors, only Comity's own sentences leave; the site's log has the rest.
+A request is looked at in this order: how large it is; what it asks for; whether the site's law
+allows it. Only then is anything made of what a method sent, and checked against what the method
+declares. Replies are checked in the same way before they leave. Of errors, only Comity's own
+sentences leave; the site's log has the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ class RequestHandler:
             return answer
         except ComityError as why:
             self.say(f"refused: {why}")
-            return pack(Failed(str(why).replace(str(self._folder), self._folder.name)))  # where it lies is nobody's matter
+            return pack(
+                Failed(str(why).replace(str(self._folder), self._folder.name))
+            )  # where it lies is nobody's matter
         except Exception:
             self.say(f"failed: {traceback.format_exc()}")
             return pack(Failed(FAULT))
@@ -104,15 +107,21 @@ class RequestHandler:
                 raise UsageError("A message asks for nothing.")
         return pack(Done())
 
-    def _worked(self, run: SiteRun, head: messages.RunCall, body: bytes, policy: SitePolicy) -> bytes:
+    def _worked(
+        self, run: SiteRun, head: messages.RunCall, body: bytes, policy: SitePolicy
+    ) -> bytes:
         before = run.book.sent
         answer = run.run_call(head, body, policy)
         self.say(
-            f"round {head.call[2]}: {head.call[0]} is done, {size(run.book.sent - before)} leave, {size(run.book.sent)} in all"
+            f"round {head.call[2]}: {head.call[0]} is done, {size(run.book.sent - before)} leave,"
+            f" {size(run.book.sent)} in all"
         )
         return answer
 
     def _ended(self, run: SiteRun, head: messages.End, policy: SitePolicy) -> None:
-        self.say(f"run {run.name} {f'is over after {head.rounds} rounds' if head.finished else 'was given up'}")
+        self.say(
+            f"run {run.name}"
+            f" {f'is over after {head.rounds} rounds' if head.finished else 'was given up'}"
+        )
         if head.finished:
             run.finish(head.rounds, policy.export, self.say)

@@ -1,6 +1,8 @@
-"""A researcher's side of a run between sites: it is ordered, followed and, where it broke off, ordered again.
+"""A researcher's side of a run between sites: it is ordered, followed and, where it broke off,
+ordered again.
 
-The run's folder grows at the server, in the operator's folder; at the end it is copied to where the researcher wants it.
+The run's folder grows at the server, in the operator's folder; at the end it is copied to where the
+researcher wants it.
 """
 
 from __future__ import annotations
@@ -63,14 +65,23 @@ class SubmittedJob:
         return RunFolder(self.federation / RUNS / self.run)
 
     @staticmethod
-    def new(federation: Path, experiment: Experiment, out: Path, deadline: float, wait: float) -> SubmittedJob:
+    def new(
+        federation: Path, experiment: Experiment, out: Path, deadline: float, wait: float
+    ) -> SubmittedJob:
         """A new run, whose name is written down where it can be found again."""
         if not (federation / LEAD).is_dir():
-            raise UsageError(f"{federation} is no federation's folder: comity deploy init makes one.")
+            raise UsageError(
+                f"{federation} is no federation's folder: comity deploy init makes one."
+            )
         if out.exists() and any(out.iterdir()):
-            raise UsageError(f"{out} is there already: choose another --out, or go on with 'comity resume {out}'.")
+            raise UsageError(
+                f"{out} is there already: choose another --out, or go on with 'comity resume"
+                f" {out}'."
+            )
         settings = experiment.model_dump(mode="json", exclude_none=True)
-        made = SubmittedJob(federation.resolve(), secrets.token_hex(8), settings, deadline, wait=wait)
+        made = SubmittedJob(
+            federation.resolve(), secrets.token_hex(8), settings, deadline, wait=wait
+        )
         out.mkdir(parents=True, exist_ok=True)
         made.write(out)
         return made
@@ -80,19 +91,39 @@ class SubmittedJob:
         """A run that was ordered before."""
         try:
             held = json.loads((out / ORDER).read_text(encoding="utf-8"))
-            known = (held["settings"], held["deadline"], tuple(held["sites"]), held["wait"], held["job"])
+            known = (
+                held["settings"],
+                held["deadline"],
+                tuple(held["sites"]),
+                held["wait"],
+                held["job"],
+            )
             return SubmittedJob(Path(held["federation"]), held["run"], *known)
         except (OSError, ValueError, KeyError, TypeError) as why:
-            raise UsageError(f"{out / ORDER} cannot be read: which run it was is not known.") from why
+            raise UsageError(
+                f"{out / ORDER} cannot be read: which run it was is not known."
+            ) from why
 
     def write(self, out: Path) -> None:
         """Write down what it takes to order it again."""
-        held: dict[str, Any] = {"federation": str(self.federation), "run": self.run, "settings": self.settings}
-        held |= {"deadline": self.deadline, "sites": list(self.sites), "wait": self.wait, "job": self.job}
+        held: dict[str, Any] = {
+            "federation": str(self.federation),
+            "run": self.run,
+            "settings": self.settings,
+        }
+        held |= {
+            "deadline": self.deadline,
+            "sites": list(self.sites),
+            "wait": self.wait,
+            "job": self.job,
+        }
         write_atomically(out / ORDER, json.dumps(held, indent=2) + "\n")
 
-    def conduct(self, out: Path, followed: Callable[[RunFolder], None] = lambda folder: None) -> dict[str, Any]:
-        """JobRequest the run, and again where it broke off, until it has ended; its summary. Its folder is copied to `out`.
+    def conduct(
+        self, out: Path, followed: Callable[[RunFolder], None] = lambda folder: None
+    ) -> dict[str, Any]:
+        """JobRequest the run, and again where it broke off, until it has ended; its summary. Its
+        folder is copied to `out`.
 
         Where its end failed at a site, that is repeated.
         """
@@ -103,7 +134,9 @@ class SubmittedJob:
                 self.folder.summary.unlink(missing_ok=True)  # the server writes it at the end
                 self._see_through(jobs, out, followed)
         followed(self.folder)
-        shutil.copytree(self.folder.path, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
+        shutil.copytree(
+            self.folder.path, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock")
+        )
         self.folder.check()
         summary = RunFolder(out).read_summary()
         assert summary is not None
@@ -128,11 +161,15 @@ class SubmittedJob:
     def _end_last(self, jobs: Jobs) -> None:
         """End the last job if it is still under way, so that the run is not ordered twice."""
         if self.job and not jobs.status(self.job).startswith("FINISHED"):
-            with suppress(ComityError):  # a server that was killed lists its job as running, and cannot end it
+            with suppress(
+                ComityError
+            ):  # a server that was killed lists its job as running, and cannot end it
                 jobs.abort(self.job)
 
     def _gather(self, jobs: Jobs) -> None:
-        """Wait for the sites that are to take part: whoever is there or, of a run that was begun, all that were."""
+        """Wait for the sites that are to take part: whoever is there or, of a run that was begun,
+        all that were.
+        """
         end = time.monotonic() + self.wait
         while not (there := set(jobs.sites())).issuperset(self.sites) or not there:
             if time.monotonic() > end:
@@ -142,12 +179,21 @@ class SubmittedJob:
             raise ComityError(f"No site is connected to the server of {self.federation}.")
         self.sites = self.sites or tuple(sorted(there))
 
-    def _once(self, jobs: Jobs, out: Path, followed: Callable[[RunFolder], None], returned: set[str]) -> None:
-        """One job, to its end; it is ended early if a site that was lost is back, as it can join the next job only.
+    def _once(
+        self, jobs: Jobs, out: Path, followed: Callable[[RunFolder], None], returned: set[str]
+    ) -> None:
+        """One job, to its end; it is ended early if a site that was lost is back, as it can join
+        the next job only.
 
-        Who is in `returned` is not waited for again until it was heard, or gone, in between: it may be there and refuse.
+        Who is in `returned` is not waited for again until it was heard, or gone, in between: it may
+        be there and refuse.
         """
-        order = {"run": self.run, "settings": self.settings, "sites": list(self.sites), "deadline": self.deadline}
+        order = {
+            "run": self.run,
+            "settings": self.settings,
+            "sites": list(self.sites),
+            "deadline": self.deadline,
+        }
         (self.folder.path / FAILURE).unlink(missing_ok=True)  # why an earlier job of it failed
         self.job = jobs.submit(order)
         self.write(out)
@@ -171,7 +217,9 @@ class SubmittedJob:
             raise
 
     def _returned(self, jobs: Jobs, back: dict[str, float], before: set[str]) -> str:
-        """A site that missed the last round and has been connected for a while since, if there is one."""
+        """A site that missed the last round and has been connected for a while since, if there is
+        one.
+        """
         silent = _silent(self.folder)
         connected = set(jobs.sites()) if silent else set()
         before &= silent & connected
@@ -199,9 +247,17 @@ def _done(folder: RunFolder) -> int:
 
 
 def _silent(folder: RunFolder) -> set[str]:
-    """Who did not answer in the last round that is over, to the end of it: who was only late is heard when it evaluates."""
+    """Who did not answer in the last round that is over, to the end of it: who was only late is
+    heard when it evaluates.
+    """
     done = _done(folder)
     if not (folder.path / ABSENCES.name).exists():
         return set()
-    missing = {row.party for row in ABSENCES.salvage(folder.path).rows if row.round == done and row.how == LOST}
-    return missing - {note.party for note in METRICS.salvage(folder.path).rows if missing and note.round == done}
+    missing = {
+        row.party
+        for row in ABSENCES.salvage(folder.path).rows
+        if row.round == done and row.how == LOST
+    }
+    return missing - {
+        note.party for note in METRICS.salvage(folder.path).rows if missing and note.round == done
+    }

@@ -1,7 +1,8 @@
 """Keys for sealed parcels between sites that trust nobody's machine but their own.
 
-For each run a site draws an X25519 key and signs its public half, with the run's name, by the certificate that it has from the
-federation's root. Every site checks all others' before it seals anything: a server that put in a key of its own is refused.
+For each run a site draws an X25519 key and signs its public half, with the run's name, by the
+certificate that it has from the federation's root. Every site checks all others' before it seals
+anything: a server that put in a key of its own is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Private
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a site is: its certificate, the key that belongs to it, and the root that vouches for everybody."""
+    """Who a site is: its certificate, the key that belongs to it, and the root that vouches for
+    everybody.
+    """
 
     certificate: x509.Certificate
     signer: Signer
@@ -43,7 +46,10 @@ class Identity:
             certificate, root = map(x509.load_pem_x509_certificate, pems)
             signer = load_pem_private_key((startup / "client.key").read_bytes(), None)
         except (OSError, ValueError) as why:
-            raise UsageError(f"The certificate and key in {startup} cannot be read: comity deploy accept makes them.") from why
+            raise UsageError(
+                f"The certificate and key in {startup} cannot be read: comity deploy accept makes"
+                " them."
+            ) from why
         if not isinstance(signer, Signer):
             raise UsageError(f"The key in {startup} is of a kind that signs nothing.")
         return Identity(certificate, signer, root)
@@ -70,10 +76,17 @@ class Identity:
                 raise ValueError("it is another's")
             if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
                 raise ValueError("it has expired")
-            _verify(certificate.public_key(), bytes.fromhex(signed_key.signature), _bound(run, name, signed_key.public))
+            _verify(
+                certificate.public_key(),
+                bytes.fromhex(signed_key.signature),
+                _bound(run, name, signed_key.public),
+            )
             return X25519PublicKey.from_public_bytes(bytes.fromhex(signed_key.public))
         except (ValueError, TypeError, InvalidSignature) as why:
-            raise UsageError(f"The key that is said to be {name}'s is not: parcels for it would be open to somebody else.") from why
+            raise UsageError(
+                f"The key that is said to be {name}'s is not: parcels for it would be open to"
+                " somebody else."
+            ) from why
 
 
 def owner(certificate: x509.Certificate) -> str:
@@ -85,7 +98,9 @@ def owner(certificate: x509.Certificate) -> str:
 class SitesKeys:
     """The keys that one site shares with each of the others: nobody else can compute them."""
 
-    def __init__(self, run: str, own: int, key: X25519PrivateKey, others: Mapping[int, X25519PublicKey]) -> None:
+    def __init__(
+        self, run: str, own: int, key: X25519PrivateKey, others: Mapping[int, X25519PublicKey]
+    ) -> None:
         self._run = run
         self._own = own
         self._key = key
@@ -96,18 +111,29 @@ class SitesKeys:
         if self._own not in (one, other):
             raise UsageError("A parcel between other parties cannot be opened here.")
         if peer not in self._others:
-            raise UsageError(f"There is no key of party {peer}: no parcel can be sealed for it, or opened that is said to be its.")
+            raise UsageError(
+                f"There is no key of party {peer}: no parcel can be sealed for it, or opened that"
+                " is said to be its."
+            )
         info = f"comity parcels {self._run} {min(one, other)} {max(one, other)}".encode()
         return HKDF(SHA256(), KEY, None, info).derive(self._key.exchange(self._others[peer]))
 
 
 def keys_of(
-    identity: Identity, run: str, key: X25519PrivateKey, names: Sequence[str], signed_keys: Mapping[str, SignedKey]
+    identity: Identity,
+    run: str,
+    key: X25519PrivateKey,
+    names: Sequence[str],
+    signed_keys: Mapping[str, SignedKey],
 ) -> SitesKeys:
-    """The keys of this site in a run with parties of these names, each of whose passports is checked."""
+    """The keys of this site in a run with parties of these names, each of whose passports is
+    checked.
+    """
     own = names.index(identity.name)
     there = [i for i, name in enumerate(names) if i != own and name in signed_keys]
-    return SitesKeys(run, own, key, {i: identity.public_key(run, names[i], signed_keys[names[i]]) for i in there})
+    return SitesKeys(
+        run, own, key, {i: identity.public_key(run, names[i], signed_keys[names[i]]) for i in there}
+    )
 
 
 def _bound(run: str, name: str, public: str) -> bytes:
@@ -117,7 +143,11 @@ def _bound(run: str, name: str, public: str) -> bytes:
 def _signed(signer: Signer, text: bytes) -> bytes:
     if isinstance(signer, rsa.RSAPrivateKey):
         return signer.sign(text, PSS, SHA256())
-    return signer.sign(text, ec.ECDSA(SHA256())) if isinstance(signer, ec.EllipticCurvePrivateKey) else signer.sign(text)
+    return (
+        signer.sign(text, ec.ECDSA(SHA256()))
+        if isinstance(signer, ec.EllipticCurvePrivateKey)
+        else signer.sign(text)
+    )
 
 
 def _verify(public: object, signature: bytes, text: bytes) -> None:

@@ -1,8 +1,10 @@
-"""What goes between the server and a site: a head that says what is asked or answered and, behind it, what a method sends.
+"""What goes between the server and a site: a head that says what is asked or answered and, behind
+it, what a method sends.
 
-Both are records as bytes. A head is one of a few types that are named here, and small but for the sealed parcels that come with a
-call; what a method may send its own works declare (`core/validator.py`). So each is read only as what it can be, and nothing else is
-ever made of somebody's bytes.
+Both are records as bytes. A head is one of a few types that are named here, and small but for the
+sealed parcels that come with a call; what a method may send its own works declare
+(`core/validator.py`). So each is read only as what it can be, and nothing else is ever made of
+somebody's bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ Named = tuple[str, int, int, int]
 
 @record
 class SignedKey:
-    """A site's public key for parcels in one run, and by which certificate it says that it is its own."""
+    """A site's public key for parcels in one run, and by which certificate it says that it is its
+    own.
+    """
 
     name: str
     public: str
@@ -116,7 +120,9 @@ class Introduced:
     black: list[float]
     class_names: list[str]
     digest: str
-    """A mark of its data under a secret of its own: whether they are the same again, and nothing else, can be told by it."""
+    """A mark of its data under a secret of its own: whether they are the same again, and nothing
+    else, can be told by it.
+    """
     signed_key: SignedKey | None
     comity: str
 
@@ -144,7 +150,20 @@ class Failed:
     why: str
 
 
-ASKED = frozenset((Introduce, PartyInfo, Begin, SignedKey, RunCall, Cipher, Evaluate, EvaluateAlone, Committed, End))
+ASKED = frozenset(
+    (
+        Introduce,
+        PartyInfo,
+        Begin,
+        SignedKey,
+        RunCall,
+        Cipher,
+        Evaluate,
+        EvaluateAlone,
+        Committed,
+        End,
+    )
+)
 ANSWERED = frozenset((Introduced, PartyInfo, SignedKey, Answered, Done, Failed))
 
 
@@ -155,11 +174,18 @@ def pack(head: Any, body: bytes = b"") -> bytes:
 
 
 def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, bytes]:
-    """A message's head, which is of one of these kinds, and the bytes behind it; `CorruptedFile` if it is no message of that size."""
+    """A message's head, which is of one of these kinds, and the bytes behind it; `CorruptedFile` if
+    it is no message of that size.
+    """
     length = int.from_bytes(message[:LENGTH], "little")
     if len(message) > most or length > len(message) - LENGTH:
-        raise CorruptedFile(f"A message of {len(message):,} bytes is too large, or not whole: no more than {most:,} may pass.")
-    head = decode(message[LENGTH : LENGTH + length], sealed_messages=True, most_bytes=most, records=kinds)
+        raise CorruptedFile(
+            f"A message of {len(message):,} bytes is too large, or not whole: no more than {most:,}"
+            " may pass."
+        )
+    head = decode(
+        message[LENGTH : LENGTH + length], sealed_messages=True, most_bytes=most, records=kinds
+    )
     if type(head) not in kinds:
         raise CorruptedFile("A message does not say what it is about.")
     return head, message[LENGTH + length :]

@@ -99,14 +99,20 @@ class SitePolicy:
     def check_names(self, experiment: Experiment, submitter: str) -> None:
         """Refuse a run by what it names, before anything is made of that: a file would run as soon as it is looked at."""
         if not any(fnmatchcase(submitter, one) for one in self.submitters):
-            raise UsageError(f"{self.name} takes no orders from {shown(submitter, 100)} (submitters).")
+            raise UsageError(
+                f"{self.name} takes no orders from {shown(submitter, 100)} (submitters)."
+            )
         own = [party.model or "" for party in experiment.party.values()]
         for text in (experiment.algorithm, experiment.model, experiment.metric, *own):
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
-                raise UsageError(f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a package there.")
+                raise UsageError(
+                    f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a package there."
+                )
         for text in (experiment.model, *own):
             if base_file(text):
-                raise UsageError(f"{self.name} reads no files that a run names, as {shown(text, 100)}: a base can be a seed only.")
+                raise UsageError(
+                    f"{self.name} reads no files that a run names, as {shown(text, 100)}: a base can be a seed only."
+                )
 
     def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
         """Refuse a run that this site does not take part in."""
@@ -114,17 +120,25 @@ class SitePolicy:
         name = display_name(experiment.algorithm)
         self._check_method(name, experiment, algorithm)
         if experiment.rounds > self.rounds:
-            raise UsageError(f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds).")
-        if math.isfinite(self.budget_epsilon) and not any(one.protects_records for one in chain(algorithm)):
+            raise UsageError(
+                f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds)."
+            )
+        if math.isfinite(self.budget_epsilon) and not any(
+            one.protects_records for one in chain(algorithm)
+        ):
             most = f"{self.budget_epsilon:g}"
-            raise UsageError(f"{self.name} allows a privacy loss of {most}, and that of {name} has no bound (budget: epsilon).")
+            raise UsageError(
+                f"{self.name} allows a privacy loss of {most}, and that of {name} has no bound (budget: epsilon)."
+            )
 
     def check_epsilon(self, found: float, name: str) -> None:
         """Refuse a run with which this site would have given away more of a record than it allows, over all runs."""
         if found > self.budget_epsilon:
             come = f"it would have come to {found:.3g}" if math.isfinite(found) else UNBOUNDED
             most = f"{self.budget_epsilon:g}"
-            raise UsageError(f"{self.name} allows a privacy loss of {most} in all, and with {name} {come} (budget: epsilon).")
+            raise UsageError(
+                f"{self.name} allows a privacy loss of {most} in all, and with {name} {come} (budget: epsilon)."
+            )
 
     def _check_method(self, name: str, experiment: Experiment, algorithm: AnyAlgorithm) -> None:
         for part in split(experiment.algorithm, "+"):
@@ -136,7 +150,9 @@ class SitePolicy:
                 raise UsageError(f"{self.name} never takes part in {forbidden} (never).")
         for one in chain(algorithm):
             if others := sorted(one.leaves - set(self.kinds)):
-                raise UsageError(f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]}).")
+                raise UsageError(
+                    f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]})."
+                )
 
     @property
     def class_counts(self) -> bool:
@@ -151,7 +167,9 @@ class SitePolicy:
     def check_records(self, train: int, counts: tuple[int, ...], algorithm: AnyAlgorithm) -> None:
         """Refuse to send what too few records are behind: of so many training samples, of which each class has its `counts`."""
         if train < self.records:
-            raise UsageError(f"{self.name} has fewer than {self.records} training samples (records).")
+            raise UsageError(
+                f"{self.name} has fewer than {self.records} training samples (records)."
+            )
         few = [count for count in counts if 0 < count < self.records]
         if few and chain(algorithm)[-1].shares == "means":
             raise UsageError(
@@ -173,8 +191,16 @@ def _rules(path: Path, told: dict[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{path}: {part} must be a table, as in [{part}], not {shown(table)}.")
         given = {prefix + name: value for name, value in table.items()}
         if strangers := sorted(given.keys() - names):
-            where = f"rule under [{part}] of {path} called" if part else f"rule before [allow] of {path} called"
-            raise unknown(where, strangers[0].removeprefix(prefix), {name.removeprefix(prefix) for name in names})
+            where = (
+                f"rule under [{part}] of {path} called"
+                if part
+                else f"rule before [allow] of {path} called"
+            )
+            raise unknown(
+                where,
+                strangers[0].removeprefix(prefix),
+                {name.removeprefix(prefix) for name in names},
+            )
         found |= given
     return found
 
@@ -191,7 +217,9 @@ def _is(one: AnyAlgorithm, forbidden: str) -> bool:
     """Whether a method is what a line forbids: of that name and, if it names options, set so."""
     spec = parse(forbidden)
     same = isinstance(one, algorithms.find(spec.name))
-    return same and all(show(getattr(one, option, None)) == show(value) for option, value in spec.options.items())
+    return same and all(
+        show(getattr(one, option, None)) == show(value) for option, value in spec.options.items()
+    )
 
 
 def _value(path: Path, name: str, given: Any) -> Any:
@@ -205,7 +233,9 @@ def _value(path: Path, name: str, given: Any) -> Any:
         if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
             raise UsageError(f"{path}: {name} must be a list of names, not {shown(given)}.")
         return tuple(given)
-    wanted = {"int": "a whole number", "bool": "true or false", "str": "a text", "Path": "a text"}[kind]
+    wanted = {"int": "a whole number", "bool": "true or false", "str": "a text", "Path": "a text"}[
+        kind
+    ]
     if type(given).__name__ != kind.replace("Path", "str") or (kind == "int" and given < 0):
         raise UsageError(f"{path}: {name} must be {wanted}, not {shown(given)}.")
     return given
@@ -224,7 +254,9 @@ def _epsilon(path: Path, given: Any) -> float:
 def _bytes(path: Path, name: str, given: Any) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", str(given).strip().upper())
     if isinstance(given, bool) or not (found or (isinstance(given, int) and given >= 0)):
-        raise UsageError(f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {shown(given)}.")
+        raise UsageError(
+            f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {shown(given)}."
+        )
     return int(float(found[1]) * SCALES[found[2]]) if found else int(given)
 
 

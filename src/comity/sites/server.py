@@ -1,8 +1,10 @@
-"""The server of a run between sites: it has no data, conducts the rounds, and keeps the run's folder.
+"""The server of a run between sites: it has no data, conducts the rounds, and keeps the run's
+folder.
 
-What a researcher orders is a run's settings and its name. Sites introduce themselves, or refuse with a reason; what they said is
-kept as `parties.json`. A run whose server was stopped is ordered again by its name, and goes on from its last checkpoint; if it
-had ended, sites that have not heard of that do so.
+What a researcher orders is a run's settings and its name. Sites introduce themselves, or refuse
+with a reason; what they said is kept as `parties.json`. A run whose server was stopped is ordered
+again by its name, and goes on from its last checkpoint; if it had ended, sites that have not heard
+of that do so.
 """
 
 from __future__ import annotations
@@ -36,7 +38,18 @@ from comity.experiments.server_side import resolve_method
 from comity.privacy.solving import undecided
 from comity.sites.data import DATA, schema_mark
 from comity.sites.engine import SitesEngine, told
-from comity.sites.messages import ANSWERED, Begin, Done, End, Failed, Introduce, Introduced, SignedKey, pack, unpack
+from comity.sites.messages import (
+    ANSWERED,
+    Begin,
+    Done,
+    End,
+    Failed,
+    Introduce,
+    Introduced,
+    SignedKey,
+    pack,
+    unpack,
+)
 from comity.sites.site_store import run_secret
 from comity.sites.transport import Aborted, Transport
 from comity.track import Trackers
@@ -74,12 +87,19 @@ class JobRequest:
             if not (made.run.isalnum() and len(made.run) <= 64 and made.deadline > 0):
                 raise ValueError
         except (TypeError, ValueError, AttributeError) as why:
-            raise UsageError("What was ordered is no run: it needs a name of letters and digits, settings and a deadline.") from why
+            raise UsageError(
+                "What was ordered is no run: it needs a name of letters and digits, settings and a"
+                " deadline."
+            ) from why
         return made
 
 
-def serve(transport: Transport, order: Mapping[str, Any], folder: Path, progress: Progress | None = None) -> dict[str, Any] | None:
-    """Conduct the run that was ordered; its summary, or None if it failed, and then its folder says why, or was ended."""
+def serve(
+    transport: Transport, order: Mapping[str, Any], folder: Path, progress: Progress | None = None
+) -> dict[str, Any] | None:
+    """Conduct the run that was ordered; its summary, or None if it failed, and then its folder says
+    why, or was ended.
+    """
     asked = JobRequest.read(order)
     there = folder / RUNS / asked.run
     there.mkdir(parents=True, exist_ok=True)
@@ -91,11 +111,16 @@ def serve(transport: Transport, order: Mapping[str, Any], folder: Path, progress
     except ComityError as why:
         write_atomically(there / FAILURE, f"{why}\n")
     except Exception as why:
-        write_atomically(there / FAILURE, f"The server failed ({type(why).__name__}: {why}).\n\n{traceback.format_exc()}")
+        write_atomically(
+            there / FAILURE,
+            f"The server failed ({type(why).__name__}: {why}).\n\n{traceback.format_exc()}",
+        )
     return None
 
 
-def conduct(transport: Transport, order: JobRequest, folder: Path, progress: Progress) -> dict[str, Any]:
+def conduct(
+    transport: Transport, order: JobRequest, folder: Path, progress: Progress
+) -> dict[str, Any]:
     """The run itself."""
     run = RunFolder(folder / RUNS / order.run)
     begun = run.begun
@@ -109,16 +134,24 @@ def conduct(transport: Transport, order: JobRequest, folder: Path, progress: Pro
     answers, refused = introduced(transport, order, experiment, mark, wanted)
     everybody = known or answers
     if not everybody:
-        raise ComityError("No site takes part. " + " ".join(f"{name}: {why}" for name, why in refused.items()))
+        raise ComityError(
+            "No site takes part. " + " ".join(f"{name}: {why}" for name, why in refused.items())
+        )
     for name in [
-        name for name, one in answers.items() if (one.said, one.digest) != (everybody[name].said, everybody[name].digest)
+        name
+        for name, one in answers.items()
+        if (one.said, one.digest) != (everybody[name].said, everybody[name].digest)
     ]:
         del answers[name]
         refused[name] = "it says something else of itself than when the run began."
     if not answers:
-        raise ComityError("No site is there. " + " ".join(f"{name}: {why}" for name, why in refused.items()))
+        raise ComityError(
+            "No site is there. " + " ".join(f"{name}: {why}" for name, why in refused.items())
+        )
     experiment = judged_by(experiment, next(iter(everybody.values())).classes)
-    server_run = server_run_of(experiment, everybody, run.read_plan() if begun else None, run_secret(folder, order.run))
+    server_run = server_run_of(
+        experiment, everybody, run.read_plan() if begun else None, run_secret(folder, order.run)
+    )
     _begin_everywhere(transport, order, answers, everybody)
     with at_work(run):
         summary = run.read_summary()
@@ -134,7 +167,9 @@ def conduct(transport: Transport, order: JobRequest, folder: Path, progress: Pro
         def end_everywhere(found: Mapping[str, Any]) -> dict[str, Any]:
             failures = _end_everywhere(transport, order, answers, found["rounds"])
             failures |= {name: why for name, why in refused.items() if name in everybody}
-            return {FAILED_ENDINGS: {name: failures[name] for name in everybody if name in failures}}
+            return {
+                FAILED_ENDINGS: {name: failures[name] for name in everybody if name in failures}
+            }
 
         try:
             return execute(
@@ -155,17 +190,25 @@ def conduct(transport: Transport, order: JobRequest, folder: Path, progress: Pro
 
 
 def _check_settings(order: JobRequest, begun: Experiment, classes: int) -> None:
-    """Refuse to go on with a run that was begun with other settings than are ordered now; without any it goes on as it is."""
+    """Refuse to go on with a run that was begun with other settings than are ordered now; without
+    any it goes on as it is.
+    """
     if order.settings and judged_by(settled(config.experiment(order.settings)), classes) != begun:
         raise UsageError(f"Run {order.run} was begun with other settings.")
 
 
 def settled(experiment: Experiment) -> Experiment:
-    """The settings of a run between sites: where it is computed, and that each site is a party, is no choice."""
-    return experiment.but(engine="flare", workers=None, device="cpu", data=DATA, partition="natural", parties=None)
+    """The settings of a run between sites: where it is computed, and that each site is a party, is
+    no choice.
+    """
+    return experiment.but(
+        engine="flare", workers=None, device="cpu", data=DATA, partition="natural", parties=None
+    )
 
 
-def server_run_of(experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None, secret: bytes) -> ServerRun:
+def server_run_of(
+    experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None, secret: bytes
+) -> ServerRun:
     """The run as the server knows it, of what sites said."""
     first = next(iter(everybody.values()))
     check_fits(experiment.metric, first.classes)
@@ -181,23 +224,42 @@ def server_run_of(experiment: Experiment, everybody: Mapping[str, Introduced], p
     if open_ := undecided(algorithm):
         who = open_[0]
         raise UsageError(
-            f"Between sites {who}'s noise is given as a number, as in {who}(noise=1.1): comity plan finds it for a budget."
+            f"Between sites {who}'s noise is given as a number, as in {who}(noise=1.1): comity plan"
+            " finds it for a budget."
         )
     if experiment.participation < 1 and any(
         isinstance(one, Dp) and one.level == "party" and one.amplify for one in chain(algorithm)
     ):
-        raise UsageError("Between sites everybody can compute who is drawn for a round: give dp amplify=false.")
-    made = ServerRun(experiment, common, algorithm, info, planned(experiment.absent, experiment.seed, told.names, plan), secret)
+        raise UsageError(
+            "Between sites everybody can compute who is drawn for a round: give dp amplify=false."
+        )
+    made = ServerRun(
+        experiment,
+        common,
+        algorithm,
+        info,
+        planned(experiment.absent, experiment.seed, told.names, plan),
+        secret,
+    )
     made.check_judged()
     if not made.judged("test"):
-        raise UsageError("No site would tell a figure of its test samples: all have too few for that, or none by this metric.")
+        raise UsageError(
+            "No site would tell a figure of its test samples: all have too few for that, or none by"
+            " this metric."
+        )
     return made
 
 
 def introduced(
-    transport: Transport, order: JobRequest, experiment: Experiment, schema: str, wanted: tuple[str, ...]
+    transport: Transport,
+    order: JobRequest,
+    experiment: Experiment,
+    schema: str,
+    wanted: tuple[str, ...],
 ) -> tuple[dict[str, Introduced], dict[str, str]]:
-    """Who takes part, by name in order, and who does not and why. All must agree on what a sample is."""
+    """Who takes part, by name in order, and who does not and why. All must agree on what a sample
+    is.
+    """
     names = [name for name in wanted or transport.names if name in transport.names]
     settings = json.dumps(experiment.model_dump(mode="json", exclude_none=True))
     asked = pack(Introduce(order.run, settings, version("comity"), schema))
@@ -212,9 +274,15 @@ def introduced(
         else:
             found[name] = said
     there = {name: found[name] for name in sorted(found)}
-    alike = {(tuple(one.shape), one.classes, tuple(one.class_names), tuple(one.black)) for one in there.values()}
+    alike = {
+        (tuple(one.shape), one.classes, tuple(one.class_names), tuple(one.black))
+        for one in there.values()
+    }
     if len(alike) > 1:
-        kinds = "; ".join(f"{name}: samples of shape {one.shape}, {one.classes} classes" for name, one in there.items())
+        kinds = "; ".join(
+            f"{name}: samples of shape {one.shape}, {one.classes} classes"
+            for name, one in there.items()
+        )
         raise UsageError(f"The sites' data do not fit together: {kinds}.")
     return there, refused
 
@@ -235,21 +303,33 @@ def _odd(one: Introduced) -> str:
     said = one.said
     if said.train < 1 or said.validation < 0 or said.test < 0:
         return "it says that it has no samples to learn from, or fewer than none of others."
-    if said.counts is not None and (len(said.counts) != one.classes or min(said.counts, default=0) < 0):
+    if said.counts is not None and (
+        len(said.counts) != one.classes or min(said.counts, default=0) < 0
+    ):
         return "the counts that it tells of its classes are none."
-    if one.classes < 0 or len(one.shape) > MOST_SIDES or not all(1 <= side <= MOST_VALUES for side in one.shape):
+    if (
+        one.classes < 0
+        or len(one.shape) > MOST_SIDES
+        or not all(1 <= side <= MOST_VALUES for side in one.shape)
+    ):
         return "its samples are of a shape that nothing can have."
     return "" if math.prod(one.shape) <= MOST_VALUES else "its samples are too large."
 
 
 def _begin_everywhere(
-    transport: Transport, order: JobRequest, there: Mapping[str, Introduced], everybody: Mapping[str, Introduced]
+    transport: Transport,
+    order: JobRequest,
+    there: Mapping[str, Introduced],
+    everybody: Mapping[str, Introduced],
 ) -> None:
     """Tell sites who takes part. All must agree to that, or the run does not begin.
 
-    For a site that was there when the run began, and is not now, parcels are sealed by the key that it had: nobody has it now.
+    For a site that was there when the run began, and is not now, parcels are sealed by the key that
+    it had: nobody has it now.
     """
-    signed_keys = {name: one.signed_key for name, one in {**everybody, **there}.items() if one.signed_key}
+    signed_keys = {
+        name: one.signed_key for name, one in {**everybody, **there}.items() if one.signed_key
+    }
     head = Begin(order.run, {name: one.said for name, one in everybody.items()}, signed_keys)
     for name, answer in transport.ask(dict.fromkeys(there, pack(head)), order.deadline):
         if answer is None:
@@ -260,16 +340,21 @@ def _begin_everywhere(
             said = Failed(str(why))
         if not isinstance(said, Done):
             raise ComityError(
-                f"{name} does not begin: {told(said.why) if isinstance(said, Failed) else 'it answered something else.'}"
+                f"{name} does not begin:"
+                f" {told(said.why) if isinstance(said, Failed) else 'it answered something else.'}"
             )
 
 
 def _tell(transport: Transport, order: JobRequest, everybody: Iterable[str], head: Any) -> None:
-    for _ in transport.ask({name: pack(head) for name in everybody if name in transport.names}, order.deadline):
+    for _ in transport.ask(
+        {name: pack(head) for name in everybody if name in transport.names}, order.deadline
+    ):
         pass  # who does not hear of it finds out when it is asked for another run
 
 
-def _end_everywhere(transport: Transport, order: JobRequest, sites: Iterable[str], rounds: int) -> dict[str, str]:
+def _end_everywhere(
+    transport: Transport, order: JobRequest, sites: Iterable[str], rounds: int
+) -> dict[str, str]:
     """End the run at these sites; why that failed, by the site's name."""
     head = pack(End(order.run, rounds, True))
     failures = {name: NOT_CONNECTED for name in sites if name not in transport.names}
@@ -281,13 +366,22 @@ def _end_everywhere(transport: Transport, order: JobRequest, sites: Iterable[str
     return failures
 
 
-def _write_beginning(run: RunFolder, server_run: ServerRun, everybody: Mapping[str, Introduced]) -> None:
-    """What a run's folder begins with: settings, and what sites said of themselves in place of a split."""
+def _write_beginning(
+    run: RunFolder, server_run: ServerRun, everybody: Mapping[str, Introduced]
+) -> None:
+    """What a run's folder begins with: settings, and what sites said of themselves in place of a
+    split.
+    """
     settings = config.write(server_run.experiment)
     parties = json.dumps({name: asdict(one) for name, one in everybody.items()}, indent=2) + "\n"
     fingerprint = combine((name, one.digest) for name, one in everybody.items())
     plan = server_run.absent.text
-    run.begin(settings, environment(settings, fingerprint, parties=parties, plan=plan), parties=parties, plan=plan)
+    run.begin(
+        settings,
+        environment(settings, fingerprint, parties=parties, plan=plan),
+        parties=parties,
+        plan=plan,
+    )
 
 
 def read_parties(run: RunFolder) -> dict[str, Introduced]:
@@ -300,4 +394,6 @@ def read_parties(run: RunFolder) -> dict[str, Introduced]:
 
 
 def _introduced(said: dict[str, Any], signed_key: dict[str, Any] | None, **rest: Any) -> Introduced:
-    return Introduced(PartyInfo(**said), signed_key=SignedKey(**signed_key) if signed_key else None, **rest)
+    return Introduced(
+        PartyInfo(**said), signed_key=SignedKey(**signed_key) if signed_key else None, **rest
+    )

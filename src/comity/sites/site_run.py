@@ -1,4 +1,6 @@
-"""A run at a site: the party with its data and state, what its law says to it, and what it writes down at home."""
+"""A run at a site: the party with its data and state, what its law says to it, and what it writes
+down at home.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,17 @@ from comity.sites.data import own_federation, schema_mark
 from comity.sites.key_exchange import Identity, keys_of
 from comity.sites.messages import Answered, Introduced, call_of, pack
 from comity.sites.policy import SitePolicy
-from comity.sites.site_store import Book, States, given_away, run_secret, runs_of, secret_of, spent, write_seats, write_view
+from comity.sites.site_store import (
+    Book,
+    States,
+    given_away,
+    run_secret,
+    runs_of,
+    secret_of,
+    spent,
+    write_seats,
+    write_view,
+)
 from comity.units import size
 
 ALONE = "solo"
@@ -106,21 +118,35 @@ class SiteRun:
         return RunFolder(self.at / "runs" / self.name)
 
     @staticmethod
-    def opened(at: Path, asked: messages.Introduce, policy: SitePolicy, submitter: str, identity: Identity | None) -> SiteRun:
-        """EvaluationRequest at what is ordered and, if the law allows it, begin the run or open it again."""
+    def opened(
+        at: Path,
+        asked: messages.Introduce,
+        policy: SitePolicy,
+        submitter: str,
+        identity: Identity | None,
+    ) -> SiteRun:
+        """EvaluationRequest at what is ordered and, if the law allows it, begin the run or open it
+        again.
+        """
         if not asked.run.isalnum() or len(asked.run) > 64:
             raise UsageError("A run's name must be letters and digits.")
         if identity and identity.name != policy.name:
             raise UsageError(f"The certificate of {policy.name} is made out to {identity.name!r}.")
         if asked.comity != (here := version("comity")):
-            raise UsageError(f"{policy.name} has Comity {here}, the server has {asked.comity}: install the same on both sides.")
+            raise UsageError(
+                f"{policy.name} has Comity {here}, the server has {asked.comity}: install the same"
+                " on both sides."
+            )
         chosen = config.experiment(json.loads(asked.settings))
         policy.check_names(chosen, submitter)
         algorithm = algorithms.compose(chosen.algorithm, chosen.set)
         policy.check(chosen, algorithm, submitter)
         federation = own_federation(policy.name, policy.data, chosen)
         if asked.schema != schema_mark(federation.schema):
-            raise UsageError(f"The data of {policy.name} follow another schema than the server's: import them again by that one.")
+            raise UsageError(
+                f"The data of {policy.name} follow another schema than the server's: import them"
+                " again by that one."
+            )
         chosen = judged_by(chosen, federation.classes)
         check_fits(chosen.metric, federation.classes)
         own = federation.parties[policy.name]
@@ -136,8 +162,12 @@ class SiteRun:
             signed_key=identity.signed_key(asked.run, key) if identity else None,
             comity=here,
         )
-        _begin_at_home(RunFolder(at / "runs" / asked.run), chosen, federation, introduced.digest, policy.name)
-        made = SiteRun(asked.run, at, policy.name, chosen, algorithm, federation, introduced, identity, key)
+        _begin_at_home(
+            RunFolder(at / "runs" / asked.run), chosen, federation, introduced.digest, policy.name
+        )
+        made = SiteRun(
+            asked.run, at, policy.name, chosen, algorithm, federation, introduced, identity, key
+        )
         made._check_amount(policy, payload(introduced))
         return made
 
@@ -148,7 +178,9 @@ class SiteRun:
         policy.check_records(len(own), by_class(own.y, self.federation.classes), self.algorithm)
 
     def check_round(self, round: int) -> None:
-        """Refuse what is asked for a round that the run does not have: newcomers join in one after the last."""
+        """Refuse what is asked for a round that the run does not have: newcomers join in one after
+        the last.
+        """
         rounds = self.experiment.rounds
         if not 0 <= round <= rounds + bool(self.experiment.newcomers):
             raise UsageError(f"{self.party} is asked for round {round}, and the run has {rounds}.")
@@ -156,34 +188,57 @@ class SiteRun:
     def about(self) -> str:
         """What the site has agreed to, in a line."""
         kinds = sorted({kind for one in chain(self.algorithm) for kind in one.leaves})
-        told = f"of its data there would leave {', '.join(kinds)}" if kinds else "nothing of its data would leave"
+        told = (
+            f"of its data there would leave {', '.join(kinds)}"
+            if kinds
+            else "nothing of its data would leave"
+        )
         usual = Experiment().model_dump()
-        others = {name: value for name, value in self.experiment.model_dump().items() if value != usual[name] and value}
-        settings = ", ".join(f"{name} {value}" for name, value in others.items() if name not in WHERE | {"data", "partition"})
+        others = {
+            name: value
+            for name, value in self.experiment.model_dump().items()
+            if value != usual[name] and value
+        }
+        settings = ", ".join(
+            f"{name} {value}"
+            for name, value in others.items()
+            if name not in WHERE | {"data", "partition"}
+        )
         return f"run {self.name} ({settings}); {told}"
 
     def begin(self, head: messages.Begin, policy: SitePolicy) -> None:
         """Everybody has introduced themselves: take a seat."""
         if head.parties.get(self.party) != self.introduced.said:
             raise UsageError(f"{self.party} said something else of itself than the server tells.")
-        site, whole = seated(self.folder, self.at, self.party, self.experiment, self.federation, head.parties)
+        site, whole = seated(
+            self.folder, self.at, self.party, self.experiment, self.federation, head.parties
+        )
         names, algorithm = whole.common.seats.names, site.algorithm
         self._account_for(whole, site.party.id, policy)
         self._seat = Seat(
             site,
             MessageValidator(algorithm, site.party.task, len(names), policy.message),
-            Lock(self._keys(head, names), blake2b(self.name.encode(), digest_size=16).digest(), records_of(algorithm)),
+            Lock(
+                self._keys(head, names),
+                blake2b(self.name.encode(), digest_size=16).digest(),
+                records_of(algorithm),
+            ),
             as_far_as(site.party, whole),
         )
         write_seats(self.folder.path, head.parties)
 
     def _account_for(self, server_run: ServerRun, number: int, policy: SitePolicy) -> None:
-        """Open the account of what this site gives away, if the law allows what it will come to with all earlier runs."""
+        """Open the account of what this site gives away, if the law allows what it will come to
+        with all earlier runs.
+        """
         if math.isfinite(policy.budget_epsilon):
             before = [row.made() for row in given_away(self.at, self.name)]
             total = server_run.planned_releases()[number] + Counter(made for made in before if made)
             bounded = all(before) and not server_run.everybody[number].own_constants
-            policy.check_epsilon(epsilon(total, DELTA) if bounded else math.inf, display_name(self.experiment.algorithm))
+            policy.check_epsilon(
+                epsilon(total, DELTA) if bounded else math.inf,
+                display_name(self.experiment.algorithm),
+            )
         self._account = server_run.account()
         self._account.restore(self.book.privacy())
 
@@ -217,11 +272,19 @@ class SiteRun:
         site = self.brought(after)
         answer = site.run(call, Message(content, after, head.first), opened)
         seat.validator.check_reply(call, answer.reply)
-        sealed_messages = {id(sealed): sealed for sealed in sealed_in(answer.reply)}.values()  # one for many may stand there for each
-        to_peers = [(seat.name_of(recipient), sealed.size) for sealed in sealed_messages for recipient in sealed.to]
+        sealed_messages = {
+            id(sealed): sealed for sealed in sealed_in(answer.reply)
+        }.values()  # one for many may stand there for each
+        to_peers = [
+            (seat.name_of(recipient), sealed.size)
+            for sealed in sealed_messages
+            for recipient in sealed.to
+        ]
         sent = payload(answer.reply)
         self._check_amount(policy, sent + sum(weight for _, weight in to_peers))
-        told = Answered(answer.steps, answer.keeps, answer.ruined, answer.warning, tuple(answer.unusable))
+        told = Answered(
+            answer.steps, answer.keeps, answer.ruined, answer.warning, tuple(answer.unusable)
+        )
         made = pack(told, encode(seat.lock.close(answer.reply), sealed_messages=True))
         policy.check_leaving(made)
         if not again:
@@ -254,7 +317,9 @@ class SiteRun:
         seat, after = self.seat, call_of(head.after)
         self.check_round(head.round)
         if head.stage not in STAGES:
-            raise UsageError(f"There is no stage {shown(head.stage)} at which models are evaluated.")
+            raise UsageError(
+                f"There is no stage {shown(head.stage)} at which models are evaluated."
+            )
         content = decode(body, most_bytes=policy.message, records=seat.validator.records)
         seat.validator.check_view(content)
         self.book.down(head.round, "evaluate", "eval", payload(content))
@@ -268,7 +333,9 @@ class SiteRun:
         return self._leaving(found, policy, head.round, "evaluate")
 
     def _gained(self) -> Gained | None:
-        """What this run gives the site over its newest one alone, with the same settings on the same data, if there is such."""
+        """What this run gives the site over its newest one alone, with the same settings on the
+        same data, if there is such.
+        """
         alone = [run for run in runs_of(self.at) if run.ended and self._is_alone(run)]
         if not alone or self.experiment.algorithm == ALONE:
             return None
@@ -280,7 +347,11 @@ class SiteRun:
         others = {"algorithm", "set"}
         chosen = run.read_experiment()
         same = chosen.model_dump(exclude=others) == self.experiment.model_dump(exclude=others)
-        return chosen.algorithm == ALONE and same and run.read_environment()["fingerprint"] == self.introduced.digest
+        return (
+            chosen.algorithm == ALONE
+            and same
+            and run.read_environment()["fingerprint"] == self.introduced.digest
+        )
 
     def alone(self, head: messages.EvaluateAlone, policy: SitePolicy) -> Evaluation:
         """Evaluate what the site's own data alone would have given it."""
@@ -297,19 +368,28 @@ class SiteRun:
         finish(self, rounds, model, say)
 
     def _leaving(self, found: Evaluation, policy: SitePolicy, round: int, work: str) -> Evaluation:
-        """What of an evaluation may leave: figures that enough samples are behind, and answers if the law says so."""
+        """What of an evaluation may leave: figures that enough samples are behind, and answers if
+        the law says so.
+        """
 
         def enough(score: Score) -> Score:
             return score if score.count >= policy.records else NOTHING
 
         enough_tests = found.test.count >= policy.records  # figures could be made of answers, too
         answers = found.answers if policy.outcomes and enough_tests else None
-        told = Evaluation(enough(found.validation), enough(found.test), answers, found.gained if enough_tests else None)
+        told = Evaluation(
+            enough(found.validation),
+            enough(found.test),
+            answers,
+            found.gained if enough_tests else None,
+        )
         self._check_amount(policy, payload(told))
         self.book.up(round, work, "eval", payload(told))
         return told
 
-    def _notes(self, found: Evaluation, round: int, stage: str, final: bool = False) -> Iterator[Note]:
+    def _notes(
+        self, found: Evaluation, round: int, stage: str, final: bool = False
+    ) -> Iterator[Note]:
         """The rows of the site's own table of figures."""
         classes, metric = self.federation.classes, self.seat.server_run.metric.name
         for split, name, figure in figures(found, classes, metric):
@@ -320,9 +400,15 @@ class SiteRun:
     def _check_amount(self, policy: SitePolicy, more: int) -> None:
         """Refuse to send more than the law allows, in this run and in all."""
         if self.book.sent + more > policy.bytes:
-            raise UsageError(f"{self.party} has sent {size(self.book.sent)} in this run, and may send {size(policy.bytes)} (bytes).")
+            raise UsageError(
+                f"{self.party} has sent {size(self.book.sent)} in this run, and may send"
+                f" {size(policy.bytes)} (bytes)."
+            )
         if (before := self._before + self.book.sent) + more > policy.budget_bytes:
-            raise UsageError(f"{self.party} has sent {size(before)} in all, and may send {size(policy.budget_bytes)} (budget: bytes).")
+            raise UsageError(
+                f"{self.party} has sent {size(before)} in all, and may send"
+                f" {size(policy.budget_bytes)} (budget: bytes)."
+            )
 
     @property
     def seat(self) -> Seat:
@@ -332,7 +418,9 @@ class SiteRun:
         return self._seat
 
     def brought(self, version: CallId | None) -> Site:
-        """The site with the state to go on with: in memory or, after a restart or a round that did not count, from its disk."""
+        """The site with the state to go on with: in memory or, after a restart or a round that did
+        not count, from its disk.
+        """
         seat = self.seat
         if not seat.site.versions.knows(version):
             fresh = Site(seat.site.algorithm, seat.site.party, seat.site.root)
@@ -348,10 +436,17 @@ def data_mark(at: Path, federation: Federation) -> str:
 
 
 def seated(
-    run: RunFolder, at: Path, party: str, experiment: Experiment, own: Federation, said: Mapping[str, PartyInfo]
+    run: RunFolder,
+    at: Path,
+    party: str,
+    experiment: Experiment,
+    own: Federation,
+    said: Mapping[str, PartyInfo],
 ) -> tuple[Site, ServerRun]:
     """A site's party as a run begins, and that run; `said` is what all have told of themselves."""
-    told = PartyInfos(said, own.shape, own.classes, own.preprocess.black, class_names=own.class_names)
+    told = PartyInfos(
+        said, own.shape, own.classes, own.preprocess.black, class_names=own.class_names
+    )
     common = RunContext(experiment, told)
     algorithm, info = resolve_method(common)
     names = common.seats.names
@@ -364,20 +459,35 @@ def seated(
 
 def as_far_as(party: Party, run: ServerRun) -> ServerRun:
     """A run as far as it is about one party."""
-    own = replace(run.info, names=(party.name,), sizes=(len(party.data.train),), tasks=(party.task,), newcomers=(), peers=())
+    own = replace(
+        run.info,
+        names=(party.name,),
+        sizes=(len(party.data.train),),
+        tasks=(party.task,),
+        newcomers=(),
+        peers=(),
+    )
     return replace(run, info=own)
 
 
 def _said(federation: Federation, policy: SitePolicy, metric: Metric) -> PartyInfo:
-    """What a site tells of its data: it is judged by samples only if they are enough for their figures to leave."""
+    """What a site tells of its data: it is judged by samples only if they are enough for their
+    figures to leave.
+    """
     own, constants = federation.parties[policy.name], federation.own_constants
-    said = PartyInfo.of(own, federation.classes, metric, counts=policy.class_counts, own_constants=constants)
+    said = PartyInfo.of(
+        own, federation.classes, metric, counts=policy.class_counts, own_constants=constants
+    )
     enough = {"validation": said.validation >= policy.records, "test": said.test >= policy.records}
     return replace(said, judged=[split for split in said.judged if enough[split]])
 
 
-def _begin_at_home(run: RunFolder, experiment: Experiment, federation: Federation, mark: str, party: str) -> None:
-    """The site's own folder of a run, with what it began with; a run that was begun must be the same."""
+def _begin_at_home(
+    run: RunFolder, experiment: Experiment, federation: Federation, mark: str, party: str
+) -> None:
+    """The site's own folder of a run, with what it began with; a run that was begun must be the
+    same.
+    """
     settings, split = config.write(experiment), federation.split.to_json()
     if not run.begun:
         run.path.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,9 @@
-"""What a site keeps of a run, on its own disk: its states, its own rows of every table, its answers, its model.
+"""What a site keeps of a run, on its own disk: its states, its own rows of every table, its
+answers, its model.
 
-A state is written before the reply leaves that came of the same work, under the name of the call. Whatever the server or the site
-comes back from, it can name the state to go on with, and the site has it until a checkpoint makes it useless.
+A state is written before the reply leaves that came of the same work, under the name of the call.
+Whatever the server or the site comes back from, it can name the state to go on with, and the site
+has it until a checkpoint makes it useless.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def secret_of(folder: Path) -> bytes:
             os.fsync(file.fileno())
         fresh.replace(path)  # whole or not at all: of half a secret the noise could be guessed
     if len(found := path.read_bytes()) != SECRET_BYTES:
-        raise CorruptedFile(f"The secret in {path} is damaged: noise that is drawn from it could be guessed.")
+        raise CorruptedFile(
+            f"The secret in {path} is damaged: noise that is drawn from it could be guessed."
+        )
     return found
 
 
@@ -72,12 +76,17 @@ class States:
                 told = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
                 self._kept = {CallId(*version): Saved(*saved) for version, saved in told["states"]}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
-                raise CorruptedFile(f"{self._index} cannot be read: the states of this run are lost.") from why
+                raise CorruptedFile(
+                    f"{self._index} cannot be read: the states of this run are lost."
+                ) from why
 
     def write(self, party: int, version: CallId, blob: bytes) -> None:
         """Keep a state; it is on the disk when this returns."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        serial = 1 + max((int(saved.file.split("-")[2].split(".")[0]) for saved in self._kept.values()), default=-1)
+        serial = 1 + max(
+            (int(saved.file.split("-")[2].split(".")[0]) for saved in self._kept.values()),
+            default=-1,
+        )
         saved = write_state(self._folder, f"party-{party}-{serial}.safetensors", party, blob)
         to_disk(self._folder / saved.file)
         self._kept.pop(version, None)  # asked for again: the same state, but the newest
@@ -87,7 +96,10 @@ class States:
     def read(self, version: CallId) -> Any:
         """The state after a call."""
         if version not in self._kept:
-            raise ComityError(f"This site has no state after {version.function} of round {version.round}, which it is to go on with.")
+            raise ComityError(
+                f"This site has no state after {version.function} of round {version.round}, which"
+                " it is to go on with."
+            )
         return read_state(self._folder, self._kept[version])
 
     def forget_before(self, version: Version) -> None:
@@ -108,7 +120,9 @@ class States:
 
 
 class Worked(NamedTuple):
-    """A row of steps.csv: the gradient steps of a work. One that was asked for again stands there again."""
+    """A row of steps.csv: the gradient steps of a work. One that was asked for again stands there
+    again.
+    """
 
     round: int
     call: str
@@ -125,7 +139,9 @@ STEPS = Table("steps.csv", Worked._fields, _worked)
 
 
 class Book:
-    """A site's own tables of a run: what crossed, as the server charges it, what its models were worth, and what was done."""
+    """A site's own tables of a run: what crossed, as the server charges it, what its models were
+    worth, and what was done.
+    """
 
     def __init__(self, folder: Path, party: str) -> None:
         self._folder = folder
@@ -146,11 +162,15 @@ class Book:
 
     @property
     def steps(self) -> int:
-        """Gradient steps of all works whose replies left, each counted once, however often it was asked for."""
+        """Gradient steps of all works whose replies left, each counted once, however often it was
+        asked for.
+        """
         return sum({row[:4]: row.steps for row in STEPS.read(self._folder)}.values())
 
     def is_done(self, call: CallId) -> bool:
-        """Whether a work was done before: asked again it gives the same answer, and tells nothing new."""
+        """Whether a work was done before: asked again it gives the same answer, and tells nothing
+        new.
+        """
         return (call.round, call.function, call.depth, call.occurrence) in self._done
 
     def privacy(self) -> list[Spent]:
@@ -177,13 +197,19 @@ class Book:
         self.sent += size
 
     def note(self, notes: Iterable[Note]) -> None:
-        """Figures of a round; of one that is evaluated again the later ones stand, as others may be absent from it then."""
+        """Figures of a round; of one that is evaluated again the later ones stand, as others may be
+        absent from it then.
+        """
         found = {note[:4]: note for note in notes}
         known = self._noted
-        changed = any(name in known and not _same(known[name], note) for name, note in found.items())
+        changed = any(
+            name in known and not _same(known[name], note) for name, note in found.items()
+        )
         fresh = [note for name, note in found.items() if name not in known]
         if changed:
-            write_atomically(self._folder / METRICS.name, _lines([METRICS.columns, *(known | found).values()]))
+            write_atomically(
+                self._folder / METRICS.name, _lines([METRICS.columns, *(known | found).values()])
+            )
         else:
             self._add(METRICS, fresh)
         self._noted = known | found
@@ -210,7 +236,9 @@ def _same(one: Note, other: Note) -> bool:
 
 
 def _mend(folder: Path, table: Table[Any]) -> None:
-    """Begin a table, or take back a row that was cut off when the process was killed or the disk was full."""
+    """Begin a table, or take back a row that was cut off when the process was killed or the disk
+    was full.
+    """
     path = folder / table.name
     path.touch()
     with path.open("r+b") as file:
@@ -228,7 +256,9 @@ def _mend(folder: Path, table: Table[Any]) -> None:
 def write_view(folder: Path, content: Any, version: Version) -> None:
     """Keep what the server sent for the last evaluation: with the state it makes the model."""
     fresh = folder / f"{VIEW}.new"
-    fresh.write_bytes(encode({"content": content, "after": None if version is None else tuple(version)}))
+    fresh.write_bytes(
+        encode({"content": content, "after": None if version is None else tuple(version)})
+    )
     os.replace(fresh, folder / VIEW)
 
 
@@ -237,13 +267,21 @@ def read_view(folder: Path) -> tuple[Any, Version]:
     try:
         told = decode((folder / VIEW).read_bytes())
     except FileNotFoundError as why:
-        raise UsageError(f"{folder} has no {VIEW}: its model was not asked for at the end, or it had no test samples.") from why
+        raise UsageError(
+            f"{folder} has no {VIEW}: its model was not asked for at the end, or it had no test"
+            " samples."
+        ) from why
     return told["content"], None if told["after"] is None else CallId(*told["after"])
 
 
 def write_seats(folder: Path, said: Mapping[str, PartyInfo]) -> None:
-    """Keep what everybody has said of themselves, as the server told it: a party's number and task follow from that."""
-    write_atomically(folder / SEATS, json.dumps(with_crc({"parties": {name: asdict(one) for name, one in said.items()}})))
+    """Keep what everybody has said of themselves, as the server told it: a party's number and task
+    follow from that.
+    """
+    write_atomically(
+        folder / SEATS,
+        json.dumps(with_crc({"parties": {name: asdict(one) for name, one in said.items()}})),
+    )
 
 
 def read_seats(folder: Path) -> dict[str, PartyInfo]:
@@ -252,7 +290,10 @@ def read_seats(folder: Path) -> dict[str, PartyInfo]:
         told = without_crc(json.loads((folder / SEATS).read_text(encoding="utf-8")))["parties"]
         return {name: PartyInfo(**one) for name, one in told.items()}
     except FileNotFoundError as why:
-        raise UsageError(f"{folder} is of a version of Comity that did not keep who else took part: it cannot be opened.") from why
+        raise UsageError(
+            f"{folder} is of a version of Comity that did not keep who else took part: it cannot be"
+            " opened."
+        ) from why
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
         raise CorruptedFile(f"{folder / SEATS} cannot be read: it is damaged.") from why
 
@@ -269,7 +310,9 @@ def spent(folder: Path, party: str) -> int:
     for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")):
         found = LEDGER.salvage(path.parent)
         if found.damaged:
-            raise CorruptedFile(f"{path} is damaged: how much has left this site in all is not known.")
+            raise CorruptedFile(
+                f"{path} is damaged: how much has left this site in all is not known."
+            )
         total += sum(row.bytes for row in found.rows if row.src == party)
     return total
 

@@ -1,4 +1,6 @@
-"""What a paper prints and what was measured for it, cell by cell of a table: every seed, its course, and the end of it."""
+"""What a paper prints and what was measured for it, cell by cell of a table: every seed, its
+course, and the end of it.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,21 @@ class Figure:
     """All that crossed, but for evaluation."""
     seconds: float
     curve: Line = field(default_factory=dict)
-    """What the measure looks at by evaluated round, in percent; empty where it is no matter of rounds."""
+    """What the measure looks at by evaluated round, in percent; empty where it is no matter of
+    rounds.
+    """
     loss: Line = field(default_factory=dict)
     """The parties' mean test loss by evaluated round."""
     tuned: bool = False
-    """Whether the models were fine-tuned after the last round: then those of earlier ones are not what a party ends with."""
+    """Whether the models were fine-tuned after the last round: then those of earlier ones are not
+    what a party ends with.
+    """
 
     @property
     def end(self) -> list[float]:
-        """The evaluated rounds of the run's last tenth; of models that were tuned at the end, the last alone."""
+        """The evaluated rounds of the run's last tenth; of models that were tuned at the end, the
+        last alone.
+        """
         found = last_tenth(self.curve, self.rounds)
         return found[-1:] if self.tuned else found
 
@@ -83,53 +91,94 @@ class Cell:
 
     @property
     def within(self) -> bool | None:
-        """Whether the difference is at most two of the paper's standard deviations, where it gives one.
+        """Whether the difference is at most two of the paper's standard deviations, where it gives
+        one.
 
-        Printed figures are rounded, and so may be off by half of their last digit; a printed deviation of 0.0, too.
+        Printed figures are rounded, and so may be off by half of their last digit; a printed
+        deviation of 0.0, too.
         """
         std = self.paper[1]
-        return None if std is None or self.difference is None else abs(self.difference) <= 2 * std + ROUNDING
+        return (
+            None
+            if std is None or self.difference is None
+            else abs(self.difference) <= 2 * std + ROUNDING
+        )
 
     @property
     def ends(self) -> dict[int, float]:
         """The mean over each run's last tenth, by seed, where the measure is a matter of rounds."""
-        return {seed: statistics.fmean(figure.end) for seed, figure in self.figures.items() if figure.end}
+        return {
+            seed: statistics.fmean(figure.end)
+            for seed, figure in self.figures.items()
+            if figure.end
+        }
 
     @property
     def swing(self) -> float | None:
-        """How far a run moves from evaluation to evaluation in its last tenth: standard deviation, mean over seeds."""
-        each = [statistics.stdev(figure.end) for figure in self.figures.values() if len(figure.end) > 1]
+        """How far a run moves from evaluation to evaluation in its last tenth: standard deviation,
+        mean over seeds.
+        """
+        each = [
+            statistics.stdev(figure.end) for figure in self.figures.values() if len(figure.end) > 1
+        ]
         return statistics.fmean(each) if each else None
 
     @property
     def judged(self) -> dict[int, float]:
-        """What claims are judged by, by seed: where the paper takes the last round, the mean over the last tenth instead."""
-        if self.column.measure.partition(":")[0] in LAST_ROUND and len(self.ends) == len(self.figures):
+        """What claims are judged by, by seed: where the paper takes the last round, the mean over
+        the last tenth instead.
+        """
+        if self.column.measure.partition(":")[0] in LAST_ROUND and len(self.ends) == len(
+            self.figures
+        ):
             return self.ends
         return {seed: figure.value for seed, figure in self.figures.items()}
 
 
 def collect(
-    runs: Sequence[Run], done: Mapping[tuple[str, str], Sequence[Outcome]], columns: Sequence[Column], rows: Sequence[MethodRow]
+    runs: Sequence[Run],
+    done: Mapping[tuple[str, str], Sequence[Outcome]],
+    columns: Sequence[Column],
+    rows: Sequence[MethodRow],
 ) -> list[Cell]:
-    """The table's cells, column by column; rows with `best_of` have the runs that were chosen for them."""
+    """The table's cells, column by column; rows with `best_of` have the runs that were chosen for
+    them.
+    """
     done = {**done, **choices(rows, done)}
     why = {(run.name, run.row.name): run.why for run in runs}
     cells = []
     for column in columns:
         mine = {row.name: done.get((column.runs, row.name), []) for row in rows}
-        printed = {row.name: mine[row.name] for row in rows if row.printed(column.name)[0] is not None}
+        printed = {
+            row.name: mine[row.name] for row in rows if row.printed(column.name)[0] is not None
+        }
         for row in rows:
             try:
-                found = {one.summary["seed"]: _figure(column.measure, one, printed) for one in mine[row.name]}
+                found = {
+                    one.summary["seed"]: _figure(column.measure, one, printed)
+                    for one in mine[row.name]
+                }
             except ComityError as problem:
                 cells.append(Cell(column, row, why=str(problem)))
                 continue
             reason = told(row, mine[row.name]) if row.best_of else why[column.runs, row.name]
             if None in found.values():
-                cells.append(Cell(column, row, why=reason or NONE.get(column.measure.partition(":")[0], "never reached")))
+                cells.append(
+                    Cell(
+                        column,
+                        row,
+                        why=reason or NONE.get(column.measure.partition(":")[0], "never reached"),
+                    )
+                )
             else:
-                cells.append(Cell(column, row, {seed: one for seed, one in found.items() if one is not None}, reason))
+                cells.append(
+                    Cell(
+                        column,
+                        row,
+                        {seed: one for seed, one in found.items() if one is not None},
+                        reason,
+                    )
+                )
     return cells
 
 
@@ -154,13 +203,23 @@ AGAINST_OTHERS = ("rounds_to_lowest",)
 NONE = {"epsilon": "infinite", "epsilon_server": "infinite"}
 """What is said where a run has no such figure; if not this, that it was never reached."""
 LESS_IS_BETTER = (
-    *("std", "rounds_to_lowest", "seconds_per_round", "minutes_per_round", "mbytes", "mdl", "best_round"),
+    *(
+        "std",
+        "rounds_to_lowest",
+        "seconds_per_round",
+        "minutes_per_round",
+        "mbytes",
+        "mdl",
+        "best_round",
+    ),
     *NONE,
 )
 
 
 def _figure(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) -> Figure | None:
-    """What a run came to, or None if it never came to it; `column` holds all runs that have a printed figure in the column."""
+    """What a run came to, or None if it never came to it; `column` holds all runs that have a
+    printed figure in the column.
+    """
     value = _value(measure, one, column)
     if value is None:
         return None
@@ -192,10 +251,14 @@ def _value(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) 
     if name == "mdl":
         from comity.measure.study import description_length
 
-        return description_length(one.folder, argument, trust=True)  # its code has just run: the run is this reproduction's
+        return description_length(
+            one.folder, argument, trust=True
+        )  # its code has just run: the run is this reproduction's
     if name in NONE:
         privacy = one.summary["privacy"]
-        trusted = privacy["trusted_server"] if name == "epsilon_server" else None  # what holds whoever reads holds then, too
+        trusted = (
+            privacy["trusted_server"] if name == "epsilon_server" else None
+        )  # what holds whoever reads holds then, too
         return _epsilon(trusted or privacy, argument)
     if name not in FIGURES:
         raise UsageError(f"{measure} cannot be measured yet.")
@@ -238,9 +301,11 @@ def weaker(unit: str, than: str) -> bool:
 
 
 def _epsilon(account: Mapping[str, Any], unit: str) -> float | None:
-    """What is guaranteed a `unit` (a row, a record; unless told, whatever is protected) of the party with least; None if nothing.
+    """What is guaranteed a `unit` (a row, a record; unless told, whatever is protected) of the
+    party with least; None if nothing.
 
-    A party's epsilon holds for each of its records, and a record's for the row that it makes, but not the other way round.
+    A party's epsilon holds for each of its records, and a record's for the row that it makes, but
+    not the other way round.
     """
     found = read_epsilon(account["epsilon"])
     return None if math.isinf(found) or (unit and weaker(account["unit"], unit)) else found
@@ -257,15 +322,24 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
 }
 
 
-def _rounds_to_lowest(one: Outcome, column: Mapping[str, Sequence[Outcome]], party: str) -> float | None:
-    """The first round that reaches the lowest accuracy that any of the column's methods ends with (ADCOL, Table 2)."""
+def _rounds_to_lowest(
+    one: Outcome, column: Mapping[str, Sequence[Outcome]], party: str
+) -> float | None:
+    """The first round that reaches the lowest accuracy that any of the column's methods ends with
+    (ADCOL, Table 2).
+    """
 
     def line(outcome: Outcome) -> Line:
         rows = RunFolder(outcome.folder).read_metrics()
         return conventions.party_curves(rows)[party] if party else conventions.curve(rows)
 
     seed = one.summary["seed"]
-    lines = {name: line(o) for name, outcomes in column.items() for o in outcomes if o.summary["seed"] == seed}
+    lines = {
+        name: line(o)
+        for name, outcomes in column.items()
+        for o in outcomes
+        if o.summary["seed"] == seed
+    }
     lines = lines or {"": line(one)}
     t = targets.rounds_to_target(line(one), targets.common_target(lines))
     return None if t is None else float(t)

@@ -1,4 +1,6 @@
-"""What became of a paper's claims: one method above another, seed by seed, with an interval and one of four words."""
+"""What became of a paper's claims: one method above another, seed by seed, with an interval and one
+of four words.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,18 @@ WORDS = ("reproduced", "direction reproduced", "contradicted", "undecided")
 class Verdict:
     """What became of one claim in one column.
 
-    The claim is *reproduced* if the 95% interval of the difference lies on the claimed side and the printed difference within
-    it, allowing for two of the printed standard deviations, in the paper's own setting; its *direction* is, if only the first
-    holds. It is *contradicted* if the interval lies on the other side, and *undecided* if it holds zero or seeds are too few.
+    The claim is *reproduced* if the 95% interval of the difference lies on the claimed side and the
+    printed difference within it, allowing for two of the printed standard deviations, in the
+    paper's own setting; its *direction* is, if only the first holds. It is *contradicted* if the
+    interval lies on the other side, and *undecided* if it holds zero or seeds are too few.
     """
 
     claim: str
     column: str
     differences: tuple[float, ...]
-    """Better less worse, a figure a seed; what is better is above zero, whatever the measure's direction."""
+    """Better less worse, a figure a seed; what is better is above zero, whatever the measure's
+    direction.
+    """
     printed: float | None
     """The same of the paper's figures, where it prints both."""
     slack: float
@@ -60,7 +65,10 @@ class Verdict:
     def shown(self) -> str:
         """The difference, with its interval or how few seeds there are."""
         if self.interval is None:
-            return f"{self.mean:+.2f} ({len(self.differences)} seed{'s' if len(self.differences) > 1 else ''})"
+            return (
+                f"{self.mean:+.2f} ({len(self.differences)}"
+                f" seed{'s' if len(self.differences) > 1 else ''})"
+            )
         return f"{self.mean:+.2f} ({self.interval[0]:+.2f} to {self.interval[1]:+.2f})"
 
     def __str__(self) -> str:
@@ -74,16 +82,26 @@ def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verd
     made = []
     for text in table.claims:
         better, worse, only = Claim(text).parts
-        for column in dict.fromkeys(cell.column.name for cell in cells if only in ("", cell.column.name)):
+        for column in dict.fromkeys(
+            cell.column.name for cell in cells if only in ("", cell.column.name)
+        ):
             both = by.get((column, better)), by.get((column, worse))
-            if both[0] and both[1] and (verdict := _verdict(f"{better} > {worse}", both[0], both[1], as_printed)):
+            if (
+                both[0]
+                and both[1]
+                and (verdict := _verdict(f"{better} > {worse}", both[0], both[1], as_printed))
+            ):
                 made.append(verdict)
     return made
 
 
 def untested(table: Table, found: Sequence[Verdict]) -> list[str]:
     """The claims that were put to the test in no column."""
-    return [text for text in table.claims if not any(Claim(text).covers(verdict.claim, verdict.column) for verdict in found)]
+    return [
+        text
+        for text in table.claims
+        if not any(Claim(text).covers(verdict.claim, verdict.column) for verdict in found)
+    ]
 
 
 def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict | None:
@@ -95,4 +113,6 @@ def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict
         return None
     (above, its), (below, their) = better.paper, worse.paper
     printed = None if above is None or below is None else sign * (above - below)
-    return Verdict(claim, better.column.name, differences, printed, 2 * ((its or 0) + (their or 0)), as_printed)
+    return Verdict(
+        claim, better.column.name, differences, printed, 2 * ((its or 0) + (their or 0)), as_printed
+    )

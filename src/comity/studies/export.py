@@ -1,4 +1,6 @@
-"""A party's model to take along: weights, what was done to its inputs, a script that predicts, and a card."""
+"""A party's model to take along: weights, what was done to its inputs, a script that predicts, and
+a card.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ CARD = "card.md"
 
 @record
 class State:
-    """What an exported model consists of: the deployed parameters, and the method's own state, which may belong to its task."""
+    """What an exported model consists of: the deployed parameters, and the method's own state,
+    which may belong to its task.
+    """
 
     theta: Any
     mine: Any
@@ -67,21 +71,30 @@ class Alone(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Scores for each class."""
-        return self._task.logits({name: getattr(self, f"weight_{k}") for k, name in enumerate(self._names)}, x)
+        return self._task.logits(
+            {name: getattr(self, f"weight_{k}") for k, name in enumerate(self._names)}, x
+        )
 
 
 def export(result: Result, party: str, out: Path) -> list[str]:
-    """Write one party's model to a folder of its own; what there is to say of what could not be written."""
+    """Write one party's model to a folder of its own; what there is to say of what could not be
+    written.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is there already: choose another --out.")
     job = result.job
     how = job.experiment
     if how.model == "modules":
-        raise UsageError("A model of one's own modules is not exported: take result.model(party) in Python.")
+        raise UsageError(
+            "A model of one's own modules is not exported: take result.model(party) in Python."
+        )
     deployed = result.model(party)
     mine = result.state(party)
     if ruined := first_not_finite(State(deployed.theta, mine)):
-        raise ComityError(f"The model of {party} is not exported: {ruined} is not finite, as its training has diverged.")
+        raise ComityError(
+            f"The model of {party} is not exported: {ruined} is not finite, as its training has"
+            " diverged."
+        )
     federation = job.federation
     own = how.party.get(party)
     metric = METRICS[result.summary["metric"]]
@@ -112,7 +125,9 @@ def export(result: Result, party: str, out: Path) -> list[str]:
     if federation.schema:
         federation.schema.write(out / "schema.json")
     for script in WHAT_PREDICTS:
-        text = script.read_text(encoding="utf-8").replace("from comity.data.preparation import", "from preparation import")
+        text = script.read_text(encoding="utf-8").replace(
+            "from comity.data.preparation import", "from preparation import"
+        )
         write_atomically(out / script.name, text)
     alone = load(out) if isinstance(network, LowRank) else deployed
     export_warnings = _write_networks(Alone(alone), torch.zeros(2, *federation.shape), out)
@@ -124,14 +139,20 @@ def _write_networks(network: Alone, sample: Tensor, out: Path) -> list[str]:
     """The network for torch alone and as ONNX, as far as it can be."""
     try:
         with _quietly():
-            program = torch.export.export(network, (sample,), dynamic_shapes=({0: torch.export.Dim("samples", min=1)},))
+            program = torch.export.export(
+                network, (sample,), dynamic_shapes=({0: torch.export.Dim("samples", min=1)},)
+            )
             torch.export.save(program, out / "model.pt2")
     except Exception as why:  # whatever torch says of a network of somebody's own
         return [
-            f"There is no model.pt2, so that predict.py does not work: torch cannot export this network ({_first_line(why)})."
+            "There is no model.pt2, so that predict.py does not work: torch cannot export this"
+            f" network ({_first_line(why)})."
         ]
     if find_spec("onnxscript") is None:
-        return ["There is no model.onnx, which needs more packages: pip install comity[onnx], and export again."]
+        return [
+            "There is no model.onnx, which needs more packages: pip install comity[onnx], and"
+            " export again."
+        ]
     try:
         with _quietly():
             torch.onnx.export(
@@ -168,15 +189,21 @@ def _scaled_by(federation: Federation, party: str) -> str:
 
 
 def load(folder: Path, *, trust: bool = False) -> Deployed:
-    """A model that `export` wrote, to predict with in Python; `trust` lets the files run that somebody else's names."""
+    """A model that `export` wrote, to predict with in Python; `trust` lets the files run that
+    somebody else's names.
+    """
     try:
         text = (folder / "model.json").read_text(encoding="utf-8")
         told = without_crc(json.loads(text))
         check(folder, text, code_in(told["algorithm"], [told["model"]]), trust)
         weights = (folder / "weights.safetensors").read_bytes()
-        if "weights" in told and Checksum(*told["weights"]) != Checksum.of(weights):  # earlier versions had no checksum
+        if "weights" in told and Checksum(*told["weights"]) != Checksum.of(
+            weights
+        ):  # earlier versions had no checksum
             raise ValueError("the weights are others")
-        algorithm = algorithms.compose(told["algorithm"], told["set"])  # first: what it keeps is known once it is there
+        algorithm = algorithms.compose(
+            told["algorithm"], told["set"]
+        )  # first: what it keeps is known once it is there
         state = decode(weights)
         shape = tuple(told["shape"])
         classes = int(told["classes"])
@@ -193,24 +220,36 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
     nothing = Samples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
     party = Party(0, told["party"], task, Training(), PartyData(nothing, nothing, nothing))
     task = algorithm.party_for(party, state.mine).task
-    return Deployed(task, state.theta, Inputs(shape, preprocess, schema), tuple(told["class_names"]))
+    return Deployed(
+        task, state.theta, Inputs(shape, preprocess, schema), tuple(told["class_names"])
+    )
 
 
 def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
-    figures = {METRICS[name]: figure for name, figure in told["test_figures"].items() if figure is not None}
-    judged = ", ".join(f"{one.title} {one.text(figure)}" for one, figure in figures.items()) or "not judged"
+    figures = {
+        METRICS[name]: figure for name, figure in told["test_figures"].items() if figure is not None
+    }
+    judged = (
+        ", ".join(f"{one.title} {one.text(figure)}" for one, figure in figures.items())
+        or "not judged"
+    )
     if figures and told["judged_after_round"] != told["rounds"]:
-        judged += f", but after round {told['judged_after_round']}: the party was not heard at the end"
+        judged += (
+            f", but after round {told['judged_after_round']}: the party was not heard at the end"
+        )
     onnx = ""
     if "model.onnx" in files:
         scores = (
             "has one score a class (softmax makes them probabilities)"
             if told["classes"]
-            else "is the number, scaled: times the second, plus the first of `preprocess.label` in `model.json`"
+            else (
+                "is the number, scaled: times the second, plus the first of `preprocess.label` in"
+                " `model.json`"
+            )
         )
         onnx = (
-            "\n- `model.onnx`: the network alone, for other runtimes: its input `samples` is prepared already, its output "
-            f"`scores` {scores}."
+            "\n- `model.onnx`: the network alone, for other runtimes: its input `samples` is"
+            f" prepared already, its output `scores` {scores}."
         )
     answers = f"one of {', '.join(told['class_names'])}" if told["classes"] else "a number"
     answers = f"{told['label']}: {answers}" if told["label"] else answers
@@ -236,5 +275,8 @@ def _columns(schema: Schema) -> str:
     lines = ["", "| column | kind | unit | may be missing |", "| --- | --- | --- | --- |"]
     for column in schema.columns:
         kind = f"one of {', '.join(column.words)}" if column.kind == "words" else column.kind
-        lines.append(f"| {column.name} | {kind} | {column.unit} | {'yes' if column.may_be_missing else 'no'} |")
+        lines.append(
+            f"| {column.name} | {kind} | {column.unit} |"
+            f" {'yes' if column.may_be_missing else 'no'} |"
+        )
     return "\n".join(lines) + "\n"

@@ -1,4 +1,6 @@
-"""What `comity.compare` and `comity.tune` give to whoever called them from Python, and how a comparison's folder is opened."""
+"""What `comity.compare` and `comity.tune` give to whoever called them from Python, and how a
+comparison's folder is opened.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,20 @@ if TYPE_CHECKING:
     import pandas
 
 
-def opened(folder: Path, federation: Federation | None, model: OwnModel | None, trust: bool) -> Result:
-    """The result of a finished run's folder, if nothing in it is damaged; data and code are opened when models are asked for."""
+def opened(
+    folder: Path, federation: Federation | None, model: OwnModel | None, trust: bool
+) -> Result:
+    """The result of a finished run's folder, if nothing in it is damaged; data and code are opened
+    when models are asked for.
+    """
     run = RunFolder(folder)
     run.check_begun()
     summary = run.read_summary()
     if summary is None:
-        raise UsageError(f"The run in {folder} is not finished: go on with 'comity resume {folder}', or resume=True in Python.")
+        raise UsageError(
+            f"The run in {folder} is not finished: go on with 'comity resume {folder}', or"
+            " resume=True in Python."
+        )
     run.check()
     metric_of(run, run.read_experiment(), trust)  # a user's own is known by its name from now on
     return Result(folder, lambda: reopen(folder, federation, model, trust=trust), summary)
@@ -43,7 +52,8 @@ def opened(folder: Path, federation: Federation | None, model: OwnModel | None, 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Several methods, and SOLO, on the same data: how they rank, what that says to each party, and all runs.
+    """Several methods, and SOLO, on the same data: how they rank, what that says to each party, and
+    all runs.
 
     Examples:
         >>> import comity
@@ -108,7 +118,10 @@ class Comparison:
 
     def __repr__(self) -> str:
         ranked = sorted(self.rows, key=lambda row: -row.goodness)
-        told = [f"{row.algorithm} {'diverged' if row.mean is None else f'{row.mean:.1%}'}" for row in ranked]
+        told = [
+            f"{row.algorithm} {'diverged' if row.mean is None else f'{row.mean:.1%}'}"
+            for row in ranked
+        ]
         return f"<comparison by {self.metric}: {', '.join(told)}>"
 
     def _repr_html_(self) -> str:
@@ -116,25 +129,57 @@ class Comparison:
 
         return of_comparison(self)
 
-    def to_pandas(self, what: Literal["methods", "answers", "metrics"] = "methods") -> pandas.DataFrame:
-        """A frame of the methods' standings, of the answers by party and method, or of all runs' metrics.csv."""
+    def to_pandas(
+        self, what: Literal["methods", "answers", "metrics"] = "methods"
+    ) -> pandas.DataFrame:
+        """A frame of the methods' standings, of the answers by party and method, or of all runs'
+        metrics.csv.
+        """
         if what == "methods":
             return frame([self._standing(row) for row in self.rows])
         if what == "answers":
-            told = ((one, method, got) for one in self.answers for method, got in one.methods.items())
-            return frame([{"party": one.party, "verdict": one.verdict, "method": m, **asdict(got)} for one, m, got in told])
+            told = (
+                (one, method, got) for one in self.answers for method, got in one.methods.items()
+            )
+            return frame(
+                [
+                    {"party": one.party, "verdict": one.verdict, "method": m, **asdict(got)}
+                    for one, m, got in told
+                ]
+            )
         if what == "metrics":
-            runs = ((method, seed, run) for method, seeds in self.results.items() for seed, run in seeds.items())
-            return frame([{"method": m, "seed": seed, **row._asdict()} for m, seed, run in runs for row in run.metrics])
+            runs = (
+                (method, seed, run)
+                for method, seeds in self.results.items()
+                for seed, run in seeds.items()
+            )
+            return frame(
+                [
+                    {"method": m, "seed": seed, **row._asdict()}
+                    for m, seed, run in runs
+                    for row in run.metrics
+                ]
+            )
         raise unknown("table called", str(what), ("methods", "answers", "metrics"))
 
     @staticmethod
     def _standing(row: MethodSummary) -> dict[str, Any]:
         more = {name: getattr(row, name) for name in ("gained", "hurt", "judged", "seconds")}
-        figures = {"mean": row.mean, "spread": row.spread if row.mean is not None else None, "worst": row.worst_mean}
+        figures = {
+            "mean": row.mean,
+            "spread": row.spread if row.mean is not None else None,
+            "worst": row.worst_mean,
+        }
         gain = dict.fromkeys(("gain", "low", "high")) if row.gain is None else asdict(row.gain)
         told = {"doubts": "; ".join(row.caveats)}
-        return {"method": row.algorithm, "metric": row.metric} | figures | gain | more | row.bytes | told
+        return (
+            {"method": row.algorithm, "metric": row.metric}
+            | figures
+            | gain
+            | more
+            | row.bytes
+            | told
+        )
 
     def report(self, out: str | Path | None = None, *, trust: bool = False) -> Path:
         """Write the comparison's page, as `comity.report` does."""
@@ -158,14 +203,26 @@ def comparison_of(
     except OSError as why:
         raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
     except (ValidationError, ValueError, TypeError, AttributeError, RecursionError) as why:
-        raise ComityError(f"{path} is damaged, or of another version of Comity: compare again with the same --out.") from why
+        raise ComityError(
+            f"{path} is damaged, or of another version of Comity: compare again with the same"
+            " --out."
+        ) from why
     results = {
-        row.algorithm: {seed: opened(run_folder(folder, row.algorithm, seed), federation, model, trust) for seed in found.seeds}
+        row.algorithm: {
+            seed: opened(run_folder(folder, row.algorithm, seed), federation, model, trust)
+            for seed in found.seeds
+        }
         for row in found.rows
     }
     for row in found.rows:
-        if row.figure != [(run.summary.get(found.metric) or {}).get("mean") for run in results[row.algorithm].values()]:
-            raise ComityError(f"{path} is not of these runs, one of which went on since: compare again with another --out.")
+        if row.figure != [
+            (run.summary.get(found.metric) or {}).get("mean")
+            for run in results[row.algorithm].values()
+        ]:
+            raise ComityError(
+                f"{path} is not of these runs, one of which went on since: compare again with"
+                " another --out."
+            )
     return Comparison(folder, found, results, keep)
 
 
@@ -210,7 +267,10 @@ class Tuning:
         return self.trials[0]
 
     def __repr__(self) -> str:
-        return f"<{len(self.trials)} trials of {self.algorithm}: best by validation {self.metric} {self.best.name}>"
+        return (
+            f"<{len(self.trials)} trials of {self.algorithm}: best by validation {self.metric}"
+            f" {self.best.name}>"
+        )
 
     def _repr_html_(self) -> str:
         from comity.notebook.views import of_tuning
@@ -219,4 +279,9 @@ class Tuning:
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row a trial, the best first."""
-        return frame([{**trial.settings, "validation": trial.validation, "test": trial.test} for trial in self.trials])
+        return frame(
+            [
+                {**trial.settings, "validation": trial.validation, "test": trial.test}
+                for trial in self.trials
+            ]
+        )

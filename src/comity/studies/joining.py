@@ -1,8 +1,9 @@
 """A paper's table that was run in parts, some seeds, rows or columns at a time, put together again.
 
-The page of what was joined names all commands and commits. A run that is in two parts counts as it was first, and the page says
-how far such runs came out apart: a processor of another kind rounds in its own way, and other code would show there, too. What is
-measured against other runs of its column is joined only with the same rows.
+The page of what was joined names all commands and commits. A run that is in two parts counts as it
+was first, and the page says how far such runs came out apart: a processor of another kind rounds in
+its own way, and other code would show there, too. What is measured against other runs of its column
+is joined only with the same rows.
 """
 
 from __future__ import annotations
@@ -23,12 +24,19 @@ ByRun = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
 def joined(first: Reproduction, more: Reproduction) -> Reproduction:
-    """Both parts as one reproduction, whose command is both commands; what was joined before is not joined again."""
+    """Both parts as one reproduction, whose command is both commands; what was joined before is not
+    joined again.
+    """
     if (first.name, first.scale, first.changes) != (more.name, more.scale, more.changes):
-        raise UsageError(f"Only parts of one table at one scale can be joined, not those of '{first.command}' and '{more.command}'.")
+        raise UsageError(
+            f"Only parts of one table at one scale can be joined, not those of '{first.command}'"
+            f" and '{more.command}'."
+        )
     settings = _settings(first.name, first.settings, more.settings)
     both = _in_both(first, more)
-    if more.command in first.command.split(AND) and len(both) == sum(len(cell.figures) for cell in more.cells):
+    if more.command in first.command.split(AND) and len(both) == sum(
+        len(cell.figures) for cell in more.cells
+    ):
         return first
     return replace(
         first,
@@ -49,7 +57,10 @@ def _settings(table: str, first: ByRun, more: ByRun) -> ByRun:
         mine = made.setdefault(run, {})
         for row, settings in rows.items():
             if mine.setdefault(row, settings) != settings:
-                raise UsageError(f"{table}: {row} on {run} was run with other settings before, so the parts cannot be joined.")
+                raise UsageError(
+                    f"{table}: {row} on {run} was run with other settings before, so the parts"
+                    " cannot be joined."
+                )
     return made
 
 
@@ -61,9 +72,16 @@ def _cells(first: Reproduction, more: Reproduction) -> list[Cell]:
     for column in table.columns:
         rows = [{row for name, row in part if name == column.name} for part in (one, two)]
         if all(rows) and rows[0] != rows[1] and column.measure.partition(":")[0] in AGAINST_OTHERS:
-            raise UsageError(f"{first.name}: {column.title} is measured against all rows at once, so the parts cannot be joined.")
+            raise UsageError(
+                f"{first.name}: {column.title} is measured against all rows at once, so the parts"
+                " cannot be joined."
+            )
         for row in table.rows:
-            parts = [part[column.name, row.name] for part in (one, two) if (column.name, row.name) in part]
+            parts = [
+                part[column.name, row.name]
+                for part in (one, two)
+                if (column.name, row.name) in part
+            ]
             if parts:
                 made.append(_cell(parts))
     return made
@@ -72,7 +90,9 @@ def _cells(first: Reproduction, more: Reproduction) -> list[Cell]:
 def _cell(parts: list[Cell]) -> Cell:
     """A cell with the seeds of all its parts."""
     figures = {seed: figure for part in reversed(parts) for seed, figure in part.figures.items()}
-    why = "; ".join(dict.fromkeys(part.why for part in parts if part.why and (part.figures or not figures)))
+    why = "; ".join(
+        dict.fromkeys(part.why for part in parts if part.why and (part.figures or not figures))
+    )
     return replace(parts[0], figures=dict(sorted(figures.items())), why=why)
 
 
@@ -100,5 +120,8 @@ def _apart(both: Sequence[tuple[Figure, Figure]]) -> str:
     same = sum(gap < SAME for gap in gaps)
     told = f"Of {len(gaps)} figures that two parts have both, {same} came out the same"
     if same < len(gaps):
-        told += f", the others at most {max(gaps):.2f} apart, as on a processor of another kind or with other code"
+        told += (
+            f", the others at most {max(gaps):.2f} apart, as on a processor of another kind or with"
+            " other code"
+        )
     return f"{told}."

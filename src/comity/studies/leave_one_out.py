@@ -1,4 +1,6 @@
-"""Who helps whom: every run once more without each of its parties, and what that changes for the others."""
+"""Who helps whom: every run once more without each of its parties, and what that changes for the
+others.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ from comity.studies.parallel import Cost, Planned, run_all, settled, shared
 
 @dataclass(frozen=True)
 class Effect:
-    """What one party's taking part gave another, with its 95% interval over the other's test samples."""
+    """What one party's taking part gave another, with its 95% interval over the other's test
+    samples.
+    """
 
     method: str
     seed: int
@@ -63,7 +67,8 @@ def effects(
     caution: Callable[[str], None] = lambda text: None,
     jobs: int = 1,
 ) -> list[Effect]:
-    """Make the runs that are not there yet, whole ones where `compare` keeps them, and write down what each party gave.
+    """Make the runs that are not there yet, whole ones where `compare` keeps them, and write down
+    what each party gave.
 
     So many of them as `jobs` go on at once.
     """
@@ -80,9 +85,13 @@ def effects(
             for text in job.warnings():
                 caution(text)
             cost = Cost.of(job)  # and about that of each run with one party less
-            runs.append(Planned(title(whole, len(seeds) > 1), whole, run_folder(out, method, seed), cost))
+            runs.append(
+                Planned(title(whole, len(seeds) > 1), whole, run_folder(out, method, seed), cost)
+            )
             for party, one in left[method].items():
-                smaller = out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
+                smaller = (
+                    out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
+                )
                 runs.append(Planned(title(one, len(seeds) > 1, party), one, smaller, cost))
                 pairs.append((method, seed, party, run_folder(out, method, seed), smaller))
     with closing(run_all(runs, data, progress, jobs=jobs)) as done:
@@ -93,11 +102,17 @@ def effects(
 
 
 def count(
-    base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], only: Sequence[str] | None, federation: Federation | None
+    base: Experiment,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    only: Sequence[str] | None,
+    federation: Federation | None,
 ) -> int:
     """How many runs there are in all: each method's with everybody, and those without somebody."""
     methods = exchanging(base, algorithms)
-    left = planned(base, methods, seeds[0], federation or federation_of(base.but(seed=seeds[0])), only)
+    left = planned(
+        base, methods, seeds[0], federation or federation_of(base.but(seed=seeds[0])), only
+    )
     return len(seeds) * (len(methods) + sum(map(len, left.values())))
 
 
@@ -108,12 +123,19 @@ def exchanging(base: Experiment, algorithms: Sequence[str]) -> list[str]:
     check_settings(base, methods)
     found = [m for m in methods if chain(compose(m, own_settings(base, m)))[-1].shares != "nothing"]
     if not found:
-        raise UsageError("Leaving a party out tells nothing where nothing is exchanged: name a method beside solo.")
+        raise UsageError(
+            "Leaving a party out tells nothing where nothing is exchanged: name a method beside"
+            " solo."
+        )
     return found
 
 
 def planned(
-    base: Experiment, methods: Sequence[str], seed: int, federation: Federation, only: Sequence[str] | None
+    base: Experiment,
+    methods: Sequence[str],
+    seed: int,
+    federation: Federation,
+    only: Sequence[str] | None,
 ) -> dict[str, dict[str, Experiment]]:
     """By method and by party that is left out: the experiments to come, all checked."""
     plan: dict[str, dict[str, Experiment]] = {}
@@ -137,14 +159,19 @@ def _chosen(there: Sequence[str], late: Sequence[str], only: Sequence[str] | Non
         raise UsageError("Leaving a party out needs at least two that are there from the start.")
     for name in only or ():
         if name in late:
-            raise UsageError(f"{name} joins when the others have finished, so they learn nothing from it: leave out another party.")
+            raise UsageError(
+                f"{name} joins when the others have finished, so they learn nothing from it: leave"
+                " out another party."
+            )
         if name not in there:
             raise unknown("party called", name, there)
     return list(dict.fromkeys(there if only is None else only))
 
 
 def party_folder(name: str) -> str:
-    """A folder's name for a party: its own if any file system can tell it from others, or else with a mark that can be told."""
+    """A folder's name for a party: its own if any file system can tell it from others, or else with
+    a mark that can be told.
+    """
     plain = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:40]
     return name if name == plain else f"{plain}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
 
@@ -180,7 +207,9 @@ def _write(out: Path, seeds: Sequence[int], rows: Sequence[Effect]) -> None:
     table.writeheader()
     table.writerows(plain)
     write_atomically(out / f"{LEFT_OUT}.csv", text.getvalue())
-    write_atomically(out / f"{LEFT_OUT}.json", json.dumps({"seeds": list(seeds), "rows": plain}, indent=2) + "\n")
+    write_atomically(
+        out / f"{LEFT_OUT}.json", json.dumps({"seeds": list(seeds), "rows": plain}, indent=2) + "\n"
+    )
 
 
 @dataclass(frozen=True)
@@ -204,7 +233,9 @@ def parts(rows: Iterable[Effect]) -> dict[str, list[Part]]:
     for row in rows:
         grouped[row.method][row.left_out].append(row)
     return {
-        method: sorted((_part(name, mine) for name, mine in left.items()), key=lambda part: -part.mean)
+        method: sorted(
+            (_part(name, mine) for name, mine in left.items()), key=lambda part: -part.mean
+        )
         for method, left in grouped.items()
     }
 

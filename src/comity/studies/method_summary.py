@@ -17,25 +17,36 @@ from comity.units import duration, size
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method in a comparison. Lists run over seeds; where no run is finished they are empty, and other figures are None."""
+    """One method in a comparison. Lists run over seeds; where no run is finished they are empty,
+    and other figures are None.
+    """
 
     algorithm: str
     metric: str
     """What methods are ranked and judged by."""
     figure: list[float | None]
-    """By that metric, the mean over parties after the last round; None where a model has diverged."""
+    """By that metric, the mean over parties after the last round; None where a model has diverged.
+    """
     worst_figure: list[float | None]
     """The worst party's."""
     accuracy: list[float]
-    """The mean over parties after the last round; runs in which no party told a figure are left out."""
+    """The mean over parties after the last round; runs in which no party told a figure are left
+    out.
+    """
     worst: list[float]
     """The worst party's accuracy."""
     gain: Estimate | None
-    """What the parties have more than by training alone (SOLO), on average; None where nobody was compared with it."""
+    """What the parties have more than by training alone (SOLO), on average; None where nobody was
+    compared with it.
+    """
     gain_of_judged: Estimate | None
-    """The same without the parties whose test samples are too few to judge each of them by; None if no other is left."""
+    """The same without the parties whose test samples are too few to judge each of them by; None if
+    no other is left.
+    """
     gains: dict[str, Estimate]
-    """The same of each of the others; under several seeds, of every seed's, if they are not the same parties."""
+    """The same of each of the others; under several seeds, of every seed's, if they are not the
+    same parties.
+    """
     parties: int
     """How many take part."""
     bytes: dict[str, float]
@@ -72,7 +83,11 @@ class MethodSummary:
         beside = {}
         if metric not in (ACCURACY, EXPLAINED) and self.accuracy:
             beside = {ACCURACY.title: f"{statistics.fmean(self.accuracy):.1%}"}
-        late = {} if self.joined is None else {"newcomers": f"{self.joined:.1%} ({100 * (self.joined_gain or 0):+.1f})"}
+        late = (
+            {}
+            if self.joined is None
+            else {"newcomers": f"{self.joined:.1%} ({100 * (self.joined_gain or 0):+.1f})"}
+        )
         return {
             "method": self.algorithm + (" *" if self.caveats else ""),
             metric.title: figure,
@@ -92,7 +107,9 @@ class MethodSummary:
 
     @property
     def mean(self) -> float | None:
-        """The metric's mean over seeds; None for a method without a finished run, or with one that has diverged."""
+        """The metric's mean over seeds; None for a method without a finished run, or with one that
+        has diverged.
+        """
         return _whole_mean(self.figure)
 
     @property
@@ -125,15 +142,19 @@ def method_summary(
     methods: int,
     metric: str = ACCURACY.name,
 ) -> MethodSummary:
-    """A method's standing by a metric, from the summaries of its finished runs and its parties' gains over SOLO, by seed.
+    """A method's standing by a metric, from the summaries of its finished runs and its parties'
+    gains over SOLO, by seed.
 
-    It is one of so many `methods` to pick the best of. Whose test samples are too `few`, by seed, is judged on average only;
-    parties are the `same` under all seeds or not (see `answers.estimates`).
+    It is one of so many `methods` to pick the best of. Whose test samples are too `few`, by seed,
+    is judged on average only; parties are the `same` under all seeds or not (see
+    `answers.estimates`).
     """
     by = METRICS[metric]
     clear = judged(gains, few, same)
     newcomers = [new for summary in summaries for new in summary["newcomers"].values()]
-    kinds = summaries[0]["bytes"] if summaries else ()  # runs of other versions may have other kinds
+    kinds = (
+        summaries[0]["bytes"] if summaries else ()
+    )  # runs of other versions may have other kinds
     shared = [kind for kind in kinds if all(kind in summary["bytes"] for summary in summaries)]
     plain_metric = EXPLAINED.name if metric == EXPLAINED.name else ACCURACY.name
     plain = [block for summary in summaries if _has_figure(block := summary[plain_metric] or {})]
@@ -148,11 +169,18 @@ def method_summary(
         gain_of_judged=on_average(clear, methods, by),
         gains=estimates(clear, same, methods, by),
         parties=summaries[0]["parties"] if summaries else 0,
-        bytes={kind: statistics.mean(summary["bytes"][kind] for summary in summaries) for kind in shared},
+        bytes={
+            kind: statistics.mean(summary["bytes"][kind] for summary in summaries)
+            for kind in shared
+        },
         seconds=_mean([summary["seconds"]["total"] for summary in summaries]),
         joined=_mean([new["joined"] for new in newcomers]),
         joined_gain=_mean([new["gain"] for new in newcomers]),
-        caveats=[f"{algorithm}, seed {summary['seed']}: {text}" for summary in summaries for text in caveats(summary)],
+        caveats=[
+            f"{algorithm}, seed {summary['seed']}: {text}"
+            for summary in summaries
+            for text in caveats(summary)
+        ],
     )
 
 

@@ -1,4 +1,6 @@
-"""A comparison in four answers that a manager can repeat: does collaborating help, whom, at what cost, and how sure is that?"""
+"""A comparison in four answers that a manager can repeat: does collaborating help, whom, at what
+cost, and how sure is that?
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,19 @@ class OverallVerdict:
 
 
 def foremost(rows: Sequence[MethodSummary]) -> tuple[MethodSummary, Estimate] | None:
-    """The method that gives most on average, and what it gives; None if none was compared with SOLO."""
+    """The method that gives most on average, and what it gives; None if none was compared with
+    SOLO.
+    """
     judged = [(row, row.gain) for row in rows if row.gain is not None and row.mean is not None]
     return max(judged, key=lambda pair: pair[1].gain, default=None)
 
 
-def overall(rows: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int) -> OverallVerdict | None:
-    """What methods that parties could take part in say of all together; None if none of them was compared with SOLO."""
+def overall(
+    rows: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int
+) -> OverallVerdict | None:
+    """What methods that parties could take part in say of all together; None if none of them was
+    compared with SOLO.
+    """
     first = foremost(rows)
     if first is None:
         return None
@@ -67,35 +75,65 @@ def overall(rows: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seed
     )
 
 
-def _helps(best: MethodSummary, gain: Estimate, methods: int, answers: Sequence[PartyVerdict], seeds: int) -> str:
-    between = f"between {100 * gain.low:.1f} and {100 * gain.high:.1f}{'' if seeds > 1 else '; one seed'}"
+def _helps(
+    best: MethodSummary, gain: Estimate, methods: int, answers: Sequence[PartyVerdict], seeds: int
+) -> str:
+    between = (
+        f"between {100 * gain.low:.1f} and {100 * gain.high:.1f}{'' if seeds > 1 else '; one seed'}"
+    )
     among = f", the best of {methods} methods," if methods > 1 else ""
     what = METRICS[best.metric].title
-    said = f"{best.algorithm}{among} gives {100 * gain.gain:+.1f} points of {what} over training alone ({between})"
-    begin = "Yes, on average" if gain.helped else "No, on average it costs" if gain.hurt else "Not clearly, on average"
+    said = (
+        f"{best.algorithm}{among} gives {100 * gain.gain:+.1f} points of {what} over training alone"
+        f" ({between})"
+    )
+    begin = (
+        "Yes, on average"
+        if gain.helped
+        else "No, on average it costs"
+        if gain.hurt
+        else "Not clearly, on average"
+    )
     return f"{begin}: {said}.{_without_few(best, answers)}"
 
 
 def _without_few(best: MethodSummary, answers: Sequence[PartyVerdict]) -> str:
-    """What the average is without those who have too few samples to judge by, if there are such, and others."""
+    """What the average is without those who have too few samples to judge by, if there are such,
+    and others.
+    """
     few = [one.party for one in answers if one.verdict == "too few"]
     if not few or best.gain_of_judged is None:
         return ""
     who = ", ".join(few) if len(few) <= NAMED else f"{len(few)} parties"
-    return f" Without {who}, which {'has' if len(few) == 1 else 'have'} too few samples to judge by: {best.gain_of_judged}."
+    return (
+        f" Without {who}, which {'has' if len(few) == 1 else 'have'} too few samples to judge by:"
+        f" {best.gain_of_judged}."
+    )
 
 
-def _whom(best: MethodSummary, others: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int) -> str:
-    """Who gains and who is hurt, by the best method and by the others; and what can be said by whatever method suits each."""
+def _whom(
+    best: MethodSummary,
+    others: Sequence[MethodSummary],
+    answers: Sequence[PartyVerdict],
+    seeds: int,
+) -> str:
+    """Who gains and who is hurt, by the best method and by the others; and what can be said by
+    whatever method suits each.
+    """
     which = f"{best.judged} parties" + (f" of {seeds} seeds" if best.judged > best.parties else "")
     which = f"the {which} that can be judged" if best.judged < len(answers) else which
     said = []
     if best.judged:
-        said.append(f"Of {which} {_those(best, 'helped')} clearly by {best.algorithm}, {_those(best, 'hurt')}.")
+        said.append(
+            f"Of {which} {_those(best, 'helped')} clearly by {best.algorithm},"
+            f" {_those(best, 'hurt')}."
+        )
     if hurting := [f"{row.algorithm} ({row.hurt})" for row in others if row.hurt]:
         said.append(f"Other methods clearly hurt some: {', '.join(hurting)}.")
     counts = {verdict: sum(one.verdict == verdict for one in answers) for verdict in SUMMED}
-    if told := [f"{count} {SUMMED[verdict][count > 1]}" for verdict, count in counts.items() if count]:
+    if told := [
+        f"{count} {SUMMED[verdict][count > 1]}" for verdict, count in counts.items() if count
+    ]:
         said.append(f"If each could choose its own method: {', '.join(told)}.")
     return " ".join(said)
 
@@ -115,22 +153,49 @@ def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary]) 
     sent = best.bytes.get("total")
     if sent is None:
         return ""
-    each = (sent + best.bytes.get("peer", 0.0)) / best.parties  # what goes between parties is sent by one and received by another
-    said = f"{size(sent)} are sent in a run of {best.algorithm}; a party sends and receives {size(each)}."
-    less = [(gain.gain - row.gain.gain, row) for row in others if row.gain and row.mean is not None and row.bytes.get("total")]
-    near = [(points, row) for points, row in less if points < NEAR and sent > CHEAPER * row.bytes["total"]]
+    each = (
+        sent + best.bytes.get("peer", 0.0)
+    ) / best.parties  # what goes between parties is sent by one and received by another
+    said = (
+        f"{size(sent)} are sent in a run of {best.algorithm}; a party sends and receives"
+        f" {size(each)}."
+    )
+    less = [
+        (gain.gain - row.gain.gain, row)
+        for row in others
+        if row.gain and row.mean is not None and row.bytes.get("total")
+    ]
+    near = [
+        (points, row)
+        for points, row in less
+        if points < NEAR and sent > CHEAPER * row.bytes["total"]
+    ]
     if near:
         points, row = min(near, key=lambda pair: pair[0])
-        said += f" {row.algorithm} takes {sent / row.bytes['total']:.3g} times less and gives {100 * points:.1f} points less."
+        said += (
+            f" {row.algorithm} takes {sent / row.bytes['total']:.3g} times less and gives"
+            f" {100 * points:.1f} points less."
+        )
     return said
 
 
-def _sure(best: MethodSummary, gain: Estimate, methods: int, answers: Sequence[PartyVerdict], seeds: int) -> str:
+def _sure(
+    best: MethodSummary, gain: Estimate, methods: int, answers: Sequence[PartyVerdict], seeds: int
+) -> str:
     """What the interval means, and what it cannot tell."""
-    runs = f"{seeds} seeds" if seeds > 1 else "one seed, so that another start of training may change it"
+    runs = (
+        f"{seeds} seeds"
+        if seeds > 1
+        else "one seed, so that another start of training may change it"
+    )
     picked = f", wide enough for the best of {methods} methods to be picked" if methods > 1 else ""
-    said = f"The intervals are at 95% confidence{picked}, over the parties' test samples and {runs}."
+    said = (
+        f"The intervals are at 95% confidence{picked}, over the parties' test samples and {runs}."
+    )
     narrow = best.gain_of_judged if _without_few(best, answers) and best.gain_of_judged else gain
     if not (gain.helped or gain.hurt):
-        said += f" An average difference below about {50 * (narrow.high - narrow.low):.0f} points cannot be told from none here."
+        said += (
+            f" An average difference below about {50 * (narrow.high - narrow.low):.0f} points"
+            " cannot be told from none here."
+        )
     return said

@@ -1,4 +1,6 @@
-"""The pages of `docs/results`: a table's reproduction for people, and all claims of all papers on one page."""
+"""The pages of `docs/results`: a table's reproduction for people, and all claims of all papers on
+one page.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,39 @@ OWN_NAMES = {benefit_map.MAP: "when-it-helps"}
 COURSE = 8
 """So many rounds of a run are shown, evenly spread."""
 VERDICT = ("printed", "measured (95% interval)", "seeds", "verdict")
-HEADS = ("column", "method", "paper", "measured", "difference", "within 2 std", "last tenth", "swing")
+HEADS = (
+    "column",
+    "method",
+    "paper",
+    "measured",
+    "difference",
+    "within 2 std",
+    "last tenth",
+    "swing",
+)
 
 
 def lines(cells: Sequence[Cell]) -> list[list[str]]:
     """The cells as text: one line each, columns one below the other."""
 
     def number(value: float | None, std: float | None = None, sign: str = "") -> str:
-        return "" if value is None else f"{value:{sign}.2f}" + ("" if std is None else f" ± {std:.2f}")
+        return (
+            "" if value is None else f"{value:{sign}.2f}" + ("" if std is None else f" ± {std:.2f}")
+        )
 
     made = []
     for cell in cells:
         measured = number(cell.mean, cell.std) or cell.why
         within = {True: "yes", False: "no", None: ""}[cell.within]
         ends = number(fmean(cell.ends.values()) if cell.ends else None)
-        figures = [number(*cell.paper), measured, number(cell.difference, sign="+"), within, ends, number(cell.swing)]
+        figures = [
+            number(*cell.paper),
+            measured,
+            number(cell.difference, sign="+"),
+            within,
+            ends,
+            number(cell.swing),
+        ]
         made.append([cell.column.title, cell.row.title, *figures])
     return made
 
@@ -49,14 +69,31 @@ def lines(cells: Sequence[Cell]) -> list[list[str]]:
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
     every = [heads, ("---",) * len(heads), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in every) + "\n"
+    return (
+        "\n".join(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in every
+        )
+        + "\n"
+    )
 
 
 def write_csv(path: Path, cells: Sequence[Cell]) -> None:
     """The table for programs: numbers in full, every seed."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("column", "row", "algorithm", "paper", "paper_std", "measured", "measured_std", "seeds", "note"))
+        writer.writerow(
+            (
+                "column",
+                "row",
+                "algorithm",
+                "paper",
+                "paper_std",
+                "measured",
+                "measured_std",
+                "seeds",
+                "note",
+            )
+        )
         for cell in cells:
             each = " ".join(f"{v:.6g}" for v in cell.measured)
             which = cell.column.name, cell.row.name, cell.row.algorithm
@@ -64,7 +101,9 @@ def write_csv(path: Path, cells: Sequence[Cell]) -> None:
 
 
 def page(made: Reproduction) -> str:
-    """A table's reproduction: what was run, what it cost, every cell, the course of the runs, what became of the claims."""
+    """A table's reproduction: what was run, what it cost, every cell, the course of the runs, what
+    became of the claims.
+    """
     table = made.table
     found = verdicts(table, made.cells, made.as_printed)
     seeds = ", ".join(map(str, made.seeds))
@@ -76,8 +115,10 @@ def page(made: Reproduction) -> str:
         "Settings of each run:",
         "\n".join(f"- {text}" for text in settings_of(made.settings)),
         markdown(HEADS, lines(made.cells)).rstrip(),
-        "*last tenth*: mean over the evaluated rounds in the last tenth of a run and over seeds; *swing*: the standard deviation "
-        "from evaluation to evaluation.",
+        (
+            "*last tenth*: mean over the evaluated rounds in the last tenth of a run and over"
+            " seeds; *swing*: the standard deviation from evaluation to evaluation."
+        ),
         *_course(made.cells),
         *_claims(found, untested(table, found), made),
         *(["## What we make of it", table.findings] if table.findings else []),
@@ -86,7 +127,9 @@ def page(made: Reproduction) -> str:
 
 
 def cost(made: Reproduction) -> str:
-    """What a reproduction took: its runs' times added up, as the clock had them, whatever else the machine was doing."""
+    """What a reproduction took: its runs' times added up, as the clock had them, whatever else the
+    machine was doing.
+    """
     return f"{duration(made.seconds)} of all runs together, at most {size(made.memory)} of memory"
 
 
@@ -94,7 +137,10 @@ def settings_of(settings: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list
     """What each run's settings are: once what all its rows share, and a row's own where it differs."""
     told = []
     for name, rows in settings.items():
-        every = {row: {k: v for k, v in mine.items() if k not in ("algorithm", "seed")} for row, mine in rows.items()}
+        every = {
+            row: {k: v for k, v in mine.items() if k not in ("algorithm", "seed")}
+            for row, mine in rows.items()
+        }
         first, *others = every.values()
         shared = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
         told.append(f"{name}: {_list(shared)}")
@@ -115,7 +161,9 @@ def _course(cells: Sequence[Cell]) -> list[str]:
     told = []
     for name in dict.fromkeys(cell.column.name for cell in cells):
         mine = [cell for cell in cells if cell.column.name == name and cell.figures]
-        rounds = _some(list(mean_curve([f.curve for f in mine[0].figures.values()])) if mine else [])
+        rounds = _some(
+            list(mean_curve([f.curve for f in mine[0].figures.values()])) if mine else []
+        )
         if len(rounds) < 3:  # a beginning and an end are no course
             continue
         rows = []
@@ -124,14 +172,19 @@ def _course(cells: Sequence[Cell]) -> list[str]:
             loss = mean_curve([figure.loss for figure in cell.figures.values()])
             rows.append([cell.row.title, *(_both(accuracy.get(t), loss.get(t)) for t in rounds)])
         told += [
-            f"{mine[0].column.title} by round, with the parties' mean test loss in brackets, mean over seeds:",
+            (
+                f"{mine[0].column.title} by round, with the parties' mean test loss in brackets,"
+                " mean over seeds:"
+            ),
             markdown(["method", *map(str, rounds)], rows).rstrip(),
         ]
     return told
 
 
 def _both(accuracy: float | None, loss: float | None) -> str:
-    return "" if accuracy is None else f"{accuracy:.1f}" + ("" if loss is None else f" ({loss:.2f})")
+    return (
+        "" if accuracy is None else f"{accuracy:.1f}" + ("" if loss is None else f" ({loss:.2f})")
+    )
 
 
 def _some(rounds: Sequence[int]) -> list[int]:
@@ -146,10 +199,15 @@ def _claims(found: Sequence[Verdict], rest: Sequence[str], made: Reproduction) -
     if not found and not rest:
         return []
     titles = _titles(made)
-    rows = [[_titled(verdict.claim, titles), titles[verdict.column], *_judged(verdict, "**")] for verdict in found]
+    rows = [
+        [_titled(verdict.claim, titles), titles[verdict.column], *_judged(verdict, "**")]
+        for verdict in found
+    ]
     told = ["## The claims", *filter(None, [_table(("claim", "column", *VERDICT), rows)])]
     if rest:
-        told.append("Not put to the test: " + "; ".join(_titled(text, titles) for text in rest) + ".")
+        told.append(
+            "Not put to the test: " + "; ".join(_titled(text, titles) for text in rest) + "."
+        )
     return told
 
 
@@ -172,14 +230,24 @@ def _titled(claim: str, titles: Mapping[str, str]) -> str:
 
 
 def overview(every: Sequence[Reproduction], intro: str, prices: str) -> str:
-    """All claims on one page: first the main ones, then all of theirs, then our own questions, last what was too dear."""
+    """All claims on one page: first the main ones, then all of theirs, then our own questions, last
+    what was too dear.
+    """
     own = [made for made in every if made.name.startswith("comity/")]
     sections = {
-        "The main claims": _table(("what is claimed", "where", *VERDICT, "time of all runs"), _headlines(every)),
-        "All claims of the papers that were put to the test": _tested([made for made in every if made not in own]),
+        "The main claims": _table(
+            ("what is claimed", "where", *VERDICT, "time of all runs"), _headlines(every)
+        ),
+        "All claims of the papers that were put to the test": _tested(
+            [made for made in every if made not in own]
+        ),
         "Questions of our own": _tested(own),
     }
-    parts = [intro.rstrip(), *(f"## {title}\n\n{table}" for title, table in sections.items() if table), prices.rstrip()]
+    parts = [
+        intro.rstrip(),
+        *(f"## {title}\n\n{table}" for title, table in sections.items() if table),
+        prices.rstrip(),
+    ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -195,10 +263,18 @@ def _headlines(every: Sequence[Reproduction]) -> list[list[str]]:
         titles = _titles(made)
         found = verdicts(made.table, made.cells, made.as_printed)
         for claim, sentence in made.table.headlines.items():
-            mine = [verdict for verdict in found if Claim(claim).covers(verdict.claim, verdict.column)]
+            mine = [
+                verdict for verdict in found if Claim(claim).covers(verdict.claim, verdict.column)
+            ]
             link = f"[{made.name}]({file_of(made.name)})"
             rows += [
-                [f"{sentence} ({link})", titles[verdict.column], *_judged(verdict), duration(made.seconds)] for verdict in mine
+                [
+                    f"{sentence} ({link})",
+                    titles[verdict.column],
+                    *_judged(verdict),
+                    duration(made.seconds),
+                ]
+                for verdict in mine
             ] or [[f"{sentence} ({link})", "", "", "not run", "", "", ""]]
     return rows
 
@@ -211,7 +287,15 @@ def _tested(every: Sequence[Reproduction]) -> str:
         for k, verdict in enumerate(verdicts(made.table, made.cells, made.as_printed)):
             link = f"[{made.name}]({file_of(made.name)})" if k == 0 else ""
             time = duration(made.seconds) if k == 0 else ""
-            rows.append([link, _titled(verdict.claim, titles), titles[verdict.column], *_judged(verdict), time])
+            rows.append(
+                [
+                    link,
+                    _titled(verdict.claim, titles),
+                    titles[verdict.column],
+                    *_judged(verdict),
+                    time,
+                ]
+            )
     return _table(("table", "claim", "column", *VERDICT, "time of all runs"), rows)
 
 
@@ -231,7 +315,9 @@ def files(made: Reproduction) -> dict[str, str]:
 
 
 def leave(made: Reproduction, folder: Path) -> None:
-    """A reproduction beside its runs: a page for people, the same for programs, and what other pages are made of."""
+    """A reproduction beside its runs: a page for people, the same for programs, and what other
+    pages are made of.
+    """
     made.write(folder / RESULT)
     write_atomically(folder / "table.md", page(made))
     if made.name in OWN_PAGES:
@@ -249,7 +335,8 @@ def file_of(name: str) -> str:
 
 
 def rewrite(pages: Path, runs: Path | None, join: bool = False) -> list[Path]:
-    """Write all pages again, from what is kept beside them and what lies below `runs`, which is kept from now on.
+    """Write all pages again, from what is kept beside them and what lies below `runs`, which is
+    kept from now on.
 
     It takes the place of what was kept of its table, or, where asked to `join`, is added to it.
     """
@@ -261,7 +348,12 @@ def rewrite(pages: Path, runs: Path | None, join: bool = False) -> list[Path]:
         path = kept / Path(file_of(new.name)).with_suffix(".json")
         before = made.get(path) or (read(path) if path.exists() else None)
         made[path] = joined(before, new) if join and before else new
-    for path, one in made.items():  # all or none: a part that cannot be joined is found before anything is written
+    for (
+        path,
+        one,
+    ) in (
+        made.items()
+    ):  # all or none: a part that cannot be joined is found before anything is written
         one.write(path)
     every = [read(path) for path in sorted(kept.glob("*.json"))]
     written = {pages / name: text for made in every for name, text in files(made).items()}

@@ -1,8 +1,10 @@
-"""The runs of a study: one after the other in this process, or several at once, each in a process of its own.
+"""The runs of a study: one after the other in this process, or several at once, each in a process
+of its own.
 
-A run that has company is forked from here when its turn comes, after its data are loaded: torch is not imported again, and the
-data are in memory once. It has one worker, so that as many runs as there are cores keep all of them busy, without waiting for
-each other. What it computes is what it would have computed alone.
+A run that has company is forked from here when its turn comes, after its data are loaded: torch is
+not imported again, and the data are in memory once. It has one worker, so that as many runs as
+there are cores keep all of them busy, without waiting for each other. What it computes is what it
+would have computed alone.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ from comity.track import Trackers
 AUTO = "auto"
 DATA = ("data", "partition", "parties", "test", "validation", "seed")
 """The settings that say which data a run has."""
-FLOOR = 256 << 20  # bytes of its own that a forked run takes at least: its heap, torch's buffers, pages that it writes to
+FLOOR = (
+    256 << 20
+)  # bytes of its own that a forked run takes at least: its heap, torch's buffers, pages that it writes to
 LOOK = 0.5  # seconds from look to look at what is under way
 
 
@@ -56,7 +60,9 @@ def chosen_jobs(given: int | str) -> int:
     if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 10:
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise UsageError(f"jobs is how many runs go on at once, a number from 1 or auto, not {shown(given)}.")
+        raise UsageError(
+            f"jobs is how many runs go on at once, a number from 1 or auto, not {shown(given)}."
+        )
     return given
 
 
@@ -65,14 +71,21 @@ def settled(experiment: Experiment, jobs: int) -> Experiment:
     if jobs == 1:
         return experiment
     if experiment.engine == "ray":
-        raise UsageError("On Ray runs follow each other, each on all workers: give workers instead of jobs.")
+        raise UsageError(
+            "On Ray runs follow each other, each on all workers: give workers instead of jobs."
+        )
     if (experiment.workers or 1) > 1:
-        raise UsageError(f"With {jobs} jobs each run has one worker, not {experiment.workers}: give either jobs or workers.")
+        raise UsageError(
+            f"With {jobs} jobs each run has one worker, not {experiment.workers}: give either jobs"
+            " or workers."
+        )
     return experiment.but(workers=1)
 
 
 def shared(given: Federation | None = None) -> Callable[[Experiment], Federation]:
-    """Who gives experiments their data, or the federation that is given: the last two are kept, for others on the same data."""
+    """Who gives experiments their data, or the federation that is given: the last two are kept, for
+    others on the same data.
+    """
 
     @lru_cache(maxsize=2)
     def dealt(*which: Any) -> Federation:
@@ -101,8 +114,14 @@ class Cost:
         """Of a job, if it is forked from a process that has its data."""
         known = held(job)
         processes = 2 if job.experiment.engine == "process" else 1
-        states = min(3 * known.states, state_bytes())  # in a round a party keeps up to three; what is more is spilled to a file
-        return Cost(job.seconds(), FLOOR * processes + states + 2 * known.messages + 4 * job.info.task.bytes(), known.data)
+        states = min(
+            3 * known.states, state_bytes()
+        )  # in a round a party keeps up to three; what is more is spilled to a file
+        return Cost(
+            job.seconds(),
+            FLOOR * processes + states + 2 * known.messages + 4 * job.info.task.bytes(),
+            known.data,
+        )
 
 
 @dataclass(frozen=True)
@@ -122,7 +141,9 @@ class Overview(Protocol):
     """Whoever looks at all runs that are under way."""
 
     def overview(self, rest: int, left: float | None) -> None:
-        """So many runs are not over yet, and they take about so many seconds more, if that can be told."""
+        """So many runs are not over yet, and they take about so many seconds more, if that can be
+        told.
+        """
 
 
 def run_once(
@@ -135,7 +156,8 @@ def run_once(
     job: SimulatedRun | None = None,
     record_messages: bool = False,
 ) -> dict[str, Any]:
-    """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is continued.
+    """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is
+    continued.
 
     `job` is the experiment on these data made concrete, where that has been done.
     """
@@ -160,10 +182,11 @@ def run_all(
     model: OwnModel | None = None,
     jobs: int = 1,
 ) -> Generator[dict[str, Any], None, None]:
-    """The summaries of all runs in the order of `runs`, each as soon as it and all before it are there.
+    """The summaries of all runs in the order of `runs`, each as soon as it and all before it are
+    there.
 
-    `progress` gives who watches a run of that title, and is told of all together if it is an `Overview`. With more than one of
-    `jobs` the experiments must be `settled` for that.
+    `progress` gives who watches a run of that title, and is told of all together if it is an
+    `Overview`. With more than one of `jobs` the experiments must be `settled` for that.
     """
     if jobs == 1:
         with actors_kept():
@@ -219,7 +242,14 @@ class _Crew:
         if "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError("Runs side by side need a system that can fork: leave jobs away here.")
         track.check_by_name()
-        self._runs, self._data, self._progress, self._track, self._model, self._jobs = runs, data, progress, track, model, jobs
+        self._runs, self._data, self._progress, self._track, self._model, self._jobs = (
+            runs,
+            data,
+            progress,
+            track,
+            model,
+            jobs,
+        )
         self._at_work: dict[int, _Member] = {}
         self._summaries: dict[int, dict[str, Any]] = {}
         self._paces: list[tuple[str, float]] = []
@@ -230,7 +260,9 @@ class _Crew:
             longest[which] = max(longest[which], run.cost.seconds)
         order = sorted(longest, key=lambda which: -longest[which])
         self._place = [order.index(which) for which in of]
-        """By their data, so that few of these are in memory at a time: those with the longest run first."""
+        """By their data, so that few of these are in memory at a time: those with the longest run
+        first.
+        """
         self._waiting = list(range(len(runs)))
         self._warned: dict[Any, Any] = {}
         code()  # asks git, once for all
@@ -271,9 +303,16 @@ class _Crew:
         """Seconds that a run takes, as far as it tells itself, others of its method do, or any."""
         if k in self._at_work and (whole := self._at_work[k].whole) is not None:
             return whole
-        told = [(j, whole) for j, member in self._at_work.items() if (whole := member.whole) is not None]
-        paces = [*self._paces, *((self._method(j), whole / self._runs[j].cost.seconds) for j, whole in told)]
-        known = [pace for method, pace in paces if method == self._method(k)] or [pace for _, pace in paces]
+        told = [
+            (j, whole) for j, member in self._at_work.items() if (whole := member.whole) is not None
+        ]
+        paces = [
+            *self._paces,
+            *((self._method(j), whole / self._runs[j].cost.seconds) for j, whole in told),
+        ]
+        known = [pace for method, pace in paces if method == self._method(k)] or [
+            pace for _, pace in paces
+        ]
         return self._runs[k].cost.seconds * (statistics.fmean(known) if known else 1.0)
 
     def _method(self, k: int) -> str:
@@ -289,7 +328,10 @@ class _Crew:
         free = available()
         if free is None:
             return None
-        return free - sum(max(0, self._runs[k].cost.memory - private(m.process.pid)) for k, m in self._at_work.items())
+        return free - sum(
+            max(0, self._runs[k].cost.memory - private(m.process.pid))
+            for k, m in self._at_work.items()
+        )
 
     def _begin(self, k: int) -> None:
         run = self._runs[k]
@@ -297,24 +339,35 @@ class _Crew:
         federation = self._data(run.experiment)
         job = prepare(run.experiment, federation, self._model)
         if job.experiment.device != "cpu":
-            raise UsageError(f"Runs side by side are on the CPU, not on {job.experiment.device}: choose --device cpu, or one job.")
+            raise UsageError(
+                f"Runs side by side are on the CPU, not on {job.experiment.device}: choose --device"
+                " cpu, or one job."
+            )
         watched = self._progress(run.title)
         how = (run.experiment, federation, run.folder)
         if RunFolder(run.folder).ended:
-            self._summaries[k] = run_once(*how, watched, self._track, self._model, job, run.record_messages)
+            self._summaries[k] = run_once(
+                *how, watched, self._track, self._model, job, run.record_messages
+            )
             watched.end()
             return
         here, there = multiprocessing.Pipe(duplex=False)
         strangers = [here, *(member.line for member in self._at_work.values())]
 
         def work(progress: Progress, told: Callable[[str], None]) -> dict[str, Any]:
-            return run_once(*how, progress, self._track.anew(told), self._model, job, run.record_messages)
+            return run_once(
+                *how, progress, self._track.anew(told), self._model, job, run.record_messages
+            )
 
-        process = multiprocessing.get_context("fork").Process(target=live, args=(there, strangers, os.getpid(), work))
+        process = multiprocessing.get_context("fork").Process(
+            target=live, args=(there, strangers, os.getpid(), work)
+        )
         with held_back():
             process.start()
             there.close()
-            self._at_work[k] = _Member(process, here, watched, job, time.monotonic(), last=job.experiment.rounds)
+            self._at_work[k] = _Member(
+                process, here, watched, job, time.monotonic(), last=job.experiment.rounds
+            )
 
     # What they say.
 
@@ -324,7 +377,9 @@ class _Crew:
             return
         wait([end for m in self._at_work.values() for end in (m.line, m.process.sentinel)], LOOK)
         for k, member in list(self._at_work.items()):
-            gone = not member.process.is_alive()  # before its last words are read: then all are there
+            gone = (
+                not member.process.is_alive()
+            )  # before its last words are read: then all are there
             try:
                 while k in self._at_work and member.line.poll():
                     self._heard(k, member, *member.line.recv())
@@ -350,13 +405,21 @@ class _Crew:
                 self._track.told(told[0])
             case "warned":
                 text, category, filename, line = told
-                warnings.warn_explicit(text, getattr(builtins, category, UserWarning), filename, line, registry=self._warned)
+                warnings.warn_explicit(
+                    text,
+                    getattr(builtins, category, UserWarning),
+                    filename,
+                    line,
+                    registry=self._warned,
+                )
             case "said":
                 getattr(sys, told[0]).write(told[1])
             case "done":
                 self._ended(k, member, told[0])
             case "failed":
-                kind = {"UsageError": UsageError, "CorruptedFile": CorruptedFile}.get(told[0], ComityError)
+                kind = {"UsageError": UsageError, "CorruptedFile": CorruptedFile}.get(
+                    told[0], ComityError
+                )
                 raise kind(f"{self._runs[k].title}: {told[1]}") from Elsewhere(told[2])
 
     def _ended(self, k: int, member: _Member, summary: dict[str, Any]) -> None:
@@ -371,8 +434,13 @@ class _Crew:
         """Seconds to the end of all, once any run tells how fast this machine is."""
         if not self._paces and all(member.whole is None for member in self._at_work.values()):
             return None
-        under_way = [max(0.0, self._expected(k) - member.spent) for k, member in self._at_work.items()]
-        return max([*under_way, (sum(under_way) + sum(map(self._expected, self._waiting))) / self._jobs], default=0.0)
+        under_way = [
+            max(0.0, self._expected(k) - member.spent) for k, member in self._at_work.items()
+        ]
+        return max(
+            [*under_way, (sum(under_way) + sum(map(self._expected, self._waiting))) / self._jobs],
+            default=0.0,
+        )
 
 
 class Elsewhere(Exception):

@@ -1,4 +1,6 @@
-"""The answer of a comparison for each party, in words: does it gain by collaborating, by which method, and how sure is that?"""
+"""The answer of a comparison for each party, in words: does it gain by collaborating, by which
+method, and how sure is that?
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Verdict = Literal["gains", "level", "alone", "too few", "not judged"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a method gives over training alone, over all seeds, with an interval that allows for the best being picked."""
+    """What a method gives over training alone, over all seeds, with an interval that allows for the
+    best being picked.
+    """
 
     gain: float
     low: float
@@ -47,7 +51,10 @@ class Estimate:
         return f"{100 * self.gain:+.1f} (±{50 * (self.high - self.low):.1f})"
 
     def __str__(self) -> str:
-        return f"{100 * self.gain:+.1f} points (between {100 * self.low:.1f} and {100 * self.high:.1f})"
+        return (
+            f"{100 * self.gain:+.1f} points (between {100 * self.low:.1f} and"
+            f" {100 * self.high:.1f})"
+        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,9 @@ class PartyVerdict:
     verdict: Verdict
     says: str
     method: str | None
-    """The method that is named: the one that is surest to help or, where all harm, the one that harms least surely."""
+    """The method that is named: the one that is surest to help or, where all harm, the one that
+    harms least surely.
+    """
     methods: Mapping[str, Estimate]
     """All methods that it could take part in."""
 
@@ -73,7 +82,9 @@ class Held:
     train: tuple[int, ...]
     test: tuple[int, ...]
     few: bool = False
-    """Whether a party that does not tell how many it has of each class says that it has too few of one to judge by."""
+    """Whether a party that does not tell how many it has of each class says that it has too few of
+    one to judge by.
+    """
     withheld: bool = False
     """Whether the policy of the party's site withholds the figures of its test samples."""
 
@@ -90,7 +101,10 @@ class Parties:
     def of(federation: Federation) -> Parties:
         """The parties of a federation."""
         held = {
-            name: Held(by_class(data.train.y, federation.classes), by_class(data.test.y, federation.classes))
+            name: Held(
+                by_class(data.train.y, federation.classes),
+                by_class(data.test.y, federation.classes),
+            )
             for name, data in federation.parties.items()
         }
         return Parties(held, federation.split.parties, federation.class_names)
@@ -101,8 +115,13 @@ class Parties:
 
 
 def same_parties(splits: Iterable[Mapping[str, Share]]) -> bool:
-    """Whether a party has the same samples under every seed; if not, its name is all it has in common with itself."""
-    has = [{name: frozenset(s.train + s.validation + s.test) for name, s in split.items()} for split in splits]
+    """Whether a party has the same samples under every seed; if not, its name is all it has in
+    common with itself.
+    """
+    has = [
+        {name: frozenset(s.train + s.validation + s.test) for name, s in split.items()}
+        for split in splits
+    ]
     return all(one == has[0] for one in has)
 
 
@@ -120,20 +139,28 @@ def held_by(parties: Mapping[int, Parties], same: bool) -> dict[str, list[Held]]
     return found
 
 
-def judged(gains: Mapping[int, Sequence[Gain]], few: Mapping[int, Collection[str]], same: bool) -> dict[int, list[Gain]]:
-    """The gains by seed without those of parties whose test samples are too few to judge them by: `few` names them, by seed.
+def judged(
+    gains: Mapping[int, Sequence[Gain]], few: Mapping[int, Collection[str]], same: bool
+) -> dict[int, list[Gain]]:
+    """The gains by seed without those of parties whose test samples are too few to judge them by:
+    `few` names them, by seed.
 
     Where parties are the same under all seeds, too few under one of them is too few.
     """
     out = {named(party, seed, same) for seed, some in few.items() for party in some}
-    return {seed: [gain for gain in each if named(gain.party, seed, same) not in out] for seed, each in gains.items()}
+    return {
+        seed: [gain for gain in each if named(gain.party, seed, same) not in out]
+        for seed, each in gains.items()
+    }
 
 
-def estimates(gains: Mapping[int, Sequence[Gain]], same: bool, methods: int, metric: Metric) -> dict[str, Estimate]:
+def estimates(
+    gains: Mapping[int, Sequence[Gain]], same: bool, methods: int, metric: Metric
+) -> dict[str, Estimate]:
     """What one of so many methods gives each party, from its gains over SOLO by seed.
 
-    Seeds count together where a party is the `same` under all; where it has other samples under each, every seed's parties
-    stand for themselves.
+    Seeds count together where a party is the `same` under all; where it has other samples under
+    each, every seed's parties stand for themselves.
     """
     found: dict[str, list[Gain]] = {}
     for seed, each in gains.items():
@@ -142,11 +169,14 @@ def estimates(gains: Mapping[int, Sequence[Gain]], same: bool, methods: int, met
     return {party: over_seeds(mine, methods, metric.bounded) for party, mine in found.items()}
 
 
-def on_average(gains: Mapping[int, Sequence[Gain]], methods: int, metric: Metric) -> Estimate | None:
+def on_average(
+    gains: Mapping[int, Sequence[Gain]], methods: int, metric: Metric
+) -> Estimate | None:
     """What one of so many methods gives the parties on average; None where nobody was judged.
 
-    Parties' test samples are different ones, so their errors do not add up; those of seeds are taken to be the same. The interval
-    is around the mean itself: what draws each party's towards zero would not be lost among many, but add up.
+    Parties' test samples are different ones, so their errors do not add up; those of seeds are
+    taken to be the same. The interval is around the mean itself: what draws each party's towards
+    zero would not be lost among many, but add up.
     """
     seeds = []
     for each in (each for each in gains.values() if each):
@@ -159,12 +189,15 @@ def on_average(gains: Mapping[int, Sequence[Gain]], methods: int, metric: Metric
 def over_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> Estimate:
     """One party's gain by one of so many methods, over seeds.
 
-    Its variance is that of the test samples, which more seeds do not make smaller, as they share the party's samples; and that of
-    training, which they do. The second is known from as many runs as there are seeds, hence Student's t, with Satterthwaite's
-    degrees of freedom for the sum. Bonferroni: with m methods to pick the best of, each has an interval at 1 - 0.05 / m.
+    Its variance is that of the test samples, which more seeds do not make smaller, as they share
+    the party's samples; and that of training, which they do. The second is known from as many runs
+    as there are seeds, hence Student's t, with Satterthwaite's degrees of freedom for the sum.
+    Bonferroni: with m methods to pick the best of, each has an interval at 1 - 0.05 / m.
     """
     sampling = statistics.fmean(gain.error**2 for gain in gains)
-    training = statistics.variance(gain.gain for gain in gains) / len(gains) if len(gains) > 1 else 0.0
+    training = (
+        statistics.variance(gain.gain for gain in gains) / len(gains) if len(gains) > 1 else 0.0
+    )
     freedom = (len(gains) - 1) * ((sampling + training) / training) ** 2 if training else math.inf
     middle = statistics.fmean(gain.middle for gain in gains)
     half = float(stdtrit(freedom, 1 - 0.025 / methods)) * math.sqrt(sampling + training)
@@ -187,37 +220,67 @@ def answers(
     """
     order = sorted(found, key=lambda method: method != foremost)
     return [
-        _answer(party, {method: found[method][party] for method in order if party in found[method]}, has, metric, class_names)
+        _answer(
+            party,
+            {method: found[method][party] for method in order if party in found[method]},
+            has,
+            metric,
+            class_names,
+        )
         for party, has in (held.items() if found else ())
     ]
 
 
-def _answer(party: str, found: Mapping[str, Estimate], has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> PartyVerdict:
+def _answer(
+    party: str,
+    found: Mapping[str, Estimate],
+    has: Sequence[Held],
+    metric: Metric,
+    class_names: Sequence[str],
+) -> PartyVerdict:
     if not found and any(each.withheld for each in has):
         return PartyVerdict(party, "not judged", WITHHELD, None, found)
     if few := _too_few(has, metric, class_names):
         return PartyVerdict(party, "too few", few, None, found)
     if not found:
-        return PartyVerdict(party, "not judged", "not judged: it was not heard at the end, or a model has diverged", None, found)
+        return PartyVerdict(
+            party,
+            "not judged",
+            "not judged: it was not heard at the end, or a model has diverged",
+            None,
+            found,
+        )
     best = max(found, key=lambda method: found[method].low)
     if found[best].low > 0:
         return PartyVerdict(party, "gains", f"{found[best]} by {best}", best, found)
     if all(estimate.high < 0 for estimate in found.values()):
         best = max(found, key=lambda method: found[method].high)
-        return PartyVerdict(party, "alone", f"better alone; {best}, which costs it least, gives {found[best]}", best, found)
+        return PartyVerdict(
+            party,
+            "alone",
+            f"better alone; {best}, which costs it least, gives {found[best]}",
+            best,
+            found,
+        )
     best = max(found, key=lambda method: found[method].gain)
-    return PartyVerdict(party, "level", f"no clear difference; {best} gives {found[best]}", None, found)
+    return PartyVerdict(
+        party, "level", f"no clear difference; {best} gives {found[best]}", None, found
+    )
 
 
 def _too_few(has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> str:
-    """That there are too few samples to say anything, if there are; under the seed that leaves fewest."""
+    """That there are too few samples to say anything, if there are; under the seed that leaves
+    fewest.
+    """
     if not any(each.few or too_few(each.test, metric) for each in has):
         return ""
     if any(each.few for each in has):
         return "too few test samples to say, or too few of a class, by its own word"
     if len(has[0].test) != TWO:
         return f"too few test samples ({min(sum(each.test) for each in has)}) to say"
-    tests, trains, label = min((each.test[label], each.train[label], label) for each in has for label in looked_at(metric))
+    tests, trains, label = min(
+        (each.test[label], each.train[label], label) for each in has for label in looked_at(metric)
+    )
     what = f"samples of {class_names[label]!r}" if class_names else f"samples of class {label}"
     return f"too few {what} to say ({tests} to test on, {trains} to train on)"
 
@@ -232,7 +295,9 @@ COUNTED: dict[Verdict, str] = {
 
 
 def lines(every: Sequence[PartyVerdict]) -> list[str]:
-    """The answers as they are told: a line a party or, if parties are many, how many there are of each kind and the first few."""
+    """The answers as they are told: a line a party or, if parties are many, how many there are of
+    each kind and the first few.
+    """
     if len(every) <= MOST:
         return [str(one) for one in every]
     counts = {verdict: sum(one.verdict == verdict for one in every) for verdict in COUNTED}
@@ -242,14 +307,27 @@ def lines(every: Sequence[PartyVerdict]) -> list[str]:
 
 
 def how_to_read(methods: int, seeds: Sequence[int], metric: Metric, same: bool = True) -> str:
-    """What the intervals are about; parties are the `same` under all seeds, or have other samples under each."""
+    """What the intervals are about; parties are the `same` under all seeds, or have other samples
+    under each.
+    """
     picked = f", wider because the best of {methods} methods is named" if methods > 1 else ""
     which = f" (mean over {len(seeds)} seeds)" if len(seeds) > 1 else ""
-    which = which if same else " (under each seed a party has other samples, so it is told of once for each)"
-    once = " What another start of training would change is not in it: that takes several seeds of the same parties."
-    twice = " Two seeds tell little of how training varies, so they are wide: more seeds make them narrower."
+    which = (
+        which
+        if same
+        else " (under each seed a party has other samples, so it is told of once for each)"
+    )
+    once = (
+        " What another start of training would change is not in it: that takes several seeds of the"
+        " same parties."
+    )
+    twice = (
+        " Two seeds tell little of how training varies, so they are wide: more seeds make them"
+        " narrower."
+    )
     more = once if len(seeds) == 1 or not same else twice if len(seeds) == 2 else ""
     return (
-        f"Points of {metric.title} more than by training alone, on a party's own test samples{which}; between: where the true "
-        f"difference lies with 95% confidence{picked}.{more}"
+        f"Points of {metric.title} more than by training alone, on a party's own test"
+        f" samples{which}; between: where the true difference lies with 95%"
+        f" confidence{picked}.{more}"
     )

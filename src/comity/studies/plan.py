@@ -1,4 +1,6 @@
-"""Before a run: what it will send, keep and take, from the closed forms and one round tried with one party."""
+"""Before a run: what it will send, keep and take, from the closed forms and one round tried with
+one party.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Plan:
     """The largest of all rounds that were counted."""
     total: Traffic
     counted: int
-    """How many rounds were counted one by one; if not all, `total`, `steps` and the seconds are scaled from these."""
+    """How many rounds were counted one by one; if not all, `total`, `steps` and the seconds are
+    scaled from these.
+    """
     steps: int
     data_bytes: int
     state_bytes: int
@@ -38,20 +42,30 @@ class Plan:
 
 
 def traffic(job: SimulatedRun) -> tuple[Traffic, list[Traffic]]:
-    """Bytes in closed form: before round 1, and of each round; the last has what follows it, newcomers excepted."""
-    return _before(job), _of_rounds(job, {t: job.cohort(t) for t in range(1, job.experiment.rounds + 1)})
+    """Bytes in closed form: before round 1, and of each round; the last has what follows it,
+    newcomers excepted.
+    """
+    return _before(job), _of_rounds(
+        job, {t: job.cohort(t) for t in range(1, job.experiment.rounds + 1)}
+    )
 
 
 def _before(job: SimulatedRun) -> Traffic:
     """Bytes before round 1, with the rounds that are tried there."""
-    tried = (job.algorithm.traffic(replace(job.info, round=t), job.cohort(t)) for t in job.algorithm.tried_rounds)
+    tried = (
+        job.algorithm.traffic(replace(job.info, round=t), job.cohort(t))
+        for t in job.algorithm.tried_rounds
+    )
     return sum(tried, job.algorithm.start_traffic(job.info))
 
 
 def _of_rounds(job: SimulatedRun, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
     """Bytes of each of these rounds, whose last is the run's."""
     # Where nobody is there, nothing is sent.
-    rounds = [job.algorithm.traffic(replace(job.info, round=t), drawn) if drawn else Traffic() for t, drawn in cohorts.items()]
+    rounds = [
+        job.algorithm.traffic(replace(job.info, round=t), drawn) if drawn else Traffic()
+        for t, drawn in cohorts.items()
+    ]
     rounds[-1] += job.algorithm.finish_traffic(job.info)
     return rounds
 
@@ -60,13 +74,22 @@ def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
     """Bytes of the whole run."""
     finish = job.algorithm.finish_traffic(job.info)
     counted = sum(rounds, Traffic())
-    scaled = {kind: job.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()}
-    return start + Traffic(**scaled) + finish + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
+    scaled = {
+        kind: job.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
+    }
+    return (
+        start
+        + Traffic(**scaled)
+        + finish
+        + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
+    )
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of memory that a run holds beside torch itself: its data, what all parties keep, and the messages of a round."""
+    """Bytes of memory that a run holds beside torch itself: its data, what all parties keep, and
+    the messages of a round.
+    """
 
     data: int
     states: int
@@ -121,8 +144,15 @@ def _try(job: SimulatedRun) -> tuple[float, float]:
     """
     sizes = job.info.sizes
     stacked = job.experiment.engine == "stacked"
-    largest = sorted(range(len(sizes)), key=lambda i: -sizes[i])[: min(TRIED, job.info.cohort) if stacked else 1]
-    where = {"engine": "stacked" if stacked else "loop", "workers": 1 if stacked else None, "gpus": None, "partial_sums": False}
+    largest = sorted(range(len(sizes)), key=lambda i: -sizes[i])[
+        : min(TRIED, job.info.cohort) if stacked else 1
+    ]
+    where = {
+        "engine": "stacked" if stacked else "loop",
+        "workers": 1 if stacked else None,
+        "gpus": None,
+        "partial_sums": False,
+    }
     here = job.experiment.but(**where)
     one = _round_with(replace(job, experiment=here, absent=PlannedAbsences()), sorted(largest))
     workers = job.experiment.workers or 1
@@ -159,7 +189,9 @@ def _round_with(job: SimulatedRun, ids: list[int]) -> _Tried:
         server.begin(1)
         s = job.algorithm.round(s, server, 1)
         trained = time.perf_counter()
-        messages = {i: Message(job.algorithm.message_for(s, i), server.versions.get(i)) for i in ids}
+        messages = {
+            i: Message(job.algorithm.message_for(s, i), server.versions.get(i)) for i in ids
+        }
         evaluated_by = dict(engine.evaluate(messages, EvaluationRequest(1, False)))
         assert len(evaluated_by) == len(ids)
         evaluated = time.perf_counter()

@@ -1,8 +1,9 @@
 """Predict with this model: python predict.py NEW.csv [--out PREDICTIONS.csv] [--allow-unknown]
 
-NEW is as the party has it, before any scaling: a table as csv or xlsx (its own column names, in any order, missing cells), or an
-array `x` in an npz or npy file; pictures also as files or a folder of them. For each row it writes the class, how likely it is
-to the model, and how likely each class is. It needs torch and numpy; Pillow for files of pictures; openpyxl for xlsx.
+NEW is as the party has it, before any scaling: a table as csv or xlsx (its own column names, in any
+order, missing cells), or an array `x` in an npz or npy file; pictures also as files or a folder of
+them. For each row it writes the class, how likely it is to the model, and how likely each class is.
+It needs torch and numpy; Pillow for files of pictures; openpyxl for xlsx.
 """
 
 from __future__ import annotations
@@ -47,7 +48,14 @@ def values_of(
         raise Unusable(f"There is no file {path}.")
     table = read_sheet(path) if kind == ".xlsx" else read_table(path)
     hint = ", or take unknown words as missing with --allow-unknown"
-    made = encode(schema, table, len(next(iter(table.values()), ())), str(path), allow_unknown=allow_unknown, hint=hint)
+    made = encode(
+        schema,
+        table,
+        len(next(iter(table.values()), ())),
+        str(path),
+        allow_unknown=allow_unknown,
+        hint=hint,
+    )
     return made.x, made.warnings
 
 
@@ -56,15 +64,25 @@ def read_sheet(path: Path) -> dict[str, list[Any]]:
     try:
         import openpyxl
     except ImportError as why:
-        raise Unusable(f"{path} can only be read with openpyxl: pip install openpyxl, or save it as csv.") from why
+        raise Unusable(
+            f"{path} can only be read with openpyxl: pip install openpyxl, or save it as csv."
+        ) from why
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        rows = [row for row in book.worksheets[0].iter_rows(values_only=True) if any(cell is not None for cell in row)]
+        rows = [
+            row
+            for row in book.worksheets[0].iter_rows(values_only=True)
+            if any(cell is not None for cell in row)
+        ]
     except Exception as why:  # whatever openpyxl says of a file that is none
         raise Unusable(f"{path} is no Excel file (.xlsx) that can be read.") from why
     if len(rows) < 2:
         raise Unusable(f"{path} has no rows.")
-    return {str(name).strip(): [row[k] for row in rows[1:]] for k, name in enumerate(rows[0]) if name is not None}
+    return {
+        str(name).strip(): [row[k] for row in rows[1:]]
+        for k, name in enumerate(rows[0])
+        if name is not None
+    }
 
 
 def as_samples(x: NDArray[Any], told: Mapping[str, Any], path: Path) -> NDArray[Any]:
@@ -76,13 +94,23 @@ def as_samples(x: NDArray[Any], told: Mapping[str, Any], path: Path) -> NDArray[
         raise Unusable(f"{path} holds no numbers.")
     if len(expected) == 3 and x.ndim == 3:
         x = x[:, None]
-    if len(expected) == 3 and x.ndim == 4 and x.shape[1:] != expected and x.shape[-1] == expected[0]:
+    if (
+        len(expected) == 3
+        and x.ndim == 4
+        and x.shape[1:] != expected
+        and x.shape[-1] == expected[0]
+    ):
         x = x.transpose(0, 3, 1, 2)
     if x.shape[1:] != expected:
-        raise Unusable(f"{path} has samples of shape {tuple(x.shape[1:])}, but this model takes {expected}.")
+        raise Unusable(
+            f"{path} has samples of shape {tuple(x.shape[1:])}, but this model takes {expected}."
+        )
     most = 1 if told["preprocess"]["divisor"] == 1 else 255
     if len(expected) == 3 and len(x) and not (x.min() >= 0 and x.max() <= most):
-        raise Unusable(f"{path} has pictures with values from {x.min():g} to {x.max():g}, but this model takes 0 to {most}.")
+        raise Unusable(
+            f"{path} has pictures with values from {x.min():g} to {x.max():g}, but this model takes"
+            f" 0 to {most}."
+        )
     return x
 
 
@@ -90,21 +118,30 @@ FAR = 6.0  # times the spread of what the model learned from
 
 
 def far_away(schema: Schema, values: NDArray[Any], scaled: NDArray[Any]) -> list[str]:
-    """Numbers far from all that the model learned from: it answers to them, too, but knows nothing of them."""
+    """Numbers far from all that the model learned from: it answers to them, too, but knows nothing
+    of them.
+    """
     if schema.scale == "none":
         return []
     at, found = 0, []
     for column in schema.columns:
         if column.kind == "number" and (rows := np.flatnonzero(np.abs(scaled[:, at]) > FAR)).size:
             row = int(rows[0])
-            found.append(f"{column.name!r} is {values[row, at]:g} in row {row + 1}, far from all that this model learned from.")
+            found.append(
+                f"{column.name!r} is {values[row, at]:g} in row {row + 1}, far from all that this"
+                " model learned from."
+            )
         at += column.width
     return found
 
 
 def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
     """Files of pictures, in the order of their names, brought to the model's size."""
-    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES) if path.is_dir() else [path]
+    files = (
+        sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES)
+        if path.is_dir()
+        else [path]
+    )
     if not files:
         raise Unusable(f"{path} holds no pictures.")
     if len(told["shape"]) != 3:
@@ -112,23 +149,35 @@ def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
     try:
         from PIL import Image
     except ImportError as why:
-        raise Unusable(f"{path} can only be read with Pillow: pip install pillow, or give an npz file.") from why
+        raise Unusable(
+            f"{path} can only be read with Pillow: pip install pillow, or give an npz file."
+        ) from why
     channels, height, width = told["shape"]
     made = []
     for file in files:
         try:
             with Image.open(file) as picture:
                 plain = picture.convert("L" if channels == 1 else "RGB")
-                plain = plain if plain.size == (width, height) else plain.resize((width, height), Image.Resampling.BICUBIC)
-                made.append(np.asarray(plain, np.uint8).reshape(height, width, -1).transpose(2, 0, 1))
+                plain = (
+                    plain
+                    if plain.size == (width, height)
+                    else plain.resize((width, height), Image.Resampling.BICUBIC)
+                )
+                made.append(
+                    np.asarray(plain, np.uint8).reshape(height, width, -1).transpose(2, 0, 1)
+                )
         except OSError as why:
             raise Unusable(f"{file} is no picture that can be read.") from why
     x = np.stack(made)
     return x if told["preprocess"]["divisor"] != 1 else x / np.float32(255)
 
 
-def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray[np.float32], tuple[str, ...]]:
-    """The classes and how likely each is for each row, or no classes and a number for each; and what is to be said of rows."""
+def predict(
+    path: Path, allow_unknown: bool = False
+) -> tuple[list[str], NDArray[np.float32], tuple[str, ...]]:
+    """The classes and how likely each is for each row, or no classes and a number for each; and
+    what is to be said of rows.
+    """
     told = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
     schema = Schema.read(HERE / "schema.json") if (HERE / "schema.json").exists() else None
     values, warnings = values_of(path, told, schema, allow_unknown)
@@ -140,9 +189,14 @@ def predict(path: Path, allow_unknown: bool = False) -> tuple[list[str], NDArray
     if fill is not None:
         x = filled(x, fill, how["marked"])
     if not np.isfinite(x).all():
-        raise Unusable(f"{path} has values that are missing or not finite, which this model cannot take.")
+        raise Unusable(
+            f"{path} has values that are missing or not finite, which this model cannot take."
+        )
     if not (HERE / "model.pt2").exists():
-        raise Unusable("This network could not be written down for torch alone: use comity.studies.export.load in Python.")
+        raise Unusable(
+            "This network could not be written down for torch alone: use comity.studies.export.load"
+            " in Python."
+        )
     model = torch.export.load(HERE / "model.pt2").module()
     with torch.no_grad():
         parts = [model(torch.from_numpy(x[at : at + ROWS])) for at in range(0, len(x), ROWS)]
@@ -160,10 +214,16 @@ def escape_terminal(text: str) -> str:
 
 def main() -> None:
     """From the command's arguments to the table."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("new", type=Path)
     options.add_argument("--out", type=Path, help="a csv file; the screen unless told")
-    options.add_argument("--allow-unknown", action="store_true", help="take words that the model never saw as missing")
+    options.add_argument(
+        "--allow-unknown",
+        action="store_true",
+        help="take words that the model never saw as missing",
+    )
     args = options.parse_args()
     try:
         names, likely, warnings = predict(args.new, args.allow_unknown)
@@ -172,9 +232,14 @@ def main() -> None:
     for warning in warnings:
         print(escape_terminal(warning), file=sys.stderr)
     names = [escape_terminal(name) for name in names]
-    rows: list[list[object]] = [["row", "prediction", "probability", *(f"p({name})" for name in names)]]
+    rows: list[list[object]] = [
+        ["row", "prediction", "probability", *(f"p({name})" for name in names)]
+    ]
     if not names:
-        rows = [["row", "prediction"], *([row, f"{each[0]:.6g}"] for row, each in enumerate(likely, 1))]
+        rows = [
+            ["row", "prediction"],
+            *([row, f"{each[0]:.6g}"] for row, each in enumerate(likely, 1)),
+        ]
         likely = likely[:0]
     for row, each in enumerate(likely, 1):
         best = int(each.argmax())

@@ -56,7 +56,9 @@ def plan_runs(
     rows: Sequence[MethodRow],
     changes: dict[str, Any],
 ) -> list[Run]:
-    """All runs that the columns and rows ask for; `changes` are a user's own settings, which come last."""
+    """All runs that the columns and rows ask for; `changes` are a user's own settings, which come
+    last.
+    """
     made = []
     for name in dict.fromkeys(column.runs for column in columns):
         for row in rows:
@@ -66,7 +68,11 @@ def plan_runs(
                 made.append(Run(name, row, why=ABSENT))
                 continue
             settings = table.run_settings(name, row, scale) | changes
-            made.append(_checked(Run(name, row, tuple(experiment(settings | {"seed": seed}) for seed in seeds))))
+            made.append(
+                _checked(
+                    Run(name, row, tuple(experiment(settings | {"seed": seed}) for seed in seeds))
+                )
+            )
     _check_choices(rows, made)
     return made
 
@@ -76,7 +82,10 @@ def _check_choices(rows: Sequence[MethodRow], runs: Sequence[Run]) -> None:
     unseen = {run.row.name for run in runs if not run.why and not run.experiments[0].validation}
     for row in rows:
         if unseen.intersection(row.best_of):
-            raise UsageError(f"The row {row.name} is chosen on validation samples, so validation must be more than 0.")
+            raise UsageError(
+                f"The row {row.name} is chosen on validation samples, so validation must be more"
+                " than 0."
+            )
 
 
 def _checked(run: Run) -> Run:
@@ -104,7 +113,9 @@ def settings_by_row(
     made: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         if not run.why:
-            made.setdefault(run.name, {})[run.row.name] = table.run_settings(run.name, run.row, scale) | changes
+            made.setdefault(run.name, {})[run.row.name] = (
+                table.run_settings(run.name, run.row, scale) | changes
+            )
     return made
 
 
@@ -128,7 +139,9 @@ def spent(done: dict[tuple[str, str], list[Outcome]]) -> Spent:
 def code_of(done: dict[tuple[str, str], list[Outcome]]) -> str:
     """The code that the runs were made with."""
     found = dict.fromkeys(
-        RunFolder(one.folder).read_environment().get("code", "an unknown commit") for some in done.values() for one in some
+        RunFolder(one.folder).read_environment().get("code", "an unknown commit")
+        for some in done.values()
+        for one in some
     )
     return " and ".join(found)
 
@@ -142,10 +155,18 @@ class Outcome:
 
 
 def execute(
-    runs: Sequence[Run], out: Path, progress: Callable[[str], Progress], track: Trackers | None = None, at_once: int = 1
+    runs: Sequence[Run],
+    out: Path,
+    progress: Callable[[str], Progress],
+    track: Trackers | None = None,
+    at_once: int = 1,
 ) -> dict[tuple[str, str], list[Outcome]]:
-    """Run what is not finished yet, seed after seed so that all rows of a seed share its data, or several `at_once`."""
-    costs = {(run.name, run.row.name): Cost.of(job) for run, job in jobs(runs)} if at_once > 1 else {}
+    """Run what is not finished yet, seed after seed so that all rows of a seed share its data, or
+    several `at_once`.
+    """
+    costs = (
+        {(run.name, run.row.name): Cost.of(job) for run, job in jobs(runs)} if at_once > 1 else {}
+    )
     several = len({run.name for run in runs}) > 1
     planned: list[tuple[tuple[str, str], Planned]] = []
     able = [run for run in runs if not run.why]
@@ -154,9 +175,13 @@ def execute(
             one = settled(run.experiments[k], at_once)
             title = f"{run.name} " * several + f"{run.row.name} seed {one.seed}"
             which = (run.name, run.row.name)
-            planned.append((which, Planned(title, one, run.folder(out, one.seed), costs.get(which, Cost()))))
+            planned.append(
+                (which, Planned(title, one, run.folder(out, one.seed), costs.get(which, Cost())))
+            )
     done: dict[tuple[str, str], list[Outcome]] = {}
-    with closing(run_all([run for _, run in planned], federation_for, progress, track, jobs=at_once)) as summaries:
+    with closing(
+        run_all([run for _, run in planned], federation_for, progress, track, jobs=at_once)
+    ) as summaries:
         for (which, made), summary in zip(planned, summaries, strict=True):
             done.setdefault(which, []).append(Outcome(made.folder, summary))
     return done

@@ -1,7 +1,9 @@
-"""What came of a paper's table, small enough to keep: all figures of all seeds, with the settings, the code and the cost.
+"""What came of a paper's table, small enough to keep: all figures of all seeds, with the settings,
+the code and the cost.
 
-Run folders are large. What the pages in `docs/results` are made of is a file a table, `result.json`, which a reproduction leaves
-beside its runs; from it and from the paper's table alone a page can be written again.
+Run folders are large. What the pages in `docs/results` are made of is a file a table,
+`result.json`, which a reproduction leaves beside its runs; from it and from the paper's table alone
+a page can be written again.
 """
 
 from __future__ import annotations
@@ -69,14 +71,20 @@ class Reproduction:
         return self._differing(self.scale, self.changes)
 
     def _differing(self, scale: Scale, changes: Mapping[str, Any]) -> list[str]:
-        """The runs whose settings are not those of the table at a scale; how often they were evaluated does not matter."""
+        """The runs whose settings are not those of the table at a scale; how often they were
+        evaluated does not matter.
+        """
         table = self.table
         rows = {row.name: row for row in table.rows}
         known = {column.runs for column in table.columns}
         found = []
         for run, mine in self.settings.items():
             for row, settings in mine.items():
-                asked = {**table.run_settings(run, rows[row], scale), **changes} if row in rows and run in known else {}
+                asked = (
+                    {**table.run_settings(run, rows[row], scale), **changes}
+                    if row in rows and run in known
+                    else {}
+                )
                 if _plain({**asked, "eval_every": 0}) != _plain({**settings, "eval_every": 0}):
                     found.append(f"{run}, {row}")
         return found
@@ -93,7 +101,9 @@ class Reproduction:
             }
             for cell in self.cells
         ]
-        write_atomically(path, json.dumps(with_crc(_plain(plain)), indent=None, separators=(",", ":")) + "\n")
+        write_atomically(
+            path, json.dumps(with_crc(_plain(plain)), indent=None, separators=(",", ":")) + "\n"
+        )
 
 
 def read(path: Path) -> Reproduction:
@@ -118,9 +128,13 @@ def read(path: Path) -> Reproduction:
             for cell in plain["cells"]
         ]
     except KeyError as why:
-        raise ComityError(f"{path} has a row or column {why} that {plain['name']} no longer has: run it again.") from why
+        raise ComityError(
+            f"{path} has a row or column {why} that {plain['name']} no longer has: run it again."
+        ) from why
     about = ("name", "scale", "command", "code", "seconds", "memory", "changes", "settings")
-    return Reproduction(**{name: plain[name] for name in about}, cells=cells, warning=plain.get("remark", ""))
+    return Reproduction(
+        **{name: plain[name] for name in about}, cells=cells, warning=plain.get("remark", "")
+    )
 
 
 def _plain(value: Any) -> Any:

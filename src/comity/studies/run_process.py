@@ -1,4 +1,6 @@
-"""A run's life in a process of its own: what it says goes to the process that forked it, with which it ends, too."""
+"""A run's life in a process of its own: what it says goes to the process that forked it, with which
+it ends, too.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,21 @@ PartyFunction = Callable[[Progress, Callable[[str], None]], dict[str, Any]]
 """Makes a run; it is given who watches it, and whom to tell what a user should know."""
 
 
-def live(line: Connection, strangers: Iterable[Connection], parent: int, function: PartyFunction) -> None:
+def live(
+    line: Connection, strangers: Iterable[Connection], parent: int, function: PartyFunction
+) -> None:
     """Do the work and send its summary, or why there is none.
 
-    `strangers` are ends of other lines, which this process has only inherited; `parent` is the process that forked it.
+    `strangers` are ends of other lines, which this process has only inherited; `parent` is the
+    process that forked it.
     """
     teller = _Teller(line)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, teller.stop)
-    with suppress(OSError, AttributeError):  # another system than Linux: there a run notices at its next round
+    with suppress(
+        OSError, AttributeError
+    ):  # another system than Linux: there a run notices at its next round
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     for stranger in strangers:
         stranger.close()
@@ -53,7 +60,9 @@ def live(line: Connection, strangers: Iterable[Connection], parent: int, functio
     except KeyboardInterrupt:
         pass
     except BaseException as why:  # a user's code may even raise SystemExit
-        kind = next((known.__name__ for known in (UsageError, CorruptedFile) if isinstance(why, known)), "")
+        kind = next(
+            (known.__name__ for known in (UsageError, CorruptedFile) if isinstance(why, known)), ""
+        )
         teller.send("failed", kind, describe(why), "".join(format_exception(why)))
     finally:
         signal.alarm(PATIENCE)  # for threads that somebody's code has left here
@@ -67,7 +76,9 @@ class _Teller:
         self._stopping = False
 
     def stop(self, *_: object) -> None:
-        """Have the run end: as by Ctrl-C or, should that be swallowed, by the system a little later."""
+        """Have the run end: as by Ctrl-C or, should that be swallowed, by the system a little
+        later.
+        """
         if not self._stopping:
             self._stopping = True
             signal.alarm(PATIENCE)
@@ -95,7 +106,14 @@ class _Teller:
     def end(self) -> None:
         """The summary, or the error, says so."""
 
-    def warned(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
+    def warned(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        *_: object,
+    ) -> None:
         """A warning, instead of showing it here."""
         self.send("warned", str(message), category.__name__, filename, lineno)
 

@@ -36,7 +36,8 @@ TUNED = "tune.json"
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a grid: its settings and, by seed, the figures by the chosen metric at the round that validation chose.
+    """One point of a grid: its settings and, by seed, the figures by the chosen metric at the round
+    that validation chose.
 
     Both figures are the mean over parties, each party counting alike.
     """
@@ -84,20 +85,39 @@ class Trials:
         chosen = f"Chosen on validation data: {best.name.replace(',', ', ')}."
         if not others:
             return chosen
-        ahead = [METRICS[self.metric].sign * (a - b) for a, b in zip(best.validations, others[0].validations, strict=True)]
+        ahead = [
+            METRICS[self.metric].sign * (a - b)
+            for a, b in zip(best.validations, others[0].validations, strict=True)
+        ]
         said = (
-            f"{chosen} The next is {others[0].name.replace(',', ', ')}, {100 * statistics.mean(ahead):.1f} points behind on them"
+            f"{chosen} The next is {others[0].name.replace(',', ', ')},"
+            f" {100 * statistics.mean(ahead):.1f} points behind on them"
         )
         if len(ahead) == 1:
-            return f"{said}; whether that is more than chance, one seed cannot tell: give several, as in --seeds 0,1,2."
+            return (
+                f"{said}; whether that is more than chance, one seed cannot tell: give several, as"
+                " in --seeds 0,1,2."
+            )
         low, high = paired_over_seeds(ahead)
-        told = f"{said} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to {100 * high:+.1f})"
-        return f"{told}." if low > 0 else f"{told}: that is within chance, and either may be the better one."
+        told = (
+            f"{said} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to"
+            f" {100 * high:+.1f})"
+        )
+        return (
+            f"{told}."
+            if low > 0
+            else f"{told}: that is within chance, and either may be the better one."
+        )
 
     def plain(self) -> dict[str, Any]:
         """As in tune.json."""
         trials = [trial.plain() for trial in self.trials]
-        return {"seeds": list(self.seeds), "metric": self.metric, "trials": trials, "verdict": self.verdict}
+        return {
+            "seeds": list(self.seeds),
+            "metric": self.metric,
+            "trials": trials,
+            "verdict": self.verdict,
+        }
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
@@ -124,10 +144,11 @@ def tune(
     model: OwnModel | None = None,
     jobs: int = 1,
 ) -> Trials:
-    """Every point of the grid with the same budget, the best on validation samples, by the chosen metric, first.
+    """Every point of the grid with the same budget, the best on validation samples, by the chosen
+    metric, first.
 
-    Each seed deals the data anew, unless a federation is `given`. `model` is a network of the user's own, in place of a name.
-    So many runs as `jobs` go on at once.
+    Each seed deals the data anew, unless a federation is `given`. `model` is a network of the
+    user's own, in place of a name. So many runs as `jobs` go on at once.
     """
     if not base.validation:
         raise UsageError("tune chooses on validation data, so --validation must be greater than 0.")
@@ -145,8 +166,18 @@ def tune(
         job = prepare(one, data(one), model)  # all are checked before the first one starts
         metric = job.metric  # which is another where labels are numbers
         if not job.judged("validation"):
-            raise UsageError(f"No party's validation samples have a figure by metric {metric.name}: there is nothing to choose by.")
-        runs.append(Planned(f"{name} seed {seed}" if len(seeds) > 1 else name, one, out / name / f"seed-{seed}", Cost.of(job)))
+            raise UsageError(
+                f"No party's validation samples have a figure by metric {metric.name}: there is"
+                " nothing to choose by."
+            )
+        runs.append(
+            Planned(
+                f"{name} seed {seed}" if len(seeds) > 1 else name,
+                one,
+                out / name / f"seed-{seed}",
+                Cost.of(job),
+            )
+        )
     found: list[list[Trial]] = [[] for _ in points]
     with closing(run_all(runs, data, progress, track, model, jobs)) as done:
         for k, (run, summary) in enumerate(zip(runs, done, strict=True)):
@@ -157,11 +188,17 @@ def tune(
     return made
 
 
-def _trial(point: dict[str, Any], run: Planned, summary: Mapping[str, Any], metric: Metric) -> Trial:
+def _trial(
+    point: dict[str, Any], run: Planned, summary: Mapping[str, Any], metric: Metric
+) -> Trial:
     """What came of a point of the grid under one seed."""
     best = summary[metric.name]["best_round"]
     if best is None:
-        lacking = "was everybody heard" if metric is ACCURACY else f"does everybody have a figure by metric {metric.name}"
+        lacking = (
+            "was everybody heard"
+            if metric is ACCURACY
+            else f"does everybody have a figure by metric {metric.name}"
+        )
         raise ComityError(f"In no round of {run.folder} {lacking}: there is nothing to choose by.")
     t = best["round"]
     validated = by_round(RunFolder(run.folder).read_metrics(), "validation", metric.name)[t]
@@ -171,18 +208,28 @@ def _trial(point: dict[str, Any], run: Planned, summary: Mapping[str, Any], metr
 
 
 def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:
-    """The experiment at a point of the grid, whose names are the experiment's own settings or the method's."""
+    """The experiment at a point of the grid, whose names are the experiment's own settings or the
+    method's.
+    """
     settings = {name: value for name, value in point.items() if name in Experiment.model_fields}
     options = {name: value for name, value in point.items() if name not in Experiment.model_fields}
     return base.but(seed=seed, set=base.set | options, **settings)
 
 
-def _not_validated(summary: Mapping[str, Any], validated: Mapping[str, float], metric: Metric) -> list[str]:
+def _not_validated(
+    summary: Mapping[str, Any], validated: Mapping[str, float], metric: Metric
+) -> list[str]:
     """A sentence, if the two means are not over the same parties."""
-    tested = [party for party, figure in summary[metric.name]["per_party"].items() if figure is not None]
+    tested = [
+        party for party, figure in summary[metric.name]["per_party"].items() if figure is not None
+    ]
     lacking = [party for party in tested if party not in validated]
     many = f"{len(lacking)} of {len(tested)} parties ({few(lacking)})"
-    return [f"the mean on validation samples is without {many}, who have no figure there."] if lacking else []
+    return (
+        [f"the mean on validation samples is without {many}, who have no figure there."]
+        if lacking
+        else []
+    )
 
 
 def _over_seeds(trials: Sequence[Trial]) -> Trial:
@@ -191,4 +238,6 @@ def _over_seeds(trials: Sequence[Trial]) -> Trial:
     def joined(name: str) -> tuple[Any, ...]:
         return tuple(value for trial in trials for value in getattr(trial, name))
 
-    return Trial(trials[0].settings, *(joined(name) for name in ("validations", "tests", "rounds", "doubts")))
+    return Trial(
+        trials[0].settings, *(joined(name) for name in ("validations", "tests", "rounds", "doubts"))
+    )

@@ -1,4 +1,6 @@
-"""Trackers: a run's course written down elsewhere, too. Comity has TensorBoard and MLflow; anything with three methods is one."""
+"""Trackers: a run's course written down elsewhere, too. Comity has TensorBoard and MLflow; anything
+with three methods is one.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ from comity.text import escape_terminal
 class Tracker(Protocol):
     """Whoever follows a run; one may follow several, one after the other.
 
-    After `begin` every evaluated round is told from the first on, in order. A run that is resumed begins again, and what was
-    known of it is told again: a tracker either writes it anew or leaves out what it has.
+    After `begin` every evaluated round is told from the first on, in order. A run that is resumed
+    begins again, and what was known of it is told again: a tracker either writes it anew or leaves
+    out what it has.
     """
 
     def begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
@@ -57,7 +60,10 @@ def _mlflow(home: Path | None) -> Tracker:
     return MLflow(home)
 
 
-KNOWN: dict[str, Callable[[Path | None], Tracker]] = {"tensorboard": _tensorboard, "mlflow": _mlflow}
+KNOWN: dict[str, Callable[[Path | None], Tracker]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+}
 
 
 def tracker(wanted: str | Tracker, home: Path | None) -> Tracker:
@@ -73,10 +79,15 @@ def tracker(wanted: str | Tracker, home: Path | None) -> Tracker:
 
 
 class Trackers:
-    """All trackers of a run. One that fails is told of once and left out from then on; the run does not notice."""
+    """All trackers of a run. One that fails is told of once and left out from then on; the run does
+    not notice.
+    """
 
     def __init__(
-        self, wanted: Iterable[str | Tracker] = (), home: Path | None = None, told: Callable[[str], None] = warnings.warn
+        self,
+        wanted: Iterable[str | Tracker] = (),
+        home: Path | None = None,
+        told: Callable[[str], None] = warnings.warn,
     ) -> None:
         self._wanted, self._home = list(wanted), home
         self._all = [tracker(one, home) for one in self._wanted]
@@ -87,8 +98,9 @@ class Trackers:
         """Refuse trackers that are objects, where each run has a process of its own."""
         if one := next((one for one in self._wanted if not isinstance(one, str)), None):
             raise UsageError(
-                f"A {type(one).__name__} that is an object lives in this process, and with several jobs each run has its own: "
-                "name a file that makes one, as in track=['./tracker.py'], or leave jobs away."
+                f"A {type(one).__name__} that is an object lives in this process, and with several"
+                " jobs each run has its own: name a file that makes one, as in"
+                " track=['./tracker.py'], or leave jobs away."
             )
 
     def anew(self, told: Callable[[str], None]) -> Trackers:
@@ -135,14 +147,22 @@ class Trackers:
             except Exception as why:
                 self._all.remove(one)
                 words = escape_terminal(" ".join(describe(why).split()))
-                self.told(f"{type(one).__name__} failed and is left out from now on; the run itself goes on. {words}")
+                self.told(
+                    f"{type(one).__name__} failed and is left out from now on; the run itself goes"
+                    f" on. {words}"
+                )
         return well
 
 
 def figures(
-    t: int, notes: Sequence[Note], total: Mapping[str, int], sizes: Mapping[str, int], metric: str = ACCURACY.name
+    t: int,
+    notes: Sequence[Note],
+    total: Mapping[str, int],
+    sizes: Mapping[str, int],
+    metric: str = ACCURACY.name,
 ) -> dict[str, float]:
-    """What trackers are told of a round; nothing if it was not evaluated. `sizes` are the parties' test samples.
+    """What trackers are told of a round; nothing if it was not evaluated. `sizes` are the parties'
+    test samples.
 
     Another metric than accuracy that the run is judged by is told beside it.
     """
@@ -154,7 +174,11 @@ def figures(
         "loss/mean": fmean(losses.values()),
         **{f"bytes/{kind}": float(total.get(kind, 0)) for kind in KINDS},
         **{f"party_loss/{party}": value for party, value in losses.items()},
-        **(_told(metric, by_round(notes, metric=metric).get(t, {})) if metric != ACCURACY.name else {}),
+        **(
+            _told(metric, by_round(notes, metric=metric).get(t, {}))
+            if metric != ACCURACY.name
+            else {}
+        ),
     }
 
 

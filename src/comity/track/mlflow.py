@@ -26,8 +26,8 @@ URI = "MLFLOW_TRACKING_URI"
 class MLflow:
     """Logs to mlflow.db in `home`, which is the folder around the run's unless told.
 
-    RUN_DIR/mlflow.json says which run it is there, and a resumed run goes on with it. Rounds that MLflow has already are left
-    out, since they come out the same again.
+    RUN_DIR/mlflow.json says which run it is there, and a resumed run goes on with it. Rounds that
+    MLflow has already are left out, since they come out the same again.
     """
 
     def __init__(self, home: Path | None = None) -> None:
@@ -36,7 +36,9 @@ class MLflow:
 
     def begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
         """Go on with the run that MLflow has, or make one whose parameters are the settings."""
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # nothing leaves this machine unasked
+        os.environ.setdefault(
+            "MLFLOW_DISABLE_TELEMETRY", "true"
+        )  # nothing leaves this machine unasked
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         with _one_at_a_time(self._home or folder.parent):
             self._begin(folder, settings)
@@ -46,7 +48,9 @@ class MLflow:
         from mlflow.exceptions import MlflowException
 
         known = _kept(folder)
-        store = folder / known["store"] if "store" in known else (self._home or folder.parent) / STORE
+        store = (
+            folder / known["store"] if "store" in known else (self._home or folder.parent) / STORE
+        )
         self._client = MlflowClient(os.environ.get(URI) or f"sqlite:///{store.resolve()}")
         try:
             self._run = self._client.get_run(known["run"]).info.run_id
@@ -55,7 +59,10 @@ class MLflow:
             self._run = self._create(folder, settings)
             at = {} if URI in os.environ else {"store": os.path.relpath(store, folder)}
             write_atomically(folder / KEPT, json.dumps(at | {"run": self._run}) + "\n")
-        self._last = max((point.step for point in self._client.get_metric_history(self._run, "accuracy/mean")), default=-1)
+        self._last = max(
+            (point.step for point in self._client.get_metric_history(self._run, "accuracy/mean")),
+            default=-1,
+        )
 
     def _create(self, folder: Path, settings: Mapping[str, Any]) -> str:
         from mlflow.entities import Param
@@ -63,8 +70,12 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         found = self._client.get_experiment_by_name(name)
         where = found.experiment_id if found else self._client.create_experiment(name)
-        title = f"{display_name(settings['algorithm'])} on {settings['data']}, seed {settings['seed']}"
-        run: str = self._client.create_run(where, run_name=title, tags={"folder": str(folder.resolve())}).info.run_id
+        title = (
+            f"{display_name(settings['algorithm'])} on {settings['data']}, seed {settings['seed']}"
+        )
+        run: str = self._client.create_run(
+            where, run_name=title, tags={"folder": str(folder.resolve())}
+        ).info.run_id
         parameters = [Param(key, str(value)[:LONGEST]) for key, value in _flat(settings)]
         for k in range(0, len(parameters), PARAMETERS):
             self._client.log_batch(run, params=parameters[k : k + PARAMETERS])
@@ -88,7 +99,9 @@ class MLflow:
 
 @contextmanager
 def _one_at_a_time(home: Path) -> Iterator[None]:
-    """Of runs that begin side by side, one makes MLflow's database and experiment, and the others find them there."""
+    """Of runs that begin side by side, one makes MLflow's database and experiment, and the others
+    find them there.
+    """
     try:
         import fcntl
     except ImportError:  # a system on which runs are not forked either

@@ -13,7 +13,9 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes RUN_DIR/tensorboard; a run that is resumed is written anew, so that no round is there twice."""
+    """Writes RUN_DIR/tensorboard; a run that is resumed is written anew, so that no round is there
+    twice.
+    """
 
     every = 1.0  # seconds from flush to flush, at least
 
@@ -21,7 +23,9 @@ class TensorBoard:
         needs("TensorBoard", "tensorboard")
 
     def begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Open a new file; a TensorBoard that has read the old one forgets it, because of `purge_step`."""
+        """Open a new file; a TensorBoard that has read the old one forgets it, because of
+        `purge_step`.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         place = folder / FOLDER
@@ -30,7 +34,9 @@ class TensorBoard:
         self._writer = SummaryWriter(str(place), purge_step=0)
         self._flushed = time.monotonic()
         written = (folder / "config.toml").read_text(encoding="utf-8")
-        self._writer.add_text("config.toml", "".join(f"    {line}\n" for line in written.splitlines()), 0)
+        self._writer.add_text(
+            "config.toml", "".join(f"    {line}\n" for line in written.splitlines()), 0
+        )
 
     def round(self, t: int, figures: Mapping[str, float]) -> None:
         """A scalar each."""

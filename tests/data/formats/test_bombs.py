@@ -37,7 +37,9 @@ def _tar(path: Path) -> None:
 
 def _parquet(path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"x": np.zeros(2_000_000, np.int8)}), path)
+    pytest.importorskip("pyarrow.parquet").write_table(
+        arrow.table({"x": np.zeros(2_000_000, np.int8)}), path
+    )
 
 
 def _picture(path: Path) -> None:

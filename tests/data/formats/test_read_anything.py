@@ -1,4 +1,6 @@
-"""Every reader, on files that are not there, not its own, or not whole: a refusal or a result, and nothing else."""
+"""Every reader, on files that are not there, not its own, or not whole: a refusal or a result, and
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SAMPLES = np.random.default_rng(0).integers(0, 256, (2, 3072), np.uint8)
 
 def _mat() -> bytes:
     stream = io.BytesIO()
-    savemat(stream, {"X": SAMPLES.reshape(32, 32, 3, 2), "y": np.array([[1], [2]])}, do_compression=True)
+    savemat(
+        stream, {"X": SAMPLES.reshape(32, 32, 3, 2), "y": np.array([[1], [2]])}, do_compression=True
+    )
     return stream.getvalue()
 
 
@@ -71,7 +75,10 @@ READERS: dict[str, tuple[Callable[[Path], Any], Callable[[], bytes]]] = {
     "idx": (f.read_idx, _idx),
     "idx.gz": (f.read_idx, lambda: gzip.compress(_idx())),
     "cifar.bin": (f.read_cifar_binary, lambda: b"\1" + SAMPLES[0].tobytes()),
-    "cifar.pickle": (lambda p: f.read_cifar_python(p, True), lambda: pickle.dumps({b"data": SAMPLES, b"labels": [1, 2]})),
+    "cifar.pickle": (
+        lambda p: f.read_cifar_python(p, True),
+        lambda: pickle.dumps({b"data": SAMPLES, b"labels": [1, 2]}),
+    ),
     "svhn.mat": (f.read_svhn_mat, _mat),
     "npz": (f.read_npz, _npz),
     "lzma.npz": (f.read_npz, _lzma),
@@ -142,7 +149,11 @@ def test_damage_anywhere(reader: Any, tmp_path: Path, refuses: Any) -> None:
     path, rng = tmp_path / "file", np.random.default_rng(1)
     for _ in range(60):
         at, size = int(rng.integers(len(content))), int(rng.integers(1, 9))
-        cut = content[:at] if rng.random() < 0.4 else content[:at] + rng.bytes(size) + content[at + size :]
+        cut = (
+            content[:at]
+            if rng.random() < 0.4
+            else content[:at] + rng.bytes(size) + content[at + size :]
+        )
         path.write_bytes(cut)
         try:
             read(path)

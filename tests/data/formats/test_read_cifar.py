@@ -25,18 +25,29 @@ def images(k: int) -> Array:
 
 
 def record(k: int, classes: int) -> bytes:
-    head = np.array([[k], [k + 1]], np.uint8) if classes == 10 else np.array([[k, 50 + k], [k, 99]], np.uint8)
+    head = (
+        np.array([[k], [k + 1]], np.uint8)
+        if classes == 10
+        else np.array([[k, 50 + k], [k, 99]], np.uint8)
+    )
     return np.concatenate([head, images(k)], axis=1).tobytes()
 
 
 def batch(k: int, classes: int) -> bytes:
-    answers = {b"labels": [k, k + 1]} if classes == 10 else {b"fine_labels": [50 + k, 99], b"coarse_labels": [k, k]}
+    answers = (
+        {b"labels": [k, k + 1]}
+        if classes == 10
+        else {b"fine_labels": [50 + k, 99], b"coarse_labels": [k, k]}
+    )
     return pickle.dumps({b"data": images(k)} | answers, protocol=2)
 
 
 def files(classes: int, python: bool = False) -> dict[str, bytes]:
     names = TEN if classes == 10 else HUNDRED
-    return {name if python else f"{name}.bin": (batch if python else record)(k, classes) for k, name in enumerate(names)}
+    return {
+        name if python else f"{name}.bin": (batch if python else record)(k, classes)
+        for k, name in enumerate(names)
+    }
 
 
 def pack(path: Path, members: dict[str, bytes], folder: str = "cifar/") -> Path:
@@ -66,15 +77,21 @@ def test_good(python: bool, classes: Any, how: str, tmp_path: Path) -> None:
         (10, True): "cifar-10-batches-py",
         (100, True): "cifar-100-python",
     }[classes, python]
-    source: Any = pack(tmp_path / "c.tar.gz", held) if how == "archive" else unpack(tmp_path / inner, held)
+    source: Any = (
+        pack(tmp_path / "c.tar.gz", held) if how == "archive" else unpack(tmp_path / inner, held)
+    )
     if how == "outer folder":
         source = tmp_path
     if how == "files":
         source = [source / name for name in held]
-    made = read_cifar_python(source, True, classes) if python else read_cifar_binary(source, classes)
+    made = (
+        read_cifar_python(source, True, classes) if python else read_cifar_binary(source, classes)
+    )
     n = len(held)
     assert made.x.dtype == np.uint8
-    assert np.array_equal(made.x, np.concatenate([images(k) for k in range(n)]).reshape(-1, 3, 32, 32))
+    assert np.array_equal(
+        made.x, np.concatenate([images(k) for k in range(n)]).reshape(-1, 3, 32, 32)
+    )
     assert made.is_test.tolist() == [False] * (2 * n - 2) + [True] * 2
     assert made.y.dtype == np.int64
     if classes == 10:
@@ -101,7 +118,9 @@ def test_members_that_lead_elsewhere_are_harmless(tmp_path: Path) -> None:
         ({"data_batch_4.bin": bytes([10]) + bytes(3072)}, "label 10 in row 1"),
     ],
 )
-def test_bad_members(change: dict[str, bytes | None], words: str, tmp_path: Path, refuses: Any) -> None:
+def test_bad_members(
+    change: dict[str, bytes | None], words: str, tmp_path: Path, refuses: Any
+) -> None:
     held = {name: content for name, content in (files(10) | change).items() if content is not None}
     path = pack(tmp_path / "cifar-10-binary.tar.gz", held)
     with refuses(path, words):
@@ -158,13 +177,22 @@ class Evil:
 
 class TestPickles:
     @pytest.mark.parametrize("classes", [10, 100])
-    def test_without_trust_nothing_is_opened(self, classes: Any, tmp_path: Path, refuses: Any) -> None:
+    def test_without_trust_nothing_is_opened(
+        self, classes: Any, tmp_path: Path, refuses: Any
+    ) -> None:
         path = tmp_path / "cifar-python.tar.gz"  # not even there
         name = f"cifar{classes}"
-        with refuses(path, "pickle", f"cifar-{classes}-binary.tar.gz", f"comity data prepare {name} --trust-pickle"):
+        with refuses(
+            path,
+            "pickle",
+            f"cifar-{classes}-binary.tar.gz",
+            f"comity data prepare {name} --trust-pickle",
+        ):
             read_cifar_python(path, False, classes)
 
-    def test_trust_is_for_arrays_only(self, tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_trust_is_for_arrays_only(
+        self, tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(tmp_path)
         path = tmp_path / "data_batch_1"
         path.write_bytes(pickle.dumps({b"data": Evil()}))

@@ -20,9 +20,14 @@ def root(tmp_path: Path) -> Path:
         inner = root / part / "Inertial Signals"
         inner.mkdir(parents=True)
         for k, name in enumerate(SIGNALS):
-            rows = [" ".join(f"{k + row / 10 + t / 1000: .7e}" for t in range(128)) for row in range(len(people))]
+            rows = [
+                " ".join(f"{k + row / 10 + t / 1000: .7e}" for t in range(128))
+                for row in range(len(people))
+            ]
             (inner / f"{name}_{part}.txt").write_text("".join(f"  {row}\n" for row in rows))
-        (root / part / f"y_{part}.txt").write_text("".join(f"{k + 1}\n" for k in range(len(people))))
+        (root / part / f"y_{part}.txt").write_text(
+            "".join(f"{k + 1}\n" for k in range(len(people)))
+        )
         (root / part / f"subject_{part}.txt").write_text("".join(f"{p}\n" for p in people))
     return root
 
@@ -45,8 +50,16 @@ LINE = " ".join(["0.5"] * 128)
     [
         ("train/Inertial Signals/body_gyro_y_train.txt", "", "is empty"),
         ("train/Inertial Signals/body_gyro_y_train.txt", " \n", "no numbers"),
-        ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE}\n0.5 0.5\n", "2 numbers in line 2"),
-        ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE}\n{LINE[:-3]}abc\n", "other than numbers in line 2"),
+        (
+            "train/Inertial Signals/body_gyro_y_train.txt",
+            f"{LINE}\n0.5 0.5\n",
+            "2 numbers in line 2",
+        ),
+        (
+            "train/Inertial Signals/body_gyro_y_train.txt",
+            f"{LINE}\n{LINE[:-3]}abc\n",
+            "other than numbers in line 2",
+        ),
         ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE[:-3]}nan\n", "line 1"),
         ("train/Inertial Signals/body_gyro_y_train.txt", f"{LINE[:-3]}1e99\n", "line 1"),
         ("train/y_train.txt", "1\n2\n7\n", "label 7 in row 3"),

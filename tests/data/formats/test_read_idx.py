@@ -17,7 +17,11 @@ from comity.data.formats import read_idx, read_idx_pair
 
 
 def idx(values: np.ndarray[Any, Any]) -> bytes:
-    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.astype(np.uint8).tobytes()
+    return (
+        bytes([0, 0, 8, values.ndim])
+        + struct.pack(f">{values.ndim}I", *values.shape)
+        + values.astype(np.uint8).tobytes()
+    )
 
 
 PICTURES = np.arange(2 * 3 * 4).reshape(2, 3, 4)
@@ -26,11 +30,17 @@ GOOD = idx(PICTURES)
 
 @given(
     values=arrays(
-        np.uint8, st.one_of(st.tuples(st.integers(1, 40)), st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)))
+        np.uint8,
+        st.one_of(
+            st.tuples(st.integers(1, 40)),
+            st.tuples(st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)),
+        ),
     ),
     packed=st.booleans(),
 )
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, values: np.ndarray[Any, Any], packed: bool) -> None:
+def test_round_trip(
+    tmp_path_factory: pytest.TempPathFactory, values: np.ndarray[Any, Any], packed: bool
+) -> None:
     path = tmp_path_factory.mktemp("idx") / "file"
     path.write_bytes(gzip.compress(idx(values)) if packed else idx(values))
     read = read_idx(path)
@@ -50,7 +60,10 @@ def test_round_trip(tmp_path_factory: pytest.TempPathFactory, values: np.ndarray
         (GOOD[:-1], "only 23"),
         (GOOD + b"\0", "more"),
         (idx(np.zeros((0, 3, 4))), "0 x 3 x 4"),
-        (b"\0\0\x08\3" + b"\xff" * 12 + b"ab", "only 2"),  # claims more bytes than there are in the world
+        (
+            b"\0\0\x08\3" + b"\xff" * 12 + b"ab",
+            "only 2",
+        ),  # claims more bytes than there are in the world
         (gzip.compress(GOOD, mtime=0)[:-9], "damaged"),
         (gzip.compress(GOOD, mtime=0)[:-8] + bytes(8), "damaged"),
         (gzip.compress(b"", mtime=0), "not an IDX file"),

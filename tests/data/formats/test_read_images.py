@@ -15,7 +15,12 @@ from comity.errors import UsageError
 Image = pytest.importorskip("PIL.Image")
 
 
-def save(path: Path, colour: tuple[int, int, int] = (10, 20, 30), size: tuple[int, int] = (8, 6), mode: str = "RGB") -> Path:
+def save(
+    path: Path,
+    colour: tuple[int, int, int] = (10, 20, 30),
+    size: tuple[int, int] = (8, 6),
+    mode: str = "RGB",
+) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).convert(mode).save(path)
     return path
@@ -45,7 +50,9 @@ class TestOne:
         Image.fromarray(board).save(tmp_path / "a.png")
         x = read_image(tmp_path / "a.png", size=16, grey=True)
         assert x.shape == (1, 16, 16)
-        assert np.abs(x[0, 2:-2, 2:-2].astype(int) - 127).max() <= 2  # without smoothing it would be 0 or 255
+        assert (
+            np.abs(x[0, 2:-2, 2:-2].astype(int) - 127).max() <= 2
+        )  # without smoothing it would be 0 or 255
 
     def test_deep_pictures(self, tmp_path: Path, refuses: Any) -> None:
         path = tmp_path / "deep.png"
@@ -80,7 +87,9 @@ class TestOne:
         with pytest.raises(UsageError, match="size is the number of pixels a side"):
             read_image_folder(tmp_path, size)
 
-    def test_without_pillow(self, tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_pillow(
+        self, tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = save(tmp_path / "a.png")
         monkeypatch.setitem(sys.modules, "PIL.Image", None)
         with refuses(path, "pillow", "pip install comity[data]"):

@@ -31,7 +31,10 @@ def write(path: Path, held: Any) -> Path:
 
 
 def test_train_and_test(tmp_path: Path) -> None:
-    write(tmp_path / "train" / "all_data_0.json", content(f2=(pixels(0, 255), [3, 61]), f1=(pixels(7), [0])))
+    write(
+        tmp_path / "train" / "all_data_0.json",
+        content(f2=(pixels(0, 255), [3, 61]), f1=(pixels(7), [0])),
+    )
     write(tmp_path / "train" / "all_data_1.json", content(f3=(pixels(9), [1])))
     write(tmp_path / "test" / "all_data_0.json", content(f1=(pixels(8), [2]), f4=([], [])))
     x, y, user, users, is_test = read_leaf(tmp_path)

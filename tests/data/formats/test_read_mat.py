@@ -20,7 +20,9 @@ def save(path: Path, compressed: bool = True, **variables: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("y", [Y, Y.astype(float), Y.T, np.where(Y == 10, 0, Y)], ids=["bytes", "floats", "row", "synth"])
+@pytest.mark.parametrize(
+    "y", [Y, Y.astype(float), Y.T, np.where(Y == 10, 0, Y)], ids=["bytes", "floats", "row", "synth"]
+)
 def test_svhn(y: Any, tmp_path: Path) -> None:
     x, digits = read_svhn_mat(save(tmp_path / "train_32x32.mat", X=X, y=y))
     assert (x.shape, x.dtype, digits.dtype) == ((4, 3, 32, 32), np.uint8, np.int64)

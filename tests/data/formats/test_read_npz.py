@@ -26,7 +26,11 @@ def save(path: Path, how: int = zipfile.ZIP_DEFLATED, **members: Any) -> Path:
     return path
 
 
-GOOD = {"x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "y": np.array([0, 1]), "names": np.array(["a", "bc"])}
+GOOD = {
+    "x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+    "y": np.array([0, 1]),
+    "names": np.array(["a", "bc"]),
+}
 
 
 @pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
@@ -67,10 +71,20 @@ def test_nan_only_where_expected(value: float, tmp_path: Path, refuses: Any) -> 
         ({"x": b"not an array"}, {}, "damaged"),
         ({"x": npy(np.arange(9))[:-1]}, {}, "not what its length says"),
         ({"x": npy(np.arange(9)) + b"0"}, {}, "not what its length says"),
-        ({"x": npy(np.zeros((1000, 1000), np.uint8)).replace(b"(1000, 1000)", b"(9000000000,)")[:128]}, {}, "length"),
+        (
+            {
+                "x": npy(np.zeros((1000, 1000), np.uint8)).replace(
+                    b"(1000, 1000)", b"(9000000000,)"
+                )[:128]
+            },
+            {},
+            "length",
+        ),
     ],
 )
-def test_bad_members(members: dict[str, Any], shapes: dict[str, Any], words: str, tmp_path: Path, refuses: Any) -> None:
+def test_bad_members(
+    members: dict[str, Any], shapes: dict[str, Any], words: str, tmp_path: Path, refuses: Any
+) -> None:
     path = save(tmp_path / "a.npz", **members)
     with refuses(path, words):
         read_npz(path, **shapes)
@@ -90,14 +104,18 @@ def test_a_member_that_is_no_array(tmp_path: Path, refuses: Any) -> None:
     [
         lambda content: content[: len(content) // 2],
         lambda content: content[2000:],
-        lambda content: content[:1000] + bytes(b ^ 255 for b in content[1000:1100]) + content[1100:],
+        lambda content: (
+            content[:1000] + bytes(b ^ 255 for b in content[1000:1100]) + content[1100:]
+        ),
         lambda content: npy(np.arange(3)),
         lambda content: b"PK\5\6",
     ],
     ids=["half", "no beginning", "flipped", "npy", "stub"],
 )
 def test_damaged(how: int, spoil: Any, tmp_path: Path, refuses: Any) -> None:
-    path = save(tmp_path / "a.npz", how, x=np.random.default_rng(0).integers(0, 256, 5000, np.uint8))
+    path = save(
+        tmp_path / "a.npz", how, x=np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
+    )
     path.write_bytes(spoil(path.read_bytes()))
     with refuses(path, "damaged"):
         read_npz(path)

@@ -20,9 +20,18 @@ def write(path: Path, text: str | bytes) -> Path:
 
 class TestCsv:
     def test_good(self, tmp_path: Path) -> None:
-        table = read_csv(write(tmp_path / "a.csv", '\ufeffage, job ,text\r\n 39 ,?,"a, ""b""\nc"\r\n\r\n-1.5e1,clerk,\r\n'))
+        table = read_csv(
+            write(
+                tmp_path / "a.csv",
+                '\ufeffage, job ,text\r\n 39 ,?,"a, ""b""\nc"\r\n\r\n-1.5e1,clerk,\r\n',
+            )
+        )
         assert table.names == ["age", "job", "text"]
-        assert [column.tolist() for column in table.columns] == [["39", "-1.5e1"], ["", "clerk"], ['a, "b"\nc', ""]]
+        assert [column.tolist() for column in table.columns] == [
+            ["39", "-1.5e1"],
+            ["", "clerk"],
+            ['a, "b"\nc', ""],
+        ]
         assert all(column.dtype.kind == "U" for column in table.columns)
         assert len(table) == 2
         assert table.numeric("age").tolist() == [39, -15]
@@ -51,12 +60,16 @@ class TestCsv:
             (gzip.compress(b"", mtime=0), "no rows"),
         ],
     )
-    def test_bad_files(self, content: str | bytes, words: str, tmp_path: Path, refuses: Any) -> None:
+    def test_bad_files(
+        self, content: str | bytes, words: str, tmp_path: Path, refuses: Any
+    ) -> None:
         path = write(tmp_path / "a.csv", content)
         with refuses(path, words):
             read_csv(path)
 
-    @pytest.mark.parametrize("cell", ["x", "nan", "inf", "1e999", "1_000", "1,5", "0x10", "٣", "--1", "."])
+    @pytest.mark.parametrize(
+        "cell", ["x", "nan", "inf", "1e999", "1_000", "1,5", "0x10", "٣", "--1", "."]
+    )
     def test_not_a_number(self, cell: str, tmp_path: Path, refuses: Any) -> None:
         path = write(tmp_path / "a.csv", f'a,b\n1,2\n?,3\n"{cell}",4\n')
         with refuses(path, "'a'", repr(cell), "row 3"):
@@ -71,7 +84,9 @@ class TestCsv:
 
 
 def test_columns_alone() -> None:
-    assert np.array_equal(numeric(np.array(["1", "", "+.5", "2."])), [1, np.nan, 0.5, 2], equal_nan=True)
+    assert np.array_equal(
+        numeric(np.array(["1", "", "+.5", "2."])), [1, np.nan, 0.5, 2], equal_nan=True
+    )
     assert numeric(np.array([True, False])).tolist() == [1, 0]
     assert codes(np.array(["b", "?", "a"]), ["a", "b"]).tolist() == [1, -1, 0]
 
@@ -98,14 +113,26 @@ class TestParquet:
             )
         )
         assert table.names == ["i", "j", "f", "s", "w", "b", "t"]
-        assert [column.dtype.kind for column in table.columns] == ["i", "f", "f", "U", "U", "b", "i"]
+        assert [column.dtype.kind for column in table.columns] == [
+            "i",
+            "f",
+            "f",
+            "U",
+            "U",
+            "b",
+            "i",
+        ]
         assert table["s"].tolist() == ["a", "", "c"]
         assert table["w"].tolist() == ["x", "", "z"]
         assert np.array_equal(table.numeric("j"), [1, np.nan, 3], equal_nan=True)
         assert table.numeric("b").tolist() == [1, 0, 1]
 
-    @pytest.mark.parametrize("columns", [{"a": [{"bytes": b"x"}]}, {"a": [[1, 2]]}, {"a": [b"x"]}, {"a": [None]}])
-    def test_columns_that_are_neither_numbers_nor_text(self, columns: dict[str, Any], tmp_path: Path, refuses: Any) -> None:
+    @pytest.mark.parametrize(
+        "columns", [{"a": [{"bytes": b"x"}]}, {"a": [[1, 2]]}, {"a": [b"x"]}, {"a": [None]}]
+    )
+    def test_columns_that_are_neither_numbers_nor_text(
+        self, columns: dict[str, Any], tmp_path: Path, refuses: Any
+    ) -> None:
         path = self.save(tmp_path / "a.parquet", **columns)
         with refuses(path, "'a'", "only numbers and text"):
             read_parquet(path)
@@ -130,7 +157,9 @@ class TestParquet:
         with refuses(path, "no parquet file"):
             read_parquet(path)
 
-    def test_without_pyarrow(self, tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_pyarrow(
+        self, tmp_path: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         path = write(tmp_path / "a.parquet", b"PAR1")
         monkeypatch.setitem(sys.modules, "pyarrow", None)
         with refuses(path, "pyarrow", "pip install comity[data]"):

@@ -9,7 +9,10 @@ import pytest
 
 from comity.data.formats import read_adult
 
-ROW = "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, 2174, 0, 40, {}, {}\n"
+ROW = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male,"
+    " 2174, 0, 40, {}, {}\n"
+)
 TRAIN = ROW.format("United-States", "<=50K") + ROW.format("?", ">50K") + "\n"
 TEST = "|1x3 Cross validator\n" + TRAIN.replace("50K", "50K.")
 

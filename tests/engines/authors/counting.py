@@ -1,6 +1,7 @@
 """A user's own file: FedAvg whose loss counts how often it is called.
 
-Idea: it writes to an object around it, which is its author's to do; given as `own` the object is refused.
+Idea: it writes to an object around it, which is its author's to do; given as `own` the object is
+refused.
 """
 
 from __future__ import annotations
@@ -10,7 +11,20 @@ from typing import Any, Literal
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Batch, Key, LearningTask, Model, Params, Party, Server, algorithm, on_party, option, record
+from comity.core import (
+    Averaging,
+    Batch,
+    Key,
+    LearningTask,
+    Model,
+    Params,
+    Party,
+    Server,
+    algorithm,
+    on_party,
+    option,
+    record,
+)
 
 
 class Calls:
@@ -35,7 +49,9 @@ class Counting(FedAvg):
 
     def round(self, theta: Params, server: Server, t: int) -> Params:
         mean = Averaging()
-        for i, reply in server.replies(self.local, {i: self.message_for(theta, i) for i in server.sample(t)}):
+        for i, reply in server.replies(
+            self.local, {i: self.message_for(theta, i) for i in server.sample(t)}
+        ):
             server.note("calls", reply.calls, party=i)
             server.note("steps", reply.steps, party=i)
             mean.add(reply.theta, weight=server.info.sizes[i])

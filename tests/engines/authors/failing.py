@@ -1,6 +1,7 @@
 """A user's own file: FedAvg whose loss fails.
 
-Idea: by an error of its author's, or by one of torch's; its work may catch it and train on the plain loss instead.
+Idea: by an error of its author's, or by one of torch's; its work may catch it and train on the
+plain loss instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A user's own file: FedAvg that has heard enough after one reply.
 
-Idea: others have worked in vain, and their answers are still on their way: it is told at the next call or the round's end.
+Idea: others have worked in vain, and their answers are still on their way: it is told at the next
+call or the round's end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ class Leaving(FedAvg):
 
     def round(self, theta: Params, server: Server, t: int) -> Params:
         first: Params = {}
-        for _, reply in server.replies(self.local, {i: self.message_for(theta, i) for i in server.sample(t)}):
+        for _, reply in server.replies(
+            self.local, {i: self.message_for(theta, i) for i in server.sample(t)}
+        ):
             first = reply.theta
             break
         if self.then == "call":

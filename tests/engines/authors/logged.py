@@ -1,6 +1,7 @@
 """A user's own file: FedAvg in several trainings, each call of its work written down.
 
-Idea: the log is a list of this module, so that it knows of every time that the work ran in a process.
+Idea: the log is a list of this module, so that it knows of every time that the work ran in a
+process.
 """
 
 from __future__ import annotations
@@ -8,7 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from comity.algorithms.fedavg import FedAvg
-from comity.core import Averaging, Key, Model, Params, Party, Server, algorithm, on_party, option, plain, record
+from comity.core import (
+    Averaging,
+    Key,
+    Model,
+    Params,
+    Party,
+    Server,
+    algorithm,
+    on_party,
+    option,
+    plain,
+    record,
+)
 
 LOG: list[tuple[int, int]] = []
 """Party and key of each call."""
@@ -28,7 +41,9 @@ class Logged(FedAvg):
 
     def round(self, theta: Params, server: Server, t: int) -> Params:
         mean = Averaging()
-        for i, reply in server.replies(self.local, {i: self.message_for(theta, i) for i in server.sample(t)}):
+        for i, reply in server.replies(
+            self.local, {i: self.message_for(theta, i) for i in server.sample(t)}
+        ):
             server.note("times", reply.times, party=i)
             mean.add(reply.theta, weight=server.info.sizes[i])
         return mean.value()

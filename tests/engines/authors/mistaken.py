@@ -16,9 +16,9 @@ from comity.core import Key, Model, Params, Party, algorithm, option, plain
 
 @algorithm
 class Mistaken(FedAvg):
-    mistake: Literal["plain", "foreign", "single", "three", "no_grad", "inference", "dtype", "forgotten", "model"] = option(
-        "plain", "what is wrong"
-    )
+    mistake: Literal[
+        "plain", "foreign", "single", "three", "no_grad", "inference", "dtype", "forgotten", "model"
+    ] = option("plain", "what is wrong")
 
     def local(self, mine: Params, m: Model, party: Party, key: Key) -> Any:
         """A plain function unless told; then one of the coroutines below."""

@@ -1,6 +1,7 @@
 """A user's own file: FedAvg whose loss weighs classes by numpy arrays.
 
-Idea: classes that a party has few samples of count more; by arrays of its own, by one that all parties have, or by a closure.
+Idea: classes that a party has few samples of count more; by arrays of its own, by one that all
+parties have, or by a closure.
 """
 
 from __future__ import annotations

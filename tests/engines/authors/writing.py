@@ -32,14 +32,16 @@ COMMON = torch.zeros(2)
 
 @algorithm
 class Writing(FedAvg):
-    to: Literal["dict", "nested", "list", "tensor", "common", "array", "theta", "letter", "late"] = option(
-        "dict", "what it writes to"
-    )
+    to: Literal[
+        "dict", "nested", "list", "tensor", "common", "array", "theta", "letter", "late"
+    ] = option("dict", "what it writes to")
 
     async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         if self.to == "letter":
             return (await party.fit(self.to_letter, theta, key, m)).theta
-        own = Given({"a": 1.0}, [{"a": 1.0}], [1], torch.full((2,), float(party.id)), COMMON, np.zeros(2))
+        own = Given(
+            {"a": 1.0}, [{"a": 1.0}], [1], torch.full((2,), float(party.id)), COMMON, np.zeros(2)
+        )
         return (await party.fit(self.loss, theta, key, own)).theta
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, own: Given) -> Tensor:

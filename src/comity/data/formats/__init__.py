@@ -1,12 +1,20 @@
 """Readers of the files that people already have: a path in, numpy arrays out.
 
-Images are uint8, N x C x H x W; labels are int64 from 0. A file that is not what it should be is refused in one sentence.
+Images are uint8, N x C x H x W; labels are int64 from 0. A file that is not what it should be is
+refused in one sentence.
 """
 
 from comity.data.formats.cifar import Cifar, read_cifar_binary, read_cifar_python
 from comity.data.formats.har import Har, read_uci_har
 from comity.data.formats.idx import read_idx, read_idx_pair
-from comity.data.formats.images import Pictures, picture_files, read_image, read_image_folder, read_image_list, read_images
+from comity.data.formats.images import (
+    Pictures,
+    picture_files,
+    read_image,
+    read_image_folder,
+    read_image_list,
+    read_images,
+)
 from comity.data.formats.leaf import Leaf, read_leaf
 from comity.data.formats.mat import read_mat, read_svhn_mat
 from comity.data.formats.npz import read_npz

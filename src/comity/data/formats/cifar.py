@@ -35,7 +35,9 @@ MOST = 60_000 * 4096  # bytes: no file of CIFAR is larger, so nothing beyond is 
 
 
 class Cifar(NamedTuple):
-    """Images (N x 3 x 32 x 32), their labels, which are for testing, and the 20 superclasses where there are 100 classes."""
+    """Images (N x 3 x 32 x 32), their labels, which are for testing, and the 20 superclasses where
+    there are 100 classes.
+    """
 
     x: Pixels
     y: Labels
@@ -55,8 +57,12 @@ class _Version:
 _TEN = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 _HUNDRED = ("train", "test")
 BINARY: dict[int, _Version] = {
-    10: _Version("cifar-10-binary.tar.gz", "cifar-10-batches-bin", tuple(f"{name}.bin" for name in _TEN)),
-    100: _Version("cifar-100-binary.tar.gz", "cifar-100-binary", tuple(f"{name}.bin" for name in _HUNDRED)),
+    10: _Version(
+        "cifar-10-binary.tar.gz", "cifar-10-batches-bin", tuple(f"{name}.bin" for name in _TEN)
+    ),
+    100: _Version(
+        "cifar-100-binary.tar.gz", "cifar-100-binary", tuple(f"{name}.bin" for name in _HUNDRED)
+    ),
 }
 PYTHON: dict[int, _Version] = {
     10: _Version("cifar-10-python.tar.gz", "cifar-10-batches-py", _TEN),
@@ -79,21 +85,33 @@ def read_cifar_binary(source: Source | Sequence[Source], classes: Classes = 10) 
         if not content or len(content) % size:
             raise bad(
                 where,
-                f"has {len(content)} bytes, but CIFAR-{classes} takes {size} an image: get a new copy of it, "
-                f"from {version.archive}",
+                f"has {len(content)} bytes, but CIFAR-{classes} takes {size} an image: get a new"
+                f" copy of it, from {version.archive}",
             )
         records = np.frombuffer(content, np.uint8).reshape(-1, size)
-        coarse = None if classes == 10 else labels(where, records[:, 0], SUPERCLASSES, what="coarse label")
+        coarse = (
+            None
+            if classes == 10
+            else labels(where, records[:, 0], SUPERCLASSES, what="coarse label")
+        )
         return records[:, -PIXELS:], labels(where, records[:, -PIXELS - 1], classes), coarse
 
     return _read(source, version, batch)
 
 
-def read_cifar_python(source: Source | Sequence[Source], trust: bool, classes: Classes = 10) -> Cifar:
-    """The Python version, which is made of pickles: only with `trust`, and even then nothing but arrays is made of them."""
+def read_cifar_python(
+    source: Source | Sequence[Source], trust: bool, classes: Classes = 10
+) -> Cifar:
+    """The Python version, which is made of pickles: only with `trust`, and even then nothing but
+    arrays is made of them.
+    """
     version = PYTHON[classes]
     if not trust:
-        first = source if isinstance(source, str | Path) else next(iter(source), "CIFAR's Python version")
+        first = (
+            source
+            if isinstance(source, str | Path)
+            else next(iter(source), "CIFAR's Python version")
+        )
         raise bad(
             first,
             "is made of Python pickles, and a pickle can run any program: use the binary version "
@@ -105,17 +123,33 @@ def read_cifar_python(source: Source | Sequence[Source], trust: bool, classes: C
         with parsing(where):
             held = _Arrays(where, io.BytesIO(content)).load()
         x = held.get(b"data") if isinstance(held, Mapping) else None
-        if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != PIXELS or not len(x):
-            raise bad(where, f"has no images of CIFAR-{classes} in it: get a new copy of it, from {version.archive}")
+        if (
+            not isinstance(x, np.ndarray)
+            or x.dtype != np.uint8
+            or x.ndim != 2
+            or x.shape[1] != PIXELS
+            or not len(x)
+        ):
+            raise bad(
+                where,
+                f"has no images of CIFAR-{classes} in it: get a new copy of it, from"
+                f" {version.archive}",
+            )
         if classes == 10:
             return x, _listed(where, held, b"labels", classes), None
-        return x, _listed(where, held, b"fine_labels", classes), _listed(where, held, b"coarse_labels", SUPERCLASSES)
+        return (
+            x,
+            _listed(where, held, b"fine_labels", classes),
+            _listed(where, held, b"coarse_labels", SUPERCLASSES),
+        )
 
     return _read(source, version, batch)
 
 
 class _Arrays(pickle.Unpickler):
-    """Makes arrays and plain values only: a pickle that asks for anything else is not CIFAR's, whoever is trusted."""
+    """Makes arrays and plain values only: a pickle that asks for anything else is not CIFAR's,
+    whoever is trusted.
+    """
 
     def __init__(self, where: str, stream: io.BytesIO) -> None:
         super().__init__(stream, encoding="bytes")
@@ -129,7 +163,10 @@ class _Arrays(pickle.Unpickler):
             ("_codecs", "encode"),
         }:
             return super().find_class(module, name)
-        raise bad(self._where, f"asks for {shown(f'{module}.{name}')}, which no file of CIFAR does: do not open it")
+        raise bad(
+            self._where,
+            f"asks for {shown(f'{module}.{name}')}, which no file of CIFAR does: do not open it",
+        )
 
 
 def _listed(where: str, held: Mapping[bytes, object], key: bytes, classes: int) -> Labels:
@@ -143,7 +180,9 @@ def _listed(where: str, held: Mapping[bytes, object], key: bytes, classes: int) 
     return labels(where, values, classes, what=key.decode().replace("_", " ").removesuffix("s"))
 
 
-def _read(source: Source | Sequence[Source], version: _Version, batch: Callable[[str, bytes], Batch]) -> Cifar:
+def _read(
+    source: Source | Sequence[Source], version: _Version, batch: Callable[[str, bytes], Batch]
+) -> Cifar:
     """Read all batches, and put them after one another."""
     x = []
     y = []
@@ -170,7 +209,9 @@ def _read(source: Source | Sequence[Source], version: _Version, batch: Callable[
 
 
 def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, bytes]]:
-    """Where each batch is, its name and its bytes: all batches of an archive or folder, or the one file."""
+    """Where each batch is, its name and its bytes: all batches of an archive or folder, or the one
+    file.
+    """
     path = Path(source)
     with reading(source):
         is_folder = path.is_dir()

@@ -1,4 +1,6 @@
-"""What all readers share: opening a file, what is said when it is bad, and the checks that several formats need."""
+"""What all readers share: opening a file, what is said when it is bad, and the checks that several
+formats need.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.errors import UsageError
-from comity.errors import shown as shown  # noqa: PLC0414  (readers take it from here, with the rest)
+from comity.errors import shown as shown  # noqa: PLC0414
 
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
@@ -59,7 +61,9 @@ def reading(path: Source) -> Iterator[None]:
 
 @contextmanager
 def parsing(where: Source, what: str = DAMAGED) -> Iterator[None]:
-    """Whatever somebody else's parser says about the bytes becomes a refusal: on damaged ones it fails in every way there is."""
+    """Whatever somebody else's parser says about the bytes becomes a refusal: on damaged ones it
+    fails in every way there is.
+    """
     try:
         yield
     except (UsageError, MemoryError):
@@ -97,7 +101,8 @@ def inside(folder: Path) -> list[Path]:
 
 
 FREELY_UNPACKED = 16_000_000  # bytes
-MOST_PACKED = 100  # times: text of few different rows gets there, but what is larger as well is made to fill a machine
+# times: text of few different rows gets there, but what is larger as well is made to fill a machine
+MOST_PACKED = 100
 
 
 def most_unpacked(packed: int) -> int:
@@ -108,11 +113,17 @@ def most_unpacked(packed: int) -> int:
 def check_unpacked(path: Source, size: int, packed: int) -> None:
     """Refuse a packed file that says it would unpack to very much more than it is."""
     if size > most_unpacked(packed):
-        raise bad(path, f"unpacks to more than {MOST_PACKED} times its size: if that is meant, save it again without packing it")
+        raise bad(
+            path,
+            f"unpacks to more than {MOST_PACKED} times its size: if that is meant, save it again"
+            " without packing it",
+        )
 
 
 class _Unpacked(io.RawIOBase):
-    """What is in a gzip file, up to a bound: a few packed bytes can stand for more than any disk holds."""
+    """What is in a gzip file, up to a bound: a few packed bytes can stand for more than any disk
+    holds.
+    """
 
     def __init__(self, path: Source, packed: gzip.GzipFile, size: int) -> None:
         self._path = path
@@ -131,7 +142,9 @@ class _Unpacked(io.RawIOBase):
         return count
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        check_unpacked(self._path, offset + (self._packed.tell() if whence == io.SEEK_CUR else 0), self._size)
+        check_unpacked(
+            self._path, offset + (self._packed.tell() if whence == io.SEEK_CUR else 0), self._size
+        )
         return self._packed.seek(offset, whence)
 
     def tell(self) -> int:
@@ -140,11 +153,15 @@ class _Unpacked(io.RawIOBase):
 
 @contextmanager
 def opened(path: Source) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked when it is gzip: its first bytes decide, since browsers unpack and keep the name."""
+    """The bytes of a file, unpacked when it is gzip: its first bytes decide, since browsers unpack
+    and keep the name.
+    """
     with reading(path), present(path).open("rb") as raw:
         if raw.peek(2)[:2] == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=raw) as packed:
-                yield io.BufferedReader(_Unpacked(path, packed, os.fstat(raw.fileno()).st_size), 1 << 17)
+                yield io.BufferedReader(
+                    _Unpacked(path, packed, os.fstat(raw.fileno()).st_size), 1 << 17
+                )
         else:
             yield raw
 
@@ -161,8 +178,12 @@ def take(stream: IO[bytes], size: int) -> bytes:
 MOST_CLASSES = 2**31
 
 
-def labels(where: Source, values: Array, classes: int | None = None, first: int = 0, what: str = "label") -> Labels:
-    """Labels that the file counts from `first`, as int64 from 0; there are `classes` of them when that is known."""
+def labels(
+    where: Source, values: Array, classes: int | None = None, first: int = 0, what: str = "label"
+) -> Labels:
+    """Labels that the file counts from `first`, as int64 from 0; there are `classes` of them when
+    that is known.
+    """
     flat = np.asarray(values).reshape(-1)
     last = MOST_CLASSES if classes is None else first + classes - 1
     good = np.isfinite(flat) & (flat >= first) & (flat <= last) & (flat == np.floor(flat))

@@ -8,16 +8,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.common import Labels, Source, bad, folder_of, labels, opened, same_length, shown
+from comity.data.formats.common import (
+    Labels,
+    Source,
+    bad,
+    folder_of,
+    labels,
+    opened,
+    same_length,
+    shown,
+)
 
-SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+SIGNALS = tuple(
+    f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
 TIMES = 128
 ACTIVITIES = 6
 PEOPLE = 30
 
 
 class Har(NamedTuple):
-    """Windows n x 9 x 128 (channels as in SIGNALS), activities 0-5, the person (1-30), and who is in the test set."""
+    """Windows n x 9 x 128 (channels as in SIGNALS), activities 0-5, the person (1-30), and who is
+    in the test set.
+    """
 
     x: NDArray[np.float32]
     y: Labels
@@ -41,7 +54,10 @@ def read_uci_har(folder: Source) -> Har:
 def _part(root: Path, part: str) -> Har:
     """The training or the test set."""
     folder = root / part
-    signals = {name: _numbers(folder / "Inertial Signals" / f"{name}_{part}.txt", TIMES) for name in SIGNALS}
+    signals = {
+        name: _numbers(folder / "Inertial Signals" / f"{name}_{part}.txt", TIMES)
+        for name in SIGNALS
+    }
     y_file = folder / f"y_{part}.txt"
     people = folder / f"subject_{part}.txt"
     y = labels(y_file, _numbers(y_file, 1), ACTIVITIES, first=1)
@@ -49,7 +65,9 @@ def _part(root: Path, part: str) -> Har:
     same_length(folder, labels=y, subjects=subject)
     for name, values in signals.items():
         same_length(folder, labels=y, **{f"windows of {name}": values})
-    return Har(np.stack(list(signals.values()), axis=1), y, subject, np.full(len(y), part == "test"))
+    return Har(
+        np.stack(list(signals.values()), axis=1), y, subject, np.full(len(y), part == "test")
+    )
 
 
 def _numbers(path: Path, columns: int) -> NDArray[np.float32]:
@@ -61,13 +79,19 @@ def _numbers(path: Path, columns: int) -> NDArray[np.float32]:
             if not cells:
                 continue
             if len(cells) != columns:
-                raise bad(path, f"has {len(cells)} numbers in line {number}, but there must be {columns}: get a new copy of it")
+                raise bad(
+                    path,
+                    f"has {len(cells)} numbers in line {number}, but there must be {columns}: get a"
+                    " new copy of it",
+                )
             try:
                 with np.errstate(over="ignore"):  # seen below, as infinity
                     row = np.array([float(cell) for cell in cells], np.float32)
             except ValueError as why:
                 text = line.decode("utf-8", "replace").strip()
-                raise bad(path, f"has something other than numbers in line {number}: {shown(text)}") from why
+                raise bad(
+                    path, f"has something other than numbers in line {number}: {shown(text)}"
+                ) from why
             if not np.isfinite(row).all():
                 raise bad(path, f"has a value in line {number} that is not a finite number")
             rows.append(row)

@@ -14,7 +14,9 @@ KINDS = {1: "labels", 3: "images"}
 
 
 def read_idx(path: Source) -> Array:
-    """The images (uint8, N x 1 x H x W) or the labels (int64, as they are in the file) of an IDX file of bytes."""
+    """The images (uint8, N x 1 x H x W) or the labels (int64, as they are in the file) of an IDX
+    file of bytes.
+    """
     with opened(path) as stream:
         magic = take(stream, 4)
         if len(magic) < 4 or magic[:2] != b"\0\0":
@@ -22,8 +24,8 @@ def read_idx(path: Source) -> Array:
         if magic[2] != UBYTE or magic[3] not in KINDS:
             raise bad(
                 path,
-                f"is an IDX file of type {magic[2]:#04x} with {magic[3]} dimensions, but only unsigned bytes "
-                "(0x08) with 1 (labels) or 3 (images) can be read",
+                f"is an IDX file of type {magic[2]:#04x} with {magic[3]} dimensions, but only"
+                " unsigned bytes (0x08) with 1 (labels) or 3 (images) can be read",
             )
         header = take(stream, 4 * magic[3])
         if len(header) < 4 * magic[3]:
@@ -35,7 +37,9 @@ def read_idx(path: Source) -> Array:
     if len(content) != prod(shape):
         found = "more" if len(content) > prod(shape) else f"only {len(content)}"
         raise bad(
-            path, f"must hold {_by(shape)} = {prod(shape)} bytes after its header, but there are {found}: get a new copy of it"
+            path,
+            f"must hold {_by(shape)} = {prod(shape)} bytes after its header, but there are {found}:"
+            " get a new copy of it",
         )
     values = np.frombuffer(content, np.uint8).reshape(shape)
     return values.astype(np.int64) if values.ndim == 1 else values[:, None].copy()
@@ -46,13 +50,19 @@ def read_idx_pair(
 ) -> tuple[Pixels, Labels]:
     """Images and their labels, from 0.
 
-    EMNIST stores its pictures with rows and columns exchanged (`transposed`), and counts its letters from 1 (`first`).
+    EMNIST stores its pictures with rows and columns exchanged (`transposed`), and counts its
+    letters from 1 (`first`).
     """
     x = _only(images, 3)
     y = _only(answers, 1)
     if len(x) != len(y):
-        raise UsageError(f"{images} has {len(x)} images but {answers} has {len(y)} labels: they do not belong together.")
-    return np.ascontiguousarray(x.swapaxes(2, 3)) if transposed else x, labels(answers, y, classes, first)
+        raise UsageError(
+            f"{images} has {len(x)} images but {answers} has {len(y)} labels: they do not belong"
+            " together."
+        )
+    return np.ascontiguousarray(x.swapaxes(2, 3)) if transposed else x, labels(
+        answers, y, classes, first
+    )
 
 
 def _only(path: Source, dimensions: int) -> Array:

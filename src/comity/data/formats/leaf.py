@@ -10,14 +10,27 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.common import DAMAGED, Labels, Pixels, Source, bad, folder_of, inside, labels, opened, shown
+from comity.data.formats.common import (
+    DAMAGED,
+    Labels,
+    Pixels,
+    Source,
+    bad,
+    folder_of,
+    inside,
+    labels,
+    opened,
+    shown,
+)
 
 SIDE = 28
 CLASSES = 62
 
 
 class Leaf(NamedTuple):
-    """Images N x 1 x 28 x 28, labels, the position of each sample's writer in `users`, and who is in the test set."""
+    """Images N x 1 x 28 x 28, labels, the position of each sample's writer in `users`, and who is
+    in the test set.
+    """
 
     x: Pixels
     y: Labels
@@ -27,7 +40,8 @@ class Leaf(NamedTuple):
 
 
 def read_leaf(folder: Source) -> Leaf:
-    """All json files of LEAF's folder `data`, which has `train` and `test` in it, or of one of these two.
+    """All json files of LEAF's folder `data`, which has `train` and `test` in it, or of one of
+    these two.
 
     LEAF writes a pixel as a fraction of 255, so the bytes it came from are had back exactly.
     """
@@ -37,12 +51,18 @@ def read_leaf(folder: Source) -> Leaf:
     for part in parts:
         files = [path for path in inside(part) if path.suffix == ".json"]
         if not files:
-            raise bad(part, "holds no json files: it must be a folder that LEAF's preprocess.sh made")
+            raise bad(
+                part, "holds no json files: it must be a folder that LEAF's preprocess.sh made"
+            )
         seen: dict[str, Path] = {}
         for path in files:
             for name, x, y in _users(path):
                 if name in seen:
-                    raise bad(path, f"has the user {shown(name)}, who is already in {seen[name].name}: remove the copy")
+                    raise bad(
+                        path,
+                        f"has the user {shown(name)}, who is already in {seen[name].name}: remove"
+                        " the copy",
+                    )
                 seen[name] = path
                 found.append((name, x, y, part.name == "test"))
     if not any(len(y) for _, _, y, _ in found):
@@ -71,8 +91,16 @@ def _users(path: Path) -> Iterator[tuple[str, Pixels, Labels]]:
     users = told.get("users")
     counts = told.get("num_samples")
     data = told.get("user_data")
-    if not (isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict) and len(users) == len(counts)):
-        raise bad(path, "is not a file of LEAF: it must have users, num_samples (one a user) and user_data")
+    if not (
+        isinstance(users, list)
+        and isinstance(counts, list)
+        and isinstance(data, dict)
+        and len(users) == len(counts)
+    ):
+        raise bad(
+            path,
+            "is not a file of LEAF: it must have users, num_samples (one a user) and user_data",
+        )
     for name, count in zip(users, counts, strict=True):
         own = data.get(name) if isinstance(name, str) else None
         if not isinstance(own, dict):
@@ -85,9 +113,17 @@ def _samples(path: Path, name: str, own: dict[str, Any], count: object) -> tuple
     x = _numbers(own.get("x"))
     y = _numbers(own.get("y"))
     if x is None or y is None or y.ndim != 1 or (x.shape != (len(y), SIDE * SIDE) and len(y)):
-        raise bad(path, f"has data of {shown(name)} that are not lists of {SIDE * SIDE} pixels and a label for each")
+        raise bad(
+            path,
+            f"has data of {shown(name)} that are not lists of {SIDE * SIDE} pixels and a label for"
+            " each",
+        )
     if len(y) != count or len(x) != count:
-        raise bad(path, f"says that {shown(name)} has {shown(count)} samples, but there are {len(y)}: get a new copy of it")
+        raise bad(
+            path,
+            f"says that {shown(name)} has {shown(count)} samples, but there are {len(y)}: get a new"
+            " copy of it",
+        )
     if not ((x >= 0) & (x <= 1)).all():  # NaN is neither
         raise bad(path, f"has a pixel of {shown(name)} that is not between 0 and 1")
     pixels = np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE)

@@ -27,9 +27,15 @@ def read_mat(path: Source, *names: str) -> dict[str, Array]:
     """The numeric variables of those names."""
     from scipy.io import loadmat, whosmat  # half a second to import
 
-    with reading(path), present(path).open("rb") as stream, parsing(path, f"is no MATLAB file, or {DAMAGED}"):
+    with (
+        reading(path),
+        present(path).open("rb") as stream,
+        parsing(path, f"is no MATLAB file, or {DAMAGED}"),
+    ):
         try:
-            check_unpacked(path, sum(prod(shape) for _, shape, _ in whosmat(stream)), Path(path).stat().st_size)
+            check_unpacked(
+                path, sum(prod(shape) for _, shape, _ in whosmat(stream)), Path(path).stat().st_size
+            )
             held = loadmat(stream, variable_names=list(names))
         except NotImplementedError as why:
             raise bad(path, "is a MATLAB 7.3 file: save it again with save(..., '-v7')") from why
@@ -51,8 +57,8 @@ def read_svhn_mat(path: Source) -> tuple[Pixels, Labels]:
     if x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or not x.size:
         raise bad(
             path,
-            f"has an X of shape {x.shape} and type {x.dtype}, but SVHN's is (32, 32, 3, images) and uint8: "
-            "use the cropped digits (train_32x32.mat)",
+            f"has an X of shape {x.shape} and type {x.dtype}, but SVHN's is (32, 32, 3, images) and"
+            " uint8: use the cropped digits (train_32x32.mat)",
         )
     images = np.ascontiguousarray(x.transpose(3, 2, 0, 1))
     y = labels(path, held["y"], classes=11)

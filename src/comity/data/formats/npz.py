@@ -10,16 +10,27 @@ from zipfile import ZipFile, ZipInfo
 import numpy as np
 from numpy.lib import format as npy
 
-from comity.data.formats.common import Array, Source, bad, check_unpacked, few, parsing, present, reading
+from comity.data.formats.common import (
+    Array,
+    Source,
+    bad,
+    check_unpacked,
+    few,
+    parsing,
+    present,
+    reading,
+)
 
 Shape = tuple[int | str, ...]
 
 
 def read_npz(path: Source, /, *, missing: bool = False, **shapes: Shape | None) -> dict[str, Array]:
-    """The named arrays, each of the shape given: `read_npz(path, x=("n", 28, 28), y=("n",), names=None)`.
+    """The named arrays, each of the shape given: `read_npz(path, x=("n", 28, 28), y=("n",),
+    names=None)`.
 
-    A word in a shape stands for any size, the same wherever the word is; None is any shape. Without names all arrays are
-    read. NaN and infinity are refused unless `missing`. Shapes are compared before anything is unpacked.
+    A word in a shape stands for any size, the same wherever the word is; None is any shape. Without
+    names all arrays are read. NaN and infinity are refused unless `missing`. Shapes are compared
+    before anything is unpacked.
     """
     sizes: dict[str, tuple[str, int]] = {}
     held: dict[str, Array] = {}
@@ -35,19 +46,26 @@ def read_npz(path: Source, /, *, missing: bool = False, **shapes: Shape | None) 
                 found = _header(path, name, stream, members[name])
             if shape is not None:
                 _compare(path, name, found, shape, sizes)
-        check_unpacked(path, sum(members[name].file_size for name in wanted), os.fstat(raw.fileno()).st_size)
+        check_unpacked(
+            path, sum(members[name].file_size for name in wanted), os.fstat(raw.fileno()).st_size
+        )
         for name in wanted:
             with archive.open(members[name]) as stream:
                 held[name] = npy.read_array(stream, allow_pickle=False)
     for name, values in held.items():
         if not missing and values.dtype.kind == "f" and not np.isfinite(values).all():
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-            raise bad(path, f"has {values[where]} in {name} at {list(where)}: only finite numbers can be used")
+            raise bad(
+                path,
+                f"has {values[where]} in {name} at {list(where)}: only finite numbers can be used",
+            )
     return held
 
 
 def _header(path: Source, name: str, stream: IO[bytes], info: ZipInfo) -> tuple[int, ...]:
-    """The shape a member says it has, once it is known to be plain values and to have the size that takes."""
+    """The shape a member says it has, once it is known to be plain values and to have the size that
+    takes.
+    """
     if not info.filename.endswith(".npy"):
         raise bad(path, f"holds {name}, which is not an array")
     version = npy.read_magic(stream)
@@ -56,22 +74,36 @@ def _header(path: Source, name: str, stream: IO[bytes], info: ZipInfo) -> tuple[
     if dtype.hasobject:
         raise bad(
             path,
-            f"holds Python objects in {name}, which are not read because they can run any program: save it as numbers or text",
+            f"holds Python objects in {name}, which are not read because they can run any program:"
+            " save it as numbers or text",
         )
     if dtype.kind not in "biufU":
         raise bad(path, f"holds {name} of type {dtype}, but only numbers and text can be read")
     if info.file_size != stream.tell() + prod(shape) * dtype.itemsize:
-        raise bad(path, f"holds {name} of shape {shape}, which is not what its length says: get a new copy of it")
+        raise bad(
+            path,
+            f"holds {name} of shape {shape}, which is not what its length says: get a new copy"
+            " of it",
+        )
     return tuple(shape)
 
 
-def _compare(path: Source, name: str, found: tuple[int, ...], shape: Shape, sizes: dict[str, tuple[str, int]]) -> None:
-    """Refuse a shape that is not the one expected; `sizes` remembers what each word stood for, and where."""
-    if len(found) != len(shape) or any(isinstance(s, int) and s != f for s, f in zip(shape, found, strict=True)):
+def _compare(
+    path: Source, name: str, found: tuple[int, ...], shape: Shape, sizes: dict[str, tuple[str, int]]
+) -> None:
+    """Refuse a shape that is not the one expected; `sizes` remembers what each word stood for, and
+    where.
+    """
+    if len(found) != len(shape) or any(
+        isinstance(s, int) and s != f for s, f in zip(shape, found, strict=True)
+    ):
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
         raise bad(path, f"has {name} of shape {found}, but {expected} is needed")
     for word, size in zip(shape, found, strict=True):
         if isinstance(word, str):
             other, known = sizes.setdefault(word, (name, size))
             if known != size:
-                raise bad(path, f"has {size} for {word} in {name} but {known} in {other}: they must be equal")
+                raise bad(
+                    path,
+                    f"has {size} for {word} in {name} but {known} in {other}: they must be equal",
+                )

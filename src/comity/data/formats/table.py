@@ -76,7 +76,9 @@ class Table:
 
 
 def numeric(column: Array, what: str = "The column") -> NDArray[np.float64]:
-    """Numbers, NaN where missing; anything else is refused by its row, counted from 1 below the header."""
+    """Numbers, NaN where missing; anything else is refused by its row, counted from 1 below the
+    header.
+    """
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
     made = np.full(len(column), np.nan)
@@ -96,20 +98,29 @@ def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDA
     for row, cell in enumerate(map(str, column)):
         if cell not in known:
             choice = f": it must be one of {', '.join(values)}" if len(values) <= 12 else ""
-            raise bad(what, f"has {shown(cell)} in row {row + 1}, which is not a known value{choice}")
+            raise bad(
+                what, f"has {shown(cell)} in row {row + 1}, which is not a known value{choice}"
+            )
         made[row] = known[cell]
     return made
 
 
 def read_csv(
-    path: Source, header: Sequence[str] | None = None, delimiter: str | None = ",", ignore: tuple[str, ...] = ()
+    path: Source,
+    header: Sequence[str] | None = None,
+    delimiter: str | None = ",",
+    ignore: tuple[str, ...] = (),
 ) -> Table:
-    """The columns of a csv file (or csv.gz) in UTF-8, by name, as str without spaces around; missing ('?' or nothing) is ''.
+    """The columns of a csv file (or csv.gz) in UTF-8, by name, as str without spaces around;
+    missing ('?' or nothing) is ''.
 
-    Its first row names the columns, unless `header` does. Blank lines, and lines that begin with one of `ignore`, are
-    passed over. Without a `delimiter` its first line shows what separates the cells; where that is no comma, 3,5 is 3.5.
+    Its first row names the columns, unless `header` does. Blank lines, and lines that begin with
+    one of `ignore`, are passed over. Without a `delimiter` its first line shows what separates the
+    cells; where that is no comma, 3,5 is 3.5.
     """
-    rows: list[tuple[str, ...]] = []  # lists would be looked through by the garbage collector again and again
+    rows: list[
+        tuple[str, ...]
+    ] = []  # lists would be looked through by the garbage collector again and again
     names = None if header is None else list(header)
     blank = 0
     points = Points(path)
@@ -117,7 +128,8 @@ def read_csv(
         first = next(text, "")
         between = separator_of(first) if delimiter is None else delimiter
         plain = without_decimal_comma if delimiter is None and between != "," else str
-        # A line that is passed over becomes a blank one, so that the reader's count stays that of the file.
+        # A line that is passed over becomes a blank one, so that the reader's count stays that of
+        # the file.
         lines = csv.reader(
             ("\n" if line.startswith(ignore) else line for line in chain([first], text)),
             delimiter=between,
@@ -128,7 +140,10 @@ def read_csv(
             for row in lines:
                 cells = [cell.strip() for cell in row]
                 if any("\0" in cell for cell in cells):  # numpy would cut the cell off there
-                    raise bad(path, f"has a NUL byte in line {lines.line_num}: it is no text, or {DAMAGED}")
+                    raise bad(
+                        path,
+                        f"has a NUL byte in line {lines.line_num}: it is no text, or {DAMAGED}",
+                    )
                 if not any(cells) and len(cells) <= 1:
                     blank += 1
                     if blank > MOST_BLANK:
@@ -137,14 +152,26 @@ def read_csv(
                 if names is None:
                     names = cells
                 elif len(cells) != len(names):
-                    quotes = f"; a cell with a {between!r} in it must stand in quotes" if len(cells) > len(names) else ""
-                    raise bad(path, f"has {len(cells)} cells in line {lines.line_num}, but {len(names)} columns{quotes}")
+                    quotes = (
+                        f"; a cell with a {between!r} in it must stand in quotes"
+                        if len(cells) > len(names)
+                        else ""
+                    )
+                    raise bad(
+                        path,
+                        f"has {len(cells)} cells in line {lines.line_num}, but {len(names)}"
+                        f" columns{quotes}",
+                    )
                 else:
                     if plain is not str:
                         points.look(cells, lines.line_num)
                     rows.append(tuple("" if cell in MISSING else plain(cell) for cell in cells))
         except csv.Error as why:
-            raise bad(path, f"has a cell in line {lines.line_num} that is too long, or whose quotes do not match") from why
+            raise bad(
+                path,
+                f"has a cell in line {lines.line_num} that is too long, or whose quotes do not"
+                " match",
+            ) from why
     if not rows or names is None:
         raise bad(path, "has no rows")
     _check_names(path, names)
@@ -156,7 +183,9 @@ THOUSANDS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+")
 
 @dataclass
 class Points:
-    """What a file means by a point: where 3,5 has a decimal comma, 1.234 may be a thousand and more, or little more than one."""
+    """What a file means by a point: where 3,5 has a decimal comma, 1.234 may be a thousand and
+    more, or little more than one.
+    """
 
     path: Source
     comma: str = ""
@@ -174,20 +203,25 @@ class Points:
             if self.comma and self.point:
                 raise bad(
                     self.path,
-                    f"has {self.point}, and {self.comma} with a decimal comma: whether the point stands between thousands cannot "
-                    "be told, so write numbers without points between thousands, and all with a comma or all with a point",
+                    f"has {self.point}, and {self.comma} with a decimal comma: whether the point"
+                    " stands between thousands cannot be told, so write numbers without points"
+                    " between thousands, and all with a comma or all with a point",
                 )
 
 
 def read_parquet(path: Source) -> Table:
-    """A parquet file's columns of numbers and text, by name; a missing number is NaN (its column float64), missing text ''."""
+    """A parquet file's columns of numbers and text, by name; a missing number is NaN (its column
+    float64), missing text ''.
+    """
     file = present(path)
     arrow = optional("pyarrow", path)
     parquet = optional("pyarrow.parquet", path)
     with reading(path):
         with parsing(path, f"is no parquet file, or {DAMAGED}"):
             packed = parquet.ParquetFile(file)
-            check_unpacked(path, packed.metadata.num_rows * packed.metadata.num_columns, file.stat().st_size)
+            check_unpacked(
+                path, packed.metadata.num_rows * packed.metadata.num_columns, file.stat().st_size
+            )
             held = packed.read()
         if not held.num_rows or not held.num_columns:
             raise bad(path, "has no rows")
@@ -195,34 +229,66 @@ def read_parquet(path: Source) -> Table:
         kinds = arrow.types
         columns = []
         for name, column in zip(held.column_names, held.columns, strict=True):
-            values = column.cast(column.type.value_type) if kinds.is_dictionary(column.type) else column
+            values = (
+                column.cast(column.type.value_type) if kinds.is_dictionary(column.type) else column
+            )
             if kinds.is_string(values.type) or kinds.is_large_string(values.type):
                 columns.append(np.array([cell or "" for cell in values.to_pylist()], np.str_))
-            elif kinds.is_integer(values.type) or kinds.is_floating(values.type) or kinds.is_boolean(values.type):
-                columns.append((values.cast(arrow.float64()) if values.null_count else values).to_numpy())
+            elif (
+                kinds.is_integer(values.type)
+                or kinds.is_floating(values.type)
+                or kinds.is_boolean(values.type)
+            ):
+                columns.append(
+                    (values.cast(arrow.float64()) if values.null_count else values).to_numpy()
+                )
             else:
-                raise bad(path, f"has a column {name!r} of type {shown(str(values.type))}, but only numbers and text can be read")
+                raise bad(
+                    path,
+                    f"has a column {name!r} of type {shown(str(values.type))}, but only numbers and"
+                    " text can be read",
+                )
     return Table(path, list(held.column_names), columns)
 
 
 def read_xlsx(path: Source) -> Table:
-    """The first sheet of an Excel file: its first row names the columns; what formulas made is read, not the formulas."""
+    """The first sheet of an Excel file: its first row names the columns; what formulas made is
+    read, not the formulas.
+    """
     file = present(path)
     openpyxl = optional("openpyxl", path)
     with reading(path), parsing(path, f"is no Excel file (.xlsx), or {DAMAGED}"):
         with zipfile.ZipFile(file) as packed:
-            check_unpacked(path, sum(part.file_size for part in packed.infolist()), file.stat().st_size)
+            check_unpacked(
+                path, sum(part.file_size for part in packed.infolist()), file.stat().st_size
+            )
         with file.open("rb") as stream:
             book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
-            rows = [row for row in book.worksheets[0].iter_rows(values_only=True) if any(cell is not None for cell in row)]
-            others = [sheet.title for sheet in book.worksheets[1:] if any(any(row) for row in sheet.iter_rows(values_only=True))]
+            rows = [
+                row
+                for row in book.worksheets[0].iter_rows(values_only=True)
+                if any(cell is not None for cell in row)
+            ]
+            others = [
+                sheet.title
+                for sheet in book.worksheets[1:]
+                if any(any(row) for row in sheet.iter_rows(values_only=True))
+            ]
             book.close()
         lacking = any(cell is None for row in rows for cell in row) or not rows
         formula = _formula_without_value(openpyxl, file) if lacking else ""
     if others:
-        raise bad(path, f"has other sheets than its first ({few(others, 5)}): save the one to read in a file of its own")
+        raise bad(
+            path,
+            f"has other sheets than its first ({few(others, 5)}): save the one to read in a file of"
+            " its own",
+        )
     if formula:
-        raise bad(path, f"has a formula without a value in cell {formula}: open it in Excel or LibreOffice and save it again")
+        raise bad(
+            path,
+            f"has a formula without a value in cell {formula}: open it in Excel or LibreOffice and"
+            " save it again",
+        )
     if len(rows) < 2:
         raise bad(path, "has no rows")
     names = [_text(cell) for cell in rows[0]]
@@ -231,15 +297,29 @@ def read_xlsx(path: Source) -> Table:
     if any(cell is not None for row in rows[1:] for cell in row[len(names) :]):
         raise bad(path, f"has cells beyond its {len(names)} named columns")
     _check_names(path, names)
-    return Table(path, names, [np.array([_text(row[k]) for row in rows[1:]], np.str_) for k in range(len(names))])
+    return Table(
+        path,
+        names,
+        [np.array([_text(row[k]) for row in rows[1:]], np.str_) for k in range(len(names))],
+    )
 
 
 def _formula_without_value(openpyxl: Any, file: Path) -> str:
-    """The first cell of the first sheet whose formula was never worked out, as in files that programs write."""
+    """The first cell of the first sheet whose formula was never worked out, as in files that
+    programs write.
+    """
     with file.open("rb") as values, file.open("rb") as formulas:
-        books = [openpyxl.load_workbook(one, read_only=True, data_only=only) for one, only in ((values, True), (formulas, False))]
+        books = [
+            openpyxl.load_workbook(one, read_only=True, data_only=only)
+            for one, only in ((values, True), (formulas, False))
+        ]
         pairs = zip(*(book.worksheets[0].iter_rows() for book in books), strict=True)
-        found = ((a, b) for row in pairs for a, b in zip(*row, strict=True) if b.data_type == "f" and a.value is None)
+        found = (
+            (a, b)
+            for row in pairs
+            for a, b in zip(*row, strict=True)
+            if b.data_type == "f" and a.value is None
+        )
         return next((str(b.coordinate) for _, b in found), "")
 
 

@@ -29,7 +29,9 @@ INCOMES = ("<=50K", ">50K")
 
 
 def read_adult(path: Source) -> Table:
-    """`adult.data` or `adult.test`, as str; `income` is <=50K or >50K in both, without the dot that the test file has."""
+    """`adult.data` or `adult.test`, as str; `income` is <=50K or >50K in both, without the dot that
+    the test file has.
+    """
     held = read_csv(path, header=ADULT, ignore=("|",))
     table = Table(path, held.names, [*held.columns[:-1], np.strings.rstrip(held["income"], ".")])
     for name in ADULT_NUMBERS:
@@ -37,5 +39,7 @@ def read_adult(path: Source) -> Table:
     table.codes("income", INCOMES)
     for name in (*ADULT_NUMBERS, "income"):
         if (table[name] == "").any():
-            raise bad(table.place(name), f"is missing in row {int(np.argmax(table[name] == '')) + 1}")
+            raise bad(
+                table.place(name), f"is missing in row {int(np.argmax(table[name] == '')) + 1}"
+            )
     return table

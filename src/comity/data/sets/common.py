@@ -1,4 +1,6 @@
-"""What the datasets' files have in common: from arrays and folders as they lie on disk to a `Dataset`."""
+"""What the datasets' files have in common: from arrays and folders as they lie on disk to a
+`Dataset`.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,17 @@ def planes(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def resized(x: Tensor, size: int, channels: int) -> Tensor:
-    """Images of bytes brought to size x size, bilinear with antialiasing; grey ones are repeated where there are 3 channels."""
+    """Images of bytes brought to size x size, bilinear with antialiasing; grey ones are repeated
+    where there are 3 channels.
+    """
     parts = []
     for part in x.split(4096):  # bounded memory
         if part.shape[-1] == size and part.shape[-2] == size:
             parts.append(part)
             continue
-        bigger = F.interpolate(part.float(), (size, size), mode="bilinear", antialias=True, align_corners=False)
+        bigger = F.interpolate(
+            part.float(), (size, size), mode="bilinear", antialias=True, align_corners=False
+        )
         parts.append(bigger.round().clamp(0, 255).byte())
     made = torch.cat(parts)
     return made.expand(-1, channels, -1, -1).contiguous() if made.shape[1] != channels else made
@@ -51,16 +57,31 @@ def halves(card: Card, path: Path, train: Pair, test: Pair, **more: Any) -> Data
     for x, y in (train, test):
         same_length(path, images=x, labels=y)
     if train[0].shape[1:] != test[0].shape[1:]:
-        raise bad(path, f"has training images of shape {train[0].shape[1:]} but test images of {test[0].shape[1:]}")
+        raise bad(
+            path,
+            f"has training images of shape {train[0].shape[1:]} but test images of"
+            f" {test[0].shape[1:]}",
+        )
     x, y = (np.concatenate([a, b]) for a, b in zip(train, test, strict=True))
     return picture(card, path, x, y, np.arange(len(y)) >= len(train[1]), **more)
 
 
-def picture(card: Card, path: Path, x: NDArray[Any], y: NDArray[Any], test: NDArray[np.bool_] | None, **more: Any) -> Dataset:
+def picture(
+    card: Card,
+    path: Path,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    test: NDArray[np.bool_] | None,
+    **more: Any,
+) -> Dataset:
     """A dataset of images as bytes; what the card does not know means another file."""
     x = np.ascontiguousarray(planes(x))
     if x.dtype != np.uint8 or x.shape[1:] != card.shape:
-        raise bad(path, f"has images of shape {x.shape[1:]} and type {x.dtype}, but {card.name} has bytes of shape {card.shape}")
+        raise bad(
+            path,
+            f"has images of shape {x.shape[1:]} and type {x.dtype}, but {card.name} has bytes of"
+            f" shape {card.shape}",
+        )
     if y.dtype.kind not in "biuf":
         raise bad(path, "has labels that are not numbers")
     held = None if test is None else torch.from_numpy(np.asarray(test, dtype=np.bool_))
@@ -80,14 +101,20 @@ def picture(card: Card, path: Path, x: NDArray[Any], y: NDArray[Any], test: NDAr
 
 def partly(card: Card, samples: int) -> tuple[str, ...]:
     """What is to be said of a part of a dataset."""
-    return (f"{card.name}: {samples:,} of its {card.samples:,} samples are here.",) if samples < card.samples else ()
+    return (
+        (f"{card.name}: {samples:,} of its {card.samples:,} samples are here.",)
+        if samples < card.samples
+        else ()
+    )
 
 
 def groups(path: Path, names: Sequence[Any], of: NDArray[Any]) -> Groups:
     """A grouping whose numbers all have a name."""
     numbers = np.asarray(of, dtype=np.int64)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
-        raise bad(path, f"has groups from {numbers.min()} to {numbers.max()}, but names for {len(names)}")
+        raise bad(
+            path, f"has groups from {numbers.min()} to {numbers.max()}, but names for {len(names)}"
+        )
     return Groups(tuple(str(name) for name in names), numbers)
 
 
@@ -116,14 +143,18 @@ def a_fifth(shots: Sequence[Shot], key: Key) -> list[Shot]:
 
 
 def table(path: Path, *columns: str) -> list[list[str]]:
-    """The lines of a text file, each with these columns, which spaces or tabs part (all but the first have none inside)."""
+    """The lines of a text file, each with these columns, which spaces or tabs part (all but the
+    first have none inside).
+    """
     with opened(path) as stream:
         lines = stream.read().decode("utf-8-sig").splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         cells = line.strip().rsplit(maxsplit=len(columns) - 1)
         if cells and len(cells) != len(columns):
-            raise bad(path, f"has {shown(line)} in line {number}, but each line is: {', '.join(columns)}")
+            raise bad(
+                path, f"has {shown(line)} in line {number}, but each line is: {', '.join(columns)}"
+            )
         rows += [cells] if cells else []
     if not rows:
         raise bad(path, "has no lines in it")

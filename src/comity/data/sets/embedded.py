@@ -19,18 +19,25 @@ DIGITS = Card(
     samples=1797,
     classes=10,
     shape=(1, 8, 8),
-    description="Handwritten digits, 8 x 8 grey pixels (UCI optical recognition, bundled with scikit-learn)",
+    description=(
+        "Handwritten digits, 8 x 8 grey pixels (UCI optical recognition, bundled with scikit-learn)"
+    ),
     licence="CC BY 4.0",
 )
 
 
 def _table() -> tuple[NDArray[Any], NDArray[Any]]:
-    """Pixels and labels as scikit-learn's `load_digits` gives them, from its file if it is where it has always been.
+    """Pixels and labels as scikit-learn's `load_digits` gives them, from its file if it is where it
+    has always been.
 
     Importing scikit-learn takes most of a second, reading its file a few hundredths.
     """
     found = find_spec("sklearn")
-    file = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz" if found and found.origin else None
+    file = (
+        Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if found and found.origin
+        else None
+    )
     if file and file.is_file():
         with gzip.open(file, "rt", encoding="ascii") as lines:
             table = np.array([line.split(",") for line in lines], dtype=np.float64)

@@ -1,7 +1,8 @@
 """Re-identification: people and vehicles seen by many cameras.
 
-Training identities are the classes of a dataset whose natural parties are the cameras. The test identities are others: they
-are matched, not classified, with `query_and_gallery` and the measures of `comity.measure.retrieval`.
+Training identities are the classes of a dataset whose natural parties are the cameras. The test
+identities are others: they are matched, not classified, with `query_and_gallery` and the measures
+of `comity.measure.retrieval`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ MSMT = Card(
     samples=32621,
     classes=1041,
     shape=(3, 128, 64),
-    description="People seen by fifteen cameras (Wei et al. 2018), the 1,041 for training, at 128 x 64",
+    description=(
+        "People seen by fifteen cameras (Wei et al. 2018), the 1,041 for training, at 128 x 64"
+    ),
     licence="research use, by agreement",
     groups=("camera",),
 )
@@ -50,7 +53,9 @@ VERI = Card(
     samples=37778,
     classes=576,
     shape=(3, 128, 128),
-    description="Vehicles seen by twenty cameras (Liu et al. 2016), the 576 for training, at 128 x 128",
+    description=(
+        "Vehicles seen by twenty cameras (Liu et al. 2016), the 576 for training, at 128 x 128"
+    ),
     licence="non-commercial research use, on request",
     groups=("camera",),
 )
@@ -73,7 +78,9 @@ class Lineup:
     cameras: Tensor
 
     def seen(self, extract: Callable[[Tensor], Tensor], batch: int = 256) -> Seen:
-        """What `extract` makes of the images, normalised as those of the training part are, for `retrieval`."""
+        """What `extract` makes of the images, normalised as those of the training part are, for
+        `retrieval`.
+        """
         from comity.measure.retrieval import Seen
 
         features = [extract((part.float() / 255 - 0.5) / 0.5) for part in self.x.split(batch)]
@@ -94,29 +101,41 @@ def query_and_gallery(name: str) -> tuple[Lineup, Lineup]:
 
 
 def _by_name(folder: Path, junk: int | None = None) -> Iterator[Sight]:
-    """Files called as `0002_c1s1_000451_03.jpg`: the identity, then the camera; `junk` marks what is nobody."""
+    """Files called as `0002_c1s1_000451_03.jpg`: the identity, then the camera; `junk` marks what
+    is nobody.
+    """
     for path in inside(folder_of(folder)):
         if path.suffix.lower() != ".jpg":  # Thumbs.db and the like
             continue
         told = re.match(r"(-?\d+)_c(\d+)", path.name)
         if told is None:
-            raise bad(path, "must begin with an identity and a camera, as 0002_c1s1_000451_03.jpg does")
+            raise bad(
+                path, "must begin with an identity and a camera, as 0002_c1s1_000451_03.jpg does"
+            )
         if int(told[1]) != junk:
             yield Sight(path, int(told[1]), int(told[2]))
 
 
 def _by_list(folder: Path, *lists: Path) -> Iterator[Sight]:
-    """MSMT17's lists: `0000/0000_000_01_0303noon_0008_0.jpg 0`, where the third number is the camera."""
+    """MSMT17's lists: `0000/0000_000_01_0303noon_0008_0.jpg 0`, where the third number is the
+    camera.
+    """
     for file in lists:
         for name, identity in table(file, "a path", "an identity"):
             told = re.match(r"\d+_\d+_(\d+)_", Path(name).name)
             if told is None or not identity.isdecimal():
-                raise bad(file, f"has {shown(f'{name} {identity}')}, but lines are as 0000/0000_000_01_0303noon_0008_0.jpg 0")
+                raise bad(
+                    file,
+                    f"has {shown(f'{name} {identity}')}, but lines are as"
+                    " 0000/0000_000_01_0303noon_0008_0.jpg 0",
+                )
             yield Sight(within(folder, name, file), int(identity), int(told[1]))
 
 
 def _dataset(card: Card, root: Path, *parts: Iterable[Sight]) -> Dataset:
-    """What was seen, with identities and cameras counted from 0; several parts are a group of their own."""
+    """What was seen, with identities and cameras counted from 0; several parts are a group of their
+    own.
+    """
     many = [list(part) for part in parts]
     if not all(many):
         raise bad(root, "holds no pictures of identities")
@@ -125,13 +144,17 @@ def _dataset(card: Card, root: Path, *parts: Iterable[Sight]) -> Dataset:
     cameras, of = np.unique([sight.camera for sight in every], return_inverse=True)
     groups = {"camera": Groups(tuple(f"camera {n}" for n in cameras), of)}
     if len(parts) > 1:
-        groups["part"] = Groups(("query", "gallery"), np.repeat(np.arange(len(many)), [len(part) for part in many]))
+        groups["part"] = Groups(
+            ("query", "gallery"), np.repeat(np.arange(len(many)), [len(part) for part in many])
+        )
     known = replace(card, classes=len(ids), samples=len(every) if len(parts) > 1 else card.samples)
     shots = [Shot(sight.path, int(label)) for sight, label in zip(every, y, strict=True)]
     return album(known, root, shots, groups=groups, home="natural(by=camera)")
 
 
-def _folders(card: Card, root: str, train: str, query: str, gallery: str, junk: int | None = None) -> tuple[Way, Way]:
+def _folders(
+    card: Card, root: str, train: str, query: str, gallery: str, junk: int | None = None
+) -> tuple[Way, Way]:
     """The ways to the training and the test part of a dataset whose file names say all."""
 
     def learn(found: Found) -> Dataset:
@@ -146,7 +169,9 @@ def _folders(card: Card, root: str, train: str, query: str, gallery: str, junk: 
 
 
 def _lists(root: str, train: str, test: str) -> tuple[Way, Way]:
-    """The ways to the training and the test part of MSMT17; what its makers set aside for validation is trained on."""
+    """The ways to the training and the test part of MSMT17; what its makers set aside for
+    validation is trained on.
+    """
 
     def learn(found: Found) -> Dataset:
         folder, *files = found.values()
@@ -163,10 +188,24 @@ def _lists(root: str, train: str, test: str) -> tuple[Way, Way]:
 
 
 WAYS = {
-    MARKET: [_folders(MARKET, "Market-1501-v15.09.15", "bounding_box_train", "query", "bounding_box_test", junk=-1)],
-    MSMT: [_lists("MSMT17_V1", "train", "test"), _lists("MSMT17_V2", "mask_train_v2", "mask_test_v2")],
+    MARKET: [
+        _folders(
+            MARKET,
+            "Market-1501-v15.09.15",
+            "bounding_box_train",
+            "query",
+            "bounding_box_test",
+            junk=-1,
+        )
+    ],
+    MSMT: [
+        _lists("MSMT17_V1", "train", "test"),
+        _lists("MSMT17_V2", "mask_train_v2", "mask_test_v2"),
+    ],
     VERI: [_folders(VERI, "VeRi", "image_train", "image_query", "image_test")],
 }
-TESTS: dict[str, tuple[Way, ...]] = {card.name: tuple(test for _, test in ways) for card, ways in WAYS.items()}
+TESTS: dict[str, tuple[Way, ...]] = {
+    card.name: tuple(test for _, test in ways) for card, ways in WAYS.items()
+}
 for _card, _ways in WAYS.items():
     register(Entry(_card, tuple(train for train, _ in _ways)))

@@ -24,21 +24,25 @@ HAR = Card(
     samples=10299,
     classes=6,
     shape=(9, 128),
-    description="What a phone at the waist feels of six activities: 9 channels, 128 times (Anguita et al. 2013); windows overlap "
-    "by half; har(layout=pfllib) has them reshaped without being transposed, as in public files",
+    description=(
+        "What a phone at the waist feels of six activities: 9 channels, 128 times (Anguita et al."
+        " 2013); windows overlap by half; har(layout=pfllib) has them reshaped without being"
+        " transposed, as in public files"
+    ),
     licence="CC BY 4.0; the original notice prohibits commercial use",
     groups=("subject",),
 )
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
 OVERLAP = (
-    "har: neighbouring windows overlap by half, so a random test part, own(0.25), shares readings with the training part; "
-    "tail(0.25) does not."
+    "har: neighbouring windows overlap by half, so a random test part, own(0.25), shares readings"
+    " with the training part; tail(0.25) does not."
 )
 
 
 SCRAMBLED = (
-    "har(layout=pfllib): windows of 128 times by 9 channels are reshaped to 9 by 128 without being transposed, as in PFLlib's "
-    "public files, so that each row mixes all channels: for comparisons with results from those files only."
+    "har(layout=pfllib): windows of 128 times by 9 channels are reshaped to 9 by 128 without being"
+    " transposed, as in PFLlib's public files, so that each row mixes all channels: for comparisons"
+    " with results from those files only."
 )
 
 
@@ -51,7 +55,9 @@ def _laid_out(har: Dataset, layout: Literal["channels", "pfllib"] = "channels") 
 
 def _har(data: Arrays) -> Dataset:
     subjects = np.unique(data["subject"])
-    mine = Groups(tuple(f"person {n}" for n in subjects), np.searchsorted(subjects, data["subject"]))
+    mine = Groups(
+        tuple(f"person {n}" for n in subjects), np.searchsorted(subjects, data["subject"])
+    )
     x = torch.from_numpy(np.asarray(data["x"], dtype=np.float32))
     return Dataset(
         name=HAR.name,
@@ -71,28 +77,38 @@ def _har(data: Arrays) -> Dataset:
 
 
 def _npz(found: Found) -> Dataset:
-    return _har(read_npz(found["uci_har.npz"], x=("n", 9, 128), y=("n",), subject=("n",), is_test=("n",)))
+    return _har(
+        read_npz(found["uci_har.npz"], x=("n", 9, 128), y=("n",), subject=("n",), is_test=("n",))
+    )
 
 
 def _text(found: Found) -> Dataset:
     return _har(read_uci_har(found["UCI HAR Dataset"])._asdict())
 
 
-HAR_WAYS = (Way(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"), Way(_npz, ("uci_har.npz",), sums=SUMS["har"]))
+HAR_WAYS = (
+    Way(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"),
+    Way(_npz, ("uci_har.npz",), sums=SUMS["har"]),
+)
 register(Entry(HAR, HAR_WAYS, options=_laid_out))
 
 
 # Intensive care. eICU is for credentialed people only, so it has a stand-in that is made here.
 
 # How many stays there are is up to who prepares them: 14 hospitals of 500 to 1,300 in the paper.
-EICU_LICENCE = "PhysioNet Credentialed Health Data License 1.5.0; those who have access prepare the files themselves"
+EICU_LICENCE = (
+    "PhysioNet Credentialed Health Data License 1.5.0; those who have access prepare the files"
+    " themselves"
+)
 EICU = Card(
     name="eicu",
     samples=12600,
     classes=2,
     shape=(200, 442),
-    description="Does a patient die in intensive care? 442 features over 200 steps, from 14 "
-    "hospitals, as Fed-SPS uses them (Pollard et al. 2018)",
+    description=(
+        "Does a patient die in intensive care? 442 features over 200 steps, from 14 "
+        "hospitals, as Fed-SPS uses them (Pollard et al. 2018)"
+    ),
     licence=EICU_LICENCE,
     groups=("hospital",),
     missing="refused: they are filled by whoever prepares the files",
@@ -102,8 +118,10 @@ STANDIN = Card(
     samples=560,
     classes=2,
     shape=(24, 442),
-    description="SYNTHETIC records with eICU's 442 features and 14 hospitals, 40 stays of 24 "
-    "steps each: made from random numbers, nothing in it is a patient",
+    description=(
+        "SYNTHETIC records with eICU's 442 features and 14 hospitals, 40 stays of 24 "
+        "steps each: made from random numbers, nothing in it is a patient"
+    ),
     licence="Apache-2.0, as Comity",
     groups=("hospital",),
 )
@@ -124,16 +142,24 @@ def _eicu(found: Found) -> Dataset:
         if any(values.dtype.kind not in "biuf" for values in data.values()):
             raise bad(path, "must hold numbers")
         parts[path.stem] = np.asarray(data["x"], np.float32), labels(path, data["y"], 2)
-    few = (f"eicu: {len(parts)} hospitals are here, not {HOSPITALS} as in the paper.",) if len(parts) != HOSPITALS else ()
+    few = (
+        (f"eicu: {len(parts)} hospitals are here, not {HOSPITALS} as in the paper.",)
+        if len(parts) != HOSPITALS
+        else ()
+    )
     return _records(EICU, parts, few)
 
 
 def _standin() -> Dataset:
-    """Hospitals whose patients differ in level; those in danger drift over time in a few features, the same everywhere."""
+    """Hospitals whose patients differ in level; those in danger drift over time in a few features,
+    the same everywhere.
+    """
     key = Key.root(0).fold(STANDIN.name)
     steps, features = STANDIN.shape
     rng = key.numpy()
-    drift = np.linspace(0, 1, steps)[:, None] * rng.normal(size=features) * (rng.random(features) < 0.1)
+    drift = (
+        np.linspace(0, 1, steps)[:, None] * rng.normal(size=features) * (rng.random(features) < 0.1)
+    )
     parts = {}
     for n in range(1, HOSPITALS + 1):
         rng = key.fold(n).numpy()
@@ -143,10 +169,16 @@ def _standin() -> Dataset:
         rank = np.argsort(np.argsort(danger + rng.normal(0, 0.5, STAYS)))
         x = rng.normal(size=(STAYS, steps, features)) + level + danger[:, None, None] * drift
         parts[f"hospital {n}"] = x.astype(np.float32), (rank >= STAYS - deaths).astype(np.int64)
-    return _records(STANDIN, parts, ("eicu-standin: these records are synthetic and say nothing about patients.",))
+    return _records(
+        STANDIN,
+        parts,
+        ("eicu-standin: these records are synthetic and say nothing about patients.",),
+    )
 
 
-def _records(card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], notes: tuple[str, ...]) -> Dataset:
+def _records(
+    card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], notes: tuple[str, ...]
+) -> Dataset:
     """Hospitals' stays, one hospital after the other."""
     x, y = (np.concatenate(arrays) for arrays in zip(*parts.values(), strict=True))
     of = np.repeat(np.arange(len(parts)), [len(answers) for _, answers in parts.values()])

@@ -1,4 +1,6 @@
-"""Pictures whose parties are people or sources: characters by writer, objects by where their pictures come from."""
+"""Pictures whose parties are people or sources: characters by writer, objects by where their
+pictures come from.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from comity.data.formats import picture_files, read_leaf, read_npz
 from comity.data.formats.common import bad, folder_of, inside, shown
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
-from comity.data.sets.common import RESEARCH, Shot, a_fifth, album, groups, halves, picture, table, within
+from comity.data.sets.common import (
+    RESEARCH,
+    Shot,
+    a_fifth,
+    album,
+    groups,
+    halves,
+    picture,
+    table,
+    within,
+)
 from comity.data.sets.sums import SUMS
 
 PACS_CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -62,7 +74,9 @@ PACS = Card(
     samples=9991,
     classes=7,
     shape=(3, 64, 64),
-    description="Photos, paintings, cartoons and sketches of seven kinds (Li et al. 2017), at 64 x 64",
+    description=(
+        "Photos, paintings, cartoons and sketches of seven kinds (Li et al. 2017), at 64 x 64"
+    ),
     licence=RESEARCH,
     groups=("domain",),
     hub="flwrlabs/pacs",
@@ -72,7 +86,9 @@ OFFICE = Card(
     samples=2533,
     classes=10,
     shape=(3, 64, 64),
-    description="Objects from Amazon, Caltech-256, a DSLR and a webcam (Gong et al. 2012), at 64 x 64",
+    description=(
+        "Objects from Amazon, Caltech-256, a DSLR and a webcam (Gong et al. 2012), at 64 x 64"
+    ),
     licence=RESEARCH,
     groups=("domain",),
 )
@@ -81,7 +97,10 @@ DOMAINNET = Card(
     samples=22851,
     classes=10,
     shape=(3, 64, 64),
-    description="Pictures of ten kinds from six sources, as FedBN and ADCOL use them (Peng et al. 2019), at 64 x 64",
+    description=(
+        "Pictures of ten kinds from six sources, as FedBN and ADCOL use them (Peng et al. 2019), at"
+        " 64 x 64"
+    ),
     licence="research use; the pictures' rights are their owners'",
     groups=("domain",),
 )
@@ -110,7 +129,9 @@ def _pacs(found: Found) -> Dataset:
 
 def _grouped_npz(card: Card, path: Path, by: str, home: str) -> Dataset:
     """Training and test images, and the number of each one's group."""
-    wanted: dict[str, Any] = {f"{what}_{part}": (part,) for part in ("train", "test") for what in ("y", by)}
+    wanted: dict[str, Any] = {
+        f"{what}_{part}": (part,) for part in ("train", "test") for what in ("y", by)
+    }
     wanted[f"{by}_names"] = None
     data = read_npz(path, x_train=None, x_test=None, class_names=None, **wanted)
     of = np.concatenate([data[f"{by}_train"], data[f"{by}_test"]])
@@ -128,7 +149,15 @@ def _grouped_npz(card: Card, path: Path, by: str, home: str) -> Dataset:
 
 def _office(found: Found) -> Dataset:
     path = found["office10_amazon_webcam64.npz"]
-    data = read_npz(path, x=("n", "h", "w", 3), y=("n",), domain=("n",), is_test=("n",), domain_names=None, class_names=None)
+    data = read_npz(
+        path,
+        x=("n", "h", "w", 3),
+        y=("n",),
+        domain=("n",),
+        is_test=("n",),
+        domain_names=None,
+        class_names=None,
+    )
     mine = groups(path, data["domain_names"].tolist(), data["domain"])
     return picture(
         OFFICE,
@@ -162,26 +191,55 @@ def _leaf(found: Found) -> Dataset:
 
 def _lacking(card: Card, sources: Iterable[str], here: Iterable[str]) -> tuple[str, ...]:
     lost = [name for name in sources if name not in here]
-    return (f"{card.name}: {', '.join(lost)} not here, so there are {len(tuple(here))} of its sources.",) if lost else ()
+    return (
+        (
+            (
+                f"{card.name}: {', '.join(lost)} not here, so there are {len(tuple(here))} of its"
+                " sources."
+            ),
+        )
+        if lost
+        else ()
+    )
 
 
-def _sources(card: Card, folder: Path, sources: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Dataset:
-    """A folder with one folder a source, each with one folder a class; lists may say what is for training and for testing."""
+def _sources(
+    card: Card, folder: Path, sources: tuple[str, ...], classes: tuple[str, ...] | None = None
+) -> Dataset:
+    """A folder with one folder a source, each with one folder a class; lists may say what is for
+    training and for testing.
+    """
     root = folder_of(folder, "kfold")
     here = [name for name in sources if (root / name).is_dir()]
     if not here:
         raise bad(folder, f"must have folders called {', '.join(sources)} in it, or some of them")
-    kinds = classes or sorted({path.name for name in here for path in inside(root / name) if path.is_dir()})
+    kinds = classes or sorted(
+        {path.name for name in here for path in inside(root / name) if path.is_dir()}
+    )
     lists = [root / f"{name}_{part}.txt" for name in here for part in ("train", "test")]
     if all(file.is_file() for file in lists):
         shots = _by_lists(root, lists, here, kinds)
         notes = _lacking(card, sources, here)
     else:
-        shots = a_fifth(_by_folders(root, here, kinds, every=classes is not None), Key.root(0).fold(card.name, "test"))
-        told = f"{card.name}: nothing here says what is for testing, so it is a fifth of each class and source, always the same."
+        shots = a_fifth(
+            _by_folders(root, here, kinds, every=classes is not None),
+            Key.root(0).fold(card.name, "test"),
+        )
+        told = (
+            f"{card.name}: nothing here says what is for testing, so it is a fifth of each class"
+            " and source, always the same."
+        )
         notes = (*_lacking(card, sources, here), told)
     mine = Groups(tuple(here), np.array([shot.group for shot in shots]))
-    return album(card, root, shots, groups={"domain": mine}, home="domain", class_names=tuple(kinds), notes=notes)
+    return album(
+        card,
+        root,
+        shots,
+        groups={"domain": mine},
+        home="domain",
+        class_names=tuple(kinds),
+        notes=notes,
+    )
 
 
 def _by_folders(root: Path, here: list[str], kinds: Iterable[str], every: bool) -> list[Shot]:
@@ -192,12 +250,17 @@ def _by_folders(root: Path, here: list[str], kinds: Iterable[str], every: bool) 
             folder = root / source / kind
             if every and not folder.is_dir():
                 raise bad(root / source, f"has no folder for the class {shown(kind)}")
-            shots += [Shot(path, label, group) for path in (picture_files(folder) if folder.is_dir() else [])]
+            shots += [
+                Shot(path, label, group)
+                for path in (picture_files(folder) if folder.is_dir() else [])
+            ]
     return shots
 
 
 def _by_lists(root: Path, lists: list[Path], here: list[str], kinds: Iterable[str]) -> list[Shot]:
-    """What DomainNet's official lists name (source/class/file and a number): the class is known by its name."""
+    """What DomainNet's official lists name (source/class/file and a number): the class is known by
+    its name.
+    """
     label = {kind: k for k, kind in enumerate(kinds)}
     numbers: dict[str, str] = {}
     shots = []
@@ -206,7 +269,11 @@ def _by_lists(root: Path, lists: list[Path], here: list[str], kinds: Iterable[st
             path = within(root, name, file)
             kind = path.parent.name
             if numbers.setdefault(kind, number) != number:
-                raise bad(file, f"has the label {shown(number)} for {shown(name)}, but {kind} is {numbers[kind]} elsewhere")
+                raise bad(
+                    file,
+                    f"has the label {shown(number)} for {shown(name)}, but {kind} is"
+                    f" {numbers[kind]} elsewhere",
+                )
             if kind in label:
                 shots.append(Shot(path, label[kind], k // 2, test=k % 2 == 1))
     if not shots:
@@ -214,7 +281,9 @@ def _by_lists(root: Path, lists: list[Path], here: list[str], kinds: Iterable[st
     return shots
 
 
-def _folder(card: Card, name: str, sources: tuple[str, ...], classes: tuple[str, ...] | None = None) -> Way:
+def _folder(
+    card: Card, name: str, sources: tuple[str, ...], classes: tuple[str, ...] | None = None
+) -> Way:
     def read(found: Found) -> Dataset:
         return _sources(card, found[name], sources, classes)
 
@@ -248,10 +317,26 @@ register(
     Entry(
         OFFICE,
         (
-            *(_folder(OFFICE, name, OFFICE_SOURCES, OFFICE_CLASSES) for name in ("office_caltech_10", "office-caltech")),
+            *(
+                _folder(OFFICE, name, OFFICE_SOURCES, OFFICE_CLASSES)
+                for name in ("office_caltech_10", "office-caltech")
+            ),
             Way(_office, ("office10_amazon_webcam64.npz",), sums=SUMS["office-caltech"]),
         ),
     )
 )
-register(Entry(DOMAINNET, tuple(_folder(DOMAINNET, name, DOMAIN_SOURCES, DOMAIN_CLASSES) for name in ("domainnet", "DomainNet"))))
-register(Entry(DOMAINNET_345, tuple(_folder(DOMAINNET_345, name, DOMAIN_SOURCES) for name in ("domainnet", "DomainNet"))))
+register(
+    Entry(
+        DOMAINNET,
+        tuple(
+            _folder(DOMAINNET, name, DOMAIN_SOURCES, DOMAIN_CLASSES)
+            for name in ("domainnet", "DomainNet")
+        ),
+    )
+)
+register(
+    Entry(
+        DOMAINNET_345,
+        tuple(_folder(DOMAINNET_345, name, DOMAIN_SOURCES) for name in ("domainnet", "DomainNet")),
+    )
+)

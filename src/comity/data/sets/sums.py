@@ -1,6 +1,8 @@
-"""Checksums of published files: md5 as their makers (or torchvision) print them, sha256 of the subsets that Comity was tried on.
+"""Checksums of published files: md5 as their makers (or torchvision) print them, sha256 of the
+subsets that Comity was tried on.
 
-By dataset, since MNIST and Fashion-MNIST call their files alike. A file that differs is used, and a note says so.
+By dataset, since MNIST and Fashion-MNIST call their files alike. A file that differs is used, and a
+note says so.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ SUMS: Mapping[str, Mapping[str, str]] = {
         "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
         "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
         "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-        "mnist.npz": "a7ca5941ed14a4e275a85c70d92dc1ec30216050a9a8efb4cd648939b6ce6b80 "
-        "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1",  # and that of Keras
+        "mnist.npz": (  # and that of Keras
+            "a7ca5941ed14a4e275a85c70d92dc1ec30216050a9a8efb4cd648939b6ce6b80 "
+            "731c5ac602752760c8e48fbffcf8c3b850d9dc2a2aedcf2cc48468fc17b673d1"
+        ),
     },
     "fashion-mnist": {
         "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -32,7 +36,9 @@ SUMS: Mapping[str, Mapping[str, str]] = {
         "usps.t.bz2": "8ea070ee2aca1ac39742fdd1ef5ed118",
         "usps.npz": "9aebc1647b218a4371d316d752ff1c8e791da6d00e1b41fac071f9dc41aa4725",
     },
-    "mnist-m": {"mnist_m_subset.npz": "ed8542e07f5e13dd1163e03d8a41580d4d770cdb99029d01b19bbd4019f5a076"},
+    "mnist-m": {
+        "mnist_m_subset.npz": "ed8542e07f5e13dd1163e03d8a41580d4d770cdb99029d01b19bbd4019f5a076"
+    },
     "svhn": {
         "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
         "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
@@ -48,9 +54,17 @@ SUMS: Mapping[str, Mapping[str, str]] = {
         "cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85",
         "cifar100_subset.npz": "ae05953a8acd6c080141d62c86133704badb7c078445811d064a7eb6c2260cbe",
     },
-    "femnist": {"femnist_writers.npz": "29a35294f9793b86f7059e7e63f402e1fccea89632e039034c207bb00ca5fd89"},
-    "pacs": {"pacs64_subset.npz": "94449bf7a9fde90d8738789042970c6b319a7db857f62102a481a81d09195241"},
-    "office-caltech": {"office10_amazon_webcam64.npz": "476e23f0eb3c1ac7634360ced329cbc6b60996580debec833e3bfcc9eea5ee56"},
+    "femnist": {
+        "femnist_writers.npz": "29a35294f9793b86f7059e7e63f402e1fccea89632e039034c207bb00ca5fd89"
+    },
+    "pacs": {
+        "pacs64_subset.npz": "94449bf7a9fde90d8738789042970c6b319a7db857f62102a481a81d09195241"
+    },
+    "office-caltech": {
+        "office10_amazon_webcam64.npz": (
+            "476e23f0eb3c1ac7634360ced329cbc6b60996580debec833e3bfcc9eea5ee56"
+        )
+    },
     "har": {"uci_har.npz": "673133684eaa2cb30bb600f2a95542c610dd4ba071bd1eb2c87882767762bb9f"},
     "adult": {
         "adult.data": "5d7c39d7b8804f071cdd1f2a7c460872",

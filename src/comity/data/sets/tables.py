@@ -22,19 +22,29 @@ from comity.data.tables import OWN_MEANS, read_schema
 
 # The words of each column, in the order of the dataset's own description.
 ADULT_WORDS = {
-    "workclass": "Private,Self-emp-not-inc,Self-emp-inc,Federal-gov,Local-gov,State-gov,Without-pay,Never-worked",
-    "education": "Bachelors,Some-college,11th,HS-grad,Prof-school,Assoc-acdm,Assoc-voc,9th,7th-8th,12th,Masters,1st-4th,10th,"
-    "Doctorate,5th-6th,Preschool",
-    "marital_status": "Married-civ-spouse,Divorced,Never-married,Separated,Widowed,Married-spouse-absent,Married-AF-spouse",
-    "occupation": "Tech-support,Craft-repair,Other-service,Sales,Exec-managerial,Prof-specialty,Handlers-cleaners,"
-    "Machine-op-inspct,Adm-clerical,Farming-fishing,Transport-moving,Priv-house-serv,Protective-serv,Armed-Forces",
+    "workclass": (
+        "Private,Self-emp-not-inc,Self-emp-inc,Federal-gov,Local-gov,State-gov,Without-pay,Never-worked"
+    ),
+    "education": (
+        "Bachelors,Some-college,11th,HS-grad,Prof-school,Assoc-acdm,Assoc-voc,9th,7th-8th,12th,Masters,1st-4th,10th,"
+        "Doctorate,5th-6th,Preschool"
+    ),
+    "marital_status": (
+        "Married-civ-spouse,Divorced,Never-married,Separated,Widowed,Married-spouse-absent,Married-AF-spouse"
+    ),
+    "occupation": (
+        "Tech-support,Craft-repair,Other-service,Sales,Exec-managerial,Prof-specialty,Handlers-cleaners,"
+        "Machine-op-inspct,Adm-clerical,Farming-fishing,Transport-moving,Priv-house-serv,Protective-serv,Armed-Forces"
+    ),
     "relationship": "Wife,Own-child,Husband,Not-in-family,Other-relative,Unmarried",
     "race": "White,Asian-Pac-Islander,Amer-Indian-Eskimo,Other,Black",
     "sex": "Female,Male",
-    "native_country": "United-States,Cambodia,England,Puerto-Rico,Canada,Germany,Outlying-US(Guam-USVI-etc),India,Japan,Greece,"
-    "South,China,Cuba,Iran,Honduras,Philippines,Italy,Poland,Jamaica,Vietnam,Mexico,Portugal,Ireland,France,Dominican-Republic,"
-    "Laos,Ecuador,Taiwan,Haiti,Columbia,Hungary,Guatemala,Nicaragua,Scotland,Thailand,Yugoslavia,El-Salvador,Trinadad&Tobago,"
-    "Peru,Hong,Holand-Netherlands",
+    "native_country": (
+        "United-States,Cambodia,England,Puerto-Rico,Canada,Germany,Outlying-US(Guam-USVI-etc),India,Japan,Greece,"
+        "South,China,Cuba,Iran,Honduras,Philippines,Italy,Poland,Jamaica,Vietnam,Mexico,Portugal,Ireland,France,Dominican-Republic,"
+        "Laos,Ecuador,Taiwan,Haiti,Columbia,Hungary,Guatemala,Nicaragua,Scotland,Thailand,Yugoslavia,El-Salvador,Trinadad&Tobago,"
+        "Peru,Hong,Holand-Netherlands"
+    ),
 }
 INCOMES = ("<=50K", ">50K")
 UNKNOWN = "an unknown word is a row of zeros in its columns, as in the papers"
@@ -43,8 +53,10 @@ ADULT = Card(
     samples=48842,
     classes=2,
     shape=(99,),
-    description="Does a person earn more than 50,000 dollars? Eight columns of words, as 99 zeros and ones (Kohavi and Becker "
-    "1996)",
+    description=(
+        "Does a person earn more than 50,000 dollars? Eight columns of words, as 99 zeros and ones"
+        " (Kohavi and Becker 1996)"
+    ),
     licence="CC BY 4.0",
     groups=("doctorate",),
     hub="scikit-learn/adult-census-income",
@@ -73,9 +85,14 @@ def one_hot(column: NDArray[Any], words: tuple[str, ...], what: str) -> NDArray[
 
 def _adult(card: Card, train: Table, test: Table, home: str) -> Dataset:
     words = {name: tuple(text.split(",")) for name, text in ADULT_WORDS.items()}
-    rows = [np.concatenate([one_hot(t[c], w, t.place(c)) for c, w in words.items()], axis=1) for t in (train, test)]
+    rows = [
+        np.concatenate([one_hot(t[c], w, t.place(c)) for c, w in words.items()], axis=1)
+        for t in (train, test)
+    ]
     x = np.concatenate(rows)
-    y = np.concatenate([labels(t.place("income"), t.codes("income", INCOMES), 2) for t in (train, test)])
+    y = np.concatenate(
+        [labels(t.place("income"), t.codes("income", INCOMES), 2) for t in (train, test)]
+    )
     doctor = np.concatenate([t["education"] == "Doctorate" for t in (train, test)])
     held = np.arange(len(y)) >= len(train)
     groups = {"doctorate": Groups(("non-phd", "phd"), doctor.astype(np.int64))}
@@ -100,7 +117,9 @@ def _adult_ways(card: Card, home: str) -> tuple[Way, ...]:
         return _adult(card, read_adult(found["adult.data"]), read_adult(found["adult.test"]), home)
 
     def tables(found: Found) -> Dataset:
-        return _adult(card, read_csv(found["adult_train.csv"]), read_csv(found["adult_test.csv"]), home)
+        return _adult(
+            card, read_csv(found["adult_train.csv"]), read_csv(found["adult_test.csv"]), home
+        )
 
     return (
         Way(original, ("adult.data", "adult.test"), sums=SUMS["adult"]),
@@ -118,11 +137,15 @@ HEART = Card(
     samples=920,
     classes=2,
     shape=(30,),
-    description="Has a patient heart disease? 13 findings from four hospitals (Detrano et al. 1989)",
+    description=(
+        "Has a patient heart disease? 13 findings from four hospitals (Detrano et al. 1989)"
+    ),
     licence="CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano",
     groups=("site",),
-    missing="numbers are filled with the mean of the hospital's own training samples, and a column each says where; a missing "
-    "word is a row of zeros",
+    missing=(
+        "numbers are filled with the mean of the hospital's own training samples, and a column each"
+        " says where; a missing word is a row of zeros"
+    ),
 )
 HEART_FILES = Path(__file__).parent.parent / "embedded" / "heart"
 
@@ -151,12 +174,19 @@ GENERAL = {
 
 
 def _heart_scaled(heart: Dataset, scale: Literal["own", "fixed"] = "own") -> Dataset:
-    """`fixed`: numbers scaled by round constants and missing ones filled in by them, so that no record moves what others are."""
+    """`fixed`: numbers scaled by round constants and missing ones filled in by them, so that no
+    record moves what others are.
+    """
     if scale == "own":
         return heart
     assert heart.schema
-    constants = [GENERAL.get(column.name, (column.mean, column.std)) for column in heart.schema.columns]
-    columns = (replace(one, mean=mean, std=std) for one, (mean, std) in zip(heart.schema.columns, constants, strict=True))
+    constants = [
+        GENERAL.get(column.name, (column.mean, column.std)) for column in heart.schema.columns
+    ]
+    columns = (
+        replace(one, mean=mean, std=std)
+        for one, (mean, std) in zip(heart.schema.columns, constants, strict=True)
+    )
     schema = replace(heart.schema, columns=tuple(columns), scale="fixed")
     told = tuple(note.replace(OWN_MEANS, "the schema's constants") for note in heart.notes)
     return replace(heart, **prepared_by(schema) | {"scaled": (), "scale": "fixed", "notes": told})

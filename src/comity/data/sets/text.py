@@ -25,7 +25,10 @@ AG_NEWS = Card(
     samples=127600,
     classes=4,
     shape=(LENGTH,),
-    description=f"News by topic: the first {LENGTH} words, each a number below {VOCABULARY:,} (Zhang et al. 2015)",
+    description=(
+        f"News by topic: the first {LENGTH} words, each a number below {VOCABULARY:,} (Zhang et al."
+        " 2015)"
+    ),
     licence="non-commercial research use",
     hub="fancyzhx/ag_news",
 )
@@ -33,7 +36,8 @@ WORD = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
 
 
 def numbers(texts: list[str]) -> NDArray[np.float32]:
-    """Words and marks in lower case, as fixed numbers by a checksum: a vocabulary counted over all texts would be pooled data.
+    """Words and marks in lower case, as fixed numbers by a checksum: a vocabulary counted over all
+    texts would be pooled data.
 
     Whole numbers up to 2^24 are exact in 32-bit floats.
     """
@@ -49,7 +53,9 @@ def numbers(texts: list[str]) -> NDArray[np.float32]:
 
 def _news(parts: list[Table], texts: list[list[str]], first: int) -> Dataset:
     """Training and test texts, whose classes the files count from `first`."""
-    y = np.concatenate([labels(t.place("label"), t.numeric("label"), AG_NEWS.classes, first) for t in parts])
+    y = np.concatenate(
+        [labels(t.place("label"), t.numeric("label"), AG_NEWS.classes, first) for t in parts]
+    )
     held = np.arange(len(y)) >= len(parts[0])
     return Dataset(
         name=AG_NEWS.name,
@@ -74,7 +80,14 @@ def _with_header(found: Found) -> Dataset:
 def _original(found: Found) -> Dataset:
     """The authors' own files: class from 1, title, description, no header."""
     parts = [read_csv(path, header=("label", "title", "text")) for path in found.values()]
-    return _news(parts, [[f"{title} {text}" for title, text in zip(t["title"], t["text"], strict=True)] for t in parts], first=1)
+    return _news(
+        parts,
+        [
+            [f"{title} {text}" for title, text in zip(t["title"], t["text"], strict=True)]
+            for t in parts
+        ],
+        first=1,
+    )
 
 
 register(

@@ -1,8 +1,9 @@
-"""Many parties' local training as one: their parameters stacked, each step one batched computation for all of them.
+"""Many parties' local training as one: their parameters stacked, each step one batched computation
+for all of them.
 
-A step of a small model is mostly overhead and waiting for memory; of twenty small models at once it is arithmetic. The numbers
-are those of training one by one, up to rounding. Parties take a step together when their batches are of one size, else in
-groups or by themselves.
+A step of a small model is mostly overhead and waiting for memory; of twenty small models at once it
+is arithmetic. The numbers are those of training one by one, up to rounding. Parties take a step
+together when their batches are of one size, else in groups or by themselves.
 """
 
 from __future__ import annotations
@@ -31,11 +32,15 @@ from comity.engines.stacked.stacked_tree import StackedTree, Unlike
 VALUE = "the loss"
 GATHERED = 16_000_000  # bytes of inputs that are brought together at once
 Trained = tuple[Fitted | None, str]
-"""What came of a training; or None, and why it must be done by itself (no reason where that is nothing to speak of)."""
+"""What came of a training; or None, and why it must be done by itself (no reason where that is
+nothing to speak of).
+"""
 
 
 def train_together(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
-    """What training each by itself would give, up to rounding, as far as they can be one computation."""
+    """What training each by itself would give, up to rounding, as far as they can be one
+    computation.
+    """
     results: dict[int, Trained] = {}
     for group in _groups(requests):
         results |= zip(group, _train_group([requests[n] for n in group]), strict=True)
@@ -43,14 +48,28 @@ def train_together(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
 
 
 def _groups(requests: Sequence[FitRequest[Any]]) -> list[list[int]]:
-    """Requests that train the same tensors in the same way by the same function, by their number of samples."""
+    """Requests that train the same tensors in the same way by the same function, by their number of
+    samples.
+    """
     found: dict[Any, list[int]] = {}
     for n, r in enumerate(requests):
         shapes = tuple((k, v.shape, v.dtype) for k, v in r.begin.items())
         count = r.before.count if r.before else -1
         pull = None if r.pull is None else (tuple(r.pull.to), r.pull.weight)
         rows = tuple((k, v.shape[1:], v.dtype) for k, v in r.samples.rows.items())
-        way = (r.batched, r.objective, r.draw, shapes, r.training, r.samples.shape, rows, r.only, r.add is None, pull, count)
+        way = (
+            r.batched,
+            r.objective,
+            r.draw,
+            shapes,
+            r.training,
+            r.samples.shape,
+            rows,
+            r.only,
+            r.add is None,
+            pull,
+            count,
+        )
         found.setdefault(way, []).append(n)
     return [sorted(group, key=lambda n: -len(requests[n].samples)) for group in found.values()]
 
@@ -59,7 +78,10 @@ def _train_group(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
     loss = requests[0].objective
     if not _is_common(loss):
         name = getattr(loss, "__qualname__", type(loss).__name__)
-        why = f"{name} is made anew at each party, so its trainings run one by one: let the loss be a method of the algorithm."
+        why = (
+            f"{name} is made anew at each party, so its trainings run one by one: let the loss be a"
+            " method of the algorithm."
+        )
         return [(None, why)] * len(requests)
     if len(requests) < 2 or not requests[0].batched:
         return [(None, "")] * len(requests)
@@ -69,17 +91,24 @@ def _train_group(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
         return [(None, f"Trainings of {loss.__qualname__} run one by one: {why}.")] * len(requests)
     except Exception as why:  # torch refuses what depends on values or draws; an error of the loss itself is raised again
         words = shorten(str(why), 120, placeholder="...")
-        said = f"Trainings of {loss.__qualname__} run one by one: stacked they fail ({type(why).__name__}: {words})."
+        said = (
+            f"Trainings of {loss.__qualname__} run one by one: stacked they fail"
+            f" ({type(why).__name__}: {words})."
+        )
         return [(None, said)] * len(requests)
 
 
 def _is_common(loss: Any) -> bool:
-    """Whether a loss is one function for all parties: a method of the algorithm, or a function of a module.
+    """Whether a loss is one function for all parties: a method of the algorithm, or a function of a
+    module.
 
-    Anything else (a closure, a lambda, a partial, another object's method) is made anew at each party and may hold anything.
+    Anything else (a closure, a lambda, a partial, another object's method) is made anew at each
+    party and may hold anything.
     """
     if ismethod(loss):
-        return isinstance(loss.__self__, Algorithm) and not set(loss.__func__.__code__.co_freevars) - {"__class__"}
+        return isinstance(loss.__self__, Algorithm) and not set(
+            loss.__func__.__code__.co_freevars
+        ) - {"__class__"}
     return isinstance(loss, FunctionType) and "<locals>" not in loss.__qualname__
 
 
@@ -95,13 +124,21 @@ class Segment(NamedTuple):
 def _order(request: FitRequest[Any]) -> Tensor:
     """The samples of all of a party's batches in a row."""
     each = list(orders(len(request.samples), request.key, request.training))
-    return each[0] if len(each) == 1 else torch.cat(each) if each else torch.zeros(0, dtype=torch.int64)
+    return (
+        each[0]
+        if len(each) == 1
+        else torch.cat(each)
+        if each
+        else torch.zeros(0, dtype=torch.int64)
+    )
 
 
 @lru_cache
 def _sizes(samples: int, training: Training) -> tuple[list[int], list[int]]:
     """The sizes of all batches that so many samples make, and where each begins in their row."""
-    an_epoch = [min(training.batch, samples - at) for at in range(0, samples, training.batch)][: training.an_epoch(samples)]
+    an_epoch = [min(training.batch, samples - at) for at in range(0, samples, training.batch)][
+        : training.an_epoch(samples)
+    ]
     sizes = list(islice(cycle(an_epoch), training.steps_for(samples)))
     return sizes, [0, *accumulate(sizes)]
 
@@ -128,7 +165,11 @@ class BatchedTraining:
             self.second = _stack([r.before.second for r in requests if r.before])
         elif self.training.optimizer == "adam" or self.training.momentum:
             self.first = {k: torch.zeros_like(self.theta[k]) for k in self.names}
-            self.second = {k: torch.zeros_like(self.theta[k]) for k in self.names if self.training.optimizer == "adam"}
+            self.second = {
+                k: torch.zeros_like(self.theta[k])
+                for k in self.names
+                if self.training.optimizer == "adam"
+            }
         self.orders = [_order(r) for r in requests]
         sizes = [_sizes(len(r.samples), r.training) for r in requests]
         self.sizes = [each for each, _ in sizes]
@@ -138,7 +179,9 @@ class BatchedTraining:
 
     def train(self) -> list[Fitted]:
         """All segments, and then what came out for each party."""
-        tasks = {id(r.task): r.task for r in self.requests if type(r.task) is not LearningTask}  # a plain one holds no tensors
+        tasks = {
+            id(r.task): r.task for r in self.requests if type(r.task) is not LearningTask
+        }  # a plain one holds no tensors
         given = [[own for own in self.owns if own is not None], list(tasks.values())]
         before = marks(given)
         for segment in self._segments():
@@ -150,7 +193,9 @@ class BatchedTraining:
         return [self._done(i) for i in range(len(self.requests))]
 
     def _segments(self) -> Iterator[Segment]:
-        """Step by step those whose batches are of one size; as long as they stay the same it is one segment."""
+        """Step by step those whose batches are of one size; as long as they stay the same it is one
+        segment.
+        """
         if all(sizes is self.sizes[0] for sizes in self.sizes) and len(set(self.sizes[0])) == 1:
             yield Segment(tuple(range(len(self.requests))), 0, len(self.sizes[0]), self.sizes[0][0])
             return
@@ -169,15 +214,23 @@ class BatchedTraining:
 
     def _descent(self, loss: Any, at: slice | Tensor | int, first_step: int) -> Descent:
         """Descent on some rows; it works on them in place, or on copies if `at` makes such."""
-        theta, first, second = ({k: v[at] for k, v in state.items()} for state in (self.theta, self.first, self.second))
+        theta, first, second = (
+            {k: v[at] for k, v in state.items()} for state in (self.theta, self.first, self.second)
+        )
         moments = Moments(first, second, self.before + first_step) if first else None
         shift = [self.shift[k][at] for k in self.names] if self.shift else None
         pull = self.requests[0].pull
-        anchor = Anchor.at(self.names, {k: v[at] for k, v in self.to.items()}, pull.weight) if pull else None
+        anchor = (
+            Anchor.at(self.names, {k: v[at] for k, v in self.to.items()}, pull.weight)
+            if pull
+            else None
+        )
         return Descent(loss, self.training, theta, self.names, moments, shift, anchor)
 
     def _walk(self, segment: Segment) -> None:
-        """Take a segment's steps on its parties' rows: in place if they lie side by side, else on copies that are put back."""
+        """Take a segment's steps on its parties' rows: in place if they lie side by side, else on
+        copies that are put back.
+        """
         rows = segment.rows
         side_by_side = rows == tuple(range(rows[0], rows[-1] + 1))
         at: slice | Tensor = slice(rows[0], rows[-1] + 1) if side_by_side else torch.tensor(rows)
@@ -190,10 +243,18 @@ class BatchedTraining:
             drawn: StackedTree = batch.drawn
 
             def one(
-                theta: Params, seen: Params, rows: Params, scratch: Params, task: Params, own: Params, draws: Params
+                theta: Params,
+                seen: Params,
+                rows: Params,
+                scratch: Params,
+                task: Params,
+                own: Params,
+                draws: Params,
             ) -> Params:
                 notes = dict(scratch)
-                mine = Batch(seen["x"], seen["y"], seen["i"], batch.number, notes, rows, drawn.of(draws))
+                mine = Batch(
+                    seen["x"], seen["y"], seen["i"], batch.number, notes, rows, drawn.of(draws)
+                )
                 value = function(self.task.of(task), ReadOnlyDict(theta), mine, self.own.of(own))
                 return {**notes, VALUE: value}
 
@@ -219,7 +280,11 @@ class BatchedTraining:
 
     def _put_back(self, descent: Descent, at: slice | Tensor) -> None:
         moments = descent.moments
-        changed = (descent.theta, moments.first if moments else {}, moments.second if moments else {})
+        changed = (
+            descent.theta,
+            moments.first if moments else {},
+            moments.second if moments else {},
+        )
         for state, new in zip((self.theta, self.first, self.second), changed, strict=True):
             for k, v in new.items():
                 state[k][at] = v
@@ -246,10 +311,15 @@ class BatchedTraining:
         some = max(1, GATHERED // max(1, len(parties) * size * one.x[0].nbytes))
         for begin in range(segment.first, segment.end, some):
             many = min(some, segment.end - begin) * size
-            orders = torch.stack([self.orders[i][(at := self.begins[i][begin]) : at + many] for i in parties])
+            orders = torch.stack(
+                [self.orders[i][(at := self.begins[i][begin]) : at + many] for i in parties]
+            )
             x = self._gathered([self.requests[i].samples.x for i in parties], orders)
             y = self._gathered([self.requests[i].samples.y for i in parties], orders)
-            rows = {k: self._gathered([self.requests[i].samples.rows[k] for i in parties], orders) for k in one.rows}
+            rows = {
+                k: self._gathered([self.requests[i].samples.rows[k] for i in parties], orders)
+                for k in one.rows
+            }
             for number, at in enumerate(range(0, many, size), begin):
                 part = slice(at, at + size)
                 seen = self._augmented(x[:, part], parties, number)
@@ -285,7 +355,9 @@ class BatchedTraining:
         return StackedTree(made)
 
     def _done(self, i: int) -> Fitted:
-        theta, first, second = ({k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second))
+        theta, first, second = (
+            {k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second)
+        )
         steps = len(self.sizes[i])
         moments = Moments(first, second, self.before + steps) if first and steps else None
         return Fitted(theta, moments, steps, self.last[i], self.scratch[i])

@@ -1,4 +1,6 @@
-"""Parties' works side by side: each runs up to its next training, then all of those are done together."""
+"""Parties' works side by side: each runs up to its next training, then all of those are done
+together.
+"""
 
 from __future__ import annotations
 
@@ -18,28 +20,40 @@ from comity.engines.site import Site
 from comity.engines.stacked.batched_training import train_together
 from comity.engines.versions import PartyState
 
-BLOCK_BYTES = 6_000_000  # of weights trained together: they should stay in the cache from step to step
+BLOCK_BYTES = (
+    6_000_000  # of weights trained together: they should stay in the cache from step to step
+)
 BLOCK_PARTIES = 64
 
 
 def gains_by_stacking(network: Network) -> bool:
-    """Whether parties with such networks are trained together: convolutions gain nothing, dropout draws party by party."""
+    """Whether parties with such networks are trained together: convolutions gain nothing, dropout
+    draws party by party.
+    """
     return network.dense and not network.draws
 
 
 class Batched:
     """Many parties' trainings as one computation, as far as they can be."""
 
-    def run(self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes) -> Iterator[tuple[int, PartyResult]]:
+    def run(
+        self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes
+    ) -> Iterator[tuple[int, PartyResult]]:
         """Those whose networks gain nothing one by one, then the others in blocks."""
         blocks = [i for i in messages if gains_by_stacking(sites[i].party.task.network)]
         for i in sorted(messages.keys() - set(blocks)) if blocks else messages:
             yield i, sites[i].run(call, messages[i], inboxes.get(i, {}))
         for block in _blocks(sites, blocks):
-            yield from _work_block({i: sites[i].begin(call, messages[i], inboxes.get(i, {})) for i in block}, sites)
+            yield from _work_block(
+                {i: sites[i].begin(call, messages[i], inboxes.get(i, {})) for i in block}, sites
+            )
 
-    def evaluate(self, sites: Sites, messages: Mapping[int, Message], final: bool) -> Iterator[tuple[int, Evaluation]]:
-        """Of those who have one and the same model in one pass; at the end each by itself, as on all engines."""
+    def evaluate(
+        self, sites: Sites, messages: Mapping[int, Message], final: bool
+    ) -> Iterator[tuple[int, Evaluation]]:
+        """Of those who have one and the same model in one pass; at the end each by itself, as on
+        all engines.
+        """
         if final:
             for i, message in messages.items():
                 yield i, sites[i].evaluate(message, final)

@@ -18,7 +18,9 @@ class Unlike(Exception):
 
 
 class StackedTree:
-    """Several parties' trees; `rows` are the tensors by which they differ, stacked, row i being party i's."""
+    """Several parties' trees; `rows` are the tensors by which they differ, stacked, row i being
+    party i's.
+    """
 
     def __init__(self, trees: Sequence[Any]) -> None:
         self.rows: Params = {}
@@ -40,7 +42,9 @@ class StackedTree:
         """One party's tree, around its rows."""
         if not rows:
             return self._whole
-        return pytree.tree_unflatten([rows.get(str(n), leaf) for n, leaf in enumerate(self._leaves)], self._spec)
+        return pytree.tree_unflatten(
+            [rows.get(str(n), leaf) for n, leaf in enumerate(self._leaves)], self._spec
+        )
 
 
 def _place(tree: Any, n: int) -> str:
@@ -51,7 +55,10 @@ def _place(tree: Any, n: int) -> str:
 
 def _stacked(column: Sequence[Any], tree: Any, n: int) -> Tensor:
     first = column[0]
-    if any(not isinstance(leaf, Tensor) or leaf.shape != first.shape or leaf.dtype != first.dtype for leaf in column):
+    if any(
+        not isinstance(leaf, Tensor) or leaf.shape != first.shape or leaf.dtype != first.dtype
+        for leaf in column
+    ):
         raise Unlike(f"{_place(tree, n)} has another shape at each party")
     return torch.stack([leaf.detach() for leaf in column])
 
@@ -60,5 +67,7 @@ def _equal(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return isinstance(one, type(other)) and one.dtype == other.dtype and np.array_equal(one, other)
+        return (
+            isinstance(one, type(other)) and one.dtype == other.dtype and np.array_equal(one, other)
+        )
     return type(one) is type(other) and bool(one == other)

@@ -11,7 +11,9 @@ from comity.report.gather import Group
 
 
 def absences(group: Group) -> list[Table]:
-    """A table of all absences, if there are any: by method, seed, party, work and how, with the rounds."""
+    """A table of all absences, if there are any: by method, seed, party, work and how, with the
+    rounds.
+    """
     found: dict[tuple[str, str, str, str, str], set[int]] = defaultdict(set)
     for run in group.runs:
         for row in run.absences:
@@ -21,7 +23,11 @@ def absences(group: Group) -> list[Table]:
         for (method, seed, party, work, how), rounds in found.items()
     ]
     heads = ["method", "seed", "party", "asked for", "what happened", "rounds"]
-    return [Table("absences", "Who was not heard", heads, rows, words=6, folded=len(rows) > 12)] if rows else []
+    return (
+        [Table("absences", "Who was not heard", heads, rows, words=6, folded=len(rows) > 12)]
+        if rows
+        else []
+    )
 
 
 def spans(rounds: set[int]) -> str:

@@ -32,14 +32,23 @@ def curves(group: Group) -> Section:
     data = table(group)
     if not data.columns["round"]:
         no_figures = any(run.ended for run in group.runs)
-        section.say("No figures by round are known here." if no_figures else "No run has been evaluated yet.", "missing")
+        section.say(
+            "No figures by round are known here."
+            if no_figures
+            else "No run has been evaluated yet.",
+            "missing",
+        )
         return section
     last = [f"{m.name} {_last(m)}" for m in group.methods if any(run.curve for run in m.runs)]
     band = "; bands and ±: standard deviation over seeds" if several(group) else ""
     whose = f"of {group.site}" if group.site else "mean over parties"
     alt = f"Test {group.metric.title}, {whose}{band}. At the end: {', '.join(last)}."
     section.blocks.append(_by_round(data, group, alt))
-    sent = [row["bytes"] for row in data.rows() if not row["alone"] and row["round"] > 0 and row["bytes"]]
+    sent = [
+        row["bytes"]
+        for row in data.rows()
+        if not row["alone"] and row["round"] > 0 and row["bytes"]
+    ]
     if sent:
         section.blocks.append(_by_bytes(data, group, alt, sent))
     return section
@@ -55,7 +64,9 @@ def table(group: Group) -> Data:
             values = [run.curve[t] for run in method.runs if t in run.curve]
             mean = statistics.fmean(values)
             std = statistics.pstdev(values)
-            sent = statistics.fmean(run.traffic.get(t, 0.0) for run in method.runs if t in run.curve)
+            sent = statistics.fmean(
+                run.traffic.get(t, 0.0) for run in method.runs if t in run.curve
+            )
             rows.append(
                 {
                     "method": method.name,
@@ -77,8 +88,26 @@ def table(group: Group) -> Data:
             for t in kept:
                 own = [run.parties[party][t] for run in drawn if t in run.parties.get(party, {})]
                 if own:
-                    rows.append({"method": method.name, "party": party, "round": t, group.metric.name: statistics.fmean(own)})
-    columns = ("method", "alone", "party", "round", group.metric.name, "low", "high", "spread", "bytes", "seeds")
+                    rows.append(
+                        {
+                            "method": method.name,
+                            "party": party,
+                            "round": t,
+                            group.metric.name: statistics.fmean(own),
+                        }
+                    )
+    columns = (
+        "method",
+        "alone",
+        "party",
+        "round",
+        group.metric.name,
+        "low",
+        "high",
+        "spread",
+        "bytes",
+        "seeds",
+    )
     return Data.of("curves", rows, columns)
 
 
@@ -95,25 +124,39 @@ def _last(method: Method) -> str:
 
 
 def _first(group: Group) -> int:
-    """The first round that is drawn: where there are many, not the one before training, which says nothing and takes the room."""
+    """The first round that is drawn: where there are many, not the one before training, which says
+    nothing and takes the room.
+    """
     return int(max(len(run.curve) for run in group.runs) > FEW)
 
 
 def _y(data: Data, group: Group) -> VegaSpec:
-    """The axis that both charts have, whatever of the curves each shows: that of all means that are drawn, with their bands."""
+    """The axis that both charts have, whatever of the curves each shows: that of all means that are
+    drawn, with their bands.
+    """
     first = _first(group)
-    reach = [row[name] for row in data.rows() for name in ("low", "high") if row[name] is not None and row["round"] >= first]
+    reach = [
+        row[name]
+        for row in data.rows()
+        for name in ("low", "high")
+        if row[name] is not None and row["round"] >= first
+    ]
     return fraction(group.metric.name, f"test {group.metric.title}", reach)
 
 
 def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
     """Band, line, and points that answer the pointer.
 
-    Not by a selection that is `nearest`: Vega-Lite's tooltips know nothing of words there, and say "undefined".
+    Not by a selection that is `nearest`: Vega-Lite's tooltips know nothing of words there, and say
+    "undefined".
     """
     whole = {"filter": f"datum.party == '' && datum.round >= {_first(group)}"}
     colour = by_method(group)
-    tips = [tip("method", "method"), tip("round", "round"), tip(group.metric.name, group.metric.title, ".1%")]
+    tips = [
+        tip("method", "method"),
+        tip("round", "round"),
+        tip(group.metric.name, group.metric.title, ".1%"),
+    ]
     if several(group):
         tips += [tip("spread", "± over seeds", ".1%"), tip("seeds", "seeds", "d")]
     tips.append(tip("sent", "sent so far"))
@@ -124,10 +167,19 @@ def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
         "mark": {"type": "area", "opacity": 0.15},
         "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
     }
-    line: VegaSpec = {"transform": [whole], "mark": mark, "encoding": {"x": x, "y": y, "color": colour}}
+    line: VegaSpec = {
+        "transform": [whole],
+        "mark": mark,
+        "encoding": {"x": x, "y": y, "color": colour},
+    }
     near: VegaSpec = {
         "transform": [whole, SIZED],
-        "params": [{"name": "near", "select": {"type": "point", "on": "pointerover", "clear": "pointerout"}}],
+        "params": [
+            {
+                "name": "near",
+                "select": {"type": "point", "on": "pointerover", "clear": "pointerout"},
+            }
+        ],
         "mark": {"type": "point", "filled": True, "size": 140},
         "encoding": {
             "x": x,
@@ -155,14 +207,33 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
         },
     }
     layers = [alone, *_layers(x, y, group)]
-    spec: VegaSpec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": layers}
+    spec: VegaSpec = {
+        "height": 300,
+        "params": [shown(group.names)],
+        "transform": [ONLY_SHOWN],
+        "layer": layers,
+    }
     means = y["scale"]["domain"]
     everybody = [value for value in data.columns[group.metric.name] if value is not None] + means
     wide = [min(everybody), max(everybody)]
-    axes = ((("layer", k, "encoding", "y", "scale", "domain"), wide, means) for k in range(len(spec["layer"])))
-    box = Checkbox("each party's line", ((("layer", 0, "transform", 0, "filter"), "datum.party != ''", "false"), *axes))
+    axes = (
+        (("layer", k, "encoding", "y", "scale", "domain"), wide, means)
+        for k in range(len(spec["layer"]))
+    )
+    box = Checkbox(
+        "each party's line",
+        ((("layer", 0, "transform", 0, "filter"), "datum.party != ''", "false"), *axes),
+    )
     boxes = () if group.site else (box,)  # its line is the mean
-    return Chart(f"{group.metric.name}-by-round", f"{capital(group.metric.title)} by round", alt, data, spec, boxes, half=True)
+    return Chart(
+        f"{group.metric.name}-by-round",
+        f"{capital(group.metric.title)} by round",
+        alt,
+        data,
+        spec,
+        boxes,
+        half=True,
+    )
 
 
 def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
@@ -179,13 +250,35 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         "encoding": {
             "y": y,
             "color": by_method(group),
-            "tooltip": [tip("method", "method"), tip("round", "round"), tip(group.metric.name, group.metric.title, ".1%")],
+            "tooltip": [
+                tip("method", "method"),
+                tip("round", "round"),
+                tip(group.metric.name, group.metric.title, ".1%"),
+            ],
         },
     }
     layers = _layers(x, y, group)
     for layer in layers:
-        layer["transform"] = [*layer["transform"], {"filter": "datum.round > 0 && datum.bytes > 0 && !datum.alone"}]
-    spec = {"height": 300, "params": [shown(group.names)], "transform": [ONLY_SHOWN], "layer": [*layers, still]}
+        layer["transform"] = [
+            *layer["transform"],
+            {"filter": "datum.round > 0 && datum.bytes > 0 && !datum.alone"},
+        ]
+    spec = {
+        "height": 300,
+        "params": [shown(group.names)],
+        "transform": [ONLY_SHOWN],
+        "layer": [*layers, still],
+    }
     box = logarithmic(*(("layer", k, "encoding", "x") for k in range(len(layers))))
-    words = alt + (" Training alone, which sends nothing in its rounds: the dashed line." if group.solo else "")
-    return Chart(f"{group.metric.name}-by-bytes", f"{capital(group.metric.title)} by bytes", words, data, spec, (box,), half=True)
+    words = alt + (
+        " Training alone, which sends nothing in its rounds: the dashed line." if group.solo else ""
+    )
+    return Chart(
+        f"{group.metric.name}-by-bytes",
+        f"{capital(group.metric.title)} by bytes",
+        words,
+        data,
+        spec,
+        (box,),
+        half=True,
+    )

@@ -1,8 +1,10 @@
-"""What methods tell of themselves: charts of the diagnostics that their classes declare (`comity.core.diagnostics`).
+"""What methods tell of themselves: charts of the diagnostics that their classes declare
+(`comity.core.diagnostics`).
 
-Comity's own methods are found by name. A file of a user's own is not imported for the sake of these charts: its class is asked
-only where the page opens the run anyway, to check its bytes. Whatever else such a method noted under a name with a slash is
-drawn plainly, so that a file that is gone costs the titles, not the figures.
+Comity's own methods are found by name. A file of a user's own is not imported for the sake of these
+charts: its class is asked only where the page opens the run anyway, to check its bytes. Whatever
+else such a method noted under a name with a slash is drawn plainly, so that a file that is gone
+costs the titles, not the figures.
 """
 
 from __future__ import annotations
@@ -20,20 +22,35 @@ from comity.core.server import Note
 from comity.core.wrapper import chain
 from comity.errors import UsageError, describe
 from comity.report.blocks import Chart, Data, Section, VegaSpec
-from comity.report.charts import PARTIES, by_method, first_of, heat, line_of_points, quantity, tall, tip, whole_rounds, word
+from comity.report.charts import (
+    PARTIES,
+    by_method,
+    first_of,
+    heat,
+    line_of_points,
+    quantity,
+    tall,
+    tip,
+    whole_rounds,
+    word,
+)
 from comity.report.gather import Group, Method
 from comity.report.readable import Run
 from comity.report.sections.wire import talks
 from comity.spec import parse, split
 
 UNDECLARED = 12
-"""At most so many charts of figures that a method noted without declaring them: there may be any number."""
+"""At most so many charts of figures that a method noted without declaring them: there may be any
+number.
+"""
 SPREAD = "spread over seeds"
 """A column that no declared value can be called."""
 
 
 def diagnostics(section: Section, group: Group, reopen: bool) -> None:
-    """Add the charts of all methods: matrices, then curves, then what is read from models, which only `reopen` allows."""
+    """Add the charts of all methods: matrices, then curves, then what is read from models, which
+    only `reopen` allows.
+    """
     told = [(method, one) for method in group.methods for one in _of(method, reopen)]
     for method, one in told:
         if isinstance(one, PartyMatrix):
@@ -46,12 +63,16 @@ def diagnostics(section: Section, group: Group, reopen: bool) -> None:
             _add(section, method, one, partial(_norms, method, one))
 
 
-def _add(section: Section, method: Method, one: Diagnostic, draw: Callable[[], Chart | None]) -> None:
+def _add(
+    section: Section, method: Method, one: Diagnostic, draw: Callable[[], Chart | None]
+) -> None:
     """A chart, if there are figures for it; one that cannot be made becomes a sentence."""
     try:
         if chart := draw():
             section.blocks.append(chart)
-    except Exception as why:  # a checkpoint that is gone, a declaration of a user's that makes no sense
+    except (
+        Exception
+    ) as why:  # a checkpoint that is gone, a declaration of a user's that makes no sense
         section.say(f"{method.name}: its {one.name} cannot be read: {describe(why)}", "missing")
 
 
@@ -68,7 +89,9 @@ def _once(told: list[tuple[Method, Diagnostic]]) -> list[CurveByRound]:
 
 
 def _of(method: Method, reopen: bool) -> list[Diagnostic]:
-    """What a method declares, its host first; and what a method that is not Comity's own noted beside it."""
+    """What a method declares, its host first; and what a method that is not Comity's own noted
+    beside it.
+    """
     ours = {module.name.replace("_", "-") for module in pkgutil.iter_modules(algorithms.__path__)}
     names = _names(method)
     declared = [one for name in names if name in ours for one in algorithms.find(name).diagnostics]
@@ -80,7 +103,9 @@ def _of(method: Method, reopen: bool) -> list[Diagnostic]:
 
 
 def _names(method: Method) -> list[str]:
-    """The parts of a composition, as in fedavg and dbe of fedavg+dbe; none if its name cannot be read."""
+    """The parts of a composition, as in fedavg and dbe of fedavg+dbe; none if its name cannot be
+    read.
+    """
     known = next((run.experiment.algorithm for run in method.runs if run.experiment), method.name)
     try:
         return [parse(part).name for part in split(known, "+")]
@@ -89,7 +114,9 @@ def _names(method: Method) -> list[str]:
 
 
 def _asked(method: Method) -> list[Diagnostic]:
-    """What the classes of an opened run declare; nothing if it cannot be opened, which the page says elsewhere."""
+    """What the classes of an opened run declare; nothing if it cannot be opened, which the page
+    says elsewhere.
+    """
     try:
         parts = reversed(chain(method.finished[0].job.algorithm))
         return [one for part in parts for one in part.diagnostics if isinstance(one, Diagnostic)]
@@ -98,7 +125,9 @@ def _asked(method: Method) -> list[Diagnostic]:
 
 
 def _undeclared(method: Method, declared: list[Diagnostic]) -> list[Diagnostic]:
-    """Plain diagnostics of what was noted as `name/...` and not declared: pairs of parties as a matrix, others as curves."""
+    """Plain diagnostics of what was noted as `name/...` and not declared: pairs of parties as a
+    matrix, others as curves.
+    """
     by_name: dict[str, list[Note]] = {}
     for note in method.runs[0].metrics:
         if "/" in note.metric and not _covered(note.metric, declared):
@@ -106,7 +135,9 @@ def _undeclared(method: Method, declared: list[Diagnostic]) -> list[Diagnostic]:
     parties = set(method.runs[0].parties)
     found: list[Diagnostic] = []
     for name, notes in by_name.items():
-        if all(note.party in parties and note.metric.partition("/")[2] in parties for note in notes):
+        if all(
+            note.party in parties and note.metric.partition("/")[2] in parties for note in notes
+        ):
             found.append(PartyMatrix(**_plain(name), prefix=f"{name}/"))
         else:
             metrics = dict.fromkeys(note.metric for note in notes)
@@ -139,20 +170,35 @@ def _curve(group: Group, methods: list[Method], one: CurveByRound) -> Chart | No
     reference = {method.name: _reference(one, method) for method in methods}
     label = "chance" if one.reference == "chance" else "reference"
     rows = [
-        {"method": name, "round": t, one.value: statistics.fmean(values), SPREAD: statistics.pstdev(values)}
+        {
+            "method": name,
+            "round": t,
+            one.value: statistics.fmean(values),
+            SPREAD: statistics.pstdev(values),
+        }
         | ({} if one.reference is None else {label: reference[name]})
         for name, line in lines.items()
         for t, values in line.items()
     ]
     several = any(len(method.runs) > 1 for method in methods)
-    columns = ("method", "round", one.value, *([SPREAD] if several else []), *([] if one.reference is None else [label]))
+    columns = (
+        "method",
+        "round",
+        one.value,
+        *([SPREAD] if several else []),
+        *([] if one.reference is None else [label]),
+    )
     form = ".1%" if one.percent else ".3g"
     how: VegaSpec = {"axis": {"format": ".0%"}, "scale": {"domainMin": 0}} if one.percent else {}
     y = quantity(one.value, one.axis_title, **how)
     tips = [tip("method", "method"), tip("round", "round"), tip(one.value, one.value, form)]
     tips += [tip(SPREAD, "± over seeds", form)] if several else []
     layers = line_of_points(
-        {"x": whole_rounds(t for line in lines.values() for t in line), "y": y, "color": by_method(group, only=list(lines))},
+        {
+            "x": whole_rounds(t for line in lines.values() for t in line),
+            "y": y,
+            "color": by_method(group, only=list(lines)),
+        },
         tips,
         40,
     )
@@ -167,10 +213,19 @@ def _curve(group: Group, methods: list[Method], one: CurveByRound) -> Chart | No
         first = next(iter(lines))
         chance = "what naming the largest party always would reach, " if label == "chance" else ""
         alt += f"; the dashed line is {chance}{reference[first]:{form}}"
-    ends = "; ".join(f"{name} ends at {_end(list(line.values())[-1], form)}" for name, line in lines.items())
+    ends = "; ".join(
+        f"{name} ends at {_end(list(line.values())[-1], form)}" for name, line in lines.items()
+    )
     over = " ±: standard deviation over seeds." if several else ""
     spec: VegaSpec = {"height": 240, "layer": layers}
-    return Chart(one.name, _sentence(one.title), f"{alt}. {ends}.{over}", Data.of(one.name, rows, columns), spec, half=True)
+    return Chart(
+        one.name,
+        _sentence(one.title),
+        f"{alt}. {ends}.{over}",
+        Data.of(one.name, rows, columns),
+        spec,
+        half=True,
+    )
 
 
 def _end(values: list[float], form: str) -> str:
@@ -180,7 +235,9 @@ def _end(values: list[float], form: str) -> str:
 
 
 def _by_round(method: Method, metric: str) -> dict[int, list[float]]:
-    """What a method's runs noted in each round: a figure a run, the mean over parties if each noted its own."""
+    """What a method's runs noted in each round: a figure a run, the mean over parties if each noted
+    its own.
+    """
     found: dict[int, list[float]] = {}
     for run in method.runs:
         noted: dict[int, list[float]] = {}
@@ -193,7 +250,9 @@ def _by_round(method: Method, metric: str) -> dict[int, list[float]]:
 
 
 def _reference(one: CurveByRound, method: Method) -> float:
-    """The figure that a method's line is compared with; by chance, the largest party is named always."""
+    """The figure that a method's line is compared with; by chance, the largest party is named
+    always.
+    """
     if one.reference != "chance":
         return float(one.reference or 0.0)
     run = method.runs[0]
@@ -216,7 +275,11 @@ def _matrix(method: Method, one: PartyMatrix) -> Chart | None:
         return None
     everyone = list(dict.fromkeys(name for pair in last for name in pair))
     names = everyone[:PARTIES]
-    rows = [{"party": a, "peer": b, one.value: v} for (a, b), v in last.items() if a in names and b in names]
+    rows = [
+        {"party": a, "peer": b, one.value: v}
+        for (a, b), v in last.items()
+        if a in names and b in names
+    ]
     value: VegaSpec = {
         "field": one.value,
         "type": "quantitative",
@@ -227,7 +290,10 @@ def _matrix(method: Method, one: PartyMatrix) -> Chart | None:
     tips = [tip("party", "party"), tip("peer", "peer"), tip(one.value, one.value, ".3f")]
     spec = heat(word("peer", "peer", names), word("party", "party", names), value, tips)
     (a, b), most = max(last.items(), key=lambda item: item[1])
-    alt = f"{method.name}: {one.meaning}. Most: {a} and {b}, {most:.2f}.{first_of(len(everyone))}{_which(method, method.runs[0])}"
+    alt = (
+        f"{method.name}: {one.meaning}. Most: {a} and {b},"
+        f" {most:.2f}.{first_of(len(everyone))}{_which(method, method.runs[0])}"
+    )
     return _about(method, one, alt, rows, ("party", "peer", one.value), spec)
 
 
@@ -244,7 +310,9 @@ def _norms(method: Method, one: ParameterNorms) -> Chart | None:
     norms = {party: norm for party, norm in every.items() if math.isfinite(norm)}
     if not norms:
         return None
-    rows = [{"method": method.name, "party": party, one.value: norm} for party, norm in norms.items()][:PARTIES]
+    rows = [
+        {"method": method.name, "party": party, one.value: norm} for party, norm in norms.items()
+    ][:PARTIES]
     spec: VegaSpec = {
         "height": tall(len(rows)),
         "mark": {"type": "bar"},
@@ -261,12 +329,21 @@ def _norms(method: Method, one: ParameterNorms) -> Chart | None:
 
 
 def _about(
-    method: Method, one: Diagnostic, alt: str, rows: list[dict[str, object]], columns: tuple[str, ...], spec: VegaSpec
+    method: Method,
+    one: Diagnostic,
+    alt: str,
+    rows: list[dict[str, object]],
+    columns: tuple[str, ...],
+    spec: VegaSpec,
 ) -> Chart:
-    """A chart about one method: it bears the method's name, and goes when the method's box is not ticked."""
+    """A chart about one method: it bears the method's name, and goes when the method's box is not
+    ticked.
+    """
     name = f"{one.name}-{method.name}"
     title = f"{method.name}: {one.title}"
-    return Chart(name, title, alt, Data.of(name, rows, columns), spec, half=True, method=method.name)
+    return Chart(
+        name, title, alt, Data.of(name, rows, columns), spec, half=True, method=method.name
+    )
 
 
 def _sentence(text: str) -> str:

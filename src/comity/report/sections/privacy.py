@@ -15,15 +15,32 @@ HEADS = ["method", "epsilon", "protected", "from whom", "delta", "left without n
 
 
 def privacy(methods: list[Method]) -> list[Table]:
-    """A table of what is guaranteed to the party that has least of it, over all seeds; none if no run has an account."""
+    """A table of what is guaranteed to the party that has least of it, over all seeds; none if no
+    run has an account.
+    """
     rows = []
     for method in methods:
-        told = [account for run in method.finished if (account := (run.summary or {}).get("privacy"))]
+        told = [
+            account for run in method.finished if (account := (run.summary or {}).get("privacy"))
+        ]
         if told:
             rows.append([method.name, *_row(told, "everybody else")])
         if trusted := [block["trusted_server"] for block in told if block["trusted_server"]]:
             rows.append([method.name, *_row(trusted, "other parties, if the server is trusted")])
-    return [Table("privacy", "What is guaranteed to a party", HEADS, rows, words=6, figures=("epsilon", "delta"))] if rows else []
+    return (
+        [
+            Table(
+                "privacy",
+                "What is guaranteed to a party",
+                HEADS,
+                rows,
+                words=6,
+                figures=("epsilon", "delta"),
+            )
+        ]
+        if rows
+        else []
+    )
 
 
 def _row(blocks: list[Mapping[str, Any]], whom: str) -> list[str]:
@@ -34,4 +51,10 @@ def _row(blocks: list[Mapping[str, Any]], whom: str) -> list[str]:
         return ["infinite", "nothing", whom, "", ", ".join(bare)]
     if not worst["unit"]:
         return ["0", "everything: nothing left a party", whom, "", ""]
-    return [f"{worst['epsilon']:.3g}", UNITS[worst["unit"]], whom, f"{worst['delta']:g}", ", ".join(bare)]
+    return [
+        f"{worst['epsilon']:.3g}",
+        UNITS[worst["unit"]],
+        whom,
+        f"{worst['delta']:g}",
+        ", ".join(bare),
+    ]

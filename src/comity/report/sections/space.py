@@ -1,4 +1,6 @@
-"""What models make of samples: representations before and after local training, whose they are, and methods' own diagnostics."""
+"""What models make of samples: representations before and after local training, whose they are, and
+methods' own diagnostics.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,18 @@ WIDTH = 256
 WHEN = {"before": "before local training", "after": "after local training"}
 
 
-def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, reopen: bool = True) -> Section:
-    """The page's fifth section: maps of the chosen methods' representations (no further one is begun after so many `seconds`),
-    what `comity measure` found, and methods' own diagnostics; `reopen` allows to open data and models.
+def space(
+    group: Group, chosen: Sequence[Method], seconds: float | None = None, reopen: bool = True
+) -> Section:
+    """The page's fifth section: maps of the chosen methods' representations (no further one is
+    begun after so many `seconds`), what `comity measure` found, and methods' own diagnostics;
+    `reopen` allows to open data and models.
     """
-    section = Section("space", "The representation space", folded="what models make of samples, for those who study methods")
+    section = Section(
+        "space",
+        "The representation space",
+        folded="what models make of samples, for those who study methods",
+    )
     begin = time.process_time()
     told = []
     maps: list[list[Chart]] = []
@@ -41,25 +50,46 @@ def space(group: Group, chosen: Sequence[Method], seconds: float | None = None, 
             continue
         run = method.finished[0]
         try:
-            found = extract(run.job, run.folder, [CUT], split="test", samples=SAMPLES, seed=0, width=WIDTH)
+            found = extract(
+                run.job, run.folder, [CUT], split="test", samples=SAMPLES, seed=0, width=WIDTH
+            )
             maps.append(_maps(method.name, found, class_names(run.job.federation)))
             told += _told_apart(method.name, found)
         except Exception as why:  # a model that diverged, data that are elsewhere: the other methods can still be shown
-            section.say(f"{method.name}: its representations cannot be shown: {describe(why)}", "missing")
+            section.say(
+                f"{method.name}: its representations cannot be shown: {describe(why)}", "missing"
+            )
     if late:
         who = f"No map was drawn of {', '.join(late)}, as the page had taken long enough"
-        section.say(f"{who}; ask for it with: comity report DIR --methods {','.join(late)}", "missing")
-    section.blocks += [chart for some in sorted(maps, key=len, reverse=True) for chart in some]  # pairs stay side by side
+        section.say(
+            f"{who}; ask for it with: comity report DIR --methods {','.join(late)}", "missing"
+        )
+    section.blocks += [
+        chart for some in sorted(maps, key=len, reverse=True) for chart in some
+    ]  # pairs stay side by side
     if told:
         heads = ["method", "when", "a new probe names the party", "largest party's share"]
-        section.blocks.append(Table("separability", "Can a new probe tell whose representation it is?", heads, told, words=2))
+        section.blocks.append(
+            Table(
+                "separability",
+                "Can a new probe tell whose representation it is?",
+                heads,
+                told,
+                words=2,
+            )
+        )
         seeds = {run.seed for method in chosen for run in method.finished[:1]}
-        which = f" Models of seed {min(seeds)}." if any(len(method.runs) > 1 for method in chosen) else ""
+        which = (
+            f" Models of seed {min(seeds)}."
+            if any(len(method.runs) > 1 for method in chosen)
+            else ""
+        )
         section.say(
-            f"Up to {SAMPLES} test samples of all parties together, t-SNE of the method's own representation; before and after "
-            "are mapped together, so that they can be compared. A party's own model has no before. The probe is linear, learns "
-            "from some of these samples and is judged on others; to name the largest party always is right as often as its "
-            f"share.{which}"
+            f"Up to {SAMPLES} test samples of all parties together, t-SNE of the method's own"
+            " representation; before and after are mapped together, so that they can be compared."
+            " A party's own model has no before. The probe is linear, learns from some of these"
+            " samples and is judged on others; to name the largest party always is right as often"
+            f" as its share.{which}"
         )
     _measured(section, group)
     diagnostics(section, group, reopen)
@@ -94,7 +124,11 @@ def _maps(method: str, found: list[Representation], names: list[str]) -> list[Ch
     parties = list(dict.fromkeys(r.party for r in found))
     seen = {row["class"] for row in rows}
     classes = [name for name in names if name in seen]
-    return [_scatter(method, when, data, parties, classes) for when in WHEN if any(r.when == when for r in found)]
+    return [
+        _scatter(method, when, data, parties, classes)
+        for when in WHEN
+        if any(r.when == when for r in found)
+    ]
 
 
 def _scatter(method: str, when: str, data: Data, parties: list[str], classes: list[str]) -> Chart:
@@ -118,7 +152,9 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
         "scale": {"domain": classes, "scheme": "tableau10" if len(classes) <= 10 else "tableau20"},
         "legend": legend_of(classes, "class", 10) if 0 < len(classes) <= 20 else None,
     }
-    by_amount = quantity("class", "label", legend={"orient": "bottom"}, scale={"range": ["@c4", "@c0"]})
+    by_amount = quantity(
+        "class", "label", legend={"orient": "bottom"}, scale={"range": ["@c4", "@c0"]}
+    )
     spec: VegaSpec = {
         "height": 320,
         "transform": [{"filter": f"datum.when == '{when}'"}],
@@ -128,27 +164,47 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
             "y": _side(data, "y"),
             "color": by_class if classes else by_amount,
             **shape,
-            "tooltip": [tip("class", "class") if classes else tip("class", "label, scaled", ".3~g"), tip("party", "party")],
+            "tooltip": [
+                tip("class", "class") if classes else tip("class", "label, scaled", ".3~g"),
+                tip("party", "party"),
+            ],
         },
     }
     alt = f"A map of {method}'s representations {WHEN[when]}: points of " + (
         "one colour are of one class" if classes else "like colours have like labels"
     )
     alt += ", of one shape of one party." if few else "."
-    return Chart(f"space-{method}-{when}", f"{method}, {WHEN[when]}", alt, data, spec, half=True, method=method)
+    return Chart(
+        f"space-{method}-{when}",
+        f"{method}, {WHEN[when]}",
+        alt,
+        data,
+        spec,
+        half=True,
+        method=method,
+    )
 
 
 def _side(data: Data, name: str) -> VegaSpec:
     """An axis of a map, long enough for before and after."""
     values = data.columns[name]
-    return quantity(name, None, axis=None, scale={"domain": [min(values), max(values)], "nice": False, "padding": 6})
+    return quantity(
+        name,
+        None,
+        axis=None,
+        scale={"domain": [min(values), max(values)], "nice": False, "padding": 6},
+    )
 
 
 def _told_apart(method: str, found: list[Representation]) -> list[list[str]]:
     rows = []
     for layer in dict.fromkeys(r.layer for r in found):
         for when, words in WHEN.items():
-            sets = [r.features for r in found if (r.when, r.layer) == (when, layer) and len(r.labels) >= LEAST]
+            sets = [
+                r.features
+                for r in found
+                if (r.when, r.layer) == (when, layer) and len(r.labels) >= LEAST
+            ]
             if len(sets) > 1 and len({s.shape[1] for s in sets}) == 1:
                 probe = separability(sets, Key.root(0).fold("report"))
                 what = f"{words}, with its offset" if layer.endswith(OFFSET) else words
@@ -162,14 +218,33 @@ def _measured(section: Section, group: Group) -> None:
     for method in group.methods:
         for run in method.runs:
             try:
-                rows += [[method.name, str(run.seed), *line] for line in _layers(run.measures or {})]
+                rows += [
+                    [method.name, str(run.seed), *line] for line in _layers(run.measures or {})
+                ]
             except Exception as why:
-                section.say(f"measures.json of {method.name}, seed {run.seed}, is damaged: {describe(why)}", "missing")
+                section.say(
+                    f"measures.json of {method.name}, seed {run.seed}, is damaged: {describe(why)}",
+                    "missing",
+                )
     if rows:
-        heads = ["method", "seed", "layer", "when", "MDL, nats", "MDL, bits", "Fréchet distance", "probe names the party"]
-        section.blocks.append(Table("layers", "Layer by layer (comity measure)", heads, rows, words=4))
+        heads = [
+            "method",
+            "seed",
+            "layer",
+            "when",
+            "MDL, nats",
+            "MDL, bits",
+            "Fréchet distance",
+            "probe names the party",
+        ]
+        section.blocks.append(
+            Table("layers", "Layer by layer (comity measure)", heads, rows, words=4)
+        )
     else:
-        section.say("Description length (MDL) and distances layer by layer appear here after: comity measure RUN_DIR")
+        section.say(
+            "Description length (MDL) and distances layer by layer appear here after: comity"
+            " measure RUN_DIR"
+        )
 
 
 def _layers(measures: dict[str, Any]) -> list[list[str]]:
@@ -181,7 +256,10 @@ def _layers(measures: dict[str, Any]) -> list[list[str]]:
                 probe = entry[when]["separability"] or {}
                 figures = [_figure(mdl.get(unit), ".0f") for unit in ("nats", "bits")]
                 spread = entry[when]["frechet"] or {}
-                figures += [_figure(spread.get("mean"), ".1f"), _figure(probe.get("accuracy"), ".1%")]
+                figures += [
+                    _figure(spread.get("mean"), ".1f"),
+                    _figure(probe.get("accuracy"), ".1%"),
+                ]
                 rows.append([layer, words, *figures])
     return rows
 

@@ -1,7 +1,8 @@
-"""What runs in the processes of a job: at the server whoever conducts the run, at a site the desk that answers.
+"""What runs in the processes of a job: at the server whoever conducts the run, at a site the desk
+that answers.
 
-The only way in is `SiteApp.ask`, bytes to bytes, and only the server may call it. FLARE would send the traceback of whatever is
-left uncaught there: nothing is, and one fixed sentence leaves instead.
+The only way in is `SiteApp.ask`, bytes to bytes, and only the server may call it. FLARE would send
+the traceback of whatever is left uncaught there: nothing is, and one fixed sentence leaves instead.
 """
 
 from __future__ import annotations
@@ -25,12 +26,18 @@ from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from comity.errors import ComityError, shown
 from comity.sites.transport import Aborted, Transport
 
-FOLDER = "COMITY_SITES_FOLDER"  # the folder of this server or site, set by whoever started the process
-DESK = "COMITY_SITES_DESK"  # another module with open_desk, and serve: tests and measurements set it where they start processes
+FOLDER = (
+    "COMITY_SITES_FOLDER"  # the folder of this server or site, set by whoever started the process
+)
+# another module with open_desk, and serve: tests and measurements set it where they start processes
+DESK = "COMITY_SITES_DESK"
 FAILED = "This site failed to answer."
 UNASKED = "Only the server may ask."
 HERE = 5.0  # seconds for a site to say that it is there
-EVERY, MISSED = 20.0, 3  # seconds between such questions while an answer is awaited, and how many in a row it may miss
+EVERY, MISSED = (
+    20.0,
+    3,
+)  # seconds between such questions while an answer is awaited, and how many in a row it may miss
 
 log = logging.getLogger(__name__)
 
@@ -68,20 +75,28 @@ class FlareTransport:
         """The sites that this job runs at, in the order of their names."""
         return list(self._sites)
 
-    def ask(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
-        """Ask all at once; answers as they come, None for a site that failed or was silent for `seconds`.
+    def ask(
+        self, requests: Mapping[str, bytes], seconds: float
+    ) -> Iterator[tuple[str, bytes | None]]:
+        """Ask all at once; answers as they come, None for a site that failed or was silent for
+        `seconds`.
 
-        An answer that comes later is dropped. While an answer is awaited, the site is asked now and then whether it is there: one
-        that is gone need not cost the whole deadline. A site that was silent the last time is asked that before it is asked
-        anything else. The deadline is kept here, since FLARE's own is one for each part of a call. Raises only when the whole job
-        is aborted.
+        An answer that comes later is dropped. While an answer is awaited, the site is asked now and
+        then whether it is there: one that is gone need not cost the whole deadline. A site that was
+        silent the last time is asked that before it is asked anything else. The deadline is kept
+        here, since FLARE's own is one for each part of a call. Raises only when the whole job is
+        aborted.
         """
         arrived: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
         waiting = set(requests)
         end = time.monotonic() + seconds
         over = threading.Event()
         for name, request in requests.items():
-            asking = threading.Thread(target=lambda *a: arrived.put(self._one(*a)), args=(name, request, seconds), daemon=True)
+            asking = threading.Thread(
+                target=lambda *a: arrived.put(self._one(*a)),
+                args=(name, request, seconds),
+                daemon=True,
+            )
             asking.start()
             threading.Thread(target=self._watch, args=(name, over, arrived), daemon=True).start()
         try:
@@ -94,7 +109,9 @@ class FlareTransport:
     def _arriving(
         self, arrived: queue.SimpleQueue[tuple[str, bytes | None]], waiting: set[str], end: float
     ) -> Iterator[tuple[str, bytes | None]]:
-        """Answers as they come, each site's first, until the deadline; who has answered is taken out of `waiting`."""
+        """Answers as they come, each site's first, until the deadline; who has answered is taken
+        out of `waiting`.
+        """
         while waiting:
             try:
                 name, answer = arrived.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
@@ -108,8 +125,12 @@ class FlareTransport:
             elif not name and time.monotonic() >= end:
                 return
 
-    def _watch(self, name: str, over: threading.Event, arrived: queue.SimpleQueue[tuple[str, bytes | None]]) -> None:
-        """Ask a site whether it is there, again and again until all is over; if it says nothing, it is not waited for."""
+    def _watch(
+        self, name: str, over: threading.Event, arrived: queue.SimpleQueue[tuple[str, bytes | None]]
+    ) -> None:
+        """Ask a site whether it is there, again and again until all is over; if it says nothing, it
+        is not waited for.
+        """
         missed = 0
         while missed < MISSED and not over.wait(EVERY):
             try:
@@ -149,8 +170,14 @@ class ServerApp:
     def run(self) -> None:
         """Conduct the run that was ordered."""
         context = collab.context
-        serve: Callable[[Transport, dict[str, Any], Path], None] = _ours("comity.sites.server").serve
-        serve(FlareTransport({site.name: Calls(site) for site in collab.clients}, context.is_aborted), self._order, _folder())
+        serve: Callable[[Transport, dict[str, Any], Path], None] = _ours(
+            "comity.sites.server"
+        ).serve
+        serve(
+            FlareTransport({site.name: Calls(site) for site in collab.clients}, context.is_aborted),
+            self._order,
+            _folder(),
+        )
 
 
 class Calls:
@@ -173,7 +200,9 @@ class SiteApp:
 
     def __init__(self) -> None:
         self._desk: SiteExecutor | None = None
-        self._one = threading.Lock()  # the server may ask again while an answer that came too late is still being made
+        self._one = (
+            threading.Lock()
+        )  # the server may ask again while an answer that came too late is still being made
         end_with_parent()
 
     @collab.publish
@@ -202,8 +231,12 @@ class SiteApp:
 def _submitter() -> str:
     """Whose certificate signed this job, which is not left to the server to say."""
     context = collab.fl_ctx
-    root = Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_startup_kit_dir()) / "rootCA.pem"
-    signed, signers = verify_folder_signature_and_get_signers(context.get_prop(FLContextKey.APP_ROOT), str(root))
+    root = (
+        Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_startup_kit_dir()) / "rootCA.pem"
+    )
+    signed, signers = verify_folder_signature_and_get_signers(
+        context.get_prop(FLContextKey.APP_ROOT), str(root)
+    )
     if not signed or len(signers) != 1:
         raise ComityError("The job is not signed by one person whom the root knows.")
     return str(signers[0][0])
@@ -218,7 +251,9 @@ def _ours(module: str) -> Any:
 
 
 def end_with_parent(seconds: float = 1.0) -> None:
-    """End this process soon after the one that started it is gone, which FLARE's job processes would outlive."""
+    """End this process soon after the one that started it is gone, which FLARE's job processes
+    would outlive.
+    """
     parent = os.getppid()
 
     def watch() -> None:

@@ -25,7 +25,9 @@ RIGHTS = (
     "submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc",
     "server-predeployed-flwr",
 )  # fmt: skip
-SILENCE = 30  # seconds without a heartbeat (one every ten), after which the server takes a site for gone
+SILENCE = (
+    30  # seconds without a heartbeat (one every ten), after which the server takes a site for gone
+)
 
 
 def harden_server(kit: Path, folder: Path) -> None:
@@ -41,13 +43,26 @@ def harden_server(kit: Path, folder: Path) -> None:
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
         "class_allow_list": AT_SERVER,
-        "servers": [{"admin_storage": "transfer", "max_num_clients": 1000, "heart_beat_timeout": SILENCE, "admin_timeout": 10.0}],
+        "servers": [
+            {
+                "admin_storage": "transfer",
+                "max_num_clients": 1000,
+                "heart_beat_timeout": SILENCE,
+                "admin_timeout": 10.0,
+            }
+        ],
         "snapshot_persistor": {
-            "path": "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor",
+            "path": (
+                "nvflare.app_common.state_persistors.storage_state_persistor.StorageStatePersistor"
+            ),
             "args": {"uri_root": "/", "storage": snapshots},
         },
         "components": [
-            _component("job_scheduler", "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler", max_jobs=1),
+            _component(
+                "job_scheduler",
+                "nvflare.app_common.job_schedulers.job_scheduler.DefaultJobScheduler",
+                max_jobs=1,
+            ),
             _component(
                 "job_manager",
                 "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
@@ -80,7 +95,10 @@ def harden_site(kit: Path) -> None:
                 mem_per_gpu_in_GiB=0,
                 expiration_period=300,
             ),
-            _component("resource_consumer", "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer"),
+            _component(
+                "resource_consumer",
+                "nvflare.app_common.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
+            ),
             _component("process_launcher", "comity.sites.flare.launcher.Launcher"),
         ],
     }
@@ -91,18 +109,30 @@ def harden_site(kit: Path) -> None:
 def _only_signed(file: Path) -> None:
     """FLARE wants jobs signed unless told otherwise; here it is told."""
     held = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(json.dumps(held | {"require_signed_jobs": True}, indent=2) + "\n", encoding="utf-8")
+    file.write_text(
+        json.dumps(held | {"require_signed_jobs": True}, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def _permissions(given: dict[str, dict[str, str]]) -> dict[str, Any]:
     """Every right of every role spelled out, so that no default of FLARE's fills a gap."""
-    return {"format_version": "1.0", "permissions": {role: dict.fromkeys(RIGHTS, "none") | given.get(role, {}) for role in ROLES}}
+    return {
+        "format_version": "1.0",
+        "permissions": {
+            role: dict.fromkeys(RIGHTS, "none") | given.get(role, {}) for role in ROLES
+        },
+    }
 
 
 def _logging() -> dict[str, Any]:
     """Warnings on the screen, and what happens in log.txt, but for a line at every call."""
     shape = "%(asctime)s - %(name)s - %(levelname)s - %(fl_ctx)s - %(message)s"
-    rotating = {"class": "logging.handlers.RotatingFileHandler", "mode": "a", "maxBytes": 20 << 20, "backupCount": 3}
+    rotating = {
+        "class": "logging.handlers.RotatingFileHandler",
+        "mode": "a",
+        "maxBytes": 20 << 20,
+        "backupCount": 3,
+    }
     return {
         "version": 1,
         "disable_existing_loggers": False,

@@ -1,4 +1,6 @@
-"""Orders as jobs of FLARE's: submitted, followed, ended. A job is configuration only, three small files; no code travels."""
+"""Orders as jobs of FLARE's: submitted, followed, ended. A job is configuration only, three small
+files; no code travels.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +40,29 @@ class Jobs:
         from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what it says of connections is said below, in a sentence
+        logging.getLogger("nvflare").setLevel(
+            logging.CRITICAL
+        )  # what it says of connections is said below, in a sentence
         session = None
         try:
             with redirect_stdout(io.StringIO()):  # it tells the screen that it connects
                 session = new_secure_session(researcher(kit), str(kit.resolve()), timeout=seconds)
             yield cls(session)
         except (NoConnection, AuthenticationError) as why:
-            raise ComityError(f"The server did not let this kit in, or is not there: {why}") from None
+            raise ComityError(
+                f"The server did not let this kit in, or is not there: {why}"
+            ) from None
         finally:
             if session is not None:
                 session.close()
 
     def submit(self, order: dict[str, Any]) -> str:
         """Submit an order; returns the job's id."""
-        from nvflare.fuel.flare_api.api_spec import AuthorizationError, InvalidJobDefinition, JobNotFound
+        from nvflare.fuel.flare_api.api_spec import (
+            AuthorizationError,
+            InvalidJobDefinition,
+            JobNotFound,
+        )
 
         with tempfile.TemporaryDirectory(prefix="comity-job-") as folder:
             write_job(order, Path(folder) / "comity")
@@ -66,8 +76,12 @@ class Jobs:
         with _in_our_words():
             return str(self._session.get_job_status(job))
 
-    def wait(self, job: str, heard: Callable[[str], None] = lambda _: None, seconds: float | None = None) -> str:
-        """Wait until a job has ended, or for so many seconds; `heard` is called with every new status. Returns the last one."""
+    def wait(
+        self, job: str, heard: Callable[[str], None] = lambda _: None, seconds: float | None = None
+    ) -> str:
+        """Wait until a job has ended, or for so many seconds; `heard` is called with every new
+        status. Returns the last one.
+        """
         end = None if seconds is None else time.monotonic() + seconds
         last = ""
         while True:
@@ -102,29 +116,52 @@ def _in_our_words() -> Iterator[None]:
 def researcher(kit: Path) -> str:
     """Whose kit it is."""
     try:
-        return str(json.loads((kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"]["username"])
+        return str(
+            json.loads((kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"][
+                "username"
+            ]
+        )
     except (OSError, ValueError, KeyError):
-        raise UsageError(f"{kit} is not a researcher's kit: comity deploy init makes one.") from None
+        raise UsageError(
+            f"{kit} is not a researcher's kit: comity deploy init makes one."
+        ) from None
 
 
 def write_job(order: dict[str, Any], folder: Path) -> None:
-    """Write a job for an order: who takes part, and which class runs at the server and at the sites."""
-    # In base64, since FLARE puts variables in for {names} and builds objects of whatever has a "path".
+    """Write a job for an order: who takes part, and which class runs at the server and at the
+    sites.
+    """
+    # In base64, since FLARE puts variables in for {names} and builds objects of whatever has a
+    # "path".
     written = base64.b64encode(json.dumps(order).encode()).decode()
     config = folder / "app" / "config"
     config.mkdir(parents=True)
-    meta = {"name": "comity", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["@ALL"]}}
+    meta = {
+        "name": "comity",
+        "resource_spec": {},
+        "min_clients": 1,
+        "deploy_map": {"app": ["@ALL"]},
+    }
     threads = {"max_call_threads": THREADS}
     server = {
         "format_version": 2,
         "workflows": [
-            {"id": "controller", "path": CONTROLLER, "args": {"server_obj_id": "server", "sync_task_timeout": SYNC} | threads}
+            {
+                "id": "controller",
+                "path": CONTROLLER,
+                "args": {"server_obj_id": "server", "sync_task_timeout": SYNC} | threads,
+            }
         ],
         "components": [{"id": "server", "path": SERVER_APP, "args": {"order": written}}],
     }
     site = {
         "format_version": 2,
-        "executors": [{"tasks": ["*"], "executor": {"path": EXECUTOR, "args": {"client_obj_id": "site"} | threads}}],
+        "executors": [
+            {
+                "tasks": ["*"],
+                "executor": {"path": EXECUTOR, "args": {"client_obj_id": "site"} | threads},
+            }
+        ],
         "components": [{"id": "site", "path": SITE_APP, "args": {}}],
     }
     for file, held in (

@@ -10,9 +10,11 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
 
 class Handle(ProcessHandle):
-    """FLARE reports a job process that was killed as an error of the job, and the server ends the job at every site.
+    """FLARE reports a job process that was killed as an error of the job, and the server ends the
+    job at every site.
 
-    Here only this site is lost to the job: how its process ended is said to be unknown, which FLARE does not take for an error.
+    Here only this site is lost to the job: how its process ended is said to be unknown, which FLARE
+    does not take for an error.
     """
 
     def poll(self) -> Any:
@@ -24,8 +26,9 @@ class Handle(ProcessHandle):
 class Launcher(ClientProcessJobLauncher):
     """Starts a site's job processes, one at a time.
 
-    When a server was killed, the processes of its job wait at the sites until it is back and has heard of them. By then it may
-    run the same order again: what a party keeps must not be in the hands of two.
+    When a server was killed, the processes of its job wait at the sites until it is back and has
+    heard of them. By then it may run the same order again: what a party keeps must not be in the
+    hands of two.
     """
 
     def __init__(self) -> None:

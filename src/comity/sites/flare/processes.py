@@ -1,8 +1,10 @@
-"""A server or a site as one command in the foreground: it runs until it is told to stop, and leaves no process behind.
+"""A server or a site as one command in the foreground: it runs until it is told to stop, and leaves
+no process behind.
 
-FLARE starts a process for each job, in a session of its own. So whoever starts FLARE here watches over all that comes of it: on
-SIGTERM or SIGINT it ends FLARE and every job's process, gently at first. If it is killed itself, FLARE's process ends with it
-(Linux sees to that), and the jobs' processes notice (`apps.end_with_parent`).
+FLARE starts a process for each job, in a session of its own. So whoever starts FLARE here watches
+over all that comes of it: on SIGTERM or SIGINT it ends FLARE and every job's process, gently at
+first. If it is killed itself, FLARE's process ends with it (Linux sees to that), and the jobs'
+processes notice (`apps.end_with_parent`).
 """
 
 from __future__ import annotations
@@ -37,17 +39,36 @@ PID = "pid"  # in the kit: the process that `run_server` or `run_site` was
 def run_server(folder: Path, kit: Path) -> None:
     """Run the server whose own folder and kit these are, until this process is told to stop."""
     check_certificate(kit, "server.crt")
-    _run(folder, kit, ["nvflare.private.fed.app.server.server_train", "-m", str(kit.resolve()), "-s", "fed_server.json"], [])
+    _run(
+        folder,
+        kit,
+        [
+            "nvflare.private.fed.app.server.server_train",
+            "-m",
+            str(kit.resolve()),
+            "-s",
+            "fed_server.json",
+        ],
+        [],
+    )
 
 
 def run_site(folder: Path, kit: Path) -> None:
-    """Run the site whose own folder (with site.toml) and kit these are, until this process is told to stop."""
+    """Run the site whose own folder (with site.toml) and kit these are, until this process is told
+    to stop.
+    """
     name = site_name(kit)
     check_certificate(kit, "client.crt")
     _run(
         folder,
         kit,
-        ["nvflare.private.fed.app.client.client_train", "-m", str(kit.resolve()), "-s", "fed_client.json"],
+        [
+            "nvflare.private.fed.app.client.client_train",
+            "-m",
+            str(kit.resolve()),
+            "-s",
+            "fed_client.json",
+        ],
         [f"uid={name}"],
     )
 
@@ -55,22 +76,36 @@ def run_site(folder: Path, kit: Path) -> None:
 def site_name(kit: Path) -> str:
     """The name that a site's kit was made for."""
     try:
-        return str(json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))["client"]["fqsn"])
+        return str(
+            json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))["client"][
+                "fqsn"
+            ]
+        )
     except (OSError, ValueError, KeyError):
         raise UsageError(f"{kit} is not a site's kit: comity deploy accept makes one.") from None
 
 
 def check_certificate(kit: Path, name: str) -> None:
-    """Refuse a kit whose certificate is not valid today: the other side would drop the connection without a word."""
+    """Refuse a kit whose certificate is not valid today: the other side would drop the connection
+    without a word.
+    """
     try:
         held = x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
     except (OSError, ValueError):
-        raise UsageError(f"There is no certificate {kit / 'startup' / name}, or it is damaged.") from None
+        raise UsageError(
+            f"There is no certificate {kit / 'startup' / name}, or it is damaged."
+        ) from None
     now = datetime.datetime.now(datetime.UTC)
     if held.not_valid_after_utc < now:
-        raise UsageError(f"The certificate in {kit} expired on {held.not_valid_after_utc:%Y-%m-%d}: join again for a new one.")
+        raise UsageError(
+            f"The certificate in {kit} expired on {held.not_valid_after_utc:%Y-%m-%d}: join again"
+            " for a new one."
+        )
     if held.not_valid_before_utc > now:
-        raise UsageError(f"The certificate in {kit} is valid from {held.not_valid_before_utc:%Y-%m-%d} on: is the clock right?")
+        raise UsageError(
+            f"The certificate in {kit} is valid from {held.not_valid_before_utc:%Y-%m-%d} on: is"
+            " the clock right?"
+        )
 
 
 def running(kit: Path) -> int | None:
@@ -131,7 +166,9 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
         for number, handler in before.items():
             signal.signal(number, handler)
     if not told:
-        raise ComityError(f"NVIDIA FLARE's process {fate(flare.returncode)}: {kit / 'log.txt'} may say why.")
+        raise ComityError(
+            f"NVIDIA FLARE's process {fate(flare.returncode)}: {kit / 'log.txt'} may say why."
+        )
 
 
 def _with_parent() -> Callable[[], None] | None:
@@ -143,7 +180,9 @@ def _with_parent() -> Callable[[], None] | None:
 
 
 def _adopt_orphans() -> None:
-    """Make this process the parent of jobs' processes whose own parent is gone, FLARE's process: so they are found."""
+    """Make this process the parent of jobs' processes whose own parent is gone, FLARE's process: so
+    they are found.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 

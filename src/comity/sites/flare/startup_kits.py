@@ -1,9 +1,11 @@
-"""The folders with certificates that a server, a site and a researcher need, each made by its owner.
+"""The folders with certificates that a server, a site and a researcher need, each made by its
+owner.
 
-The operator makes the root and invites; a site makes its key and a request, which the operator signs; the site checks that
-the signature is of the root whose fingerprint it was told, and builds its kit. No private key leaves the folder it was made in.
-All of it is done by the commands `nvflare cert` and `nvflare package`, in processes of their own: they end their process when
-they refuse something.
+The operator makes the root and invites; a site makes its key and a request, which the operator
+signs; the site checks that the signature is of the root whose fingerprint it was told, and builds
+its kit. No private key leaves the folder it was made in. All of it is done by the commands `nvflare
+cert` and `nvflare package`, in processes of their own: they end their process when they refuse
+something.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Invite:
         """Read what `save` wrote."""
         try:
             held = json.loads(file.read_text(encoding="utf-8"))
-            invite = cls(str(held["project"]), str(held["host"]), int(held["port"]), str(held["fingerprint"]))
+            invite = cls(
+                str(held["project"]), str(held["host"]), int(held["port"]), str(held["fingerprint"])
+            )
         except OSError as why:
             raise UsageError(f"The invitation {file} cannot be read: {why.strerror}.") from None
         except (ValueError, KeyError, TypeError):
@@ -63,15 +67,29 @@ class Invite:
         return invite
 
 
-def init(folder: Path, host: str, port: int, researcher: str = "lead@comity.local", project: str = "comity") -> Invite:
-    """Make the root, the server's kit and the researcher's kit in `folder`, and the invitation for sites."""
+def init(
+    folder: Path,
+    host: str,
+    port: int,
+    researcher: str = "lead@comity.local",
+    project: str = "comity",
+) -> Invite:
+    """Make the root, the server's kit and the researcher's kit in `folder`, and the invitation for
+    sites.
+    """
     needs_flare()
     if not 0 < port < 65536:
         raise UsageError(f"A port is a number from 1 to 65535, not {port}.")
     if not RESEARCHER.fullmatch(researcher):
-        raise UsageError(f"A researcher is named like an address, lead@comity.local for instance, not {shown(researcher)}.")
+        raise UsageError(
+            "A researcher is named like an address, lead@comity.local for instance, not"
+            f" {shown(researcher)}."
+        )
     if (folder / ROOT).exists():
-        raise UsageError(f"{folder} has a root already: it is not made anew, as every site's certificate hangs on it.")
+        raise UsageError(
+            f"{folder} has a root already: it is not made anew, as every site's certificate hangs"
+            " on it."
+        )
     (folder / ROOT).mkdir(parents=True, mode=0o700)
     try:
         invite = _init(folder, host, port, researcher, project)
@@ -87,7 +105,12 @@ def _init(folder: Path, host: str, port: int, researcher: str, project: str) -> 
     profile = folder / PROFILE
     _write_yaml(
         profile,
-        {"name": project, "scheme": "grpc", "connection_security": "mtls", "server": {"host": host, "fed_learn_port": port}},
+        {
+            "name": project,
+            "scheme": "grpc",
+            "connection_security": "mtls",
+            "server": {"host": host, "fed_learn_port": port},
+        },
     )
     made = _nvflare(folder / ROOT, "cert", "init", "--profile", profile, "-o", folder / ROOT)
     fingerprint = str(made["rootca_fingerprint_sha256"])
@@ -102,43 +125,72 @@ def _init(folder: Path, host: str, port: int, researcher: str, project: str) -> 
 
 
 def add_user(folder: Path, kit: str, user: str, role: str) -> Path:
-    """One more kit in the operator's `folder`, for a person with a role of FLARE's (lead, member or org_admin)."""
+    """One more kit in the operator's `folder`, for a person with a role of FLARE's (lead, member or
+    org_admin).
+    """
     needs_flare()
     invite = Invite.load(folder / INVITE)
-    _own_kit(folder, kit, invite.project, {"name": user, "type": "admin", "org": ORGANISATION, "role": role}, invite.fingerprint)
+    _own_kit(
+        folder,
+        kit,
+        invite.project,
+        {"name": user, "type": "admin", "org": ORGANISATION, "role": role},
+        invite.fingerprint,
+    )
     return folder / kit
 
 
 def join(invite: Invite, name: str, folder: Path) -> Path:
-    """Make a site's private key and its request in `folder`; returns the zip file to send to the operator, which holds no key."""
+    """Make a site's private key and its request in `folder`; returns the zip file to send to the
+    operator, which holds no key.
+    """
     needs_flare()
     if not NAME.fullmatch(name):
-        raise UsageError(f"A site's name has letters, digits and hyphens, and at most 63 of them: {shown(name)} does not.")
+        raise UsageError(
+            f"A site's name has letters, digits and hyphens, and at most 63 of them: {shown(name)}"
+            " does not."
+        )
     if (folder / KIT).exists():
         raise UsageError(f"{folder} has a kit already: it was accepted before.")
     if (folder / REQUEST).exists():
-        raise UsageError(f"{folder} has asked already: send its request again, or remove {folder / REQUEST} to ask anew.")
+        raise UsageError(
+            f"{folder} has asked already: send its request again, or remove {folder / REQUEST} to"
+            " ask anew."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     entry = {"name": name, "type": "client", "org": ORGANISATION}
     return _request(folder / REQUEST, invite.project, entry)
 
 
 def approve(folder: Path, request: Path, signed: Path | None = None, again: bool = False) -> Path:
-    """Sign a site's request with the root in the operator's `folder`; returns the zip file to send back.
+    """Sign a site's request with the root in the operator's `folder`; returns the zip file to send
+    back.
 
-    A request for anything but a site is refused, and so is one with the name of a site that has another key, unless `again`.
+    A request for anything but a site is refused, and so is one with the name of a site that has
+    another key, unless `again`.
     """
     needs_flare()
     asked = requested(request)
     if asked.get("kind") != "site":
-        raise UsageError(f"{request} asks to be {shown(asked.get('kind'))}, not a site: it is not signed.")
+        raise UsageError(
+            f"{request} asks to be {shown(asked.get('kind'))}, not a site: it is not signed."
+        )
     if asked.get("name") in approved(folder, but=asked.get("public_key_sha256")) and not again:
-        raise UsageError(f"A site {shown(asked.get('name'))} with another key was approved before: whoever has both keys is both.")
-    return _sign(folder, request, signed or request.with_name(request.name.removesuffix(".request.zip") + ".signed.zip"))
+        raise UsageError(
+            f"A site {shown(asked.get('name'))} with another key was approved before: whoever has"
+            " both keys is both."
+        )
+    return _sign(
+        folder,
+        request,
+        signed or request.with_name(request.name.removesuffix(".request.zip") + ".signed.zip"),
+    )
 
 
 def requested(request: Path) -> dict[str, Any]:
-    """What a request asks for: its name, the kind (site, server or user), and the hash of its public key."""
+    """What a request asks for: its name, the kind (site, server or user), and the hash of its
+    public key.
+    """
     try:
         with zipfile.ZipFile(request) as held, held.open("request.json") as file:
             asked = json.loads(file.read(LARGEST))
@@ -170,10 +222,14 @@ def _sign(folder: Path, request: Path, to: Path, days: int = 1095) -> Path:
 
 
 def accept(signed: Path, folder: Path, fingerprint: str) -> Path:
-    """Check that `signed` is of the root with this fingerprint, and build the site's kit from it and the key in `folder`."""
+    """Check that `signed` is of the root with this fingerprint, and build the site's kit from it
+    and the key in `folder`.
+    """
     needs_flare()
     if not (folder / REQUEST).is_dir():
-        raise UsageError(f"{folder} has not asked for admission yet: comity deploy join comes first.")
+        raise UsageError(
+            f"{folder} has not asked for admission yet: comity deploy join comes first."
+        )
     if not signed.is_file():
         raise UsageError(f"There is no signed request {signed}.")
     _package(signed, folder / REQUEST, fingerprint, folder / KIT)
@@ -195,7 +251,9 @@ def _request(folder: Path, project: str, entry: dict[str, Any]) -> Path:
     folder.mkdir(mode=0o700)
     try:
         _write_yaml(folder / "participant.yaml", {"name": project, "participants": [entry]})
-        made = _nvflare(folder, "cert", "request", "-p", folder / "participant.yaml", "--out", folder, "--force")
+        made = _nvflare(
+            folder, "cert", "request", "-p", folder / "participant.yaml", "--out", folder, "--force"
+        )
     except BaseException:
         shutil.rmtree(folder)
         raise
@@ -215,10 +273,17 @@ def _package(signed: Path, request: Path, fingerprint: str, to: Path) -> None:
 
 
 def _nvflare(home: Path, *words: object) -> dict[str, Any]:
-    """What one of FLARE's own commands answers; what it would write into the home directory goes to `home`."""
+    """What one of FLARE's own commands answers; what it would write into the home directory goes to
+    `home`.
+    """
     command = [sys.executable, "-m", "nvflare.cli", *map(str, words), "--format", "json"]
     done = subprocess.run(
-        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ | {"HOME": str(home)}, check=False
+        command,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"HOME": str(home)},
+        check=False,
     )
     try:
         said = json.loads(done.stdout)
@@ -228,7 +293,9 @@ def _nvflare(home: Path, *words: object) -> dict[str, Any]:
     if said.get("status") != "ok":
         # Some hints are of its own command line, which nobody used.
         hint = "" if said.get("error_code") == "INVALID_ARGS" else said.get("hint") or ""
-        raise UsageError(f"{said.get('message', 'NVIDIA FLARE refused, and did not say why.')} {hint}".strip())
+        raise UsageError(
+            f"{said.get('message', 'NVIDIA FLARE refused, and did not say why.')} {hint}".strip()
+        )
     return dict(said["data"])
 
 
