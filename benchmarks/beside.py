@@ -38,9 +38,9 @@ from beside_work import CLASSES, Asked, Curve, How, normed, write_asked
 from torch import Tensor
 
 import comity
-from comity.core.key import Key
-from comity.experiments.build import prepare
-from comity.experiments.config import experiment
+from comity.base.key import Key
+from comity.runs.build import prepare
+from comity.runs.config import experiment
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE.parent / "docs" / "results" / "data" / "beside" / "curves.json"

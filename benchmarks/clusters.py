@@ -23,10 +23,10 @@ from comity.engines.engine import Engine
 from comity.engines.ray_cluster import ADDRESS, LOCAL
 from comity.engines.ray_engine import RayEngine
 from comity.engines.workers import WorkerMessage
-from comity.experiments import config
-from comity.experiments.build import SimulatedRun, federation_of, prepare
-from comity.experiments.evaluation import evaluate
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import SimulatedRun, federation_of, prepare
+from comity.runs.evaluation import evaluate
+from comity.runs.server_run import Quiet
 
 WORKS: list[dict[str, Any]] = [
     {"model": "cnn4", "parties": 10, "partition": "iid|keep(samples=100)"},

@@ -18,9 +18,9 @@ import random
 
 import torch
 
-from comity.core.evaluation import Answers
-from comity.core.metrics import METRICS
 from comity.measure.gain import Gain, drawn_again
+from comity.metrics.evaluation import Answers
+from comity.metrics.metrics import METRICS
 from comity.studies.party_verdicts import over_seeds
 
 BEFORE, NOW = 0.8, 1.2  # by how much the classes lie apart in each model's scores

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import torch
 
 from comity import cli
-from comity.experiments import checkpoint
 from comity.measure import study
 from comity.measure.representations import representations
+from comity.runs import checkpoint
 
 METHOD = "scaffold"  # its parties keep states
 SETTINGS = (
@@ -315,10 +315,10 @@ def copied(original: Path) -> Iterator[Path]:
 
 def make_stopped(folder: Path) -> None:
     """A run that was stopped after a checkpoint."""
-    from comity.experiments.build import federation_of, prepare
-    from comity.experiments.config import experiment
-    from comity.experiments.run import start
-    from comity.experiments.server_run import Quiet
+    from comity.runs.build import federation_of, prepare
+    from comity.runs.config import experiment
+    from comity.runs.run import start
+    from comity.runs.server_run import Quiet
 
     class Stop(Quiet):
         def round(self, t: int, accuracy: float | None, ledger: Any) -> None:

@@ -28,11 +28,11 @@ from comity.algorithms.adcol import Adcol
 from comity.algorithms.relay import Relay
 from comity.components import attack, overlap
 from comity.components.divergence import kl_from_uniform
-from comity.core import descent
 from comity.engines.allocator import keep_freed_memory
-from comity.experiments import config
-from comity.experiments.build import prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import prepare
+from comity.runs.server_run import Quiet
+from comity.training import descent
 
 PARTIES, COHORT, SAMPLES = 20, 10, 70
 PAIRS = (

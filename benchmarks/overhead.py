@@ -21,9 +21,9 @@ from bare import BATCH, LR, WORKS, Bare, Data, data_of
 
 from comity import Federation
 from comity.engines.allocator import keep_freed_memory
-from comity.experiments import config
-from comity.experiments.build import prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import prepare
+from comity.runs.server_run import Quiet
 
 CONVOLUTIONS = ("cnn4", "lenet5")
 

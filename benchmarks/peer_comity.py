@@ -18,10 +18,10 @@ from contest import Contest, Over
 
 import comity
 from comity.cli import screen
-from comity.core.ledger import Ledger
-from comity.experiments import config
-from comity.experiments.build import SimulatedRun, prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import SimulatedRun, prepare
+from comity.runs.server_run import Quiet
+from comity.wire.ledger import Ledger
 
 
 class Paced:

@@ -14,11 +14,11 @@ import time
 
 import torch
 
+from comity.base.noise import gaussian
 from comity.core import FitRequest, Key, LearningTask, Samples, Training, plain
-from comity.core.descent import train
-from comity.core.fit import Private
-from comity.core.noise import gaussian
 from comity.models import build
+from comity.training.descent import train
+from comity.training.requests import Private
 
 CASES = (("mlp2", 10), ("mlp2", 32), ("mlp2", 64), ("mlp2", 128), ("cnn4", 10), ("cnn4", 64))
 

@@ -18,9 +18,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from comity import Federation
 from comity.engines.allocator import keep_freed_memory
-from comity.experiments import config
-from comity.experiments.build import prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import prepare
+from comity.runs.server_run import Quiet
 
 
 def shown(title: str, action: Callable[[], object], rows: int) -> None:

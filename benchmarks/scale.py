@@ -66,9 +66,9 @@ def child(settings: dict[str, Any]) -> None:
 
     from comity import Federation
     from comity.engines.allocator import keep_freed_memory
-    from comity.experiments import config
-    from comity.experiments.build import prepare
-    from comity.experiments.server_run import Quiet
+    from comity.runs import config
+    from comity.runs.build import prepare
+    from comity.runs.server_run import Quiet
 
     torch.set_num_threads(1)
     begin = time.perf_counter()

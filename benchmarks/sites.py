@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "sites"))
 from deployed import Deployed
 from real import Real
 
-from comity.experiments.folder import RunFolder
+from comity.runs.folder import RunFolder
 
 
 def echo(sites: int, times: int, megabytes: list[float]) -> None:

@@ -13,9 +13,9 @@ import time
 
 FIRST = """
 import comity
-from comity.experiments import config
-from comity.experiments.build import federation_of, prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import federation_of, prepare
+from comity.runs.server_run import Quiet
 
 experiment = config.experiment({"algorithm": "fedavg", "parties": 10})
 job = prepare(experiment, federation_of(experiment))

@@ -69,9 +69,9 @@ def serve(settings: dict[str, Any]) -> None:
     import comity
 
     # The second names are from before engines stood apart from the net.
-    build = found("comity.experiments.build", "comity.job")
-    watched = found("comity.experiments.server_run", "comity.experiments.build", "comity.job")
-    config = found("comity.experiments.config", "comity.config")
+    build = found("comity.runs.build", "comity.job")
+    watched = found("comity.runs.server_run", "comity.runs.build", "comity.job")
+    config = found("comity.runs.config", "comity.config")
     allocator = found("comity.engines.allocator", "comity.core.allocator")
 
     torch.set_num_threads(1)

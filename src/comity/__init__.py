@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     from comity.audit.auditing import audit
     from comity.calls import compare, leave_one_out, run, tune
-    from comity.core.custom_metrics import metric
     from comity.data import Dataset, Federation, load
     from comity.errors import ComityError, UsageError
-    from comity.experiments.result import Result
+    from comity.metrics.custom_metrics import metric
     from comity.reading import disclose, open, report
+    from comity.runs.result import Result
     from comity.studies.finished import Comparison, Tuning
     from comity.studies.leave_one_out import Effect
 
@@ -60,13 +60,13 @@ _HOMES = {
     "Effect": "comity.studies.leave_one_out",
     "Federation": "comity.data",
     "UsageError": "comity.errors",
-    "Result": "comity.experiments.result",
+    "Result": "comity.runs.result",
     "Tuning": "comity.studies.finished",
     "compare": "comity.calls",
     "disclose": "comity.reading",
     "leave_one_out": "comity.calls",
     "load": "comity.data",
-    "metric": "comity.core.custom_metrics",
+    "metric": "comity.metrics.custom_metrics",
     "open": "comity.reading",
     "run": "comity.calls",
     "tune": "comity.calls",

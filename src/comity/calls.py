@@ -14,26 +14,26 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
-from comity.core.custom_metrics import Function, give
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.experiments.build import federation_of, prepare
-from comity.experiments.call_settings import (
+from comity.measure.caveats import caveats
+from comity.metrics.custom_metrics import Function, give
+from comity.models import MODULES, OwnModel
+from comity.notebook.live import Watched, watching
+from comity.runs.build import federation_of, prepare
+from comity.runs.call_settings import (
     Option,
     asked,
     check_federation,
     check_options,
     settings_in,
 )
-from comity.experiments.config import Experiment
-from comity.experiments.folder import RunFolder
-from comity.experiments.recording import one_process
-from comity.experiments.result import Result
-from comity.experiments.run import check_same, elsewhere, reopen, resume_in, start
-from comity.experiments.server_run import Progress
-from comity.measure.caveats import caveats
-from comity.models import MODULES, OwnModel
-from comity.notebook.live import Watched, watching
+from comity.runs.config import Experiment
+from comity.runs.folder import RunFolder
+from comity.runs.recording import one_process
+from comity.runs.result import Result
+from comity.runs.run import check_same, elsewhere, reopen, resume_in, start
+from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning

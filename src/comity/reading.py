@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from comity.core.custom_metrics import Function, give
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.experiments.call_settings import check_federation
-from comity.experiments.folder import RunFolder
-from comity.experiments.result import Result
+from comity.metrics.custom_metrics import Function, give
 from comity.models import OwnModel
+from comity.runs.call_settings import check_federation
+from comity.runs.folder import RunFolder
+from comity.runs.result import Result
 from comity.studies.compare import COMPARISON
 from comity.studies.finished import Comparison, comparison_of, opened
 from comity.text import escape_terminal

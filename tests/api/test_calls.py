@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 import comity
-from comity.experiments.config import Experiment
-from comity.experiments.extend import ask_for
-from comity.experiments.run import reopen, resume_in
-from comity.experiments.server_run import Quiet
 from comity.report import report as write_page
+from comity.runs.config import Experiment
+from comity.runs.extend import ask_for
+from comity.runs.run import reopen, resume_in
+from comity.runs.server_run import Quiet
 
 CALLS = (comity.run, comity.compare, comity.tune, comity.leave_one_out)
 FROM_FEDERATION = {"data", "partition", "parties", "test", "validation"}

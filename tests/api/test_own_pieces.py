@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 import comity
-from comity.core.custom_metrics import TAKEN
-from comity.experiments.folder import RunFolder
-from comity.experiments.server_run import Quiet
-from comity.experiments.trust import MARK
 from comity.measure.summary import KINDS, blocks
+from comity.metrics.custom_metrics import TAKEN
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import Quiet
+from comity.runs.trust import MARK
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from harness import comity as command
@@ -196,7 +196,7 @@ def test_a_strangers_metric_is_shown_but_not_run(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "somebody else"))
     for name in (f"comity_user.{mine.stem}",):
         del sys.modules[name]
-    from comity.core.metrics import METRICS
+    from comity.metrics.metrics import METRICS
 
     monkeypatch.setattr(METRICS, "own", {})
     said = works("report", tmp_path / "c").out

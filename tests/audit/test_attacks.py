@@ -19,7 +19,7 @@ from comity.audit.finding import Finding, Untried
 from comity.audit.first_layer import FirstLayer
 from comity.audit.inverting import samples_of, unmistakable
 from comity.audit.view import View
-from comity.core.key import Key
+from comity.base.key import Key
 
 HOMES: list[TemporaryDirectory[str]] = []
 SETTINGS: dict[str, Any] = {

@@ -19,12 +19,12 @@ from comity import models
 from comity.audit.auditing import audit_run
 from comity.audit.canaries import CANARIES, Mechanism, Step, attack
 from comity.audit.private_training import mechanism
-from comity.core.descent import train
-from comity.core.fit import FitRequest, Fitted
-from comity.core.key import Key
-from comity.core.task import LearningTask
+from comity.base.key import Key
 from comity.privacy.account import Spent
 from comity.privacy.accounting import gaussian_sigma
+from comity.training.descent import train
+from comity.training.requests import FitRequest, Fitted
+from comity.training.task import LearningTask
 
 DELTA = 1e-5
 GRADIENTS = torch.randn(20, 12, generator=torch.Generator().manual_seed(0))

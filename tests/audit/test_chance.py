@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from comity.audit.chance import Scored, area, caught, one_run_epsilon, share, shown_epsilon
 from comity.audit.finding import Finding, membership
-from comity.core.key import Key
+from comity.base.key import Key
 
 
 def test_shares_are_clopper_and_pearsons() -> None:

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 import comity
+from comity.base.record import Cipher, Sealed, payload, unseal
 from comity.cli import main
-from comity.core.record import Cipher, Sealed, payload, unseal
-from comity.experiments import checkpoint
-from comity.experiments.folder import RunFolder
-from comity.experiments.recording import RecordedMessage
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.folder import RunFolder
+from comity.runs.recording import RecordedMessage
+from comity.runs.server_run import Quiet
 from comity.units import size
 
 SMALL: dict[str, Any] = {
@@ -139,7 +139,7 @@ def test_killed_and_resumed_it_is_the_same(
 
 
 def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: Path) -> None:
-    from comity.experiments.extend import ask_for
+    from comity.runs.extend import ask_for
 
     comity.run("fedavg", out=tmp_path / "long", record_messages=True, **SMALL)
     comity.run("fedavg", out=tmp_path / "made", record_messages=True, **SMALL | {"rounds": 2})

@@ -64,10 +64,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """
     from browser import KINDS
     from comity import run
-    from comity.experiments.config import experiment
-    from comity.experiments.server_run import Quiet
     from comity.report import report
     from comity.report.sections import space
+    from comity.runs.config import experiment
+    from comity.runs.server_run import Quiet
     from comity.studies.compare import compare
 
     root = tmp_path_factory.mktemp("pages")

@@ -30,8 +30,8 @@ import pytest
 import torch
 
 from comity import cli
-from comity.core.codec import flatten
-from comity.experiments.checkpoint import Checkpoints
+from comity.runs.checkpoint import Checkpoints
+from comity.wire.codec import flatten
 
 torch.set_num_threads(1)
 

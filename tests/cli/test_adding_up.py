@@ -9,7 +9,7 @@ from harness import comity, one_sentence, works
 
 from comity.cli.at_sites import check_at_sites
 from comity.errors import UsageError
-from comity.experiments.folder import RunFolder
+from comity.runs.folder import RunFolder
 
 SMALL = (
     "--parties",

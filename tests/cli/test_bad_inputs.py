@@ -19,11 +19,11 @@ import pytest
 from harness import SMALL, Nursery, comity, complaint, contents, one_sentence, process, works
 
 import comity as library
-from comity.experiments import checkpoint
-from comity.experiments.build import federation_of, prepare
-from comity.experiments.config import experiment
-from comity.experiments.run import start
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.build import federation_of, prepare
+from comity.runs.config import experiment
+from comity.runs.run import start
+from comity.runs.server_run import Quiet
 
 
 def refused(*args: object, out: bool = True) -> str:

@@ -10,10 +10,10 @@ from harness import comity, one_sentence, works
 
 from comity import papers
 from comity.errors import ComityError, UsageError
-from comity.experiments.tables import METRICS
 from comity.papers import MethodRow
-from comity.studies.chosen import best, choices, goodness, told
-from comity.studies.reproduce import Outcome
+from comity.papers.chosen import best, choices, goodness, told
+from comity.papers.reproduce import Outcome
+from comity.runs.tables import METRICS
 
 TABLE = """
 title = "One method, its constant chosen"

@@ -11,7 +11,7 @@ from harness import comity, works
 
 import comity as python
 from comity import algorithms
-from comity.experiments.config import experiment
+from comity.runs.config import experiment
 from comity.studies.compare import every_method
 
 SETTINGS = ("--parties", "3", "--rounds", "1", "--model", "linear", "--partition", "iid")

@@ -125,11 +125,11 @@ def test_a_ruined_model_is_not_exported(tmp_path: Path, monkeypatch: pytest.Monk
     """Nothing ruined is kept any more; but a folder may hold one."""
     import torch
 
-    from comity.core.codec import decode, encode
     from comity.errors import ComityError
-    from comity.experiments.result import Result
-    from comity.experiments.run import reopen
+    from comity.runs.result import Result
+    from comity.runs.run import reopen
     from comity.studies.export import export
+    from comity.wire.codec import decode, encode
 
     works("run", "fedavg", *SMALL, "--out", tmp_path / "run")
     job = reopen(tmp_path / "run")

@@ -19,13 +19,13 @@ import torch
 from harness import SMALL, Ended, Nursery, comity, complaint, one_sentence
 
 from comity import algorithms, models
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.core.wrapper import Wrapper
-from comity.engines.channel import Channel
 from comity.errors import ComityError
-from comity.experiments.config import Experiment, experiment
 from comity.models.stack import Stack
 from comity.models.zoo import ZOO
+from comity.runs.config import Experiment, experiment
+from comity.wire.channel import Channel
 
 # --- Signals ----------------------------------------------------------------------------------------------------------
 

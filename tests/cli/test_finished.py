@@ -16,12 +16,12 @@ import torch
 from harness import comity, one_sentence, works
 
 from comity import run
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.data import Dataset
 from comity.data.groups import Groups
 from comity.errors import ComityError, UsageError
-from comity.experiments.result import Result
 from comity.measure import mdl
+from comity.runs.result import Result
 from comity.studies.export import export, load
 
 GAPS = """

@@ -18,7 +18,7 @@ import pytest
 from harness import Ended, Nursery, comity, complaint, on_terminal, one_sentence, works
 
 from comity.cli import screen, text_plot
-from comity.experiments.environment import digest
+from comity.runs.environment import digest
 from comity.studies.export import load
 from comity.text import escape_terminal
 

@@ -9,8 +9,8 @@ import pytest
 from harness import comity, one_sentence, works
 
 from comity import algorithms, data, hints, models
-from comity.core.metrics import ELIGIBLE
-from comity.experiments.config import Experiment
+from comity.metrics.metrics import ELIGIBLE
+from comity.runs.config import Experiment
 
 MISTAKES = {
     "run fedavg --data fmnist": "fashion-mnist",

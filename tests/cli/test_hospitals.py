@@ -20,9 +20,9 @@ import torch
 from harness import comity, one_sentence, works
 
 from comity.data import load
-from comity.experiments.folder import RunFolder
-from comity.experiments.result import Result
-from comity.experiments.run import reopen
+from comity.runs.folder import RunFolder
+from comity.runs.result import Result
+from comity.runs.run import reopen
 
 ABOUT = (
     "--label",

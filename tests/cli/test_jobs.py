@@ -33,8 +33,8 @@ from harness import (
 import comity as library
 from comity import machine
 from comity.errors import ComityError, UsageError
-from comity.experiments.config import experiment
-from comity.experiments.server_run import Quiet
+from comity.runs.config import experiment
+from comity.runs.server_run import Quiet
 from comity.studies import parallel
 from comity.studies.parallel import Cost, Planned, chosen_jobs, run_all, settled, shared
 

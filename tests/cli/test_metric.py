@@ -17,11 +17,11 @@ import pytest
 from harness import comity, one_sentence, rows, summary, works
 
 import comity as library
-from comity.core.metrics import ELIGIBLE, METRICS, Metric
-from comity.experiments.config import experiment
-from comity.experiments.folder import RunFolder
-from comity.experiments.server_run import Quiet
 from comity.measure.gain import gains
+from comity.metrics.metrics import ELIGIBLE, METRICS, Metric
+from comity.runs.config import experiment
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import Quiet
 from comity.studies.compare import compare
 from comity.studies.party_verdicts import over_seeds
 from comity.studies.tune import tune
@@ -202,7 +202,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Metric:
         higher=False,
     )
     monkeypatch.setitem(METRICS, "wrong", made)
-    monkeypatch.setattr("comity.experiments.config.ELIGIBLE", (*ELIGIBLE, "wrong"))
+    monkeypatch.setattr("comity.runs.config.ELIGIBLE", (*ELIGIBLE, "wrong"))
     return made
 
 

@@ -13,13 +13,12 @@ from harness import comity, one_sentence, works
 
 from comity import papers
 from comity.errors import ComityError, UsageError
-from comity.papers import Column, MethodRow
-from comity.studies import reproduce
-from comity.studies.cells import Cell, Figure
-from comity.studies.claims import Verdict, untested, verdicts
-from comity.studies.pages import lines, page, rewrite
-from comity.studies.reproduce import implemented
-from comity.studies.reproduction import Reproduction, read
+from comity.papers import Column, MethodRow, reproduce
+from comity.papers.cells import Cell, Figure
+from comity.papers.claims import Verdict, untested, verdicts
+from comity.papers.pages import lines, page, rewrite
+from comity.papers.reproduce import implemented
+from comity.papers.reproduction import Reproduction, read
 
 COLUMN = Column(name="c", title="C", measure="mean")
 

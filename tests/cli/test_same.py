@@ -88,8 +88,8 @@ def test_parties_of_the_data_that_are_left_out_are_named(here: Path) -> None:
 def test_a_gpu_is_refused_or_said_to_be_untested(here: Path) -> None:
     import torch
 
-    from comity.experiments.build import federation_of, prepare
-    from comity.experiments.config import experiment
+    from comity.runs.build import federation_of, prepare
+    from comity.runs.config import experiment
 
     for device, there in (
         ("cuda", torch.cuda.is_available()),

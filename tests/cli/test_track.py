@@ -17,7 +17,7 @@ from harness import SMALL, Nursery, comity, contents, one_sentence, rows, summar
 import comity as library
 from comity import track
 from comity.errors import UsageError
-from comity.experiments.server_run import Quiet
+from comity.runs.server_run import Quiet
 
 SETTINGS: dict[str, Any] = {
     "parties": 3, "rounds": 4, "eval_every": 2, "model": "linear", "partition": "iid", "engine": "loop", "seed": 0,
@@ -57,7 +57,7 @@ class StopAfter(Quiet):
 def stopped(folder: Path, after: int, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
     """A run that was stopped after a round which no checkpoint has: it is computed again."""
     monkeypatch.setattr(
-        "comity.experiments.checkpoint.Checkpoints.due", lambda self: self.manifest is None
+        "comity.runs.checkpoint.Checkpoints.due", lambda self: self.manifest is None
     )
     with pytest.raises(KeyboardInterrupt):
         library.run("fedavg", out=folder, progress=StopAfter(after), **SETTINGS | more)

@@ -26,12 +26,12 @@ from harness import Ended, comity, complaint, one_sentence, summary, works
 import comity as api
 from comity.checksums import with_crc, without_crc
 from comity.errors import UsageError
-from comity.experiments.environment import digest
-from comity.experiments.trust import MARK, _secret, state_folder
 from comity.measure import mdl
 from comity.measure.representations import representations
 from comity.measure.study import description_length, study
 from comity.plugins import is_code
+from comity.runs.environment import digest
+from comity.runs.trust import MARK, _secret, state_folder
 from comity.studies.export import load
 
 SMALL = (

@@ -33,8 +33,8 @@ from rich.console import Console
 from comity.cli import watch
 from comity.cli.tail import Followed, Runs
 from comity.errors import ComityError
-from comity.experiments import tables
-from comity.experiments.folder import RunFolder
+from comity.runs import tables
+from comity.runs.folder import RunFolder
 from comity.units import size
 
 LONG = (
@@ -214,7 +214,7 @@ def test_what_was_read_is_not_read_again(table: Table, monkeypatch: pytest.Monke
 
 
 def test_blocks_are_put_together(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comity.experiments.tables.BLOCK", 7)
+    monkeypatch.setattr("comity.runs.tables.BLOCK", 7)
     text = "".join(f"{k},{'ü' * (k % 9)}\n" for k in range(50))
     table.add(text + "half")
     table.tail.look()

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from comity.experiments.folder import RunFolder
+from comity.runs.folder import RunFolder
 
 RUN = (
     "run", "scaffold", "--data", "digits", "--parties", "4", "--model", "mlp2(width=16)", "--lr", "0.02", "--partition",

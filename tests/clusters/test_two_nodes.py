@@ -14,7 +14,7 @@ import pytest
 from small import SMALL
 
 import comity
-from comity.core.record import Cipher, sealed_in, unseal
+from comity.base.record import Cipher, sealed_in, unseal
 from comity.core.runner import SUMMED
 from comity.engines import ray_cluster
 from comity.engines.ray_cluster import Cluster, actors_kept

@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from comity.base.call import CallId
+from comity.base.record import leaves, payload, post, read_only, unseal
 from comity.components.bank import Bank, Upload
 from comity.components.overlap import Help
 from comity.core import Empty, Model, Moments, Wrapped, record, seal
-from comity.core.call import CallId
-from comity.core.codec import decode, encode
-from comity.core.evaluation import Answers, Evaluation, Score
-from comity.core.record import leaves, payload, post, read_only, unseal
-from comity.engines.sealing import Lock, SharedSecret
 from comity.engines.versions import PartyState
 from comity.errors import ComityError
+from comity.metrics.evaluation import Answers, Evaluation, Score
+from comity.wire.codec import decode, encode
+from comity.wire.sealing import Lock, SharedSecret
 
 SECONDS = 2.0
 """How long one mutant may take, on a busy machine."""
@@ -108,9 +108,9 @@ Mutation = Callable[[random.Random, bytes, bytes], bytes]
 """From a blob, and another one to take from."""
 ATOMS: tuple[Any, ...] = (
     0, 1, -1, 2, 7, 255, 2**31, 2**63, 2**64, -(2**63) - 1, 10**30, 0.5, -0.0, float("nan"), float("inf"), True, False, None, "",
-    "x", "\ud800", "é", "0", "comity.core.record:Model", "comity.core.record:Cipher", "comity.core.record:Empty", [], {}, [[]],
+    "x", "\ud800", "é", "0", "comity.base.record:Model", "comity.base.record:Cipher", "comity.base.record:Empty", [], {}, [[]],
     {"t": 0}, {"t": 1}, {"t": -1}, {"t": True}, {"s": 0}, {"s": 1}, {"s": -1}, {"u": []}, {"d": []}, {"d": [[1, 2], [1, 3]]},
-    {"d": [[None, 2]]}, {"r": "comity.core.record:Empty", "v": []}, {"x": 5, "n": 3}, {"r": [], "v": 1}, {"d": [1]}, {"d": 1},
+    {"d": [[None, 2]]}, {"r": "comity.base.record:Empty", "v": []}, {"x": 5, "n": 3}, {"r": [], "v": 1}, {"d": [1]}, {"d": 1},
 )  # fmt: skip
 KEYS = (
     "t",

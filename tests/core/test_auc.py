@@ -20,9 +20,9 @@ from torch import Tensor
 
 import comity
 from comity.core import PartyData, Samples
-from comity.core.evaluation import evaluate
 from comity.data import Dataset
 from comity.data.groups import Groups
+from comity.metrics.evaluation import evaluate
 
 
 class Parrot:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comity.core import Empty, Model, payload, record
-from comity.core.codec import decode, encode, flatten, unflatten
-from comity.engines.channel import Channel
 from comity.errors import ComityError
+from comity.wire.channel import Channel
+from comity.wire.codec import decode, encode, flatten, unflatten
 
 
 @record

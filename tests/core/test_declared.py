@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import comity.algorithms
+from comity.base.declared import _checks, fits, mismatch
+from comity.base.record import _BY_NAME
 from comity.core import Empty, Model, Params, Sealed, Wrapped, record, seal
-from comity.core.codec import decode, encode
-from comity.core.declared import _checks, fits, mismatch
-from comity.core.record import _BY_NAME
 from comity.errors import ComityError
+from comity.wire.codec import decode, encode
 
 if TYPE_CHECKING:
     from typing import Any as Unknown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fuzz import fuzz, legitimate, new_lock, parcel_blob, CALL, occurrence  # isort: skip
 
-from comity.core.codec import decode, encode
+from comity.wire.codec import decode, encode
 
 
 def test_what_is_mutated_was_legitimate():

@@ -17,6 +17,9 @@ from comity.algorithms.adcol import Game, Reps
 from comity.algorithms.dbe import OFFSET
 from comity.algorithms.fedavg import AveragedModel, FedAvg
 from comity.algorithms.scaffold import Change, Control
+from comity.base.call import CallId
+from comity.base.declared import declared
+from comity.base.record import Cipher, is_record_type
 from comity.components.bank import Teacher
 from comity.components.overlap import Help
 from comity.components.pilot import Mean, Tried
@@ -36,11 +39,6 @@ from comity.core import (
     record,
     seal,
 )
-from comity.core.call import CallId
-from comity.core.codec import decode, encode
-from comity.core.declared import declared
-from comity.core.evaluation import Evaluation, Score
-from comity.core.record import Cipher, is_record_type
 from comity.core.signature import (
     _parts,
     party_functions,
@@ -51,11 +49,13 @@ from comity.core.signature import (
     view_type,
     wire_types,
 )
-from comity.core.task import batchnorm_private
 from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.errors import CorruptedFile
+from comity.metrics.evaluation import Evaluation, Score
 from comity.models import build
+from comity.training.task import batchnorm_private
+from comity.wire.codec import decode, encode
 
 NETWORK = build("fedbn-cnn(scale=0.06)", (1, 8, 8), 10)
 PRIVATE = batchnorm_private(NETWORK, "params_only")

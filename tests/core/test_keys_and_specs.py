@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comity import algorithms
+from comity.base.key import BatchKey
 from comity.core import Key
-from comity.core.key import BatchKey
 from comity.errors import UsageError
 from comity.spec import Spec, call, parse, split
 

@@ -15,9 +15,9 @@ from sklearn.metrics import balanced_accuracy_score, f1_score, recall_score, roc
 from torch import Tensor
 
 from comity.core import PartyData, Samples
-from comity.core.evaluation import evaluate, evaluate_together
-from comity.core.metrics import ELIGIBLE, METRICS, check_fits, fitting
 from comity.errors import UsageError
+from comity.metrics.evaluation import evaluate, evaluate_together
+from comity.metrics.metrics import ELIGIBLE, METRICS, check_fits, fitting
 
 SKLEARN: dict[str, Callable[[Any, Any], float]] = {
     "balanced_accuracy": lambda y, scores: balanced_accuracy_score(y, scores.argmax(1)),

@@ -21,11 +21,11 @@ import pytest
 import safetensors.torch
 import torch
 
+from comity.base.record import Cipher, leaves, read_only, tree_map
 from comity.core import Model, payload, record
-from comity.core.blob import MOST_EMPTY
-from comity.core.codec import FREE_NODES, MOST_LEVELS, decode, encode
-from comity.core.record import Cipher, leaves, read_only, tree_map
 from comity.errors import ComityError, CorruptedFile
+from comity.wire.blob import MOST_EMPTY
+from comity.wire.codec import FREE_NODES, MOST_LEVELS, decode, encode
 
 # seconds of the processor; most take milliseconds, but the garbage collector looks through all of a
 # test session
@@ -76,7 +76,7 @@ def bomb(levels: int) -> Any:
 
 
 CIPHER = f"{Cipher.__module__}:{Cipher.__qualname__}"
-MODEL = "comity.core.record:Model"
+MODEL = "comity.base.record:Model"
 PLAIN_CIPHER = {"r": CIPHER, "v": [1, 1, [2], {"t": 0}, {"t": 1}]}
 
 REFUSED = {

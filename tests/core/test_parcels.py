@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from comity.base.call import CallId
+from comity.base.record import Cipher, Origin, post, received, unseal
 from comity.core import Model, Sealed, record, seal
-from comity.core.call import CallId
-from comity.core.codec import decode, encode
-from comity.core.record import Cipher, Origin, post, received, unseal
-from comity.engines.channel import Channel
-from comity.engines.sealing import KEY, LOCKED_KEY, Lock, SharedSecret
 from comity.errors import ComityError, CorruptedFile
+from comity.wire.channel import Channel
+from comity.wire.codec import decode, encode
+from comity.wire.sealing import KEY, LOCKED_KEY, Lock, SharedSecret
 
 SECRET, RUN = bytes(range(32)), b"a run"
 CALL = CallId("local", 0, 3, 0)
@@ -289,7 +289,7 @@ def test_inboxes_without_their_form_are_refused(inboxes):
 
 def test_a_sender_may_have_locked_anything(monkeypatch):
     """A party of bad will has the right keys, and may seal bytes that no `encode` wrote."""
-    monkeypatch.setattr("comity.engines.sealing.encode", lambda content: b"\xff" * 100)
+    monkeypatch.setattr("comity.wire.sealing.encode", lambda content: b"\xff" * 100)
     sealed = new_lock().close(sent())
     with pytest.raises(CorruptedFile, match="damaged or foreign"):
         opened(sealed)

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from comity.base.record import ReadOnlyDict, ReadOnlyList, leaves, marks, read_only, tree_map
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training, record
-from comity.core.descent import check_unwritten, train
-from comity.core.fit import FitRequest
-from comity.core.record import ReadOnlyDict, ReadOnlyList, leaves, marks, read_only, tree_map
 from comity.engines.stacked.batched_training import BatchedTraining
 from comity.errors import ComityError
 from comity.models import build
+from comity.training.descent import check_unwritten, train
+from comity.training.requests import FitRequest
 
 WRITES = (
     "^A loss may not write to what it is given: what it notes from batch to batch goes into"

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import comity
-from comity.core.key import Key
-from comity.core.samples import Samples
-from comity.core.training import Training, batches
+from comity.base.key import Key
+from comity.base.samples import Samples
 from comity.data import Dataset, Federation
 from comity.data.augment import Augment
 from comity.errors import UsageError
-from comity.experiments.server_run import Quiet
+from comity.runs.server_run import Quiet
+from comity.training.settings import Training, batches
 
 KEY = Key.root(0)
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")

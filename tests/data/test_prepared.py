@@ -25,7 +25,7 @@ from comity.data import Dataset, files, load, prepared
 from comity.data.files import Missing, Way, cache_folder, locate, obtain
 from comity.data.groups import Groups
 from comity.errors import UsageError
-from comity.experiments.run import reopen
+from comity.runs.run import reopen
 
 
 def pictures() -> Dataset:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.data import Dataset
 from comity.data.shifts import KINDS, apply
 from comity.errors import UsageError

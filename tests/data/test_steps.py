@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from test_splits import assert_same
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.data import Dataset, Federation, Share, Split
 from comity.data.groups import Groups
 from comity.data.steps import Concept, Keep, Steps

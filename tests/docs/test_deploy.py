@@ -18,7 +18,7 @@ import yaml
 from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401 -- each adds its commands
 from comity.cli.options import app
 from comity.core.algorithm import LEAVES
-from comity.sites.policy import SitePolicy
+from comity.deploy.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ import pytest
 MODULES = [
     "comity",
     "comity.calls",
-    "comity.core.custom_metrics",
+    "comity.metrics.custom_metrics",
     "comity.data.dataset",
     "comity.data.federation",
     "comity.data.library",
-    "comity.experiments.result",
+    "comity.runs.result",
     "comity.reading",
     "comity.studies.finished",
 ]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from comity.studies import pages
-from comity.studies.reproduction import read
+from comity.papers import pages
+from comity.papers.reproduction import read
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 KEPT = sorted((RESULTS / pages.KEPT).glob("*.json"))

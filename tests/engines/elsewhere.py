@@ -17,12 +17,12 @@ from cryptography.x509.oid import NameOID
 
 import comity
 from comity.data.importing import import_federation
-from comity.experiments.folder import RunFolder
-from comity.sites.data import bring
-from comity.sites.handler import RequestHandler
-from comity.sites.key_exchange import Identity, Signer
-from comity.sites.policy import NAME, write
-from comity.sites.server import FAILURE, RUNS, serve
+from comity.deploy.data import bring
+from comity.deploy.handler import RequestHandler
+from comity.deploy.key_exchange import Identity, Signer
+from comity.deploy.policy import NAME, write
+from comity.deploy.server import FAILURE, RUNS, serve
+from comity.runs.folder import RunFolder
 
 OPEN = {  # a law that allows what a simulation does
     'never = ["centralized", "fed-sps(mode=samples)"]': "never = []",

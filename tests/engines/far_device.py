@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 import comity
 from comity.core import PartyData, Samples
-from comity.experiments import build
+from comity.runs import build
 
 FAR = torch.device("lazy", 0)
 aten = torch.ops.aten

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import comity
+from comity.base.call import stream_name
 from comity.core import Batch, Key, Params, batches
-from comity.core.call import stream_name
 
 Optimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 

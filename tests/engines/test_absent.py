@@ -13,17 +13,17 @@ import torch
 from matrix import compositions, ragged, run, short, weights
 
 import comity
-from comity.core.call import CallId, Message
-from comity.core.codec import encode
+from comity.base.call import CallId, Message
+from comity.base.record import Model, leaves, record_type
 from comity.core.participation import Absence
-from comity.core.record import Model, leaves, record_type
 from comity.engines.site import Site
 from comity.engines.versions import PartyState
 from comity.errors import ComityError, UsageError
-from comity.experiments import config
-from comity.experiments.build import prepare
-from comity.experiments.folder import RunFolder
-from comity.experiments.run import reopen, resume_in
+from comity.runs import config
+from comity.runs.build import prepare
+from comity.runs.folder import RunFolder
+from comity.runs.run import reopen, resume_in
+from comity.wire.codec import encode
 
 QUICK: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3}
 

@@ -17,13 +17,13 @@ from sklearn.metrics import mean_absolute_error, r2_score
 
 import comity
 from comity import algorithms
-from comity.core.key import Key
-from comity.core.metrics import METRICS
+from comity.base.key import Key
 from comity.data import Dataset
 from comity.data.groups import Groups
 from comity.data.importing import import_federation
 from comity.errors import UsageError
 from comity.measure.study import study
+from comity.metrics.metrics import METRICS
 from comity.report import report
 from comity.studies.export import export, load
 

@@ -14,13 +14,13 @@ from matrix import ragged
 from torch import nn
 
 import comity
+from comity.base.call import CallId, Message
+from comity.base.record import leaves
 from comity.core import Model
-from comity.core.call import CallId, Message
-from comity.core.record import leaves
 from comity.engines import ray_cluster
-from comity.engines.bundles import packed, packed_for, unpacked
 from comity.errors import UsageError
 from comity.studies.parallel import settled
+from comity.wire.bundles import packed, packed_for, unpacked
 
 
 def test_what_all_get_is_there_once() -> None:
@@ -92,7 +92,7 @@ def test_what_was_given_from_python_cannot_be_found_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_cluster, "check_installed", lambda: None)
-    monkeypatch.setattr("comity.experiments.build.check_installed", lambda: None)
+    monkeypatch.setattr("comity.runs.build.check_installed", lambda: None)
     with pytest.raises(UsageError, match="data given as arrays"):
         comity.run("fedavg", ragged(), out=tmp_path / "a", engine="ray")
     pair = nn.Sequential(nn.Flatten(), nn.Linear(64, 9)), nn.Linear(9, 10)
@@ -111,7 +111,7 @@ def test_without_the_package_it_says_what_to_install(
 
 
 def test_several_jobs_are_not_for_ray() -> None:
-    from comity.experiments import config
+    from comity.runs import config
 
     with pytest.raises(UsageError, match="workers instead of jobs"):
         settled(config.experiment({"engine": "ray"}), 2)

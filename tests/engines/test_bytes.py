@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import comity
 from comity.algorithms.dbe import OFFSET
+from comity.base.call import CallId
+from comity.base.record import unseal
 from comity.core import Sealed, payload, seal
-from comity.core.call import CallId
-from comity.core.record import unseal
 from comity.core.wrapper import chain
 from comity.engines.loop import LoopEngine
 from comity.measure.summary import KINDS

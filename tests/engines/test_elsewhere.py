@@ -13,16 +13,16 @@ import pytest
 from elsewhere import OPEN, Sites
 from matrix import STEEP, TABLES, compositions
 
-from comity.core.ledger import Charge
-from comity.experiments.config import experiment
-from comity.experiments.folder import RunFolder
-from comity.experiments.server_run import Quiet
+from comity.deploy import afterwards
+from comity.deploy.comparing import compare_sites
+from comity.deploy.job_submission import SubmittedJob
+from comity.deploy.server import FAILURE
 from comity.measure import gains
-from comity.sites import afterwards
-from comity.sites.comparing import compare_sites
-from comity.sites.job_submission import SubmittedJob
-from comity.sites.server import FAILURE
+from comity.runs.config import experiment
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import Quiet
 from comity.studies.compare import compare
+from comity.wire.ledger import Charge
 
 SIZES = {"north": (47, 12), "east": (23, 9), "south": (34, 17)}
 MODEL = "fedbn-cnn(scale=0.06)"

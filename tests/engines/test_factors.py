@@ -15,8 +15,8 @@ from matrix import ragged, tables, weights
 
 import comity
 from comity.core import Key
-from comity.experiments import checkpoint
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.server_run import Quiet
 
 WHOLE = "vit(patch=4,width=8,heads=2)"
 LOW = "vit(patch=4,width=8,heads=2,rank=2,adapt=all)"

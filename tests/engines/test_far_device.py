@@ -13,7 +13,7 @@ from far_device import FAR, Apart, Far, far_device, few
 from matrix import BATCHNORM, STEEP, methods, tables, wrapped, wrappers
 
 import comity
-from comity.core.record import leaves
+from comity.base.record import leaves
 from comity.engines.site import Site
 
 OPTIONS: dict[str, dict[str, Any]] = {

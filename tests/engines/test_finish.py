@@ -16,8 +16,8 @@ from matrix import ragged, run, tables
 from plain import Trainer, assert_close, assert_equal, stream
 
 from comity import cli
-from comity.experiments import checkpoint
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.server_run import Quiet
 from comity.studies import plan
 
 TUNED = str(Path(__file__).with_name("tuned.py"))

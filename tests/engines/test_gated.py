@@ -14,15 +14,15 @@ import pytest
 import torch
 from matrix import VARIANTS, run, tables, weights
 
+from comity.base.call import CallId, EvaluationRequest, Message, PartyResult
+from comity.base.record import unseal
 from comity.core import Sealed
-from comity.core.call import CallId, EvaluationRequest, Message, PartyResult
-from comity.core.codec import decode, encode
-from comity.core.record import unseal
 from comity.core.signature import party_functions
 from comity.core.validate import MessageValidator
 from comity.engines.engine import inboxes
 from comity.engines.loop import LoopEngine
-from comity.engines.sealing import Lock, SharedSecret
+from comity.wire.codec import decode, encode
+from comity.wire.sealing import Lock, SharedSecret
 
 OPTIONS: dict[str, dict[str, Any]] = VARIANTS | {
     "adcol(aggregate=model,hidden=8)": {"bn": "params_only"},

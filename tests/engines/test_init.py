@@ -19,9 +19,9 @@ import comity
 from comity.core import Key, Params, average
 from comity.engines.loop import LoopEngine
 from comity.errors import UsageError
-from comity.experiments import checkpoint, config
-from comity.experiments.build import prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint, config
+from comity.runs.build import prepare
+from comity.runs.server_run import Quiet
 
 ALIKE = ("fedbabu", "centralized", "q-ffl", "fada")  # what cannot start from different weights
 EVERY = [*compositions(), *VARIANTS]

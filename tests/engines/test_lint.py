@@ -497,9 +497,9 @@ BAD = {
     peeking: [
         "parcel._Sealed__content",
         "getattr(parcel, '_Sealed__content')",
-        "from comity.core.record import unseal",
+        "from comity.base.record import unseal",
         "record.unseal(parcel)",
-        "from comity.core.record import received",
+        "from comity.base.record import received",
     ],
     reaching: [
         "self.net._sites[0]",
@@ -525,7 +525,7 @@ BAD = {
         "from types import FunctionType\nisinstance(f, FunctionType)\nFunctionType(f.__code__, {})",
         "import dis",
     ],
-    tapes: ["from comity.core.kernels import TAPE", "kernels.TAPE.get()"],
+    tapes: ["from comity.training.kernels import TAPE", "kernels.TAPE.get()"],
     plain_works: [
         "class A:\n    def local(self, mine, m, party, key):\n        return mine, None",
         (

@@ -16,9 +16,9 @@ import pytest
 from matrix import run, tables
 
 import comity
-from comity.experiments import checkpoint, extend
-from comity.experiments.folder import RunFolder
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint, extend
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import Quiet
 
 SMALL = {"model": "mlp2(width=8)", "lr": 0.05}
 ASKED: dict[str, dict[str, Any]] = {

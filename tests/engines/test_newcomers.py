@@ -24,17 +24,17 @@ from torch import Tensor
 import comity
 from comity import cli
 from comity.algorithms.dbe import OFFSET
+from comity.base.record import is_record
 from comity.core import Algorithm, Batch, Key, Params, trainable
-from comity.core.codec import flatten
-from comity.core.record import is_record
 from comity.core.server import Server
 from comity.core.wrapper import chain
 from comity.engines.loop import LoopEngine
 from comity.engines.site import Site
-from comity.experiments import checkpoint
-from comity.experiments.checkpoint import Checkpoints
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.checkpoint import Checkpoints
+from comity.runs.server_run import Quiet
 from comity.studies import plan
+from comity.wire.codec import flatten
 
 T = 2
 THERE, LATE = ("north", "east"), ("south", "west")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from matrix import compositions, run, short, weights
 
-from comity.core.finite import first_not_finite, is_finite
-from comity.core.record import Model, record
+from comity.base.finite import first_not_finite, is_finite
+from comity.base.record import Model, record
 from comity.errors import ComityError
-from comity.experiments.folder import RunFolder
+from comity.runs.folder import RunFolder
 
 WILD: dict[str, Any] = {
     "model": "mlp2(width=8)",

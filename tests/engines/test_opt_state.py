@@ -13,11 +13,11 @@ from matrix import GOSSIP, ragged, run, short, tables, weights
 from plain import Optimizer, Trainer, assert_close, assert_equal, first, stream
 
 import comity
-from comity.core.record import leaves
+from comity.base.record import leaves
 from comity.engines.versions import PartyState
-from comity.experiments import checkpoint
-from comity.experiments.checkpoint import Checkpoints
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.checkpoint import Checkpoints
+from comity.runs.server_run import Quiet
 
 MODEL = {"model": "mlp2(width=12)", "rounds": 3}
 OPTIMIZERS: dict[str, tuple[dict[str, Any], Optimizer]] = {

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from comity.deploy import job_submission
+from comity.deploy.job_submission import SubmittedJob
 from comity.errors import ComityError
-from comity.sites import job_submission
-from comity.sites.job_submission import SubmittedJob
 
 
 class Connected:

@@ -18,23 +18,23 @@ from test_resume import Interrupt
 
 import comity
 from comity import algorithms
+from comity.base.record import meta_like, payload, record
 from comity.core import Averaging, Model, Params, UsageError
 from comity.core.aggregate import AveragedReplies
-from comity.core.record import meta_like, payload, record
 from comity.core.runner import SUMMED
 from comity.core.wrapper import check_can_be_summed
-from comity.engines.bundles import packed, unpacked
 from comity.engines.loop import Sequential
-from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
 from comity.errors import ComityError
-from comity.experiments import checkpoint, config
-from comity.experiments.build import SimulatedRun, prepare
-from comity.experiments.folder import RunFolder
-from comity.experiments.run import reopen, resume_in
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint, config
+from comity.runs.build import SimulatedRun, prepare
+from comity.runs.folder import RunFolder
+from comity.runs.run import reopen, resume_in
+from comity.runs.server_run import Quiet
 from comity.studies.plan import plan as planned
+from comity.wire.bundles import packed, unpacked
+from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 
 TOLERANCE = 2.0**-23
 """How far a mean may be off for each party in it, in units of the largest value that is averaged:

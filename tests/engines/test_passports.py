@@ -16,13 +16,11 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from elsewhere import Root, Sites, ended, watched
 
-from comity.core.call import CallId
-from comity.core.record import Cipher, Model, Sealed, leaves, post, seal, unseal
-from comity.engines.sealing import Lock
-from comity.errors import ComityError, UsageError
-from comity.sites import afterwards
-from comity.sites.key_exchange import Identity, Signer, keys_of
-from comity.sites.messages import (
+from comity.base.call import CallId
+from comity.base.record import Cipher, Model, Sealed, leaves, post, seal, unseal
+from comity.deploy import afterwards
+from comity.deploy.key_exchange import Identity, Signer, keys_of
+from comity.deploy.messages import (
     ANSWERED,
     ASKED,
     Begin,
@@ -33,7 +31,9 @@ from comity.sites.messages import (
     pack,
     unpack,
 )
-from comity.sites.server import FAILURE
+from comity.deploy.server import FAILURE
+from comity.errors import ComityError, UsageError
+from comity.wire.sealing import Lock
 
 NAMES = ("east", "north", "south")
 RUN = b"r" * 16

@@ -25,9 +25,9 @@ from test_resume import Interrupt, Kill, Watch
 import comity
 from comity import cli
 from comity.core import Params
-from comity.experiments import checkpoint
-from comity.experiments.schedule import Schedule
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.schedule import Schedule
+from comity.runs.server_run import Quiet
 
 TUNED = str(Path(__file__).with_name("tuned.py"))
 MANY = 25

@@ -19,10 +19,10 @@ from comity.algorithms import compose
 from comity.components import pilot
 from comity.components.pilot import CANDIDATES, judged, told
 from comity.core import PartyData, Samples
-from comity.core.evaluation import Score
 from comity.core.participation import NoReplies
-from comity.experiments import config
-from comity.experiments.build import prepare
+from comity.metrics.evaluation import Score
+from comity.runs import config
+from comity.runs.build import prepare
 from comity.studies.plan import plan as planned
 
 AUTO = "kappa=auto,pilot_rounds=2"

@@ -21,9 +21,9 @@ from torch import nn
 
 import comity
 from comity.core import Params
-from comity.experiments import checkpoint
-from comity.experiments.folder import RunFolder
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import Quiet
 
 ROUNDS = 4
 Outcome = tuple[dict[str, bytes], dict[str, Params], dict[str, Any]]

@@ -13,7 +13,7 @@ from matrix import run, tables
 
 from comity.engines.loop import LoopEngine
 from comity.errors import WorkerLost
-from comity.experiments.loop import REWINDS
+from comity.runs.loop import REWINDS
 
 SETTINGS = {"rounds": 5, "model": "mlp2(width=6)"}
 

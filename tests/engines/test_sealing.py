@@ -23,17 +23,17 @@ from matrix import GOSSIP, run, tables, weights
 from torch import Tensor
 
 import comity
+from comity.base.call import CallId
+from comity.base.record import Cipher, Sealed, leaves, post, unseal
 from comity.core import Model, seal
-from comity.core.call import CallId
-from comity.core.codec import decode, encode
-from comity.core.record import Cipher, Sealed, leaves, post, unseal
-from comity.engines import sealing
-from comity.engines.channel import Channel
 from comity.engines.engine import Engine
 from comity.engines.loop import LoopEngine
 from comity.engines.process import ProcessEngine
-from comity.engines.sealing import KEY, RUN, Handover, Lock, PairKeys, SharedSecret
-from comity.experiments.server_run import Quiet
+from comity.runs.server_run import Quiet
+from comity.wire import sealing
+from comity.wire.channel import Channel
+from comity.wire.codec import decode, encode
+from comity.wire.sealing import KEY, RUN, Handover, Lock, PairKeys, SharedSecret
 
 WINDOW = 16
 SMALL: dict[str, Any] = {"model": "linear", "rounds": 2}

@@ -17,16 +17,16 @@ import torch
 from matrix import GOSSIP, compositions, ragged, run, tables, weights
 from torch import nn
 
+from comity.base.call import CallId, Message
 from comity.core import Params
-from comity.core.call import CallId, Message
 from comity.core.server import Note
 from comity.engines.loop import LoopEngine, Sequential
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import gains_by_stacking
 from comity.errors import describe
-from comity.experiments import config
-from comity.experiments.build import SimulatedRun, prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import SimulatedRun, prepare
+from comity.runs.server_run import Quiet
 
 HERE = Path(__file__).parent
 PLACES: dict[str, dict[str, Any]] = {

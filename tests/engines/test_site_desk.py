@@ -16,17 +16,12 @@ import pytest
 import torch
 from elsewhere import Sites
 
-from comity.core.codec import encode
-from comity.core.evaluation import Answers
-from comity.core.key import Key
-from comity.core.record import Cipher, Empty, Model, Sealed
-from comity.engines import site as engine_site
-from comity.experiments import config
-from comity.experiments.context import PartyInfo
-from comity.sites import handler as desks
-from comity.sites import messages as wire
-from comity.sites.handler import FAULT, LOG, RequestHandler
-from comity.sites.messages import (
+from comity.base.key import Key
+from comity.base.record import Cipher, Empty, Model, Sealed
+from comity.deploy import handler as desks
+from comity.deploy import messages as wire
+from comity.deploy.handler import FAULT, LOG, RequestHandler
+from comity.deploy.messages import (
     ANSWERED,
     Answered,
     Begin,
@@ -40,8 +35,13 @@ from comity.sites.messages import (
     pack,
     unpack,
 )
-from comity.sites.server import settled
-from comity.sites.site_store import SECRET, secret_of
+from comity.deploy.server import settled
+from comity.deploy.site_store import SECRET, secret_of
+from comity.engines import site as engine_site
+from comity.metrics.evaluation import Answers
+from comity.runs import config
+from comity.runs.context import PartyInfo
+from comity.wire.codec import encode
 
 MODEL = "mlp2(width=8)"
 SIZES = {"north": (30, 12), "east": (24, 11)}
@@ -154,7 +154,7 @@ def test_every_truncated_request(server: Server) -> None:
 def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
     header = {
         "__metadata__": {
-            "tree": json.dumps({"r": "comity.core.record:Model", "v": [{"d": [["w", {"t": 0}]]}]})
+            "tree": json.dumps({"r": "comity.base.record:Model", "v": [{"d": [["w", {"t": 0}]]}]})
         }
     }
     claims = [

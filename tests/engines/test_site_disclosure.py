@@ -12,7 +12,7 @@ from elsewhere import Sites, ended
 
 import comity
 from comity.errors import UsageError
-from comity.experiments.folder import RunFolder
+from comity.runs.folder import RunFolder
 
 SETTINGS: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official"}
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from comity import algorithms
+from comity.deploy.policy import NAME, SitePolicy, write
 from comity.errors import UsageError
-from comity.experiments import config
-from comity.sites.policy import NAME, SitePolicy, write
+from comity.runs import config
 
 WHO = "lead@comity"
 

@@ -15,15 +15,15 @@ from matrix import STEEP
 import comity
 from comity import cli
 from comity.data.prepared import save
+from comity.deploy import afterwards
+from comity.deploy.afterwards import measure
+from comity.deploy.data import bring
+from comity.deploy.site_store import SEATS
 from comity.errors import CorruptedFile, UsageError
-from comity.experiments.folder import RunFolder
 from comity.measure import conventions
 from comity.measure.mdl import LEAST, Settings
 from comity.measure.study import OF_OTHERS, study
-from comity.sites import afterwards
-from comity.sites.afterwards import measure
-from comity.sites.data import bring
-from comity.sites.site_store import SEATS
+from comity.runs.folder import RunFolder
 
 SIZES = {"north": (47, 30), "east": (23, 9), "south": (34, 24)}
 QUICK = Settings(points=2, seeds=1, steps=3, hidden=(8,))

@@ -11,12 +11,12 @@ import pytest
 import torch
 from elsewhere import Handed, Sites, ended
 
-from comity.core.codec import decode
-from comity.core.key import Key, SecretKey
-from comity.core.record import leaves
+from comity.base.key import Key, SecretKey
+from comity.base.record import leaves
 from comity.core.server import Server
-from comity.sites import afterwards
-from comity.sites.messages import ANSWERED, ASKED, RunCall, unpack
+from comity.deploy import afterwards
+from comity.deploy.messages import ANSWERED, ASKED, RunCall, unpack
+from comity.wire.codec import decode
 
 USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official", "lr": 0.05}
 

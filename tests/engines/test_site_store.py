@@ -10,15 +10,15 @@ import pytest
 import torch
 from matrix import GOSSIP, ragged, run, tables, weights
 
-from comity.core.key import Key
-from comity.core.record import leaves
+from comity.base.key import Key
+from comity.base.record import leaves
 from comity.engines.site_store import STATE_BYTES_VARIABLE, SiteStore
 from comity.engines.versions import SpillFile
 from comity.engines.workers import deal
 from comity.errors import UsageError
-from comity.experiments import config
-from comity.experiments.build import prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import prepare
+from comity.runs.server_run import Quiet
 
 MORE = ["ditto", "fedavg+dbe", "fed-sps", "scaffold"]
 SMALL = {"model": "mlp2(width=6)", "rounds": 3, "participation": 0.5}

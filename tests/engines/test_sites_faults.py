@@ -14,17 +14,11 @@ import pytest
 import torch
 from elsewhere import Handed, Sites, ended, same_as_planned, watched
 
-from comity.core.codec import decode, encode
-from comity.core.evaluation import Answers, Evaluation, Score
-from comity.core.record import Empty, Model
+from comity.base.record import Empty, Model
 from comity.core.server import Note
-from comity.engines import site as engine_site
-from comity.engines.saved import write_state
-from comity.errors import ComityError, CorruptedFile
-from comity.experiments.checkpoint import write_atomically
-from comity.sites import afterwards, site_store
-from comity.sites.handler import FAULT, LOG
-from comity.sites.messages import (
+from comity.deploy import afterwards, site_store
+from comity.deploy.handler import FAULT, LOG
+from comity.deploy.messages import (
     ANSWERED,
     ASKED,
     Done,
@@ -35,7 +29,13 @@ from comity.sites.messages import (
     pack,
     unpack,
 )
-from comity.sites.server import FAILURE
+from comity.deploy.server import FAILURE
+from comity.engines import site as engine_site
+from comity.engines.saved import write_state
+from comity.errors import ComityError, CorruptedFile
+from comity.metrics.evaluation import Answers, Evaluation, Score
+from comity.runs.checkpoint import write_atomically
+from comity.wire.codec import decode, encode
 
 MODEL = "mlp2(width=8)"
 SIZES = {"north": (40, 23), "east": (30, 7), "south": (34, 17)}

@@ -10,14 +10,14 @@ import pytest
 import torch
 from elsewhere import Sites, ended, figures, watched
 
-from comity.core.codec import decode
+from comity.deploy import afterwards, site_store
+from comity.deploy.data import own_federation
+from comity.deploy.messages import ANSWERED, ASKED, Done, RunCall, unpack
+from comity.deploy.server import FAILURE
 from comity.errors import CorruptedFile
-from comity.experiments import config
-from comity.experiments.folder import RunFolder
-from comity.sites import afterwards, site_store
-from comity.sites.data import own_federation
-from comity.sites.messages import ANSWERED, ASKED, Done, RunCall, unpack
-from comity.sites.server import FAILURE
+from comity.runs import config
+from comity.runs.folder import RunFolder
+from comity.wire.codec import decode
 
 MODEL = "mlp2(width=8)"
 SIZES = {"north": (40, 23), "east": (30, 7), "south": (34, 17)}

@@ -16,17 +16,17 @@ import pytest
 from elsewhere import Handed, Sites, ended, same_as_planned
 from matrix import TABLES
 
+from comity.base.call import CallId
 from comity.checksums import with_crc
-from comity.core.call import CallId
-from comity.core.codec import encode
+from comity.deploy import afterwards, site_run
+from comity.deploy.data import bring
+from comity.deploy.messages import ASKED, Committed, Evaluate, RunCall, unpack
+from comity.deploy.server import FAILURE, serve
+from comity.deploy.site_store import INDEX, STATES, States
 from comity.engines.saved import OURS
 from comity.errors import ComityError
-from comity.experiments.folder import RunFolder
-from comity.sites import afterwards, site_run
-from comity.sites.data import bring
-from comity.sites.messages import ASKED, Committed, Evaluate, RunCall, unpack
-from comity.sites.server import FAILURE, serve
-from comity.sites.site_store import INDEX, STATES, States
+from comity.runs.folder import RunFolder
+from comity.wire.codec import encode
 
 SIZES = {"north": (31, 12), "east": (23, 9), "south": (26, 7)}
 USUAL: dict[str, Any] = {

@@ -16,21 +16,21 @@ from elsewhere import Root, Sites, ended
 
 from comity import cli
 from comity.data.tables import agreed_schema
+from comity.deploy import afterwards
+from comity.deploy.comparing import compare_sites
+from comity.deploy.data import bring
+from comity.deploy.handler import FAULT, LOG
+from comity.deploy.job_submission import SubmittedJob
+from comity.deploy.messages import ASKED, End, unpack
+from comity.deploy.policy import write
+from comity.deploy.server import FAILURE, SCHEMA
 from comity.errors import ComityError
-from comity.experiments import config
-from comity.experiments.folder import RunFolder
 from comity.measure.caveats import caveats
 from comity.report import report, sections_of
 from comity.report.blocks import Table, Text
 from comity.report.gather import gather
-from comity.sites import afterwards
-from comity.sites.comparing import compare_sites
-from comity.sites.data import bring
-from comity.sites.handler import FAULT, LOG
-from comity.sites.job_submission import SubmittedJob
-from comity.sites.messages import ASKED, End, unpack
-from comity.sites.policy import write
-from comity.sites.server import FAILURE, SCHEMA
+from comity.runs import config
+from comity.runs.folder import RunFolder
 
 SIZES = {"east": (40, 7), "north": (40, 23), "south": (34, 17)}
 USUAL: dict[str, Any] = {"model": "linear", "rounds": 2, "test": "official", "lr": 0.05}

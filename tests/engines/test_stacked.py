@@ -13,16 +13,16 @@ import torch
 from matrix import GOSSIP, STEEP, ragged, run, weights
 from torch import nn
 
+from comity.base.record import leaves, read_only
+from comity.base.samples import PartyData
 from comity.core import Samples, record
-from comity.core.fit import Fitted
-from comity.core.record import leaves, read_only
-from comity.core.samples import PartyData
 from comity.engines.loop import LoopEngine
 from comity.engines.stacked import scheduler
 from comity.engines.stacked.stacked_tree import StackedTree, Unlike
-from comity.experiments import config
-from comity.experiments.build import SimulatedRun, prepare
-from comity.experiments.server_run import Quiet
+from comity.runs import config
+from comity.runs.build import SimulatedRun, prepare
+from comity.runs.server_run import Quiet
+from comity.training.requests import Fitted
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from matrix import GOSSIP, ragged, run, tables
 import comity
 from comity.components.bank import Bank, Upload
 from comity.core import Key, Server
-from comity.core.codec import flatten
 from comity.engines.loop import LoopEngine
 from comity.errors import UsageError
-from comity.experiments import config
-from comity.experiments.build import prepare
+from comity.runs import config
+from comity.runs.build import prepare
 from comity.studies import plan
+from comity.wire.codec import flatten
 
 OTHERS = (
     "north",

@@ -15,14 +15,14 @@ from matrix import STEEP, tables
 
 import comity
 from comity.core.runner import SUMMED
-from comity.engines.bundles import packed, unpacked
 from comity.engines.engine import Engine
 from comity.engines.ray_cluster import Actor
-from comity.engines.sealing import KEY, RUN
 from comity.engines.site import Site
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import WorkerMessage, WorkersEngine
-from comity.experiments.build import SimulatedRun
+from comity.runs.build import SimulatedRun
+from comity.wire.bundles import packed, unpacked
+from comity.wire.sealing import KEY, RUN
 
 
 class OneActor(WorkersEngine):

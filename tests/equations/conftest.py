@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from comity.core.call import PartyResult
+from comity.base.call import PartyResult
 from comity.engines.loop import LoopEngine
 
 torch.set_num_threads(1)

@@ -37,6 +37,8 @@ from toys import (
 
 import comity
 from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
+from comity.base.call import PartyResult
+from comity.base.key import BatchKey
 from comity.components.divergence import kl_from_uniform
 from comity.components.views import augmented, ntxent, second_view, simsiam
 from comity.core import (
@@ -47,12 +49,10 @@ from comity.core import (
     Samples,
     Training,
     batches,
-    descent,
     payload,
 )
-from comity.core.call import PartyResult
-from comity.core.key import BatchKey
 from comity.models import build
+from comity.training import descent
 
 SHAPE, CLASSES, WIDTH, HIDDEN = (6,), 3, 5, 7
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"

@@ -14,11 +14,11 @@ import comity
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.fedprox import FedProx
 from comity.core import Key, LearningTask, Model, Params, Party, Samples, Training, average
-from comity.core.descent import train
-from comity.core.fit import FitRequest
-from comity.core.fit import plain as plain_loss
-from comity.core.task import batchnorm_private
 from comity.models import build
+from comity.training.descent import train
+from comity.training.requests import FitRequest
+from comity.training.requests import plain as plain_loss
+from comity.training.task import batchnorm_private
 
 BN_NET, IMAGE = "fedbn-cnn(scale=0.03)", (1, 8, 8)
 

@@ -35,6 +35,9 @@ from toys import (
 import comity
 from comity.algorithms.fed_sps import FedSps, FedSpsState
 from comity.algorithms.solo import Solo
+from comity.base.call import PartyResult
+from comity.base.key import BatchKey
+from comity.base.record import unseal
 from comity.components.attack import next_lambda
 from comity.components.choice import peer_chances, remembered
 from comity.components.overlap import Help
@@ -50,12 +53,9 @@ from comity.core import (
     Sealed,
     Training,
 )
-from comity.core.call import PartyResult
-from comity.core.key import BatchKey
-from comity.core.record import unseal
 from comity.engines.loop import LoopEngine
-from comity.experiments import checkpoint
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.server_run import Quiet
 from comity.studies import plan
 
 Scaled = tuple[tuple[float, ...], tuple[float, ...]]

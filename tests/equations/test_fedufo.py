@@ -44,6 +44,7 @@ import comity
 from comity.algorithms import find, options
 from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
+from comity.base.call import PartyResult
 from comity.components.choice import with_the_worst
 from comity.components.consensus import agreed, class_shares
 from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
@@ -60,10 +61,9 @@ from comity.core import (
     Training,
     batches,
 )
-from comity.core.call import PartyResult
 from comity.errors import UsageError
-from comity.experiments import checkpoint
-from comity.experiments.server_run import Quiet
+from comity.runs import checkpoint
+from comity.runs.server_run import Quiet
 from comity.studies import plan
 
 SHAPE, CLASSES, WIDTH = (6,), 4, 5

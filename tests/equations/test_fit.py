@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from toys import batch_of, fit, noise, party_of, samples, task_of
 
 import comity
+from comity.base.call import CallId
 from comity.core import Batch, Key, Params, Samples, Training, batches, plain
-from comity.core.call import CallId
 from comity.engines.running_call import KeptMoments, RunningCall
 
 SHAPE, CLASSES = (6,), 3

@@ -36,6 +36,7 @@ from comity.algorithms.fedgen import Ensemble, FedGen, Wanted, sameness
 from comity.algorithms.fedgen import Generator as Given
 from comity.algorithms.fedrod import OWN, FedRod
 from comity.algorithms.mr import Mr
+from comity.base.key import BatchKey
 from comity.components.pilot import Mean
 from comity.core import (
     Algorithm,
@@ -47,11 +48,10 @@ from comity.core import (
     Party,
     Samples,
     Training,
-    descent,
     drop,
     keep,
 )
-from comity.core.key import BatchKey
+from comity.training import descent
 
 SHAPE, CLASSES, K = (6,), 3, 5
 SIZES = (9, 14, 6)

@@ -35,7 +35,7 @@ from comity.algorithms.fedreptile import FedReptile
 from comity.algorithms.per_fedavg import Inner, PerFedAvg
 from comity.algorithms.q_ffl import QFfl
 from comity.core import Key, Model, Params, Samples, Server, Training, average, batches
-from comity.experiments.folder import RunFolder
+from comity.runs.folder import RunFolder
 from comity.studies.export import export, load
 
 SIZES = (9, 14, 6)

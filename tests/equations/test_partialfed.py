@@ -14,8 +14,8 @@ from toys import net_of, party_of, quadratic, rounds, rows, samples, task_of, wo
 
 from comity.algorithms.partialfed import LOGITS, PartialFed, PartialState, Sources, gap, layers
 from comity.core import Key, LearningTask, Model, Training
-from comity.core.task import Batch
 from comity.models.modules import Modules
+from comity.training.task import Batch
 
 ONE_STEP = Training(lr=0.1, batch=1, epochs=1)
 

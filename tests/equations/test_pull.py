@@ -27,8 +27,8 @@ from comity.core import (
     Training,
     plain,
 )
-from comity.core.descent import train
 from comity.engines.stacked.batched_training import train_together
+from comity.training.descent import train
 
 SHAPE, CLASSES = (5,), 3
 LINEAR: LearningTask = task_of("mlp2(width=4)", SHAPE, CLASSES)

@@ -13,7 +13,7 @@ from toys import federation
 
 import comity
 from comity.algorithms.dbe import OFFSET
-from comity.core.ledger import Charge
+from comity.wire.ledger import Charge
 
 FLAT, IMAGE = (6,), (1, 8, 8)
 MODELS = {"mlp2": ("mlp2(width=7)", FLAT), "batchnorm": ("fedbn-cnn(scale=0.03)", IMAGE)}

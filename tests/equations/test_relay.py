@@ -40,21 +40,21 @@ from comity.algorithms import find, options
 from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.relay import Relay, V
 from comity.algorithms.relay_p2p import RelayP2p, RelayPeerState
+from comity.base.call import PartyResult
+from comity.base.key import BatchKey
+from comity.base.record import read_only, unseal
 from comity.components.bank import Teacher
 from comity.components.classwise import contrast, one_class, one_class_external, tellable
 from comity.components.peer import Group
 from comity.core import Batch, Empty, Info, Key, LearningTask, Params, Samples, Sealed, Training
-from comity.core.call import PartyResult
-from comity.core.fit import FitRequest
-from comity.core.key import BatchKey
-from comity.core.record import read_only, unseal
-from comity.core.task import batchnorm_private
 from comity.engines.loop import LoopEngine
-from comity.experiments import checkpoint
-from comity.experiments.config import read
-from comity.experiments.server_run import Quiet
 from comity.models import build
+from comity.runs import checkpoint
+from comity.runs.config import read
+from comity.runs.server_run import Quiet
 from comity.studies import plan
+from comity.training.requests import FitRequest
+from comity.training.task import batchnorm_private
 
 SHAPE, C, D = (6,), 3, 5
 MODEL = f"mlp2(width={D})"

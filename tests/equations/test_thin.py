@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.func import vmap
 from toys import fit, noise, quadratic, samples, task_of
 
-from comity.core import Batch, Key, LearningTask, Params, Training, descent
-from comity.core.fit import FitRequest, Loss
-from comity.core.kernels import Tape, cross_entropy, over_rows
+from comity.core import Batch, Key, LearningTask, Params, Training
+from comity.training import descent
+from comity.training.kernels import Tape, cross_entropy, over_rows
+from comity.training.requests import FitRequest, Loss
 
 SHAPE, CLASSES = (5,), 3
 TASK: LearningTask = task_of("mlp2(width=4)", SHAPE, CLASSES)

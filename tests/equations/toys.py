@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import comity
+from comity.base.call import CallId
 from comity.core import (
     AnyAlgorithm,
     Batch,
@@ -26,14 +27,13 @@ from comity.core import (
     Server,
     Training,
 )
-from comity.core.call import CallId
-from comity.core.descent import train
-from comity.core.fit import FitRequest, Pull, Working
-from comity.core.training import Moments
 from comity.engines.loop import LoopEngine, Sequential
 from comity.engines.running_call import KeptMoments, RunningCall
 from comity.engines.site_store import SiteStore
 from comity.models import build
+from comity.training.descent import train
+from comity.training.requests import FitRequest, Pull, Working
+from comity.training.settings import Moments
 
 T = TypeVar("T")
 

@@ -21,15 +21,15 @@ import comity
 from comity.checksums import Checksum, with_crc, without_crc
 from comity.engines.saved import Saved, read_state, write_state
 from comity.errors import ComityError, UsageError
-from comity.experiments import checkpoint, environment
-from comity.experiments import loop as rounds_of
-from comity.experiments.folder import RunFolder
-from comity.experiments.run import reopen, resume_in
-from comity.experiments.server_run import Quiet
-from comity.experiments.tables import TABLES
 from comity.measure import conventions
 from comity.report import report
 from comity.report.static import ranking
+from comity.runs import checkpoint, environment
+from comity.runs import loop as rounds_of
+from comity.runs.folder import RunFolder
+from comity.runs.run import reopen, resume_in
+from comity.runs.server_run import Quiet
+from comity.runs.tables import TABLES
 from comity.studies.export import export
 from comity.studies.export import load as load_exported
 from comity.studies.parallel import run_once

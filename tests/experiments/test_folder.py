@@ -12,13 +12,13 @@ import torch
 
 import comity
 from comity.checksums import Checksum
-from comity.core.evaluation import Answers
-from comity.core.ledger import Charge
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError, UsageError
-from comity.experiments.folder import NEVER_OVERWRITTEN, RunFolder
-from comity.experiments.tables import (
+from comity.metrics.evaluation import Answers
+from comity.privacy.account import Spent
+from comity.runs.folder import NEVER_OVERWRITTEN, RunFolder
+from comity.runs.tables import (
     ABSENCES,
     LEDGER,
     METRICS,
@@ -29,7 +29,7 @@ from comity.experiments.tables import (
     Timing,
     Writer,
 )
-from comity.privacy.account import Spent
+from comity.wire.ledger import Charge
 
 
 def test_settings_alone_are_no_run(tmp_path: Path) -> None:

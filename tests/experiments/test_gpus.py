@@ -10,8 +10,8 @@ import pytest
 
 import comity
 from comity.errors import UsageError
-from comity.experiments import build, config
-from comity.experiments.build import federation_of, prepare
+from comity.runs import build, config
+from comity.runs.build import federation_of, prepare
 
 SMALL: dict[str, Any] = {
     "data": "digits",

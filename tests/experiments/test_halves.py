@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import comity
-from comity.core.metrics import ACCURACY
-from comity.core.samples import PartyData, Samples
+from comity.base.samples import PartyData, Samples
 from comity.errors import UsageError
-from comity.experiments.build import prepare
-from comity.experiments.config import Experiment, experiment
-from comity.experiments.context import PartyInfo, PartyInfos, Roster, RunContext
-from comity.experiments.party_side import make_party
-from comity.experiments.server_side import resolve_method
+from comity.metrics.metrics import ACCURACY
+from comity.runs.build import prepare
+from comity.runs.config import Experiment, experiment
+from comity.runs.context import PartyInfo, PartyInfos, Roster, RunContext
+from comity.runs.party_side import make_party
+from comity.runs.server_side import resolve_method
 
 SETTINGS = {
     "algorithm": "relay",
@@ -119,6 +119,6 @@ def test_seats_that_cannot_be(changes: dict[str, object], sentence: str) -> None
 
 
 def test_comity_run_is_the_function() -> None:
-    import comity.experiments.run
+    import comity.runs.run
 
     assert callable(comity.run)

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import comity
-from comity.core import ledger as ledgers
-from comity.core.ledger import ADDED_UP, EVERYBODY, Charge, Ledger
 from comity.data import Dataset
 from comity.errors import UsageError
-from comity.experiments import config
-from comity.experiments.build import prepare
-from comity.experiments.evaluation import SHARE
-from comity.experiments.server_run import Quiet
 from comity.report import report
+from comity.runs import config
+from comity.runs.build import prepare
+from comity.runs.evaluation import SHARE
+from comity.runs.server_run import Quiet
+from comity.wire import ledger as ledgers
+from comity.wire.ledger import ADDED_UP, EVERYBODY, Charge, Ledger
 
 SMALL: dict[str, Any] = {
     "data": "digits",

@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 
 from comity.core.party import Traffic
-from comity.experiments import server_run
-from comity.experiments.build import SimulatedRun, federation_of, prepare
-from comity.experiments.config import experiment
+from comity.runs import server_run
+from comity.runs.build import SimulatedRun, federation_of, prepare
+from comity.runs.config import experiment
 from comity.studies import plan
 
 

@@ -9,7 +9,7 @@ import pytest
 import scipy.linalg
 import torch
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.errors import ComityError
 from comity.measure.drift import between_parties, over_training
 from comity.measure.frechet import RIDGE, Gaussian, distance, frechet, pairwise, to_union

@@ -13,10 +13,10 @@ import scipy.stats
 import torch
 from torch import Tensor
 
-from comity.core.evaluation import Answers
-from comity.core.metrics import METRICS, Metric
 from comity.errors import ComityError
 from comity.measure.gain import Gain, drawn_again, paired, paired_interval
+from comity.metrics.evaluation import Answers
+from comity.metrics.metrics import METRICS, Metric
 from comity.studies.party_verdicts import (
     MOST,
     Estimate,

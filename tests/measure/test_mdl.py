@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.errors import UsageError
 from comity.measure.mdl import CHEAP, FULL, Curve, Settings, curve, halves, sizes
 from comity.measure.probe import Probes, standardised

@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from comity.core.metrics import METRICS
 from comity.core.server import Note
 from comity.measure.gain import gains, paired_interval
 from comity.measure.summary import accuracy, at_the_end
+from comity.metrics.metrics import METRICS
 
 
 def rows(split: str, table: dict[int, dict[str, float]]) -> list[Note]:

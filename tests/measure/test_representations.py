@@ -14,11 +14,11 @@ from torch import nn
 import comity
 from comity.algorithms.dbe import OFFSET
 from comity.core import Key, plain
-from comity.core.descent import train
 from comity.errors import UsageError
 from comity.measure.mdl import Settings
 from comity.measure.representations import Projection, representations
 from comity.measure.study import study
+from comity.training.descent import train
 
 QUICK = Settings(points=2, seeds=1, steps=3, hidden=(8,))
 

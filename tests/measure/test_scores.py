@@ -9,11 +9,11 @@ import torch
 from sklearn.metrics import roc_auc_score
 from sklearn.preprocessing import label_binarize
 
-from comity.core.auc import auc, auc_micro, mean_defined
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.errors import ComityError
 from comity.measure.fairness import fairness
 from comity.measure.retrieval import Seen, retrieval
+from comity.metrics.auc import auc, auc_micro, mean_defined
 
 
 def test_fairness_by_hand():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import comity
-from comity.core.ledger import SERVER, Charge
 from comity.core.server import Note
 from comity.errors import ComityError
 from comity.measure.conventions import PAPERS, conventions, curve, of_run, party_curves
@@ -18,6 +17,7 @@ from comity.measure.targets import (
     smoothed,
     speedup,
 )
+from comity.wire.ledger import SERVER, Charge
 
 TABLE = {0: (0.0, 0.2), 1: (0.9, 0.5), 2: (0.6, 0.6)}
 ROWS = [

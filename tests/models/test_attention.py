@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import comity
 from comity import models
 from comity.core import Key, LearningTask, Params, gradient
-from comity.core.kernels import over_rows
+from comity.training.kernels import over_rows
 
 
 def task_of(model: str, shape: tuple[int, ...], classes: int) -> tuple[LearningTask, Params]:

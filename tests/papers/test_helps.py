@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from xml.etree import ElementTree
 
 from comity import papers
-from comity.studies import benefit_map, pages
-from comity.studies.benefit_map import Help, Place
-from comity.studies.cells import Cell, Figure
-from comity.studies.reproduction import Reproduction
+from comity.papers import benefit_map, pages
+from comity.papers.benefit_map import Help, Place
+from comity.papers.cells import Cell, Figure
+from comity.papers.reproduction import Reproduction
 
 TABLE = papers.table(benefit_map.MAP)
 ROWS = {row.name: row for row in TABLE.rows}

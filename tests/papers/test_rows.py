@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from comity import papers
-from comity.experiments.build import prepare
-from comity.experiments.config import experiment
-from comity.experiments.run import start
-from comity.experiments.server_run import Quiet
-from comity.studies.reproduce import federation_for, implemented
+from comity.papers.reproduce import federation_for, implemented
+from comity.runs.build import prepare
+from comity.runs.config import experiment
+from comity.runs.run import start
+from comity.runs.server_run import Quiet
 
 
 def rows() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,11 +13,11 @@ import pytest
 from comity import algorithms, papers
 from comity.data.library import _library
 from comity.errors import ComityError
-from comity.experiments.config import experiment
 from comity.measure.conventions import last_tenth
 from comity.papers import Claim, Table
+from comity.papers.cells import CONVENTIONS, FIGURES, NONE, weaker
+from comity.runs.config import experiment
 from comity.spec import parse, split
-from comity.studies.cells import CONVENTIONS, FIGURES, NONE, weaker
 
 NAMES = papers.names()
 ELSEWHERE = {"party", "rounds_to_lowest", "mdl", "mAP"}

@@ -19,21 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import comity
+from comity.base.call import CallId, Message
+from comity.base.noise import gaussian
 from comity.cli import main
 from comity.core import FitRequest, Key, LearningTask, Release, Samples, Training, plain
-from comity.core import private as private_module
-from comity.core.call import CallId, Message
-from comity.core.descent import train
-from comity.core.fit import Private
-from comity.core.noise import gaussian
-from comity.core.private import add_clipped, per_record, poisson_batches
-from comity.core.task import Batch
 from comity.engines.site import Site
-from comity.experiments.build import federation_of, prepare
-from comity.experiments.config import experiment
 from comity.models import build
 from comity.privacy.accounting import gaussian_sigma
 from comity.privacy.composition import epsilon, neighbours_of, renyi_epsilon, weakest_unit
+from comity.runs.build import federation_of, prepare
+from comity.runs.config import experiment
+from comity.training import dp_sgd as private_module
+from comity.training.descent import train
+from comity.training.dp_sgd import add_clipped, per_record, poisson_batches
+from comity.training.requests import Private
+from comity.training.task import Batch
 
 
 @pytest.fixture(scope="module")

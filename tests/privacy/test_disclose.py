@@ -26,9 +26,9 @@ from comity.disclosure.content import Page
 from comity.disclosure.pdf import HEIGHT, LOST, MARGIN, WIDTH, pdf, width, wrapped
 from comity.disclosure.words import KINDS, MEANINGS
 from comity.errors import ComityError, UsageError
-from comity.experiments.folder import RunFolder
 from comity.privacy.account import Account
 from comity.report.blocks import Facts, Section, Table
+from comity.runs.folder import RunFolder
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "mlp2(width=8)"}
 METHODS: dict[str, dict[str, Any]] = {

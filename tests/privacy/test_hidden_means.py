@@ -17,18 +17,18 @@ from hypothesis import strategies as st
 
 import comity
 from comity import algorithms
+from comity.base.call import CallId, Message
+from comity.base.noise import gaussian
 from comity.cli import main
 from comity.components import hidden_means as module
 from comity.components.bank import Teacher
 from comity.core import Key, Samples, UsageError, Wrapper
-from comity.core.call import CallId, Message
-from comity.core.fit import HiddenMeans, Level
-from comity.core.noise import gaussian
 from comity.core.wrapper import chain
 from comity.engines.site import Site
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
 from comity.privacy.composition import epsilon
 from comity.privacy.options import PrivateRows
+from comity.training.requests import HiddenMeans, Level
 
 HOSTS = ("adcol(disc=linear)", "fd", "relay", "relay-p2p")
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]

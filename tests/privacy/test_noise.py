@@ -10,8 +10,8 @@ import threading
 import pytest
 import torch
 
+from comity.base.noise import BLOCK, gaussian
 from comity.core import Key
-from comity.core.noise import BLOCK, gaussian
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1, 5 * BLOCK + 3])

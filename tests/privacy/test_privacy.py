@@ -16,8 +16,6 @@ import comity
 from comity.algorithms.adcol import Adcol, Judges
 from comity.components.discriminator import discriminator
 from comity.core import Batch, FitRequest, Key, LearningTask, Params, Samples, Training, plain
-from comity.core.descent import train
-from comity.core.fit import Private
 from comity.models import build
 from comity.privacy.accounting import (
     ORDERS,
@@ -27,6 +25,8 @@ from comity.privacy.accounting import (
     sampled_gaussian_rdp,
 )
 from comity.privacy.mechanisms import bounded, noised
+from comity.training.descent import train
+from comity.training.requests import Private
 
 GRID = np.linspace(-60, 60, 400_001)
 STEP = GRID[1] - GRID[0]

@@ -15,7 +15,7 @@ import comity
 from comity import algorithms
 from comity.core import UsageError, Wrapper
 from comity.core.wrapper import chain
-from comity.experiments.extend import ask_for
+from comity.runs.extend import ask_for
 
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
 OWN_MODELS = {"apple", "ditto", "fed-mtl", "fml"}
@@ -212,7 +212,7 @@ def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_r
     class Stop(Exception):
         pass
 
-    from comity.experiments.server_run import Quiet
+    from comity.runs.server_run import Quiet
 
     class Stopped(Quiet):
         def round(self, t: int, figure: float | None, ledger: Any) -> None:

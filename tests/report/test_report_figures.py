@@ -13,15 +13,15 @@ import pytest
 from written import Written, compared, loaded, rows
 
 from comity import algorithms
-from comity.core.ledger import Charge
-from comity.experiments.folder import RunFolder
-from comity.experiments.run import reopen
 from comity.measure import gains
 from comity.measure.fairness import fairness
 from comity.measure.targets import reached
 from comity.report import report
+from comity.runs.folder import RunFolder
+from comity.runs.run import reopen
 from comity.studies.method_summary import MethodSummary
 from comity.units import size
+from comity.wire.ledger import Charge
 
 METHODS = ("solo", "fedavg", "fed-sps", "adcol")
 SEEDS = (0, 1)

@@ -13,14 +13,14 @@ import pytest
 from written import SMALL, Written, compared, loaded
 
 from comity import Federation, run
-from comity.core.ledger import Ledger
 from comity.errors import UsageError
-from comity.experiments.config import experiment
-from comity.experiments.result import Result
-from comity.experiments.server_run import Quiet, ServerRun
 from comity.report import report
+from comity.runs.config import experiment
+from comity.runs.result import Result
+from comity.runs.server_run import Quiet, ServerRun
 from comity.studies.tune import tune
 from comity.units import size, spread
+from comity.wire.ledger import Ledger
 
 SECTIONS = ["answer", "curves", "gains", "data", "space", "wire", "again"]
 

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from comity.experiments.config import experiment
-from comity.experiments.server_run import Quiet
+from comity.runs.config import experiment
+from comity.runs.server_run import Quiet
 from comity.studies.compare import compare
 from comity.studies.method_summary import MethodSummary
 

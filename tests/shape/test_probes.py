@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import comity
+from comity.base.record import leaves, payload, unseal
 from comity.core import Sealed, seal
-from comity.core.record import leaves, payload, unseal
 from comity.engines.loop import LoopEngine
 
 METHODS = ("pfedme", "apple", "fed-sps")

@@ -16,14 +16,14 @@ from typing import Any
 
 import psutil
 
-from comity.sites.flare import startup_kits
-from comity.sites.flare.jobs import Jobs
-from comity.sites.flare.processes import descendants, end_all
+from comity.deploy.flare import startup_kits
+from comity.deploy.flare.jobs import Jobs
+from comity.deploy.flare.processes import descendants, end_all
 
 HERE = Path(__file__).parent
 OUTSIDE = (Path("/tmp/nvflare"), Path.home() / ".nvflare")  # where FLARE writes unless told
 START = (
-    "import sys; from pathlib import Path; from comity.sites.flare.processes import {what};"
+    "import sys; from pathlib import Path; from comity.deploy.flare.processes import {what};"
     " {what}(*map(Path, sys.argv[1:]))"
 )
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from comity.sites.transport import Transport
+from comity.deploy.transport import Transport
 
 
 def serve(transport: Transport, order: dict[str, Any], folder: Path) -> None:

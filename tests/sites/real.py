@@ -17,11 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 from deployed import Deployed
 from elsewhere import OPEN, Sites
 
-from comity.experiments import config
-from comity.experiments.folder import RunFolder
-from comity.experiments.tables import ABSENCES, TIMING
-from comity.sites.job_submission import SubmittedJob
-from comity.sites.server import RUNS
+from comity.deploy.job_submission import SubmittedJob
+from comity.deploy.server import RUNS
+from comity.runs import config
+from comity.runs.folder import RunFolder
+from comity.runs.tables import ABSENCES, TIMING
 
 SIZES = {"north": (47, 12), "east": (23, 9), "south": (34, 17)}
 LAW = OPEN | {

@@ -41,7 +41,7 @@ def fails(request: bytes) -> bytes:
 
 
 def test_answers_come_as_they_arrive() -> None:
-    from comity.sites.flare.apps import FlareTransport
+    from comity.deploy.flare.apps import FlareTransport
 
     transport = FlareTransport(
         {"slow": Far(later(0.3)), "quick": Far(later(0)), "never": Far(later(2))}, lambda: False
@@ -58,7 +58,7 @@ def test_answers_come_as_they_arrive() -> None:
 
 
 def test_a_fault_is_no_answer() -> None:
-    from comity.sites.flare.apps import FAILED, FlareTransport
+    from comity.deploy.flare.apps import FAILED, FlareTransport
 
     transport = FlareTransport(
         {"a": Far(fails), "b": Far(lambda _: FAILED), "c": Far(lambda _: b"well")}, lambda: False
@@ -72,7 +72,7 @@ def test_a_fault_is_no_answer() -> None:
 
 
 def test_who_was_silent_is_asked_whether_it_is_there() -> None:
-    from comity.sites.flare.apps import FlareTransport
+    from comity.deploy.flare.apps import FlareTransport
 
     gone = Far(later(1))
     transport = FlareTransport({"gone": gone}, lambda: False)
@@ -85,7 +85,7 @@ def test_who_was_silent_is_asked_whether_it_is_there() -> None:
 
 
 def test_an_aborted_job_is_nobodys_silence() -> None:
-    from comity.sites.flare.apps import FlareTransport
+    from comity.deploy.flare.apps import FlareTransport
 
     transport = FlareTransport({"a": Far(fails), "b": Far(later(5))}, lambda: True)
     with pytest.raises(ComityError, match="aborted"):
@@ -93,7 +93,7 @@ def test_an_aborted_job_is_nobodys_silence() -> None:
 
 
 def test_a_site_that_is_gone_does_not_cost_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    from comity.sites.flare import apps
+    from comity.deploy.flare import apps
 
     monkeypatch.setattr(apps, "EVERY", 0.05)
     transport = apps.FlareTransport(

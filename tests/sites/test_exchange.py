@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 from deployed import OUTSIDE, Deployed
 
-from comity.sites.flare import startup_kits
+from comity.deploy.flare import startup_kits
 
 
 def test_all_that_a_job_does(place: Deployed) -> None:
@@ -98,7 +98,7 @@ def test_nothing_outside_of_the_folders(place: Deployed) -> None:
 
 
 def test_what_a_job_is(tmp_path: Path) -> None:
-    from comity.sites.flare.jobs import write_job
+    from comity.deploy.flare.jobs import write_job
 
     write_job({"rounds": 3}, tmp_path / "job")
     files = sorted(
@@ -115,7 +115,7 @@ def test_what_a_job_is(tmp_path: Path) -> None:
         (tmp_path / "job" / "app" / "config" / "config_fed_client.json").read_text(encoding="utf-8")
     )
     assert client["components"] == [
-        {"id": "site", "path": "comity.sites.flare.apps.SiteApp", "args": {}}
+        {"id": "site", "path": "comity.deploy.flare.apps.SiteApp", "args": {}}
     ]
 
 
@@ -123,7 +123,7 @@ def test_only_the_server_may_ask(tmp_path: Path) -> None:
     """In a process of its own: an app watches over the process it is in."""
     code = """
 from nvflare.collab.api.context import Context, set_call_context
-from comity.sites.flare.apps import SiteApp, UNASKED, FAILED
+from comity.deploy.flare.apps import SiteApp, UNASKED, FAILED
 site = SiteApp()
 for caller, said in (("south", UNASKED), ("server", FAILED)):  # without a folder no desk can be opened
     set_call_context(Context(None, caller, "north", None))

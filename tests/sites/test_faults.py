@@ -9,8 +9,8 @@ import psutil
 import pytest
 from deployed import Deployed
 
+from comity.deploy.flare import startup_kits
 from comity.errors import ComityError
-from comity.sites.flare import startup_kits
 
 
 def said(step: dict[str, dict[str, list[object]]], *names: str) -> list[object]:
@@ -143,7 +143,7 @@ def alive(process: psutil.Process) -> bool:
 
 
 def test_one_process_a_kit(place: Deployed) -> None:
-    from comity.sites.flare.processes import running
+    from comity.deploy.flare.processes import running
 
     kit = place.site("north") / startup_kits.KIT
     end = time.monotonic() + 20

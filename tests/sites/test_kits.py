@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from comity.deploy.flare import hardening, startup_kits
 from comity.errors import UsageError
-from comity.sites.flare import hardening, startup_kits
 
 
 @pytest.fixture(scope="module")

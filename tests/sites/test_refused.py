@@ -18,9 +18,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from deployed import Deployed
 
+from comity.deploy.flare import startup_kits
+from comity.deploy.flare.jobs import Jobs, write_job
 from comity.errors import ComityError, UsageError
-from comity.sites.flare import startup_kits
-from comity.sites.flare.jobs import Jobs, write_job
 
 
 def submit(jobs: Jobs, change: Callable[[Path], object]) -> str:
@@ -151,7 +151,7 @@ def test_a_certificate_that_has_expired(place: Deployed) -> None:
         assert place.processes.pop("west").wait(timeout=30) == 1
         assert "expired on" in place.said("west")
         unchecked = (
-            "from comity.sites.flare import processes; processes.check_certificate = lambda *_:"
+            "from comity.deploy.flare import processes; processes.check_certificate = lambda *_:"
             " None; "
         )
         assert kept_out(place, "west", known_as="north", first=unchecked)

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from comity.core.ledger import Charge
 from comity.data.importing import read_federation
 from comity.data.prepared import save
+from comity.deploy.job_submission import ORDER, SubmittedJob
 from comity.errors import ComityError
-from comity.experiments.folder import RunFolder
-from comity.sites.job_submission import ORDER, SubmittedJob
+from comity.runs.folder import RunFolder
+from comity.wire.ledger import Charge
 
 pytest.importorskip("nvflare")
 

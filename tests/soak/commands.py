@@ -28,8 +28,8 @@ from typing import NoReturn
 import torch
 
 from comity import algorithms, cli
-from comity.experiments.config import Experiment
 from comity.models.zoo import ZOO
+from comity.runs.config import Experiment
 
 CODES = (0, 1, 2, 130)
 SECONDS = 30

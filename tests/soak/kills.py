@@ -201,7 +201,7 @@ def main() -> None:
     given = ask.parse_args()
     import torch
 
-    import comity.experiments.run  # what is slow to import is imported once
+    import comity.runs.run  # what is slow to import is imported once
     import comity.studies.compare
     import comity.studies.tune  # noqa: F401
 

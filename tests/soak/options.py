@@ -31,11 +31,11 @@ from comity.data.partitions import PARTITIONS
 from comity.data.protocols import RULES
 from comity.data.steps import STEPS
 from comity.errors import ComityError, describe
-from comity.experiments.build import SimulatedRun, prepare
-from comity.experiments.config import Experiment, experiment
-from comity.experiments.run import start
-from comity.experiments.server_run import Quiet
 from comity.models.zoo import ZOO
+from comity.runs.build import SimulatedRun, prepare
+from comity.runs.config import Experiment, experiment
+from comity.runs.run import start
+from comity.runs.server_run import Quiet
 
 NUMBERS: list[Any] = [
     0,

@@ -34,10 +34,10 @@ from comity.algorithms.fedavg import AveragedModel
 from comity.components.hidden_means import SendsMeans
 from comity.core import *
 from comity.core.aggregate import NoisyAveraging
-from comity.core.fit import Private
 from comity.core.release import ALL, STAGES, Asked, Release, Releases
 from comity.core.wrapper import AsHost
 from comity.privacy.guard import guarded
+from comity.training.requests import Private
 
 
 def clipped(change: Params, most: float) -> Params:

@@ -39,8 +39,8 @@ from torch import Tensor
 from comity.algorithms.fedavg import FedAvg
 from comity.components.around import Around
 from comity.core import *
-from comity.core.kernels import linear
 from comity.models.stack import uniform
+from comity.training.kernels import linear
 
 OWN, POLICY, CONTEXT = "fedcp.own.", "fedcp.policy.", "fedcp.context"
 WIDTHS = (10, 15, 20, 50)  # a, of MMD's kernels

@@ -39,7 +39,7 @@ from torch import Tensor
 from comity.components.averaged import AveragesWeights
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
-from comity.core.evaluation import validated
+from comity.metrics.evaluation import validated
 
 HELD_OUT = 5  # every so many samples, one
 WEIGHT = "weight/"

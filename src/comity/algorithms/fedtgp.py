@@ -40,8 +40,8 @@ from torch import Tensor
 from comity.algorithms.fedproto import Guide, Prototypes, SharesPrototypes
 from comity.components.classwise import pooled
 from comity.core import *
-from comity.core.kernels import linear
 from comity.models.stack import uniform
+from comity.training.kernels import linear
 
 EMBEDDING = "embedding"
 

@@ -38,8 +38,8 @@ from torch import Tensor
 from comity.algorithms.fedper import FedPer
 from comity.components.around import Around
 from comity.core import *
-from comity.core.kernels import linear
 from comity.models.stack import uniform
+from comity.training.kernels import linear
 
 EMBEDDING, VALVE = "gpfl.embedding", "gpfl.valve."
 GAMMA, BETA = VALVE + "gamma.", VALVE + "beta."

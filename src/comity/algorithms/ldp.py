@@ -26,10 +26,10 @@ from typing import Any, Literal
 from comity.components.hidden_means import SendsMeans, release
 from comity.core import *
 from comity.core.algorithm import LEAVES
-from comity.core.fit import HiddenMeans, Level
 from comity.core.release import NOTHING, Asked, Releases
 from comity.privacy.guard import guarded
 from comity.privacy.options import ROW, TRAINED_OPENLY, PrivateRows
+from comity.training.requests import HiddenMeans, Level
 
 HIDES = frozenset({"representations", "means", "class counts"})
 UNBOUNDED = "how far a record moves that nobody bounds"

@@ -21,7 +21,7 @@ from __future__ import annotations
 from comity.algorithms.fedavg import FedAvg
 from comity.components.server_steps import momentum_step
 from comity.core import *
-from comity.core.evaluation import scored
+from comity.metrics.evaluation import scored
 
 TINY = 1e-10
 

@@ -30,10 +30,10 @@ from comity.checksums import with_crc
 from comity.core.algorithm import LEAVES
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.experiments.checkpoint import write_atomically
-from comity.experiments.folder import CONFIG, RunFolder
 from comity.models import OwnModel
 from comity.names import display_name
+from comity.runs.checkpoint import write_atomically
+from comity.runs.folder import CONFIG, RunFolder
 from comity.units import size
 
 JSON, PAGE, PICTURES = "audit.json", "audit.html", "audit"

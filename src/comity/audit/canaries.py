@@ -24,9 +24,9 @@ from scipy.stats import norm
 from torch import Tensor
 
 from comity.audit.chance import share
-from comity.core.record import Params
-from comity.core.task import Batch, LearningTask
+from comity.base.record import Params
 from comity.privacy.accounting import gaussian_delta
+from comity.training.task import Batch, LearningTask
 
 Step = Callable[[Tensor], Tensor]
 """step(gradients of n samples, one a row: (n, d)) -> their noisy clipped mean (d). Each call draws

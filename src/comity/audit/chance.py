@@ -13,8 +13,8 @@ import torch
 from scipy.stats import beta, binom
 from torch import Tensor
 
-from comity.core.auc import areas, auc
-from comity.core.key import Key
+from comity.base.key import Key
+from comity.metrics.auc import areas, auc
 
 LEVEL = 0.005
 """How often an interval misses: of ten attacks that can do nothing, hardly one in twenty audits has

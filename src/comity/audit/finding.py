@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from comity.audit.chance import RATES, Estimate, Scored, area, caught, shown_epsilon
-from comity.core.key import Key
+from comity.base.key import Key
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from comity.core.record import Params
-from comity.core.task import LearningTask
+from comity.base.record import Params
+from comity.training.task import LearningTask
 
 NEGLIGIBLE = 1e-5  # of the largest singular value: what is less is rounding
 

@@ -25,8 +25,8 @@ from comity.audit.first_layer import FirstLayer, first_layer, span
 from comity.audit.nearest_neighbours import nearest
 from comity.audit.observed import gradients, updates
 from comity.audit.view import View
-from comity.core.key import Key
-from comity.core.record import Params, is_buffer
+from comity.base.key import Key
+from comity.base.record import Params, is_buffer
 
 ATTACK = "inversion"
 HOW = {

@@ -17,8 +17,8 @@ from comity.audit.chance import Scored
 from comity.audit.finding import Outcome, membership
 from comity.audit.observed import updates
 from comity.audit.view import View
-from comity.core.record import Params, is_buffer
-from comity.core.task import LearningTask
+from comity.base.record import Params, is_buffer
+from comity.training.task import LearningTask
 
 ATTACK = "membership: updates"
 HOW = (

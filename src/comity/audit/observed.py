@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from comity.audit.view import View
-from comity.core.record import Params, is_record
-from comity.core.task import LearningTask
-from comity.experiments.recording import RecordedMessage
+from comity.base.record import Params, is_record
+from comity.runs.recording import RecordedMessage
+from comity.training.task import LearningTask
 
 NO_WEIGHTS = frozenset(("grads", "c", "dc"))
 """Fields that hold values by the names of weights, but are not weights: gradients, and SCAFFOLD's

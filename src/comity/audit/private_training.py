@@ -16,13 +16,13 @@ from torch import Tensor
 from comity.audit.canaries import CANARIES, Mechanism, Shown, Step, attack, row_loss
 from comity.audit.finding import Untried
 from comity.audit.view import View
-from comity.core.descent import train
-from comity.core.fit import FitRequest, Fitted, Private
-from comity.core.key import Key
-from comity.core.samples import Samples
-from comity.core.task import LearningTask
-from comity.core.training import Training
+from comity.base.key import Key
+from comity.base.samples import Samples
 from comity.privacy.account import Spent
+from comity.training.descent import train
+from comity.training.requests import FitRequest, Fitted, Private
+from comity.training.settings import Training
+from comity.training.task import LearningTask
 
 ATTACK = "canaries"
 WIDTH = 8

@@ -13,20 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
+from comity.base.record import Params
+from comity.base.samples import Samples
 from comity.core.party import Party
-from comity.core.record import Params
-from comity.core.samples import Samples
-from comity.core.task import LearningTask, in_chunks
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.experiments.build import SimulatedRun
-from comity.experiments.folder import RunFolder
-from comity.experiments.recording import RecordedMessage
-from comity.experiments.result import Result
-from comity.experiments.run import reopen
 from comity.models import OwnModel
+from comity.runs.build import SimulatedRun
+from comity.runs.folder import RunFolder
+from comity.runs.recording import RecordedMessage
+from comity.runs.result import Result
+from comity.runs.run import reopen
+from comity.training.task import LearningTask, in_chunks
 
 DELTA = 1e-5
 FIRST, LAST = "first weights", "colluder's model"

@@ -12,12 +12,12 @@ import typer
 
 from comity.cli.options import Settings, caution, free_folder, resumable
 from comity.errors import ComityError, UsageError
-from comity.experiments.config import Experiment
 from comity.measure.caveats import few
 from comity.names import display_name
+from comity.runs.config import Experiment
 
 if TYPE_CHECKING:
-    from comity.sites.job_submission import SubmittedJob
+    from comity.deploy.job_submission import SubmittedJob
 
 AtSites = Annotated[
     Path | None,
@@ -64,7 +64,7 @@ def order(
     wait: float,
 ) -> None:
     """A run at the sites of a federation."""
-    from comity.sites.job_submission import SubmittedJob
+    from comity.deploy.job_submission import SubmittedJob
 
     check_at_sites(settings, track)
     folder = out or free_folder(
@@ -128,8 +128,8 @@ def compare_sites(
     """A comparison at the sites of a federation."""
     from comity.cli import screen
     from comity.cli.running import show_answers, show_comparison
-    from comity.experiments.folder import RunFolder
-    from comity.sites import comparing
+    from comity.deploy import comparing
+    from comity.runs.folder import RunFolder
     from comity.studies.compare import SOLO, run_folder
 
     folder = out or free_folder(f"compare-{federation.resolve().name}")

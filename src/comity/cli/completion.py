@@ -51,7 +51,7 @@ def _names() -> dict[str, list[str]]:
     """The words that an option or an argument of a name may be."""
     from comity import algorithms, data, models, papers
     from comity.cli.looking import LISTS
-    from comity.core.metrics import ELIGIBLE
+    from comity.metrics.metrics import ELIGIBLE
 
     methods = algorithms.names()
     return {

@@ -10,7 +10,7 @@ import typer
 
 from comity.cli.options import Settings, data_app, with_experiment, with_options
 from comity.errors import UsageError
-from comity.experiments.config import experiment
+from comity.runs.config import experiment
 
 
 @data_app.command("inspect")
@@ -22,7 +22,7 @@ def inspect_data(settings: Settings) -> None:
     from comity.cli import screen
     from comity.data import load
     from comity.data.inspection import inspect
-    from comity.experiments.build import federation_of
+    from comity.runs.build import federation_of
 
     asked = experiment(settings)
     federation = federation_of(asked).without(asked.without or ())
@@ -321,7 +321,7 @@ def deal(
     from comity.cli import screen
     from comity.data.dealing import deal as write
     from comity.data.formats.common import few
-    from comity.experiments.build import federation_of
+    from comity.runs.build import federation_of
 
     asked = experiment(settings)
     files = write(federation_of(asked).without(asked.without or ()), asked.data, out)

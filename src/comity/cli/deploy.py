@@ -43,8 +43,8 @@ def init(
     """
     from comity.cli import screen
     from comity.data.preparation import Schema, Unusable
-    from comity.sites.flare import startup_kits
-    from comity.sites.server import SCHEMA
+    from comity.deploy.flare import startup_kits
+    from comity.deploy.server import SCHEMA
 
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal():
@@ -100,9 +100,9 @@ def join(
     from comity.cli import screen
     from comity.data.party_files import stem
     from comity.data.preparation import Schema, Unusable
-    from comity.sites import policy
-    from comity.sites.data import bring
-    from comity.sites.flare import startup_kits
+    from comity.deploy import policy
+    from comity.deploy.data import bring
+    from comity.deploy.flare import startup_kits
 
     asked = startup_kits.Invite.load(invite)
     told = json.loads(invite.read_text(encoding="utf-8")).get("schema")
@@ -157,7 +157,7 @@ def approve(
 ) -> None:
     """Operator: sign a site's request. Ask the site by another way whether it is really its own."""
     from comity.cli import screen
-    from comity.sites.flare import startup_kits
+    from comity.deploy.flare import startup_kits
 
     if not (federation / startup_kits.ROOT).is_dir():
         raise UsageError(f"{federation} is no operator's folder: name it with --federation.")
@@ -187,7 +187,7 @@ def accept(
     it.
     """
     from comity.cli import screen
-    from comity.sites.flare import startup_kits
+    from comity.deploy.flare import startup_kits
 
     folder = site or Path(signed.name.removesuffix(".signed.zip"))
     startup_kits.accept(signed, folder, fingerprint)
@@ -203,8 +203,8 @@ def serve(
 ) -> None:
     """Operator: run the server, until it is stopped."""
     from comity.cli import screen
-    from comity.sites.flare import startup_kits
-    from comity.sites.flare.processes import run_server
+    from comity.deploy.flare import startup_kits
+    from comity.deploy.flare.processes import run_server
 
     at = startup_kits.Invite.load(folder / startup_kits.INVITE)
     screen.out.print(
@@ -220,9 +220,9 @@ def start(site: Site = Path()) -> None:
     kept.
     """
     from comity.cli import screen
-    from comity.sites.flare.processes import run_site
-    from comity.sites.handler import KIT, LOG
-    from comity.sites.policy import SitePolicy
+    from comity.deploy.flare.processes import run_site
+    from comity.deploy.handler import KIT, LOG
+    from comity.deploy.policy import SitePolicy
 
     policy = SitePolicy.read(site)
     screen.out.print(
@@ -253,16 +253,16 @@ def check(site: Site = Path()) -> None:
     the server.
     """
     from comity.cli import screen
-    from comity.core.metrics import ACCURACY
-    from comity.experiments.config import Experiment
-    from comity.experiments.context import PartyInfo
-    from comity.sites.data import own_federation
-    from comity.sites.flare import needs_flare
-    from comity.sites.flare.processes import running
-    from comity.sites.handler import KIT
-    from comity.sites.key_exchange import Identity
-    from comity.sites.policy import SitePolicy
-    from comity.sites.site_store import spent
+    from comity.deploy.data import own_federation
+    from comity.deploy.flare import needs_flare
+    from comity.deploy.flare.processes import running
+    from comity.deploy.handler import KIT
+    from comity.deploy.key_exchange import Identity
+    from comity.deploy.policy import SitePolicy
+    from comity.deploy.site_store import spent
+    from comity.metrics.metrics import ACCURACY
+    from comity.runs.config import Experiment
+    from comity.runs.context import PartyInfo
 
     needs_flare()
     policy = SitePolicy.read(site)
@@ -314,7 +314,7 @@ def log(
 ) -> None:
     """Site: what was asked of it, and what became of it."""
     from comity.cli import screen
-    from comity.sites.handler import LOG
+    from comity.deploy.handler import LOG
 
     if not (site / LOG).exists():
         raise UsageError(f"{site} was asked nothing yet.")
@@ -328,9 +328,9 @@ def report(site: Site = Path()) -> None:
     they are.
     """
     from comity.cli import screen
+    from comity.deploy.policy import SitePolicy
+    from comity.deploy.site_store import Book, runs_of, spent
     from comity.names import display_name
-    from comity.sites.policy import SitePolicy
-    from comity.sites.site_store import Book, runs_of, spent
 
     policy = SitePolicy.read(site)
     rows: list[list[str]] = []
@@ -370,9 +370,9 @@ def measure(
     leaves.
     """
     from comity.cli import screen
+    from comity.deploy.afterwards import measure as measured
+    from comity.deploy.site_store import runs_of
     from comity.measure import conventions, mdl
-    from comity.sites.afterwards import measure as measured
-    from comity.sites.site_store import runs_of
 
     known = {one.path.name: one for one in runs_of(site)}
     ended = [name for name, one in known.items() if one.ended]

@@ -37,9 +37,9 @@ def measure(
     every paper's convention.
     """
     from comity.cli import screen
-    from comity.experiments.folder import RunFolder
     from comity.measure import conventions, mdl, study
     from comity.names import display_name
+    from comity.runs.folder import RunFolder
 
     run = RunFolder(run_dir)
     run.check_begun()
@@ -220,9 +220,9 @@ def export(
     """A party's model to take along: weights, preprocessing, a script that predicts, a card."""
     from comity.cli import screen
     from comity.errors import ComityError
-    from comity.experiments.folder import RunFolder
-    from comity.experiments.result import Result
-    from comity.experiments.run import reopen
+    from comity.runs.folder import RunFolder
+    from comity.runs.result import Result
+    from comity.runs.run import reopen
     from comity.studies.export import export as write
 
     job = reopen(run_dir, trust=trust)

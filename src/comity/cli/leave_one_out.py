@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from comity.experiments.config import Experiment
 from comity.names import display_name
+from comity.runs.config import Experiment
 
 if TYPE_CHECKING:
     from comity.studies.leave_one_out import Effect
@@ -21,7 +21,7 @@ def announce(
     runs that is.
     """
     from comity.cli import screen
-    from comity.experiments.build import federation_of
+    from comity.runs.build import federation_of
     from comity.studies.leave_one_out import exchanging, planned
 
     methods = exchanging(base, algorithms)

@@ -15,7 +15,7 @@ import typer
 from comity.cli.usage import App
 from comity.cli.version import version_line
 from comity.errors import ComityError, CorruptedFile, UsageError, describe
-from comity.experiments.config import Experiment, experiment, read
+from comity.runs.config import Experiment, experiment, read
 from comity.spec import value
 
 if TYPE_CHECKING:
@@ -245,8 +245,8 @@ def _check_code(file: Path, saved: Experiment, trust: bool) -> None:
     """A user's own file of settings names what it likes; one that lies in a run's folder is
     whoever's made that.
     """
-    from comity.experiments.folder import RunFolder
-    from comity.experiments.trust import check, code_of
+    from comity.runs.folder import RunFolder
+    from comity.runs.trust import check, code_of
 
     home = RunFolder(file.parent)
     if home.begun:

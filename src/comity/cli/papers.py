@@ -25,8 +25,8 @@ from comity.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from comity.papers import Scale
-    from comity.studies.reproduce import Run
-    from comity.studies.reproduction import Reproduction
+    from comity.papers.reproduce import Run
+    from comity.papers.reproduction import Reproduction
 
 ScaleOption = Annotated[
     str,
@@ -94,10 +94,10 @@ def reproduce(
     """
     from comity import papers
     from comity.cli import screen
-    from comity.studies import pages, reproduce
-    from comity.studies.cells import collect
+    from comity.papers import pages, reproduce
+    from comity.papers.cells import collect
+    from comity.papers.reproduction import Reproduction
     from comity.studies.parallel import chosen_jobs
-    from comity.studies.reproduction import Reproduction
 
     if rewrite:
         _rewrite(name, out, join)
@@ -173,8 +173,8 @@ def reproduce(
 def _show(made: Reproduction, folder: Path) -> None:
     """The table on the screen, and what became of the paper's claims."""
     from comity.cli import screen
-    from comity.studies import pages
-    from comity.studies.claims import untested, verdicts
+    from comity.papers import pages
+    from comity.papers.claims import untested, verdicts
 
     screen.table(pages.HEADS, pages.lines(made.cells), words=2)
     found = verdicts(made.table, made.cells, made.as_printed)
@@ -189,7 +189,7 @@ def _show(made: Reproduction, folder: Path) -> None:
 def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
     """The pages again, from what is kept beside them and from reproductions below a folder."""
     from comity.cli import screen
-    from comity.studies import pages
+    from comity.papers import pages
 
     folder = out or Path("docs") / "results"
     if not (folder / pages.KEPT).is_dir():
@@ -209,7 +209,7 @@ def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
 def _costs(runs: Sequence[Run], seeds: int) -> None:
     """What all runs will take here, from one round of each tried with one party."""
     from comity.cli import screen
-    from comity.studies import reproduce
+    from comity.papers import reproduce
     from comity.studies.plan import plan
 
     rows = []

@@ -38,10 +38,10 @@ from comity.cli.options import (
     with_experiment,
     write_report,
 )
-from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.errors import UsageError
-from comity.experiments.config import Experiment, experiment
+from comity.metrics.metrics import ACCURACY, METRICS, Metric
 from comity.names import display_name
+from comity.runs.config import Experiment, experiment
 
 if TYPE_CHECKING:
     from comity.studies.compare import Findings
@@ -63,9 +63,9 @@ def run(
 ) -> None:
     """Run one method, or an experiment's file."""
     from comity.cli import screen
-    from comity.experiments.build import federation_of, prepare
-    from comity.experiments.recording import one_process
-    from comity.experiments.run import start
+    from comity.runs.build import federation_of, prepare
+    from comity.runs.recording import one_process
+    from comity.runs.run import start
 
     chosen = chosen_experiment(algo, settings, trust)
     if federation is not None:
@@ -107,10 +107,10 @@ def resume(
     what it would have been.
     """
     from comity.cli import screen
-    from comity.experiments.extend import ask_for
-    from comity.experiments.folder import RunFolder
-    from comity.experiments.run import reopen, resume_in
-    from comity.sites.job_submission import SubmittedJob, was_ordered
+    from comity.deploy.job_submission import SubmittedJob, was_ordered
+    from comity.runs.extend import ask_for
+    from comity.runs.folder import RunFolder
+    from comity.runs.run import reopen, resume_in
 
     if was_ordered(run_dir):
         conduct(SubmittedJob.read(run_dir), run_dir)
@@ -139,11 +139,11 @@ def resume(
 def finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
-    from comity.experiments.folder import RunFolder
-    from comity.experiments.run_metric import metric_of
     from comity.measure.caveats import caveats
     from comity.measure.summary import has_diverged
     from comity.privacy.account import guarantees
+    from comity.runs.folder import RunFolder
+    from comity.runs.run_metric import metric_of
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
     name = display_name(summary["algorithm"])
@@ -248,7 +248,7 @@ def compare(
     """Run several methods, and SOLO, on one split; end with a table."""
     from comity.cli import screen
     from comity.cli.leave_one_out import announce, show
-    from comity.experiments.folder import RunFolder
+    from comity.runs.folder import RunFolder
     from comity.studies import leave_one_out as left_out
     from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
@@ -321,7 +321,7 @@ def chosen_methods(named: list[str] | None, every_as: Experiment | None = None) 
     """The methods that are compared: those `named`, and with `every_as` all that can be run so; the
     others are said.
     """
-    from comity.experiments.build import federation_of
+    from comity.runs.build import federation_of
     from comity.studies.compare import every_method
 
     if every_as is None:
@@ -348,8 +348,8 @@ def check_no_tape(record_messages: bool) -> None:
 def say_tape(folder: Path, runs: Sequence[Path]) -> None:
     """How large the tape is that runs have left, and what to do with it."""
     from comity.cli import screen
-    from comity.experiments.folder import RunFolder
-    from comity.experiments.recording import SAID
+    from comity.runs.folder import RunFolder
+    from comity.runs.recording import SAID
 
     large = sum(RunFolder(run).record_messages.stat().st_size for run in runs)
     screen.out.print(
@@ -479,8 +479,8 @@ def tune(
 def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     """Bytes, memory, time and privacy before a run."""
     from comity.cli import screen
-    from comity.experiments.build import federation_of, prepare
     from comity.privacy.account import guarantees
+    from comity.runs.build import federation_of, prepare
     from comity.studies.plan import plan as make
 
     chosen = chosen_experiment(algo, settings, trust)

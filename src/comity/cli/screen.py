@@ -23,14 +23,14 @@ from rich.table import Table
 from rich.text import Text
 
 from comity.cli import text_plot
-from comity.core.ledger import Ledger
-from comity.core.metrics import METRICS, Metric
-from comity.experiments.folder import RunFolder
-from comity.experiments.server_run import ServerRun
 from comity.measure import conventions
+from comity.metrics.metrics import METRICS, Metric
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import ServerRun
 from comity.text import Turns, escape_terminal
 from comity.units import duration as duration  # noqa: PLC0414
 from comity.units import size as size  # noqa: PLC0414
+from comity.wire.ledger import Ledger
 
 
 class Screen(Console):

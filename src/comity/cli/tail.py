@@ -14,13 +14,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from comity.core import metrics
-from comity.core.ledger import Charge
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.experiments.folder import RunFolder
-from comity.experiments.tables import LEDGER, METRICS, TIMING, Growing, Timing
 from comity.measure.figures import is_figure, mean
+from comity.metrics import metrics
+from comity.runs.folder import RunFolder
+from comity.runs.tables import LEDGER, METRICS, TIMING, Growing, Timing
+from comity.wire.ledger import Charge
 
 LATELY = 10  # rounds that tell how long one takes
 

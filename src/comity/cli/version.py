@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from comity.experiments.environment import code
+from comity.runs.environment import code
 
 
 def version_line() -> str:

@@ -19,8 +19,8 @@ from comity.cli import text_plot
 from comity.cli.screen import in_full, out
 from comity.cli.tail import Followed, Runs
 from comity.errors import UsageError
-from comity.experiments.folder import RunFolder
 from comity.names import display_name
+from comity.runs.folder import RunFolder
 from comity.text import escape_terminal
 from comity.units import duration, size
 

@@ -23,10 +23,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from comity.base.noise import gaussian
 from comity.components.classwise import class_means
 from comity.core import Algorithm, C, Key, M, Party, Release, S, in_chunks
-from comity.core.fit import HiddenMeans, Level
-from comity.core.noise import gaussian
+from comity.training.requests import HiddenMeans, Level
 
 
 class Holding(NamedTuple):

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from comity.base.record import once_called
 from comity.core import (
     Info,
     Key,
@@ -29,10 +30,9 @@ from comity.core import (
     on_party,
     record,
 )
-from comity.core.evaluation import Score, validated
 from comity.core.participation import NoReplies
-from comity.core.record import once_called
 from comity.core.wrapper import Hosts
+from comity.metrics.evaluation import Score, validated
 
 CANDIDATES = (0.0, 1.0, 5.0, 50.0)
 TRIED_BYTES, SCORE_BYTES = 5, 12

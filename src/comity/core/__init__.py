@@ -2,6 +2,23 @@
 `from comity.core import *`.
 """
 
+from comity.base.call import Edge
+from comity.base.key import Key
+from comity.base.record import (
+    Empty,
+    Model,
+    Params,
+    Sealed,
+    drop,
+    is_buffer,
+    keep,
+    on_device,
+    payload,
+    record,
+    seal,
+    trainable,
+)
+from comity.base.samples import PartyData, Samples
 from comity.core.aggregate import Averaging, average, check_like
 from comity.core.algorithm import (
     SHARES,
@@ -18,8 +35,13 @@ from comity.core.algorithm import (
     only_averages,
     option,
 )
-from comity.core.call import Edge
-from comity.core.fit import (
+from comity.core.party import Info, Party, Traffic, with_task
+from comity.core.release import NOTHING, Asked, Release, Releases, Stage
+from comity.core.server import Server
+from comity.core.wrapper import Wrapped, Wrapper
+from comity.errors import UsageError
+from comity.training.kernels import cross_entropy, input_gradient
+from comity.training.requests import (
     Draw,
     FitRequest,
     Fitted,
@@ -31,30 +53,8 @@ from comity.core.fit import (
     gradient,
     plain,
 )
-from comity.core.kernels import cross_entropy, input_gradient
-from comity.core.key import Key
-from comity.core.party import Info, Party, Traffic, with_task
-from comity.core.record import (
-    Empty,
-    Model,
-    Params,
-    Sealed,
-    drop,
-    is_buffer,
-    keep,
-    on_device,
-    payload,
-    record,
-    seal,
-    trainable,
-)
-from comity.core.release import NOTHING, Asked, Release, Releases, Stage
-from comity.core.samples import PartyData, Samples
-from comity.core.server import Server
-from comity.core.task import Batch, LearningTask, in_chunks
-from comity.core.training import Moments, Training, batches
-from comity.core.wrapper import Wrapped, Wrapper
-from comity.errors import UsageError
+from comity.training.settings import Moments, Training, batches
+from comity.training.task import Batch, LearningTask, in_chunks
 
 __all__ = [
     "NOTHING",

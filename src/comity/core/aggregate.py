@@ -10,9 +10,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from comity.core.key import Key
-from comity.core.noise import gaussian
-from comity.core.record import Params, is_record, record
+from comity.base.key import Key
+from comity.base.noise import gaussian
+from comity.base.record import Params, is_record, record
 from comity.errors import ComityError
 
 R = TypeVar("R")

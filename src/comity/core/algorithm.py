@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
+from comity.base.key import Key
+from comity.base.record import Params
 from comity.core.diagnostics import Diagnostic
-from comity.core.fit import Working
-from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
-from comity.core.record import Params
-from comity.core.task import LearningTask
-from comity.core.training import Training
 from comity.errors import UsageError
+from comity.training.requests import Working
+from comity.training.settings import Training
+from comity.training.task import LearningTask
 
 if TYPE_CHECKING:
     from comity.core.aggregate import Averaging

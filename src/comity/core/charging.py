@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from comity.core.ledger import SERVER, Ledger
+from comity.base.record import payload
 from comity.core.party import Info
-from comity.core.record import payload
 from comity.core.release import Release, Spending
+from comity.wire.ledger import SERVER, Ledger
 
 
 class Charging:

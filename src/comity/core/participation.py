@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from comity.core.call import CallId
+from comity.base.call import CallId
 from comity.core.party import Info
 from comity.errors import ComityError
 

@@ -11,14 +11,23 @@ from typing import Any, TypeVar, overload
 import torch
 from torch import Tensor
 
-from comity.core.descent import train_outside
-from comity.core.fit import Draw, FitRequest, FoldRequest, HiddenMeans, Loss, Private, Pull, plain
-from comity.core.key import Key
-from comity.core.record import Params
-from comity.core.samples import PartyData, Samples
-from comity.core.task import Batch, LearningTask, fixed_in, in_chunks
-from comity.core.training import Training
+from comity.base.key import Key
+from comity.base.record import Params
+from comity.base.samples import PartyData, Samples
 from comity.errors import UsageError
+from comity.training.descent import train_outside
+from comity.training.requests import (
+    Draw,
+    FitRequest,
+    FoldRequest,
+    HiddenMeans,
+    Loss,
+    Private,
+    Pull,
+    plain,
+)
+from comity.training.settings import Training
+from comity.training.task import Batch, LearningTask, fixed_in, in_chunks
 
 O = TypeVar("O")  # noqa: E741 - what is a party's own
 S = TypeVar("S")

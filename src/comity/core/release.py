@@ -17,10 +17,10 @@ from comity.core.signature import fields_on_wire, party_functions, signature
 from comity.core.wrapper import Wrapper, chain
 
 if TYPE_CHECKING:
+    from comity.base.call import CallId
     from comity.core.algorithm import AnyAlgorithm
-    from comity.core.call import CallId
     from comity.core.party import Info
-    from comity.core.training import Training
+    from comity.training.settings import Training
 
 Unit = Literal["row", "record", "party"]
 UNITS: dict[Unit, str] = {

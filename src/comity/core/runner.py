@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from comity.base.call import CallId, Edge, Message, PartyResult
+from comity.base.record import Sealed
 from comity.core.aggregate import AveragedReplies, PartialSum
-from comity.core.call import CallId, Edge, Message, PartyResult
-from comity.core.record import Sealed
 from comity.errors import ComityError
 
 R = TypeVar("R")

@@ -14,25 +14,25 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from comity.base.call import CallId, Edge, Message, PartyResult
+from comity.base.finite import not_finite
+from comity.base.key import Key
+from comity.base.record import Params, Sealed
+from comity.base.samples import Samples
 from comity.core.aggregate import AveragedReplies, Averaging, Mean
 from comity.core.algorithm import Algorithm
-from comity.core.call import CallId, Edge, Message, PartyResult
 from comity.core.charging import Charging
-from comity.core.descent import fold, train
-from comity.core.finite import not_finite
-from comity.core.fit import Draw, FitRequest, Fitted, FoldRequest, Loss, Private, Working
-from comity.core.key import Key
-from comity.core.ledger import ADDED_UP, SERVER
 from comity.core.participation import CallParticipation, NoReplies, Participation, Rules
 from comity.core.party import Info, Party, WatchedInfo
-from comity.core.record import Params, Sealed
 from comity.core.release import Spending
 from comity.core.runner import SUMMED, PartialSums, PartyRunner, RunsParties, SumsReplies, in_order
-from comity.core.samples import Samples
-from comity.core.task import Batch, LearningTask
-from comity.core.training import Moments, Training
 from comity.core.wrapper import chain
 from comity.errors import ComityError
+from comity.training.descent import fold, train
+from comity.training.requests import Draw, FitRequest, Fitted, FoldRequest, Loss, Private, Working
+from comity.training.settings import Moments, Training
+from comity.training.task import Batch, LearningTask
+from comity.wire.ledger import ADDED_UP, SERVER
 
 L = TypeVar("L")
 O = TypeVar("O")  # noqa: E741 - what a loss gets beside its batch

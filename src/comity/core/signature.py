@@ -14,9 +14,9 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from comity.base.declared import declared
+from comity.base.record import Cipher, Empty, Sealed, is_record_type
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.declared import declared
-from comity.core.record import Cipher, Empty, Sealed, is_record_type
 from comity.core.wrapper import Hosts, chain, is_party_function
 
 

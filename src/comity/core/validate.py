@@ -16,12 +16,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from comity.base.call import CallId
+from comity.base.declared import declared, fits, mismatch
+from comity.base.finite import first_not_finite, is_finite
+from comity.base.record import Params, is_record, payload
 from comity.core.algorithm import AnyAlgorithm, WireShapes
-from comity.core.blob import MOST_BYTES
-from comity.core.call import CallId
-from comity.core.declared import declared, fits, mismatch
-from comity.core.finite import first_not_finite, is_finite
-from comity.core.record import Params, is_record, payload
 from comity.core.signature import (
     Signature,
     party_functions,
@@ -30,9 +29,10 @@ from comity.core.signature import (
     signature,
     view_type,
 )
-from comity.core.task import LearningTask
 from comity.core.wrapper import chain, check_party_function
 from comity.errors import UsageError
+from comity.training.task import LearningTask
+from comity.wire.blob import MOST_BYTES
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
+from comity.base.key import Key
+from comity.base.record import Params, record
 from comity.core.algorithm import Algorithm, AnyAlgorithm, PartyFunction
-from comity.core.key import Key
 from comity.core.party import Info, Party, Traffic
-from comity.core.record import Params, record
 from comity.errors import UsageError
 
 if TYPE_CHECKING:
     from comity.core.release import Asked, Releases, Stage
     from comity.core.server import Server
-    from comity.core.training import Training
+    from comity.training.settings import Training
 
 W = TypeVar("W")
 """What the wrapper adds to a party's state."""

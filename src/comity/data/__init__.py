@@ -1,6 +1,6 @@
 """Data: datasets, how they are shared out to parties, and the federations that come of it."""
 
-from comity.core.samples import PartyData, Samples
+from comity.base.samples import PartyData, Samples
 from comity.data.dataset import Dataset
 from comity.data.federation import Federation
 from comity.data.groups import Groups

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.errors import UsageError, unknown
 from comity.spec import call, parse, split
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from comity.core.samples import Ints
+from comity.base.samples import Ints
 from comity.data.split import check_name
 from comity.errors import UsageError, shown
 from comity.plugins import from_file

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comity.core.key import Key
-from comity.core.samples import Ints, PartyData, Samples, combine, numbers
+from comity.base.key import Key
+from comity.base.samples import Ints, PartyData, Samples, combine, numbers
 from comity.data import partitions, protocols, shifts
 from comity.data.custom_partitions import OwnPartition, name_of
 from comity.data.federation import Federation, Preprocess, Sums, share

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comity.core.key import Key
-from comity.core.samples import Array, Ints, PartyData, Samples, combine
+from comity.base.key import Key
+from comity.base.samples import Array, Ints, PartyData, Samples, combine
 from comity.data.frames_given import named_columns, schema_of
 from comity.data.preparation import Schema
 from comity.data.protocols import Own, check_validation, read, stratified

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comity.core.samples import Array, Samples, numbers
+from comity.base.samples import Array, Samples, numbers
 from comity.data.federation import Preprocess
 from comity.data.preparation import Schema, Unusable, encode
 from comity.data.sets.common import planes

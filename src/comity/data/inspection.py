@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from comity.core.auc import auc
 from comity.data.dataset import Dataset
 from comity.data.federation import Federation
 from comity.data.formats.common import few
 from comity.data.preparation import Column, Schema
+from comity.metrics.auc import auc
 
 FEW = 10  # samples of a class that say little
 FAR = 4  # times the distance between the 5th and the 95th of a hundred values

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.core.samples import Ints
+from comity.base.samples import Ints
 from comity.data.custom_partitions import GIVEN, OwnPartition, deal
 from comity.data.groups import GROUPED, Groups, Piece
 from comity.errors import UsageError, unknown

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from comity.base.samples import combine
 from comity.checksums import CRC, with_crc, without_crc
-from comity.core.samples import combine
 from comity.data.dataset import Dataset
 from comity.data.groups import Groups
 from comity.data.preparation import Schema, Unusable

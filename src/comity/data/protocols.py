@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.core.samples import Ints
+from comity.base.samples import Ints
 from comity.errors import UsageError, unknown
 from comity.spec import call, coerce, parse
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.errors import UsageError, unknown
 
 Shift = Callable[[Tensor, np.random.Generator], Tensor]

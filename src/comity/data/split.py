@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from comity.core.ledger import EVERYBODY, SERVER
 from comity.errors import UsageError
+from comity.wire.ledger import EVERYBODY, SERVER
 
 Indices = tuple[int, ...]
 RESERVED = {SERVER: "the server", EVERYBODY: "all parties together"}

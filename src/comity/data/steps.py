@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from comity.core.key import Key
-from comity.core.samples import Ints
+from comity.base.key import Key
+from comity.base.samples import Ints
 from comity.data import shifts
 from comity.data.protocols import proportional
 from comity.errors import UsageError, unknown

@@ -17,9 +17,9 @@ from comity.disclosure.content import Page, page_of
 from comity.disclosure.pdf import pdf
 from comity.disclosure.sources import read
 from comity.errors import UsageError
-from comity.experiments.checkpoint import write_atomically
-from comity.experiments.server_run import ServerRun
 from comity.models import OwnModel
+from comity.runs.checkpoint import write_atomically
+from comity.runs.server_run import ServerRun
 
 
 def disclose(

@@ -11,17 +11,17 @@ from typing import Any, get_origin
 
 import torch
 
-from comity.core.declared import declared
-from comity.core.ledger import Charge
-from comity.core.record import Params
+from comity.base.declared import declared
+from comity.base.record import Params
 from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
 from comity.core.signature import party_functions, records_in, sealed_fields, signature
-from comity.core.task import LearningTask
 from comity.core.validate import shapes_on_wire
 from comity.core.wrapper import chain
 from comity.disclosure.sources import Source, to_server
 from comity.disclosure.words import KINDS, Behind, Meaning, meaning
 from comity.privacy.account import FROM_PARTIES, FROM_SERVER, Spent
+from comity.training.task import LearningTask
+from comity.wire.ledger import Charge
 
 NOTHING = "nothing: it left as it is"
 INTRODUCED, SCALED = "introduce", "scale"

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from comity.checksums import without_crc
-from comity.core.ledger import EVERYBODY, SERVER, Charge
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
-from comity.experiments.context import PartyInfo
-from comity.experiments.folder import RunFolder
-from comity.experiments.run import reopen
-from comity.experiments.server_run import ServerRun
-from comity.experiments.trust import check, code_of
 from comity.models import OwnModel
 from comity.privacy.account import Spent
+from comity.runs.context import PartyInfo
+from comity.runs.folder import RunFolder
+from comity.runs.run import reopen
+from comity.runs.server_run import ServerRun
+from comity.runs.trust import check, code_of
+from comity.wire.ledger import EVERYBODY, SERVER, Charge
 
 Place = Literal["simulation", "server", "site"]
 AUDIT = "audit.json"
@@ -118,7 +118,7 @@ def read(
 
 
 def _place(run: RunFolder) -> Place:
-    from comity.sites.site_store import SEATS
+    from comity.deploy.site_store import SEATS
 
     if (run.path / SEATS).exists():
         return "site"
@@ -134,13 +134,13 @@ def _outline(
     experiment = run.read_experiment()
     check(run.path, run.config.read_text(encoding="utf-8"), code_of(experiment), trust)
     if place == "server":
-        from comity.sites.server import read_parties, server_run_of
+        from comity.deploy.server import read_parties, server_run_of
 
         return server_run_of(experiment, read_parties(run), run.read_plan(), b"")
-    from comity.sites.data import own_federation
-    from comity.sites.policy import SitePolicy
-    from comity.sites.site_run import seated
-    from comity.sites.site_store import read_seats
+    from comity.deploy.data import own_federation
+    from comity.deploy.policy import SitePolicy
+    from comity.deploy.site_run import seated
+    from comity.deploy.site_store import read_seats
 
     at = run.path.resolve().parent.parent
     policy = SitePolicy.read(at)
@@ -156,7 +156,7 @@ def _outline(
 
 def _at_home(run: RunFolder) -> str:
     """Whose folder a site's run lies in."""
-    from comity.sites.policy import SitePolicy
+    from comity.deploy.policy import SitePolicy
 
     return SitePolicy.read(run.path.resolve().parent.parent).name
 

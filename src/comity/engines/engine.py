@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
-from comity.core.evaluation import Evaluation
-from comity.core.record import Sealed
+from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResult
+from comity.base.record import Sealed
 from comity.engines.saved import Saved
 from comity.engines.site import Site
+from comity.metrics.evaluation import Evaluation
 
 Inboxes = Mapping[int, dict[int, Sealed]]
 """Parcels by recipient, then by sender."""

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
-from comity.core.evaluation import Evaluation
-from comity.core.record import Sealed
+from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResult
+from comity.base.record import Sealed
 from comity.engines.engine import Engine, Inboxes, Scheduler, Sites, inboxes
 from comity.engines.saved import Saved
 from comity.engines.site_store import SiteStore
+from comity.metrics.evaluation import Evaluation
 
 T = TypeVar("T")
 

@@ -14,16 +14,16 @@ from contextlib import contextmanager
 
 import torch
 
+from comity.base.key import Key
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.key import Key
 from comity.core.party import Party
 from comity.engines.allocator import give_back, keep_freed_memory
-from comity.engines.channel import Channel
 from comity.engines.engine import Scheduler
-from comity.engines.sealing import Handover
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
 from comity.errors import ComityError, UsageError, describe, fate
+from comity.wire.channel import Channel
+from comity.wire.sealing import Handover
 
 GONE = (EOFError, ConnectionError)  # what a line says when nobody is at its other end
 ENDS = (signal.SIGINT, signal.SIGTERM)

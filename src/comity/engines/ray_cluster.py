@@ -27,14 +27,14 @@ from typing import Any
 
 import torch
 
-from comity.core.record import on_device
+from comity.base.record import on_device
 from comity.engines.allocator import keep_freed_memory
-from comity.engines.bundles import Bytes, packed, unpacked
 from comity.engines.loop import Sequential
-from comity.engines.sealing import KEY, RUN, Lock, SharedSecret
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Worker
 from comity.errors import ComityError, UsageError, WorkerLost, describe
+from comity.wire.bundles import Bytes, packed, unpacked
+from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 
 ADDRESS = "RAY_ADDRESS"
 CPU = torch.device("cpu")
@@ -110,9 +110,9 @@ class Actor:
     def _made(self, settings: str, split: str, code: Mapping[str, str]) -> SiteStore:
         from comity.data import load
         from comity.data.split import Split
-        from comity.experiments import config
-        from comity.experiments.build import prepare
         from comity.plugins import digest
+        from comity.runs import config
+        from comity.runs.build import prepare
 
         experiment = config.experiment(tomllib.loads(settings))
         if other := next((file for file, own in code.items() if digest(file) != own), None):

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from comity.engines.bundles import packed_for, unpacked
 from comity.engines.ray_cluster import (
     START_SECONDS,
     Cluster,
@@ -25,6 +24,7 @@ from comity.engines.ray_cluster import (
 )
 from comity.engines.workers import Ask, WorkerMessage, WorkersEngine
 from comity.errors import ComityError
+from comity.wire.bundles import packed_for, unpacked
 
 AGAIN = 3  # actors that are replaced in one run before it is given up
 

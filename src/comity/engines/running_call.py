@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from comity.core.call import CallId
-from comity.core.descent import fold, train
-from comity.core.fit import FitRequest, Fitted, FoldRequest, Request, Working
-from comity.core.record import Params
-from comity.core.training import Moments
+from comity.base.call import CallId
+from comity.base.record import Params
 from comity.errors import ComityError
+from comity.training.descent import fold, train
+from comity.training.requests import FitRequest, Fitted, FoldRequest, Request, Working
+from comity.training.settings import Moments
 
 
 @dataclass

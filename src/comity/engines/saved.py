@@ -9,8 +9,8 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comity.core.codec import decode
 from comity.errors import ComityError, CorruptedFile
+from comity.wire.codec import decode
 
 OURS = re.compile(r"(server|party-[0-9]+)-[0-9]+\.safetensors")
 """What a state's file is called: nothing else is read, and nothing else is removed."""

@@ -6,21 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from comity.base.call import CallId, Message, PartyResult, stream_name
+from comity.base.finite import is_finite, not_finite
+from comity.base.key import Key
+from comity.base.record import Params, Sealed, is_record, keep, on_device, post, received
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import CallId, Message, PartyResult, stream_name
-from comity.core.descent import train_outside
-from comity.core.evaluation import Evaluation, evaluate
-from comity.core.finite import is_finite, not_finite
-from comity.core.fit import plain
-from comity.core.key import Key
 from comity.core.party import Party
-from comity.core.record import Params, Sealed, is_record, keep, on_device, post, received
-from comity.core.task import LearningTask
 from comity.core.wrapper import chain, party_function
 from comity.engines.running_call import KeptMoments, RunningCall
 from comity.engines.saved import Saved, read_state, write_state
 from comity.engines.versions import PartyState, Version, Versions
 from comity.errors import ComityError
+from comity.metrics.evaluation import Evaluation, evaluate
+from comity.training.descent import train_outside
+from comity.training.requests import plain
+from comity.training.task import LearningTask
 
 
 class Site:

@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from comity.base.call import CallId
+from comity.base.key import Key
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import CallId
-from comity.core.key import Key
 from comity.core.party import Party
 from comity.engines.saved import Saved
 from comity.engines.site import Site

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from comity.core.call import CallId
-from comity.core.codec import decode, encode
-from comity.core.record import once_called, payload, record
-from comity.core.training import Moments
+from comity.base.call import CallId
+from comity.base.record import once_called, payload, record
 from comity.errors import ComityError
+from comity.training.settings import Moments
+from comity.wire.codec import decode, encode
 
 
 @record

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResult
+from comity.base.finite import not_finite
+from comity.base.record import Sealed, meta_like, payload
 from comity.core.aggregate import AveragedReplies, PartialSum
-from comity.core.call import CallId, Edge, EvaluationRequest, Message, PartyResult
-from comity.core.evaluation import Evaluation
-from comity.core.finite import not_finite
-from comity.core.record import Sealed, meta_like, payload
 from comity.engines.engine import Engine, Scheduler, inboxes
 from comity.engines.saved import Saved
-from comity.engines.sealing import Lock
 from comity.engines.site_store import SiteStore
+from comity.metrics.evaluation import Evaluation
+from comity.wire.sealing import Lock
 
 Ask = dict[str, Any]
 """What a worker is asked: `do`, and what belongs to it; `messages` are by party."""

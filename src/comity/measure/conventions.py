@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from comity.core.ledger import SERVER
-from comity.core.metrics import ACCURACY
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.experiments.folder import RunFolder
 from comity.measure.fairness import fairness
 from comity.measure.figures import by_round, carried, mean
+from comity.metrics.metrics import ACCURACY
+from comity.runs.folder import RunFolder
+from comity.wire.ledger import SERVER
 
 WHOM = ("mean", "weighted", "global")
 PAPERS = {

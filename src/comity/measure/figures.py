@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from comity.core.ledger import SERVER
-from comity.core.metrics import ACCURACY
 from comity.core.server import Note
+from comity.metrics.metrics import ACCURACY
+from comity.wire.ledger import SERVER
 
 K = TypeVar("K")
 

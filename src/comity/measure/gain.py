@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from comity.core.evaluation import Answers
-from comity.core.key import Key
-from comity.core.metrics import ACCURACY, METRICS, TWO, Metric
+from comity.base.key import Key
 from comity.errors import ComityError
-from comity.experiments.folder import RunFolder
+from comity.metrics.evaluation import Answers
+from comity.metrics.metrics import ACCURACY, METRICS, TWO, Metric
+from comity.runs.folder import RunFolder
 
 Z95 = 1.959963984540054
 AT_ONCE = 4_000_000  # samples that are drawn together, so that memory stays small

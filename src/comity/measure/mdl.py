@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.errors import UsageError
 from comity.measure.probe import Probes
 

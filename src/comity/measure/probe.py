@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
 
 
 class Probes:

@@ -25,20 +25,20 @@ import torch
 from torch import Tensor
 
 from comity import models
+from comity.base.key import Key
+from comity.base.record import Empty, Params, on_device
+from comity.base.samples import Samples
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.descent import train_outside
-from comity.core.fit import plain
-from comity.core.key import Key
 from comity.core.party import Party
-from comity.core.record import Empty, Params, on_device
-from comity.core.samples import Samples
-from comity.core.task import LearningTask, Network
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
-from comity.experiments.build import SimulatedRun
-from comity.experiments.folder import RunFolder
-from comity.experiments.run import reopen
+from comity.runs.build import SimulatedRun
+from comity.runs.folder import RunFolder
+from comity.runs.run import reopen
+from comity.training.descent import train_outside
+from comity.training.requests import plain
+from comity.training.task import LearningTask, Network
 
 When = Literal["before", "after"]
 OFFSET = "+offset"

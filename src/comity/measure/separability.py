@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.errors import ComityError
 from comity.measure.probe import Probes, standardised
 

@@ -12,12 +12,10 @@ import torch
 from torch import Tensor
 
 from comity import models
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.core.party import Party
 from comity.data import Federation
 from comity.errors import UsageError, unknown
-from comity.experiments.run import reopen
-from comity.experiments.server_run import ServerRun
 from comity.measure import mdl as description
 from comity.measure.drift import Drift, between_parties, over_training
 from comity.measure.frechet import to_union
@@ -32,6 +30,8 @@ from comity.measure.representations import (
     taken,
 )
 from comity.measure.separability import LEAST, proxy_a, separability
+from comity.runs.run import reopen
+from comity.runs.server_run import ServerRun
 
 PAIRED = 20  # parties up to which all pairs are told apart
 OF_OTHERS = (

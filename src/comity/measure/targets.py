@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from comity.core.ledger import Charge
 from comity.errors import ComityError
 from comity.measure.conventions import Line
+from comity.wire.ledger import Charge
 
 BUDGET = 30 * 10**9
 """ADCOL gives a method up after 30 GB."""

@@ -8,8 +8,7 @@ from copy import deepcopy
 
 from torch import nn
 
-from comity.core.key import Key
-from comity.core.task import Network
+from comity.base.key import Key
 from comity.errors import UsageError, unknown
 from comity.models.layer_stream import LayerStream
 from comity.models.modules import Modules
@@ -17,6 +16,7 @@ from comity.models.stack import Stack
 from comity.models.zoo import ZOO
 from comity.plugins import call_from_file, is_code
 from comity.spec import call, parse, show
+from comity.training.task import Network
 
 Pair = tuple[nn.Module, nn.Module]
 OwnModel = Pair | Callable[[tuple[int, ...], int], Pair | Stack]

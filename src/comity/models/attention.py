@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.record import Params
+from comity.base.record import Params
 from comity.errors import UsageError
 from comity.models.ends import images
 from comity.models.low_rank import LowRank, low_rank

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
 
 
 class LayerStream:

@@ -25,8 +25,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from comity.core.key import Key
-from comity.core.record import Params
+from comity.base.key import Key
+from comity.base.record import Params
 from comity.errors import UsageError
 from comity.models.stack import Shape, Stack
 from comity.spec import parse

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from comity.core.key import Key
-from comity.core.record import Params
+from comity.base.key import Key
+from comity.base.record import Params
 from comity.models.layer_stream import LayerStream
 
 

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.kernels import unwrapped
-from comity.core.record import Params
+from comity.base.record import Params
 from comity.errors import UsageError
 from comity.models.stack import (
     Builder,
@@ -25,6 +24,7 @@ from comity.models.stack import (
     tanh,
     uniform,
 )
+from comity.training.kernels import unwrapped
 
 
 def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:

@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core.kernels import conv2d as conv_layer
-from comity.core.kernels import linear as linear_layer
-from comity.core.key import Key
-from comity.core.record import Params
+from comity.base.key import Key
+from comity.base.record import Params
 from comity.errors import UsageError
 from comity.machine import check_fits
 from comity.models.layer_stream import LayerStream
+from comity.training.kernels import conv2d as conv_layer
+from comity.training.kernels import linear as linear_layer
 
 Shape = tuple[int, ...]
 Apply = Callable[[Params, Tensor, bool], Tensor]

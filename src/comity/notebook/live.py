@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
-from comity.core.ledger import Ledger
 from comity.errors import UsageError
-from comity.experiments.server_run import Progress, Quiet, ServerRun
+from comity.runs.server_run import Progress, Quiet, ServerRun
 from comity.text import Turns
 from comity.units import size
+from comity.wire.ledger import Ledger
 
 EVERY = 0.1  # seconds between two pictures of the line
 Watched = Callable[[str], Progress]

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comity.core.metrics import ACCURACY, METRICS
 from comity.errors import ComityError
-from comity.experiments.folder import RunFolder
-from comity.experiments.run_metric import metric_of
 from comity.measure import conventions
 from comity.measure.caveats import caveats
 from comity.measure.summary import has_diverged
+from comity.metrics.metrics import ACCURACY, METRICS
 from comity.notebook.html import curves, page, sentences, some, table
+from comity.runs.folder import RunFolder
+from comity.runs.run_metric import metric_of
 from comity.units import duration, size, spread
 
 if TYPE_CHECKING:
-    from comity.core.metrics import Metric
     from comity.core.server import Note
     from comity.data import Dataset, Federation
-    from comity.experiments.result import Result
+    from comity.metrics.metrics import Metric
+    from comity.runs.result import Result
     from comity.studies.finished import Comparison, Tuning
 
 MOST_CLASSES = 20

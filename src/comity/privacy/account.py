@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from comity.base.call import CallId
+from comity.base.declared import declared
+from comity.base.record import Sealed, is_record, payload, sealed_in
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.call import CallId
-from comity.core.declared import declared
-from comity.core.ledger import EVERYBODY, MOST_APART
-from comity.core.record import Sealed, is_record, payload, sealed_in
 from comity.core.release import (
     NEIGHBOURS,
     UNITS,
@@ -42,6 +41,7 @@ from comity.privacy.composition import (
     renyi_epsilon,
     weakest_unit,
 )
+from comity.wire.ledger import EVERYBODY, MOST_APART
 
 INFINITE = "infinite"
 """How an infinite ε is written where numbers are expected."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+from comity.base.samples import PartyData, Samples
 from comity.core.party import NOT_PRIVATE
-from comity.core.samples import PartyData, Samples
 from comity.errors import UsageError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from comity.base.noise import gaussian, laplace
 from comity.core import Key
-from comity.core.noise import gaussian, laplace
 from comity.privacy.accounting import gaussian_sigma
 
 

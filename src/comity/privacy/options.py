@@ -11,6 +11,7 @@ from typing import Literal, Self
 
 from torch import Tensor
 
+from comity.base.noise import gaussian
 from comity.core import (
     Info,
     Key,
@@ -25,10 +26,9 @@ from comity.core import (
     option,
     plain,
 )
-from comity.core.fit import Private
-from comity.core.noise import gaussian
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
 from comity.privacy.mechanisms import noised
+from comity.training.requests import Private
 
 SMALL = 1e-9
 """A δ at which any noise that anybody would want is some ε above 0."""

@@ -17,7 +17,6 @@ from typing import Any
 
 from comity.checksums import without_crc
 from comity.errors import UsageError, describe, unknown
-from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Section, Table, Text
 from comity.report.gather import Group, Method, complaints, gather
 from comity.report.page import Page
@@ -29,6 +28,7 @@ from comity.report.sections.gains import gains
 from comity.report.sections.space import space
 from comity.report.sections.wire import wire
 from comity.report.static import check_kind, draw
+from comity.runs.checkpoint import write_atomically
 from comity.studies.tune import TUNED
 from comity.units import spread
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from comity.core.metrics import ACCURACY, Metric
 from comity.errors import UsageError
-from comity.experiments.config import WHERE, Experiment
-from comity.experiments.folder import MARKS, RunFolder
+from comity.metrics.metrics import ACCURACY, Metric
 from comity.names import display_name
 from comity.report.readable import Run
+from comity.runs.config import WHERE, Experiment
+from comity.runs.folder import MARKS, RunFolder
 from comity.spec import parse
 from comity.studies.party_verdicts import same_parties
 

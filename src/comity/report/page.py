@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from comity.data.files import cache_folder
-from comity.experiments.checkpoint import write_atomically
 from comity.report.blocks import Block, Chart, Code, Data, Facts, Pictures, Section, Table, Text
 from comity.report.charts import colour_of, unused
 from comity.report.gather import Group
 from comity.report.themes import CONFIG, DARK, LIGHT
+from comity.runs.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from jinja2 import Template

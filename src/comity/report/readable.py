@@ -13,25 +13,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from comity.core.evaluation import Answers
-from comity.core.ledger import Charge
-from comity.core.metrics import ACCURACY, Metric
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.data.split import Share, Split
-from comity.experiments import config
-from comity.experiments.build import SimulatedRun
-from comity.experiments.config import Experiment
-from comity.experiments.environment import digest
-from comity.experiments.folder import CONFIG, RunFolder
-from comity.experiments.run import reopen
-from comity.experiments.run_metric import metric_of
-from comity.experiments.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
-from comity.experiments.trust import Untrusted, check, code_of
 from comity.measure.conventions import Line, curve, party_curves
 from comity.measure.figures import mean
 from comity.measure.gain import Gain
 from comity.measure.summary import blocks
+from comity.metrics.evaluation import Answers
+from comity.metrics.metrics import ACCURACY, Metric
+from comity.runs import config
+from comity.runs.build import SimulatedRun
+from comity.runs.config import Experiment
+from comity.runs.environment import digest
+from comity.runs.folder import CONFIG, RunFolder
+from comity.runs.run import reopen
+from comity.runs.run_metric import metric_of
+from comity.runs.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
+from comity.runs.trust import Untrusted, check, code_of
+from comity.wire.ledger import Charge
 
 BETWEEN_SITES = "flare"
 """The engine of runs between sites."""

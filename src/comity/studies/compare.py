@@ -12,20 +12,19 @@ from typing import Any
 
 from comity.algorithms import accepts, compose, find, names
 from comity.checksums import with_crc
-from comity.core.ledger import SERVER
-from comity.core.metrics import METRICS
 from comity.core.wrapper import Wrapper, chain
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.experiments.build import prepare
-from comity.experiments.checkpoint import write_atomically
-from comity.experiments.config import Experiment
-from comity.experiments.folder import RunFolder
-from comity.experiments.recording import one_process
-from comity.experiments.server_run import Progress, judged_by
 from comity.measure import Gain, gains
+from comity.metrics.metrics import METRICS
 from comity.models import OwnModel
 from comity.names import display_name
+from comity.runs.build import prepare
+from comity.runs.checkpoint import write_atomically
+from comity.runs.config import Experiment
+from comity.runs.folder import RunFolder
+from comity.runs.recording import one_process
+from comity.runs.server_run import Progress, judged_by
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, foremost, overall
 from comity.studies.parallel import Cost, Planned, run_all, settled, shared
@@ -38,6 +37,7 @@ from comity.studies.party_verdicts import (
     same_parties,
 )
 from comity.track import Trackers
+from comity.wire.ledger import SERVER
 
 SOLO = "solo"
 COMPARISON = "comparison.json"

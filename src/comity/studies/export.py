@@ -18,28 +18,28 @@ import torch
 from torch import Tensor, nn
 
 from comity import algorithms, models
+from comity.base.finite import first_not_finite
+from comity.base.record import record
+from comity.base.samples import PartyData, Samples
 from comity.checksums import Checksum, with_crc, without_crc
-from comity.core.codec import decode, encode
-from comity.core.finite import first_not_finite
-from comity.core.metrics import ACCURACY, METRICS
 from comity.core.party import Party
-from comity.core.record import record
-from comity.core.samples import PartyData, Samples
-from comity.core.task import LearningTask
-from comity.core.training import Training
 from comity.data import Federation, preparation
 from comity.data.federation import Preprocess
 from comity.data.inputs import Inputs
 from comity.data.preparation import Schema, Unusable
 from comity.errors import ComityError, UsageError
-from comity.experiments.checkpoint import write_atomically
-from comity.experiments.result import Deployed, Result
-from comity.experiments.trust import check, code_in, mark
 from comity.measure.summary import blocks
+from comity.metrics.metrics import ACCURACY, METRICS
 from comity.models.low_rank import LowRank, without_factors
 from comity.names import display_name
 from comity.privacy.account import account_of
+from comity.runs.checkpoint import write_atomically
+from comity.runs.result import Deployed, Result
+from comity.runs.trust import check, code_in, mark
 from comity.studies import predict
+from comity.training.settings import Training
+from comity.training.task import LearningTask
+from comity.wire.codec import decode, encode
 
 WHAT_PREDICTS = (Path(predict.__file__), Path(preparation.__file__))
 """The scripts that lie beside every exported model."""

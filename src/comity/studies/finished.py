@@ -15,12 +15,12 @@ from pydantic import TypeAdapter, ValidationError
 from comity.checksums import without_crc
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
-from comity.experiments.folder import RunFolder
-from comity.experiments.result import Result
-from comity.experiments.run import reopen
-from comity.experiments.run_metric import metric_of
 from comity.frames import frame
 from comity.models import OwnModel
+from comity.runs.folder import RunFolder
+from comity.runs.result import Result
+from comity.runs.run import reopen
+from comity.runs.run_metric import metric_of
 from comity.studies.compare import COMPARISON, Findings, run_folder
 from comity.studies.method_summary import MethodSummary
 from comity.studies.overall_verdict import OverallVerdict

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from comity.errors import UsageError
-from comity.studies.cells import AGAINST_OTHERS, Cell, Figure
-from comity.studies.reproduction import Reproduction
+from comity.papers.cells import AGAINST_OTHERS, Cell, Figure
+from comity.papers.reproduction import Reproduction
 
 AND = " && "
 """Between the commands of what was joined."""

@@ -20,12 +20,12 @@ from comity.algorithms import compose
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError, unknown
-from comity.experiments.build import federation_of, prepare
-from comity.experiments.checkpoint import write_atomically
-from comity.experiments.config import Experiment
-from comity.experiments.folder import RunFolder
-from comity.experiments.server_run import Progress
 from comity.measure.gain import paired
+from comity.runs.build import federation_of, prepare
+from comity.runs.checkpoint import write_atomically
+from comity.runs.config import Experiment
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import Progress
 from comity.studies.compare import (
     LEFT_OUT,
     check_folders,

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from comity.core.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.measure.caveats import caveats
 from comity.measure.gain import Gain
+from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
 from comity.studies.party_verdicts import Estimate, estimates, judged, on_average
 from comity.units import duration, size
 

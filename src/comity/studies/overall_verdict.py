@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comity.core.metrics import METRICS
+from comity.metrics.metrics import METRICS
 from comity.studies.method_summary import MethodSummary
 from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
 from comity.units import size

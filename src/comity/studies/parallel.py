@@ -24,25 +24,25 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from comity.core.ledger import Ledger
 from comity.data import Federation
 from comity.engines.process import held_back
 from comity.engines.ray_cluster import actors_kept
 from comity.engines.site_store import state_bytes
 from comity.errors import ComityError, CorruptedFile, UsageError, fate, shown
-from comity.experiments import config
-from comity.experiments.build import SimulatedRun, federation_of, prepare
-from comity.experiments.config import Experiment
-from comity.experiments.environment import code, cores
-from comity.experiments.folder import RunFolder
-from comity.experiments.run import check_given, check_same, elsewhere, reopen, resume_in, start
-from comity.experiments.server_run import Progress
 from comity.machine import available, private
 from comity.models import OwnModel
 from comity.names import display_name
+from comity.runs import config
+from comity.runs.build import SimulatedRun, federation_of, prepare
+from comity.runs.config import Experiment
+from comity.runs.environment import code, cores
+from comity.runs.folder import RunFolder
+from comity.runs.run import check_given, check_same, elsewhere, reopen, resume_in, start
+from comity.runs.server_run import Progress
 from comity.studies.plan import held
 from comity.studies.run_process import PATIENCE, live
 from comity.track import Trackers
+from comity.wire.ledger import Ledger
 
 AUTO = "auto"
 DATA = ("data", "partition", "parties", "test", "validation", "seed")

@@ -12,10 +12,10 @@ from typing import Literal
 
 from scipy.special import stdtrit
 
-from comity.core.metrics import TWO, Metric, by_class, looked_at, too_few
 from comity.data import Federation
 from comity.data.split import Share
 from comity.measure.gain import Z95, Gain
+from comity.metrics.metrics import TWO, Metric, by_class, looked_at, too_few
 
 MOST = 12
 """With more parties than this, they are counted, and only the first are told of one by one."""

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from comity.core.call import EvaluationRequest, Message
+from comity.base.call import EvaluationRequest, Message
+from comity.base.record import payload
 from comity.core.party import Traffic
-from comity.core.record import payload
 from comity.engines.site import Site
-from comity.experiments.build import SimulatedRun
-from comity.experiments.planned_absences import PlannedAbsences
-from comity.experiments.server_run import Quiet
+from comity.runs.build import SimulatedRun
+from comity.runs.planned_absences import PlannedAbsences
+from comity.runs.server_run import Quiet
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from comity.core.ledger import Ledger
 from comity.engines.process import ENDS
 from comity.errors import CorruptedFile, UsageError, describe
-from comity.experiments.server_run import Progress, ServerRun
+from comity.runs.server_run import Progress, ServerRun
+from comity.wire.ledger import Ledger
 
 PATIENCE = 5  # seconds in which a run that is to end can close what it has open
 PR_SET_PDEATHSIG = 1  # as in prctl.h

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from comity.checksums import with_crc
-from comity.core.custom_metrics import use
-from comity.core.metrics import ACCURACY, METRICS, Metric
 from comity.data import Federation
 from comity.data.formats.common import few
 from comity.errors import ComityError, UsageError
-from comity.experiments.build import prepare
-from comity.experiments.checkpoint import write_atomically
-from comity.experiments.config import Experiment
-from comity.experiments.folder import RunFolder
-from comity.experiments.server_run import Progress
 from comity.measure.caveats import caveats
 from comity.measure.figures import by_round, mean
 from comity.measure.seeds import paired_over_seeds
+from comity.metrics.custom_metrics import use
+from comity.metrics.metrics import ACCURACY, METRICS, Metric
 from comity.models import OwnModel
+from comity.runs.build import prepare
+from comity.runs.checkpoint import write_atomically
+from comity.runs.config import Experiment
+from comity.runs.folder import RunFolder
+from comity.runs.server_run import Progress
 from comity.spec import value
 from comity.studies.parallel import Cost, Planned, run_all, settled, shared
 from comity.track import Trackers

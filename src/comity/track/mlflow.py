@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from comity.experiments.checkpoint import write_atomically
 from comity.names import display_name
+from comity.runs.checkpoint import write_atomically
 from comity.track import needs
 
 KEPT = "mlflow.json"  # in a run's folder: which run of MLflow's it is

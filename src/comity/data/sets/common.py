@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.formats import read_images
 from comity.data.formats.common import bad, labels, opened, same_length, shown

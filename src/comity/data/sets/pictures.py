@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from comity.core.samples import Ints
+from comity.base.samples import Ints
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
 from comity.data.formats import (

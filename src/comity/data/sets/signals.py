@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
 from comity.data.formats import read_npz, read_uci_har

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
 from comity.data.formats import picture_files, read_leaf, read_npz

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from comity.base.key import BatchKey
+from comity.base.record import Params, ReadOnlyDict, marks, read_only
 from comity.core.algorithm import Algorithm
-from comity.core.descent import Anchor, Descent, check_unwritten
-from comity.core.fit import FitRequest, Fitted
-from comity.core.kernels import over_rows
-from comity.core.key import BatchKey
-from comity.core.record import Params, ReadOnlyDict, marks, read_only
-from comity.core.task import Batch, LearningTask
-from comity.core.training import Moments, Training, orders
 from comity.engines.stacked.stacked_tree import StackedTree, Unlike
+from comity.training.descent import Anchor, Descent, check_unwritten
+from comity.training.kernels import over_rows
+from comity.training.requests import FitRequest, Fitted
+from comity.training.settings import Moments, Training, orders
+from comity.training.task import Batch, LearningTask
 
 VALUE = "the loss"
 GATHERED = 16_000_000  # bytes of inputs that are brought together at once

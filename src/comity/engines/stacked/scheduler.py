@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
-from comity.core.call import CallId, Message, PartyResult
-from comity.core.evaluation import Evaluation, evaluate_together
-from comity.core.fit import FitRequest, Fitted
-from comity.core.record import tree_map
-from comity.core.task import Network
+from comity.base.call import CallId, Message, PartyResult
+from comity.base.record import tree_map
 from comity.engines.engine import Inboxes, Sites
 from comity.engines.running_call import RunningCall
 from comity.engines.site import Site
 from comity.engines.stacked.batched_training import train_together
 from comity.engines.versions import PartyState
+from comity.metrics.evaluation import Evaluation, evaluate_together
+from comity.training.requests import FitRequest, Fitted
+from comity.training.task import Network
 
 BLOCK_BYTES = (
     6_000_000  # of weights trained together: they should stay in the cache from step to step

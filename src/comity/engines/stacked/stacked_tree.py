@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from comity.core.record import Params
+from comity.base.record import Params
 
 
 class Unlike(Exception):

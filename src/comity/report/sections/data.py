@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.data import Federation
 from comity.errors import describe
 from comity.measure.frechet import pairwise

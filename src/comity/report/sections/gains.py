@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import torch
 
-from comity.core.metrics import ACCURACY, Metric
 from comity.measure.caveats import few as shortened
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_of, paired
+from comity.metrics.metrics import ACCURACY, Metric
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import by_method, capital, fraction, heat, legend, tall, tip, word
 from comity.report.gather import Group, Method

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from comity.core.key import Key
+from comity.base.key import Key
 from comity.errors import describe
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability

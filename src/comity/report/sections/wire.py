@@ -8,7 +8,6 @@ import statistics
 from collections import defaultdict
 from typing import Any
 
-from comity.core.ledger import EVERYBODY, SERVER
 from comity.core.wrapper import chain
 from comity.errors import describe
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
@@ -30,6 +29,7 @@ from comity.report.charts import (
 from comity.report.gather import Group, Method
 from comity.report.sections.privacy import privacy
 from comity.units import size
+from comity.wire.ledger import EVERYBODY, SERVER
 
 KINDS = ("up", "down", "peer", "setup")
 """Directions in the ledger that are drawn; evaluation is not."""

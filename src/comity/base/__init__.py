@@ -1,0 +1,1 @@
+"""Values that everything else is made of: records, keys, call ids, samples."""

@@ -1,0 +1,1 @@
+"""Metrics, custom metrics, and the evaluation of a model at a party."""

@@ -1,0 +1,477 @@
+"""An experiment: the one list of settings behind the command line, the TOML files and the Python
+API.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from comity.metrics.custom_metrics import is_own
+from comity.metrics.metrics import ACCURACY, ELIGIBLE
+from comity.training.settings import Training
+from comity.errors import UsageError, shown, unknown
+from comity.models.low_rank import located
+from comity.plugins import is_code
+from comity.privacy.budget import Budget
+from comity.spec import MAX_INT, call, parse, split
+
+
+def _found(names: Any) -> Any:
+    """Names with the paths of users' files made absolute, so that a run can be resumed from
+    anywhere.
+    """
+    if not isinstance(names, str) or ".py" not in names:
+        return names
+    specs = [parse(part) for part in split(names, "+")]
+    return "+".join(
+        str(replace(s, name=str(Path(s.name).resolve()) if is_code(s.name) else s.name))
+        for s in specs
+    )
+
+
+Named = Annotated[str, BeforeValidator(_found)]
+
+
+def _based(model: Any) -> Any:
+    """A network, its own file and the folder of its base by their absolute paths."""
+    return located(_found(model)) if isinstance(model, str) and "base" in model else _found(model)
+
+
+Network = Annotated[str, BeforeValidator(_based)]
+
+
+def _placed(data: Any) -> Any:
+    """The name of a dataset; a user's file or folder by its absolute path."""
+    with suppress(OSError):  # what no file can be called is no path
+        if isinstance(data, str) and (Path(data) / "dataset.json").is_file():
+            return str(Path(data).resolve())
+    return _found(data)
+
+
+def _located(plan: Any) -> Any:
+    """A plan of absences; a table by its absolute path."""
+    return str(Path(plan).resolve()) if isinstance(plan, str) and plan.endswith(".csv") else plan
+
+
+def _judge(name: Any) -> Any:
+    """`balanced-accuracy` as metrics.csv spells it; a user's file by its absolute path."""
+    if not isinstance(name, str) or is_own(name):
+        return _found(name)
+    return name.replace("-", "_")
+
+
+def _dealt(partition: Any) -> Any:
+    """A partition and the steps after it; a user's file by its absolute path."""
+    if not isinstance(partition, str) or ".py" not in partition:
+        return partition
+    return "|".join(map(_found, split(partition, "|")))
+
+
+def _listed(names: Any) -> Any:
+    """`p1,p2` as a list of names."""
+    return tuple(part.strip() for part in names.split(",")) if isinstance(names, str) else names
+
+
+def _sorted(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Each name once, in one order, so that equal experiments are equal; nobody is None."""
+    return tuple(sorted(set(names or ()))) or None
+
+
+def _budget(text: str | None) -> str | None:
+    """A privacy budget, once it is understood."""
+    return None if text is None else str(Budget.read(text))
+
+
+class PartySettings(BaseModel):
+    """What one party does its own way."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: Network | None = None
+    lr: float | None = Field(None, gt=0, allow_inf_nan=False)
+    batch: int | None = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+    peers: tuple[str, ...] | None = None
+
+
+class Experiment(BaseModel):
+    """Everything a run depends on. Model, optimizer and budget belong to the experiment: one
+    default for all methods.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
+    data: Annotated[str, BeforeValidator(_placed)] = Field(
+        "digits", description="dataset by name, or a user's file"
+    )
+    partition: Annotated[str, BeforeValidator(_dealt)] = Field(
+        "auto",
+        description=(
+            "how samples are dealt to parties, a saved split.json, or a user's file; auto: the"
+            " data's own parties (persons, sites, sources), or dirichlet(alpha=0.5)"
+        ),
+    )
+    parties: int | None = Field(
+        None, ge=1, description="number of parties; 10, or as many as the data have of their own"
+    )
+    model: Network = Field("mlp2", description="network by name, or a user's file")
+    rounds: int = Field(20, ge=1, description="communication rounds")
+    epochs: int = Field(1, ge=1, description="local epochs a round")
+    steps: int | None = Field(None, ge=1, description="local steps a round, instead of epochs")
+    batch: int = Field(10, ge=1, description="mini-batch size")
+    optimizer: str = Field("sgd", description="sgd, sgd(momentum=0.9,decay=1e-5) or adam")
+    lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="learning rate")
+    participation: float = Field(1.0, gt=0, le=1, description="share of the parties in a round")
+    test: str = Field(
+        "own(0.25)", description="test protocol: own(0.25), tail(0.25), official, matched or common"
+    )
+    validation: float = Field(
+        0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by"
+    )
+    eval_every: int = Field(
+        1, ge=1, description="rounds between evaluations; the last round is always evaluated"
+    )
+    eval_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description=(
+            "share of the parties that evaluate, others each time; after the last round all do"
+        ),
+    )
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description=(
+            "end the run when it got no better for so many rounds, judged on "
+            "validation data (on test data if validation is 0)"
+        ),
+    )
+    metric: Annotated[str, BeforeValidator(_judge)] = Field(
+        ACCURACY.name,
+        description=(
+            f"what rounds, settings and methods are chosen and judged by: {', '.join(ELIGIBLE)}, or"
+            " a user's file"
+        ),
+    )
+    augment: str = Field(
+        "none",
+        description="random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)",
+    )
+    bn: Literal["all", "params_only", "none"] = Field(
+        "all", description="which BatchNorm values are shared"
+    )
+    init: Literal["common", "own"] = Field(
+        "common", description="the weights that parties start from: the same, or each its own"
+    )
+    cut: str | None = Field(
+        None,
+        description="stage after which the representation is taken; the model's own unless told",
+    )
+    opt_state: Literal["reset", "keep"] = Field(
+        "reset", description="parties' optimizers from round to round: new, or kept"
+    )
+    last_batch: Literal["keep", "drop"] = Field(
+        "keep", description="a party's last batch of an epoch, if smaller"
+    )
+    newcomers: int = Field(
+        0,
+        ge=0,
+        description="parties held out until the end (the last ones), then joined and judged",
+    )
+    join_epochs: int = Field(10, ge=1, description="epochs of a newcomer's warm-up")
+    without: Annotated[
+        tuple[str, ...] | None, BeforeValidator(_listed), AfterValidator(_sorted)
+    ] = Field(
+        None,
+        description=(
+            "parties to leave out, as in p1,p2; the others keep their data and their random streams"
+        ),
+    )
+    absent: Annotated[str | None, BeforeValidator(_located)] = Field(
+        None,
+        description=(
+            "who misses what, to study it: a table as absences.csv, or random(offline=0.1,lost=0.1)"
+        ),
+    )
+    min_replies: int = Field(
+        1,
+        ge=1,
+        description=(
+            "replies that make an exchange count (all, if fewer are asked), else the round is void"
+        ),
+    )
+    on_nonfinite: Literal["drop", "stop"] = Field(
+        "drop", description="a reply with values that are not finite: leave it out, or stop"
+    )
+    budget: Annotated[str | None, AfterValidator(_budget)] = Field(
+        None,
+        description=(
+            "the most that a run may give away of a party, as in epsilon=8,delta=1e-5; dp finds its"
+            " noise by it"
+        ),
+    )
+    seed: int = Field(0, ge=0, description="the one seed")
+    device: Literal["auto", "cpu", "cuda", "mps"] = Field(
+        "auto",
+        description="where tensors live; auto: a GPU if there is one, but none was ever tested",
+    )
+    engine: Literal["auto", "loop", "process", "stacked", "ray", "flare"] = Field(
+        "auto",
+        description=(
+            "where parties live: one after another, in processes, many as one computation, or on a"
+            " Ray cluster; flare: at sites of their own, with --federation"
+        ),
+    )
+    workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
+    gpus: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="GPUs, or a share of one, that each worker on Ray takes; none was ever tested",
+    )
+    partial_sums: bool = Field(
+        False,
+        strict=True,
+        description=(
+            "have each worker (of process or ray) add up what its parties reply, where a method"
+            " only averages it: less crosses, and figures differ by rounding"
+        ),
+    )
+    set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
+    party: dict[str, PartySettings] = Field(
+        default_factory=dict, description="what single parties do their own way"
+    )
+
+    def training(self) -> Training:
+        """The settings of local training."""
+        common: dict[str, Any] = {
+            name: getattr(self, name) for name in ("lr", "batch", "epochs", "steps")
+        }
+        common["keep"] = self.opt_state == "keep"
+
+        def sgd(momentum: float = 0.0, decay: float = 0.0) -> Training:
+            return Training("sgd", momentum=momentum, decay=decay, **common)
+
+        def adam(decay: float = 0.0) -> Training:
+            return Training("adam", decay=decay, **common)
+
+        kinds: dict[str, Callable[..., Training]] = {"sgd": sgd, "adam": adam}
+        spec = parse(self.optimizer)
+        if spec.name not in kinds:
+            raise unknown("optimizer", spec.name, kinds)
+        made = call(spec, kinds[spec.name])
+        if not (0 <= made.momentum < 1 and 0 <= made.decay < float("inf")):
+            raise UsageError(
+                f"{self.optimizer} is out of range: momentum lies in [0, 1) and decay is not"
+                " negative."
+            )
+        return made
+
+    def but(self, **changes: Any) -> Experiment:
+        """The same experiment with some settings changed, checked again."""
+        return experiment(self.model_dump(exclude_unset=False) | changes)
+
+
+MOST_SEED = 2**63
+# in a name: what tomllib needs for n of them grows with their square, up to all of the memory
+MOST_DOTS = 1000
+WHERE = {"engine", "workers", "device", "gpus", "partial_sums"}
+"""The settings that say where a run is computed, which does not change what it computes, but for
+rounding.
+"""
+
+
+def experiment(settings: Mapping[str, Any]) -> Experiment:
+    """A checked experiment, or one sentence that says what is wrong."""
+    for name, given in settings.items():
+        if name not in Experiment.model_fields:
+            raise unknown("setting called", str(name), Experiment.model_fields)
+        if isinstance(given, bool) and Experiment.model_fields[name].annotation is not bool:
+            raise UsageError(f"{name} cannot be {str(given).lower()}.")
+        _check_plain(name, given)
+    try:
+        made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
+    except ValidationError as why:
+        raise UsageError(_sentence(why)) from why
+    if made.metric not in ELIGIBLE and not is_own(made.metric):
+        raise unknown("metric", made.metric, ELIGIBLE)
+    if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
+        raise UsageError("Give either epochs or steps, not both.")
+    if made.patience is not None and made.eval_share < 1:
+        raise UsageError(
+            "Patience compares rounds by what everybody says of them: give either patience or"
+            " eval_share."
+        )
+    _check_workers(made)
+    for name, own in made.party.items():
+        if own.steps is not None and own.epochs is not None:
+            raise UsageError(f"Give {name} either epochs or steps, not both.")
+    made.training()
+    return made
+
+
+def _check_workers(made: Experiment) -> None:
+    """Refuse what workers are to do or to take where there are none, and GPUs in parts that Ray
+    does not give.
+    """
+    if made.partial_sums and made.engine not in ("process", "ray"):
+        raise UsageError("partial_sums are sums at workers, and need --engine process or ray.")
+    if made.gpus is None:
+        return
+    if made.engine != "ray":
+        raise UsageError(
+            "gpus is what each worker on Ray takes, and needs --engine ray: elsewhere --device cuda"
+            " leads to a GPU."
+        )
+    if made.device not in ("auto", "cuda"):
+        raise UsageError(
+            f"Workers with gpus compute on cuda, not on {made.device}: give either gpus or device."
+        )
+    if made.gpus > 1 and made.gpus != int(made.gpus):
+        raise UsageError(f"gpus must be a share of one, or a whole number, not {made.gpus:g}.")
+
+
+def _check_plain(name: str, given: Any) -> None:
+    """Refuse what no setting can be: numbers beyond 64 bits, and text that cannot be written to a
+    file or name one.
+    """
+    if isinstance(given, Mapping):
+        for key, value in given.items():
+            _check_plain(name, key)
+            _check_plain(f"{name}.{key}", value)
+    elif isinstance(given, list | tuple):
+        for value in given:
+            _check_plain(name, value)
+    elif isinstance(given, int) and abs(given) >= (
+        most := MOST_SEED if name == "seed" else MAX_INT
+    ):
+        raise UsageError(f"{name} is too large: it must be less than {most:,}.")
+    elif isinstance(given, str) and ("\0" in given or not _is_text(given)):
+        raise UsageError(f"{name} holds a character that is no text: {shown(given)}.")
+
+
+def _is_text(given: str) -> bool:
+    """Whether it can be written down: bytes that a terminal could not read arrive as characters
+    that cannot.
+    """
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _flat(table: Any) -> Any:
+    """`[set] dbe.kappa = 50` arrives as a table in a table: join the names again."""
+    if not isinstance(table, Mapping):
+        return table
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        inner = (
+            {f"{name}.{k}": v for k, v in _flat(value).items()}
+            if isinstance(value, Mapping)
+            else {name: value}
+        )
+        flat |= inner
+    return flat
+
+
+KINDS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "a number"),
+    "bool_type": "true or false",
+}
+"""What a setting must be that is of another kind, by pydantic's name for the mistake."""
+
+
+def _sentence(why: ValidationError) -> str:
+    first = why.errors()[0]
+    name = ".".join(str(part) for part in first["loc"])
+    given = first.get("input")
+    context = first.get("ctx", {})
+    match first["type"]:
+        case "greater_than_equal":
+            wish = f"at least {context['ge']:g}"
+        case "greater_than":
+            wish = f"greater than {context['gt']:g}"
+        case "less_than_equal":
+            wish = f"at most {context['le']:g}"
+        case "less_than":
+            wish = f"less than {context['lt']:g}"
+        case "literal_error":
+            wish = f"one of {context['expected']}"
+        case kind if kind in KINDS:
+            wish = KINDS[kind]
+        case "extra_forbidden" if first["loc"][0] == "party":
+            return str(
+                unknown(
+                    "setting of a party called", str(first["loc"][-1]), PartySettings.model_fields
+                )
+            )
+        case "extra_forbidden":
+            return f"There is no setting called {shown(name)}."
+        case _:
+            return f"{name}: {first['msg']}."
+    return f"{name} must be {wish}, not {shown(given)}."
+
+
+def read(path: str | Path) -> Experiment:
+    """An experiment from a TOML file."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if any(line.partition("=")[0].count(".") > MOST_DOTS for line in text.splitlines()):
+            raise RecursionError
+        return experiment(tomllib.loads(text))
+    except OSError as why:
+        raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
+    except (
+        ValueError
+    ) as why:  # also of text that is not UTF-8, and of numbers of thousands of digits
+        raise UsageError(f"{path} is not valid TOML: {why}.") from why
+    except RecursionError as why:
+        raise UsageError(f"{path} is nested too deeply to be an experiment.") from why
+
+
+def write(made: Experiment) -> str:
+    """The experiment as TOML, every setting resolved."""
+    values = made.model_dump()
+    tables = {
+        "set": values.pop("set"),
+        **{f"party.{_key(n)}": p for n, p in values.pop("party").items()},
+    }
+    lines = [f"{name} = {_toml(value)}" for name, value in values.items() if value is not None]
+    for title, table in tables.items():
+        rows = [f"{name} = {_toml(value)}" for name, value in table.items() if value is not None]
+        lines += ["", f"[{title}]", *rows] if rows else []
+    return "\n".join(lines) + "\n"
+
+
+def _key(name: str) -> str:
+    return (
+        name
+        if name.replace("-", "").replace("_", "").isalnum() and name.isascii()
+        else json.dumps(name)
+    )
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace(
+            "\x7f", "\\u007f"
+        )  # which TOML forbids, and JSON does not
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_toml(v) for v in value)}]"
+    return repr(value)

@@ -1,0 +1,1 @@
+"""Local training: learning tasks, requests for training, gradient descent, DP-SGD."""

@@ -1,0 +1,1 @@
+"""What crosses between processes and sites: encoding, sealing, shared memory, the ledger of bytes."""
