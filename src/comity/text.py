@@ -10,9 +10,9 @@ def escape_terminal(text: str) -> str:
     characters are written out.
 
     Examples:
-        >>> harmless("two\\nlines, \\x1b[2Ja clean screen, \\u202eright to left")
+        >>> escape_terminal("two\\nlines, \\x1b[2Ja clean screen, \\u202eright to left")
         'two\\\\nlines, \\\\x1b[2Ja clean screen, \\\\u202eright to left'
-        >>> harmless("größer als 方法 [red] \\\\ is text")
+        >>> escape_terminal("größer als 方法 [red] \\\\ is text")
         'größer als 方法 [red] \\\\ is text'
     """
     return (
@@ -20,6 +20,16 @@ def escape_terminal(text: str) -> str:
         if text.isprintable()
         else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     )
+
+
+def first_paragraph(docstring: str) -> str:
+    """The first paragraph of a docstring as one line.
+
+    Examples:
+        >>> first_paragraph("A title that\\ngoes on.\\n\\nMore.")
+        'A title that goes on.'
+    """
+    return " ".join(docstring.strip().partition("\n\n")[0].split())
 
 
 class Turns:

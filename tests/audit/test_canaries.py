@@ -179,7 +179,7 @@ def test_the_trainer_passes_and_its_mutants_are_caught() -> None:
 def test_a_private_run_is_attacked_by_canaries(tmp_path: Path) -> None:
     """With whole batches they have power, and do not refute what the run claims."""
     how: dict[str, Any] = {
-        "tape": True,
+        "record_messages": True,
         "parties": 12,
         "partition": "iid",
         "rounds": 2,

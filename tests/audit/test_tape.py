@@ -89,8 +89,8 @@ def test_without_it_a_run_is_what_it_was(tmp_path: Path) -> None:
     with_tape, without = tmp_path / "with", tmp_path / "without"
     comity.run("fedavg", out=with_tape, record_messages=True, engine="loop", **SMALL)
     comity.run("fedavg", out=without, engine="loop", **SMALL)
-    assert not (without / "tape").exists()
-    assert "tape" not in json.loads((without / "env.json").read_text())
+    assert not (without / "record_messages").exists()
+    assert "record_messages" not in json.loads((without / "env.json").read_text())
     for name in ("config.toml", "metrics.csv", "ledger.csv", "outcomes.csv", "split.json"):
         assert (with_tape / name).read_bytes() == (without / name).read_bytes(), name
 
@@ -117,7 +117,7 @@ def test_killed_and_resumed_it_is_the_same(
 ) -> None:
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
     calm, killed = tmp_path / "calm", tmp_path / "killed"
-    how = SMALL | {"tape": True, "engine": "loop"}
+    how = SMALL | {"record_messages": True, "engine": "loop"}
     comity.run(method, out=calm, **how)
     fork = multiprocessing.get_context("fork")
     victim = fork.Process(

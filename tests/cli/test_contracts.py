@@ -26,11 +26,11 @@ FILES = {
 }  # fmt: skip
 HEADS = {
     "metrics.csv": "round,party,split,metric,value",
-    "ledger.csv": "round,work,src,dst,kind,bytes",
+    "ledger.csv": "round,call,src,dst,kind,bytes",
     "timing.csv": "round,train,evaluate,checkpoint,memory",
     "outcomes.csv": "party,sample,correct,truth,answer",
     "privacy.csv": (
-        "round,work,party,release,unit,mechanism,sensitivity,noise,rate,steps,epsilon,delta,neighbours,against,"
+        "round,call,party,release,unit,mechanism,sensitivity,noise,rate,steps,epsilon,delta,neighbours,against,"
         "drawn,drawn_of"
     ),
 }

@@ -69,7 +69,7 @@ def test_a_comparison_marks_whom_to_doubt(
         "Caution: fedavg, seed 0: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
     )
     rows = json.loads((tmp_path / "both" / "comparison.json").read_text())["rows"]
-    assert any("Not heard at the end: p1" in text for text in rows[1]["doubts"])
+    assert any("Not heard at the end: p1" in text for text in rows[1]["caveats"])
     page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
     assert "Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in page
     assert "Who was not heard" in page

@@ -234,7 +234,7 @@ def test_an_interrupt_before_a_work_begins_is_one_sentence(
     """A work that was made and never begun is nothing to be warned of where the run is stopped
     anyway.
     """
-    stopped = """@work
+    stopped = """@on_party
     def local(self, mine, m, party, key):
         made = super().local(mine, m, party, key)
         import os, signal

@@ -444,20 +444,20 @@ def test_who_may_run_users_files() -> None:
     }
     assert users == {
         "algorithms/__init__.py",
-        "core/own_metrics.py",
+        "metrics/custom_metrics.py",
         "data/dataset.py",
         "data/library.py",
-        "data/own_partitions.py",
+        "data/custom_partitions.py",
         "data/partitions.py",
         "engines/ray_cluster.py",  # digests only: whether a worker elsewhere has the same files
-        "experiments/build.py",  # likewise
-        "experiments/config.py",
-        "experiments/judged.py",
-        "experiments/trust.py",
+        "runs/build.py",  # likewise
+        "runs/config.py",
+        "runs/run_metric.py",
+        "runs/trust.py",
         "models/__init__.py",
         "names.py",  # which only looks at names
         "track/__init__.py",
-        "sites/law.py",  # to refuse them
+        "deploy/policy.py",  # to refuse them
     }
     assert is_code("./mine.py")
     assert not is_code("mlp2(width=8)")

@@ -78,7 +78,7 @@ def test_a_parcel_leaves_a_process_locked_or_not_at_all():
 def test_a_parcel_shows_its_size_and_its_address_and_nothing_else():
     sealed = seal(Model({"w": torch.full((5,), 1234.5)}), YOU)
     public = [name for name in dir(sealed) if not name.startswith("_")]
-    assert public == ["postmark", "size", "to"]
+    assert public == ["origin", "size", "to"]
     assert "1234" not in repr(sealed) + str(sealed)
     attempts: list[Callable[[Any], object]] = [
         pickle.dumps,

@@ -85,7 +85,7 @@ NO_WORKS = (
 
 @pytest.mark.parametrize("name", NO_WORKS)
 def test_nothing_else_can_be_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"FedAvg has no work {name!r}: .* has @work above it"):
+    with pytest.raises(UsageError, match=f"FedAvg has no work {name!r}: .* has @on_party above it"):
         check_party_function(compose("fedavg+dbe"), 1, name)
 
 
@@ -111,7 +111,7 @@ def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -
         "from comity.algorithms.solo import Solo\n"
         "@algorithm\n"
         "class Old(Solo):\n"
-        "    def round(self, s, net, t):\n"
+        "    def round(self, s, server, t):\n"
         "        server.call(self.learn, {i: Empty() for i in server.sample(t)})\n"
         "        return s\n"
         "    async def learn(self, mine, m, party, key):\n"

@@ -79,7 +79,7 @@ def test_a_server_that_overflows_keeps_what_it_had(tmp_path: Path) -> None:
         "from comity.algorithms.fedavg import FedAvg\n"
         "@algorithm\n"
         "class Big(FedAvg):\n"
-        "    @work\n"
+        "    @on_party\n"
         "    async def local(self, mine, m, party, key):\n"
         "        return mine, Model({k: torch.full_like(v, 3e38) for k, v in m.theta.items()})\n"
     )
@@ -100,12 +100,12 @@ def test_ruined_parcels_stay_closed(tmp_path: Path) -> None:
     gift = tmp_path / "gift.py"
     gift.write_text(
         "import torch\nfrom comity.core import *\nfrom comity.algorithms.solo import"
-        " Solo\n@algorithm\nclass Gift(Solo):\n    def round(self, s, net, t):\n        sent ="
+        " Solo\n@algorithm\nclass Gift(Solo):\n    def round(self, s, server, t):\n        sent ="
         " server.call(self.give, {i: Empty() for i in server.info.parties})\n       "
         " server.call(self.take, {i: Empty() for i in sent}, {(1, 0): sent[1][0], (2, 0):"
-        " sent[2][0]})\n        return s\n    @work\n    async def give(self, mine, m, party,"
+        " sent[2][0]})\n        return s\n    @on_party\n    async def give(self, mine, m, party,"
         " key):\n        return mine, {0: seal(Model({'w': torch.full((3,), float('inf') if"
-        " party.id == 1 else 1.0)}), to=[0])}\n    @work\n    async def take(self, mine, m, party,"
+        " party.id == 1 else 1.0)}), to=[0])}\n    @on_party\n    async def take(self, mine, m, party,"
         " key):\n        assert sorted(party.inbox) == ([2] if party.id == 0 else [])\n       "
         " return mine, None\n"
     )

@@ -221,7 +221,7 @@ def test_a_sum_that_overflows_makes_a_round_void(tmp_path: Path) -> None:
         "from comity.algorithms.fedavg import FedAvg\n"
         "@algorithm\n"
         "class Big(FedAvg):\n"
-        "    @work\n"
+        "    @on_party\n"
         "    async def local(self, mine, m, party, key):\n"
         "        return mine, Model({k: torch.full_like(v, 3e38) for k, v in m.theta.items()})\n"
     )

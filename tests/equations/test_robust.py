@@ -285,7 +285,7 @@ def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
         "from comity.algorithms.fedavg import FedAvg\n"
         "@algorithm\n"
         "class Own(FedAvg):\n"
-        "    def round(self, theta, net, t):\n"
+        "    def round(self, theta, server, t):\n"
         "        return super().round(theta, net, t)\n"
     )
     with pytest.raises(UsageError, match="cannot tell how"):

@@ -289,7 +289,7 @@ class Upload:
 
 @algorithm
 class Mine(FedAvg):
-    def round(self, theta, net, t):
+    def round(self, theta, server, t):
         server.call(self.tell, {i: Model(theta) for i in server.sample(t)})
         return super().round(theta, net, t)
 

@@ -30,7 +30,7 @@ class Mine(FedAvg):
                      metric="mine/heat", reference=20.0),
     )
 
-    def round(self, s, net, t):
+    def round(self, s, server, t):
         server.note("mine/heat", 10.0 * t)
         server.note("mine/other", 0.5)
         for i in server.info.parties:
@@ -52,7 +52,7 @@ class Around(Wrapper):
     def wrap_party(self, party, extra):
         return party
 
-    def round(self, s, net, t):
+    def round(self, s, server, t):
         server.note("around/air", 1.0)
         return super().round(s, net, t)
 """

@@ -1,6 +1,5 @@
 """One paper, one file. An algorithm is looked up by its file's name; `+` puts a wrapper around what
-stands before it.
-"""
+stands before it."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ from comity.core.wrapper import Wrapper
 from comity.errors import UsageError, unknown
 from comity.plugins import is_code, module_from
 from comity.spec import Spec, coerce, parse, split
+from comity.text import first_paragraph
 
 
 def names() -> list[str]:
@@ -172,7 +172,7 @@ def card(name: str) -> Card:
     name = parse(name).name
     cls = find(name)
     text = inspect.getdoc(inspect.getmodule(cls)) or ""
-    title = text.partition("\n")[0]
+    title = first_paragraph(text)
     wrapper = issubclass(cls, Wrapper)
     privacy = "" if wrapper else _bare(cls)
     told = _reflow(text)

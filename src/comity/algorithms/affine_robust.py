@@ -5,19 +5,22 @@ Idea: one model that withstands what devices do to samples: each party learns th
 its inputs that is worst for the model, while the model learns to bear it.
 
 Objective: min_w Σ_i (n_i / n) max_{Λ_i, δ_i} F_i(w; Λ_i x + δ_i) − λ (‖Λ_i − I‖² + ‖δ_i‖²).
-Algorithm 1 (FedRobust), at every local step, all at the same point: w_i ← w_i − η₁ ∇_w;  Λ_i ← Λ_i + η₂ ∇_Λ;
-δ_i ← δ_i + η₂ ∇_δ. Then w ← the average of w_i; Λ_i and δ_i stay at the party, from round to round.
+Algorithm 1 (FedRobust), at every local step, all at the same point: w_i ← w_i − η₁ ∇_w;  Λ_i ← Λ_i
++ η₂ ∇_Λ; δ_i ← δ_i + η₂ ∇_δ. Then w ← the average of w_i; Λ_i and δ_i stay at the party, from round
+to round.
 
 Symbols: Λ_i, δ_i = the change of party i's inputs; λ = what a change costs; η₁ = the experiment's
-learning rate, η₂ = ascent_lr. At a glance: personal = nothing; exchanged = all weights, both ways;
-kept = Λ_i and δ_i; steps = E epochs. Deviations: w is deployed on inputs as they are. Λ_i is
-diagonal, unless shift=full: the whole is as large as an input's square. η₂ = 1/(2λ) unless told:
-then a step goes to where the price balances the present slope, no λ is too large, and λ → ∞ is
-FedAvg. The ascent has the experiment's momentum, and its weight decay pulls to no change; Adam,
-whose steps do not know λ, is refused. The average is by sample counts. λ = 1, in the unit of inputs
-as the network sees them, is this file's: the paper's text could not be read here, only its
-abstract. The one public version that was found (the affine attack in later work on robust federated
-learning) multiplies inputs by a Λ that begins at 0; the objective's ‖Λ − I‖² has it begin at I.
+learning rate, η₂ = ascent_lr.
+At a glance: personal = nothing; exchanged = all weights, both ways; kept = Λ_i and δ_i; steps = E
+epochs.
+Deviations: w is deployed on inputs as they are. Λ_i is diagonal, unless shift=full: the whole is as
+large as an input's square. η₂ = 1/(2λ) unless told: then a step goes to where the price balances
+the present slope, no λ is too large, and λ → ∞ is FedAvg. The ascent has the experiment's momentum,
+and its weight decay pulls to no change; Adam, whose steps do not know λ, is refused. The average is
+by sample counts. λ = 1, in the unit of inputs as the network sees them, is this file's: the paper's
+text could not be read here, only its abstract. The one public version that was found (the affine
+attack in later work on robust federated learning) multiplies inputs by a Λ that begins at 0; the
+objective's ‖Λ − I‖² has it begin at I.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Idea: before round 1 every party hands its training data to the server (and the 
 server then trains one model for E epochs a round.
 
 At a glance: personal = nothing; exchanged = all samples once, before round 1; kept = the data and
-the model, at the server; steps = none; E epochs on all samples at the server. Symbols: theta = the
-one model; pool = all training samples. Deviations: none. Rounds are matched in epochs (T·E), not in
-gradient steps.
+the model, at the server; steps = none; E epochs on all samples at the server.
+Symbols: theta = the one model; pool = all training samples.
+Deviations: none. Rounds are matched in epochs (T·E), not in gradient steps.
 """
 
 from __future__ import annotations

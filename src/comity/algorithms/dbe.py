@@ -1,24 +1,24 @@
-"""DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A
-wrapper.
+"""DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A wrapper.
 
 Idea: the part of a representation that is peculiar to a party moves out of the shared weights into
 a private, trainable offset (PRBM), and a regulariser (MR) pulls each party's mean representation to
 a consensus mean that is fixed before training.
 
-PRBM, eq. 6: z = z^g + z̄^p_i, with z^g = f(x). MR, eqs. 8 and 9: κ · (1/K) Σ_k ½ (m_k − z̄^g_k)²,
-with m ← (1 − μ) sg(m) + μ mean_batch f(x), from 0 in every local training. Algorithm 1, l.1-3:
-before round 1 each party trains one epoch without PRBM and MR and reports z̄_i; z̄^g = Σ_i (n_i/n)
-z̄_i.
+PRBM, eq. 6: z = z^g + z̄^p_i, with z^g = f(x).
+MR, eqs. 8 and 9: κ · (1/K) Σ_k ½ (m_k − z̄^g_k)², with m ← (1 − μ) sg(m) + μ mean_batch f(x), from
+0 in every local training.
+Algorithm 1, l.1-3: before round 1 each party trains one epoch without PRBM and MR and reports z̄_i;
+z̄^g = Σ_i (n_i/n) z̄_i.
 
 At a glance: personal = what the host's is, and an offset of the representation; exchanged = what
 the host exchanges, and a mean of representations once, before round 1; kept = what the host keeps,
-the offset and a running mean; steps = the host's, and one epoch before round 1. Symbols: K = values
-in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g. Deviations: the ½
-in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false). z̄_i is the exact
-mean, as printed (the code: init_mean=ema). The offset is trained by the experiment's optimizer. κ
-and μ are the 4-layer CNN's; with BatchNorm use kappa=auto, which tries κ = 0, 1, 5 and 50 for some
-rounds each and takes what is best on validation samples. Compared: the same as PFLlib's, with
-init_mean=ema. See docs/methods-beside.md.
+the offset and a running mean; steps = the host's, and one epoch before round 1.
+Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g.
+Deviations: the ½ in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false).
+z̄_i is the exact mean, as printed (the code: init_mean=ema). The offset is trained by the
+experiment's optimizer. κ and μ are the 4-layer CNN's; with BatchNorm use kappa=auto, which tries κ
+= 0, 1, 5 and 50 for some rounds each and takes what is best on validation samples.
+Compared: the same as PFLlib's, with init_mean=ema. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

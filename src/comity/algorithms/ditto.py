@@ -7,10 +7,11 @@ Eq. (Ditto): min_{v_i} F_i(v_i) + (λ/2) ‖v_i − w‖², with w from FedAvg.
 Algorithm 1: v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w^t)), anchored to the received w^t.
 
 At a glance: personal = the whole model, held near the global one; exchanged = weights, both ways;
-kept = the personal model; steps = 2E epochs. Symbols: w = the global model; v_i = the personal
-model, which is deployed. Deviations: v_i is trained for the experiment's epochs, on the same
-batches as w_i. λ = 1 (the paper tunes {0.1, 1, 2}). Wrappers' terms for shared parameters go to w_i
-only. Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
+kept = the personal model; steps = 2E epochs.
+Symbols: w = the global model; v_i = the personal model, which is deployed.
+Deviations: v_i is trained for the experiment's epochs, on the same batches as w_i. λ = 1 (the paper
+tunes {0.1, 1, 2}). Wrappers' terms for shared parameters go to w_i only.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

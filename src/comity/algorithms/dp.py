@@ -11,14 +11,16 @@ Recurrent Language Models, ICLR 2018): Δ_i ← clip_C(θ_i − θ); θ ← θ +
 
 At a glance: personal = what the host's is; exchanged = what the host exchanges, with noise or
 clipped for a server that adds it; kept = what the host keeps; steps = the host's, each record's
-gradient clipped. Symbols: C = clip; σ = noise; B = the experiment's batch; n_i = records of party
-i; S = the round's parties. Deviations: a party's records are n_i throughout, so two neighbours
-differ in one record that is blank in one of them. With level=party all parties count alike, and a
-cohort is drawn without replacement: what that gains is accounted for as such. What looks at records
-in any other way than by being trained on them is refused: own steps, BatchNorm, losses that couple
-a batch, counts of labels. Compared: level=party is the same as Flower's clipping at the server,
-level=record as fluke's by Opacus, without noise; with noise both are within chance. See
-docs/methods-beside.md.
+gradient clipped.
+Symbols: C = clip; σ = noise; B = the experiment's batch; n_i = records of party i; S = the round's
+parties.
+Deviations: a party's records are n_i throughout, so two neighbours differ in one record that is
+blank in one of them. With level=party all parties count alike, and a cohort is drawn without
+replacement: what that gains is accounted for as such. What looks at records in any other way than
+by being trained on them is refused: own steps, BatchNorm, losses that couple a batch, counts of
+labels.
+Compared: level=party is the same as Flower's clipping at the server, level=record as fluke's by
+Opacus, without noise; with noise both are within chance. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -5,19 +5,21 @@ weights λ, which are raised by the losses of a snapshot from a random moment of
 they know what happened within it.
 
 Objective: min_w max_{λ∈Δ} Σ_i λ_i F_i(w).
-Algorithm 1: draw m parties D by λ, and t' ∈ {1, ..., τ} uniformly; each of D makes τ steps from w;  w ← (1/m) Σ_{i∈D} w_i;
-w' ← (1/m) Σ_{i∈D} w_i after t' steps;  draw m parties U uniformly, who report F_i(w');  v_i = (N/m) F_i(w') for i ∈ U, else 0;
-λ ← Π_Δ(λ + τ γ_λ v).
+Algorithm 1: draw m parties D by λ, and t' ∈ {1, ..., τ} uniformly; each of D makes τ steps from w;
+w ← (1/m) Σ_{i∈D} w_i; w' ← (1/m) Σ_{i∈D} w_i after t' steps;  draw m parties U uniformly, who
+report F_i(w');  v_i = (N/m) F_i(w') for i ∈ U, else 0; λ ← Π_Δ(λ + τ γ_λ v).
 
 Symbols: Δ = the simplex, Π_Δ the nearest point in it; N = parties; m = those of a round; τ = local
-steps. At a glance: personal = nothing; exchanged = all weights and a snapshot of them up, both
-down, and a loss up; kept = nothing (the server: λ); steps = E epochs for each time that a party is
-drawn, and the loss of every sample. Deviations: a party drawn twice trains twice, on other batches.
-τ is the steps of the largest party drawn; who has made all of its own by t' waits there. F_i is
-over all samples, in evaluation mode (paper: a mini-batch). γ_λ is from memory of the paper's
-experiments, as is {1, ..., τ}; λ begins uniform (FedTorch: by sample counts). The authors' FedTorch
-differs from Algorithm 1: parties are drawn uniformly and averaged by λ, each with a t' of its own;
-γ_λ shrinks by a tenth a round from 0.1; λ is lifted to 0.001 at least.
+steps.
+At a glance: personal = nothing; exchanged = all weights and a snapshot of them up, both down, and a
+loss up; kept = nothing (the server: λ); steps = E epochs for each time that a party is drawn, and
+the loss of every sample.
+Deviations: a party drawn twice trains twice, on other batches. τ is the steps of the largest party
+drawn; who has made all of its own by t' waits there. F_i is over all samples, in evaluation mode
+(paper: a mini-batch). γ_λ is from memory of the paper's experiments, as is {1, ..., τ}; λ begins
+uniform (FedTorch: by sample counts). The authors' FedTorch differs from Algorithm 1: parties are
+drawn uniformly and averaged by λ, each with a t' of its own; γ_λ shrinks by a tenth a round from
+0.1; λ is lifted to 0.001 at least.
 """
 
 from __future__ import annotations

@@ -7,15 +7,17 @@ clusters.
 
 Source: min CE(C_i(G_i(x)), y) + μ · CE(DI_i(G_i(x)), target), E epochs from the target's model.
 Identifier: min CE(DI_i(G_i(x)), source) + CE(DI_i(G_t(x)), target), at the server, for each pair of
-a source and the target. Attention: α = softmax(−log(W_k(i) / W_1(i))), W_k(i) = scatter within k =
-C clusters of the target's features by i's model; (G_t, C_t) ← Σ_i α_i (G_i, C_i). Target: min μ ·
-mean_i CE(DI_i(G_t(x)), source) over G_t, E epochs, without labels.
+a source and the target.
+Attention: α = softmax(−log(W_k(i) / W_1(i))), W_k(i) = scatter within k = C clusters of the
+target's features by i's model; (G_t, C_t) ← Σ_i α_i (G_i, C_i).
+Target: min μ · mean_i CE(DI_i(G_t(x)), source) over G_t, E epochs, without labels.
 
 Symbols: G = the stages up to the cut, C its head; t = the target, i = a source; DI_i = a binary
-discriminator of features. At a glance: personal = nothing (target=each: the model made for the
-party); exchanged = sources: weights both ways, DI_i down, all samples' representations up; the
-target: the sources' weights and DIs down, weights and representations up; kept = nothing (the
-server: models and DIs); steps = E epochs at sources and at the target (target=each: N times that).
+discriminator of features.
+At a glance: personal = nothing (target=each: the model made for the party); exchanged = sources:
+weights both ways, DI_i down, all samples' representations up; the target: the sources' weights and
+DIs down, weights and representations up; kept = nothing (the server: models and DIs); steps = E
+epochs at sources and at the target (target=each: N times that).
 Deviations: only the abstract, the introduction and summaries of the paper could be read; the rest
 is from memory, and μ and DI's size are this file's. Sources begin each round at the target's model
 (paper: their gradients are applied to it). The paper's attention is a softmax of how much scatter

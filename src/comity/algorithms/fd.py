@@ -8,8 +8,9 @@ Eq. 1, with the thesis' choices: CE(F_i(x), y) + γ · mean ‖logits(x) − Ḡ
 n_jc Ḡ_j^c / Σ_j n_jc.
 
 At a glance: personal = the whole model; exchanged = mean logits and counts of each class up, their
-means over parties down; kept = the party's model; steps = E epochs. Symbols: Ḡ_j^c = party j's mean
-logits over its samples of class c; n_jc = how many there are; γ = weight of the distillation.
+means over parties down; kept = the party's model; steps = E epochs.
+Symbols: Ḡ_j^c = party j's mean logits over its samples of class c; n_jc = how many there are; γ =
+weight of the distillation.
 Deviations: defaults are those of the representation-sharing thesis, which uses FD as its baseline
 (squared error, γ = 10, means pooled over all parties, oneself included). The paper leaves oneself
 out and compares softmax outputs by cross-entropy: exclude_self=true, distance=ce. Mean logits are

@@ -6,9 +6,10 @@ own data, and the server takes the average, weighted by sample counts.
 Algorithm 1: w ← Σ_{i∈S} (n_i / n_S) w_i, with w_i from E epochs of SGD on F_i starting at w.
 
 At a glance: personal = nothing; exchanged = weights, both ways; kept = nothing; steps = E epochs.
-Symbols: theta = w; S the cohort; n_i training samples of party i. Deviations: none. What BatchNorm
-statistics do is the experiment's `bn` setting (all are averaged by default). Compared: the same as
-PFLlib's, Flower's and fluke's. See docs/methods-beside.md.
+Symbols: theta = w; S the cohort; n_i training samples of party i.
+Deviations: none. What BatchNorm statistics do is the experiment's `bn` setting (all are averaged by
+default).
+Compared: the same as PFLlib's, Flower's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -1,20 +1,22 @@
-"""FedBABU: Oh, Kim, Yun, Toward Enhanced Representation for Federated Image Classification, ICLR
-2022.
+"""FedBABU: Oh, Kim, Yun, Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
 
 Idea: body aggregation and body update. All parties have the same random head, which nobody trains;
 only the body is trained and averaged. Personal models come afterwards, by fine-tuning.
 
 Algorithm 1: θ_i ← SGD on the body from θ^t under the common head θ_cls^0; θ^{t+1} ← Σ_i (n_i / n_S)
-θ_i. Afterwards: (θ_i, θ_cls,i) ← τ_f epochs from (θ^T, θ_cls^0) on the party's own data, of the
-whole model, its head or its body.
+θ_i.
+Afterwards: (θ_i, θ_cls,i) ← τ_f epochs from (θ^T, θ_cls^0) on the party's own data, of the whole
+model, its head or its body.
 
 At a glance: personal = after fine-tuning the whole model, before it nothing; exchanged = the body's
 weights, both ways; kept = nothing but the head that all began with; steps = E epochs, and
-fine-tuning after the last round. Symbols: θ = the stages up to the cut, shared; θ_cls^0 = the head,
-the same for all since it is drawn from one key and never sent. Deviations: τ_f = 10, as in PFLlib,
-at the experiment's learning rate. Newcomers fine-tune for the epochs that the experiment grants
-them. Wrappers' terms for shared parameters are not asked of fine-tuned models. Compared: the same
-as PFLlib's and fluke's, before fine-tuning. See docs/methods-beside.md.
+fine-tuning after the last round.
+Symbols: θ = the stages up to the cut, shared; θ_cls^0 = the head, the same for all since it is
+drawn from one key and never sent.
+Deviations: τ_f = 10, as in PFLlib, at the experiment's learning rate. Newcomers fine-tune for the
+epochs that the experiment grants them. Wrappers' terms for shared parameters are not asked of
+fine-tuned models.
+Compared: the same as PFLlib's and fluke's, before fine-tuning. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

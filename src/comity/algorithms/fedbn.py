@@ -1,5 +1,4 @@
-"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR
-2021.
+"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
 
 Idea: FedAvg on everything but the BatchNorm layers (weights, biases and running statistics), which
 stay at the party and absorb its feature shift.
@@ -8,11 +7,11 @@ Algorithm 1: for each layer l that is not BatchNorm, w_l ← average of the part
 are left alone.
 
 At a glance: personal = BatchNorm's weights and statistics; exchanged = all other weights, both
-ways; kept = BatchNorm's weights and statistics; steps = E epochs. Symbols: kept = the names of
-BatchNorm layers, found by their type, never by a substring. Deviations: averages are weighted by
-sample counts, as everywhere here; the authors' code averages uniformly (equal when sizes are). On a
-network without BatchNorm this is FedAvg bit for bit. Compared: the same as PFLlib's and fluke's.
-See docs/methods-beside.md.
+ways; kept = BatchNorm's weights and statistics; steps = E epochs.
+Symbols: kept = the names of BatchNorm layers, found by their type, never by a substring.
+Deviations: averages are weighted by sample counts, as everywhere here; the authors' code averages
+uniformly (equal when sizes are). On a network without BatchNorm this is FedAvg bit for bit.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

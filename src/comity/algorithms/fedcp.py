@@ -6,10 +6,11 @@ value how much of it is for the global head and how much for the party's own; th
 of both heads'.
 
 Policy: {r, s} = softmax over pairs of CPN(v_i/‖v_i‖ ⊙ h; Θ), r + s = 1, with CPN =
-ReLU(LayerNorm(linear layer)) from d' to 2·d'. PartyResult: g(r ⊙ h; W^hd) + g(s ⊙ h; W_i^hd), h =
-f(x; W_i^fe). Loss: min over (W_i^fe, W_i^hd, Θ_i) of CE + λ · MMD(h, f(x; W^fe)), with W^hd and
-W^fe as received, frozen. Server: averages of W_i^fe, Θ_i and of the heads that parties send, by
-sample counts.
+ReLU(LayerNorm(linear layer)) from d' to 2·d'.
+PartyResult: g(r ⊙ h; W^hd) + g(s ⊙ h; W_i^hd), h = f(x; W_i^fe).
+Loss: min over (W_i^fe, W_i^hd, Θ_i) of CE + λ · MMD(h, f(x; W^fe)), with W^hd and W^fe as received,
+frozen.
+Server: averages of W_i^fe, Θ_i and of the heads that parties send, by sample counts.
 
 Symbols: f, g = the stages up to the cut, and the head; W^hd, W_i^hd = the global and the party's
 own head; v_i = the own head's weights added up over the classes, at the round's beginning; MMD =
@@ -20,10 +21,11 @@ authors' talk has the own head sent (upload=own). Its v_i are random in round 1.
 evaluation mode. Where several layers make a head v_i is their matrices' product, as in the code;
 other heads are refused. λ = 5 is the code's for MNIST. PFLlib is as the code; the latter leaves out
 the last test samples if they do not fill a batch. The authors' talk was read; the paper's text, and
-with it the softmax, could not be had. At a glance: personal = a head; exchanged = the body, a head
-and the policy's weights, both ways; kept = the own head; steps = E epochs. Compared: within chance
-of PFLlib's with a softmax for Gumbel's; on whole batches the same, as long as rounding does not
-grow. See docs/methods-beside.md.
+with it the softmax, could not be had.
+At a glance: personal = a head; exchanged = the body, a head and the policy's weights, both ways;
+kept = the own head; steps = E epochs.
+Compared: within chance of PFLlib's with a softmax for Gumbel's; on whole batches the same, as long
+as rounding does not grow. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

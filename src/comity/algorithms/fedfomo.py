@@ -6,24 +6,26 @@ does on samples that it held out, and goes on from a combination of those that d
 did.
 
 Weights: w_n = (L_i(θ_i) − L_i(θ_n)) / ‖θ_n − θ_i‖; those above 0 are kept and divided by their sum:
-w⁺_n. Update: θ_i ← θ_i + Σ_n w⁺_n (θ_n − θ_i), then E epochs on the party's samples. Whose models:
-P_ij ← P_ij + w_j, from P = I; the M − 1 with the highest P_ij, each with chance ε drawn evenly
-instead.
+w⁺_n.
+Update: θ_i ← θ_i + Σ_n w⁺_n (θ_n − θ_i), then E epochs on the party's samples.
+Whose models: P_ij ← P_ij + w_j, from P = I; the M − 1 with the highest P_ij, each with chance ε
+drawn evenly instead.
 
 Symbols: θ_i = what i's last training began from; θ_n = the models that n, and i itself, trained
 since; L_i = the mean loss of i's held-out samples; M counts the party's own model; ε falls by a
-fixed step a round. At a glance: personal = everything; exchanged = a model up and M − 1 of others'
-down; kept = the trained model and where the next training begins, at the server P and all parties'
-last models; steps = E epochs of the samples that are not held out, and M + 1 looks at those that
-are. Deviations: a round's parties exchange what they trained in it, and what was trained last is
+fixed step a round.
+At a glance: personal = everything; exchanged = a model up and M − 1 of others' down; kept = the
+trained model and where the next training begins, at the server P and all parties' last models;
+steps = E epochs of the samples that are not held out, and M + 1 looks at those that are.
+Deviations: a round's parties exchange what they trained in it, and what was trained last is
 deployed; the authors' server has the models of one round for the next one's parties, which is the
 same if all take part in every round. The held-out samples are the experiment's validation samples,
 or every fifth training sample if there are none. Checked against the authors' code, not the printed
 text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If
 no model does better θ_i stays, as the update says and the code does; PFLlib goes on from what was
 trained. PFLlib has no ε. BatchNorm's statistics are combined with the weights, and are no part of
-the norm. A newcomer gets M − 1 models at random. Compared: within chance of PFLlib's. See
-docs/methods-beside.md.
+the norm. A newcomer gets M − 1 models at random.
+Compared: within chance of PFLlib's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -1,26 +1,27 @@
-"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning,
-ICML 2021.
+"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML
+2021.
 
 Idea: from the parties' heads alone the server learns a generator of representations for each class;
 parties train on what it makes beside their own data, so that their heads do not forget the classes
 they lack.
 
 Generator: min_G E_{y∼p̂, ε} CE(Σ_k (n_k / n_S) h_k(G(y, ε)), y) + η_d · sameness, over the logits
-h_k of this round's heads. Party: min_θ CE(h(f(x)), y) + λ · E_{ŷ∼p̂, ε} CE(h(G(ŷ, ε)), ŷ), with as
-many ŷ as the batch has samples. Sameness: exp(−mean_{i,j} ‖ε_i − ε_j‖² · |z_i − z_j|), both
-distances being means over values.
+h_k of this round's heads.
+Party: min_θ CE(h(f(x)), y) + λ · E_{ŷ∼p̂, ε} CE(h(G(ŷ, ε)), ŷ), with as many ŷ as the batch has
+samples.
+Sameness: exp(−mean_{i,j} ‖ε_i − ε_j‖² · |z_i − z_j|), both distances being means over values.
 
 At a glance: personal = nothing; exchanged = weights, both ways, and a generator's weights down;
 counts of classes once; kept = nothing; at the server the generator and the counts; steps = E epochs
-of two batches; a generator's steps at the server. Symbols: G = (y, ε) → FC, BatchNorm, ReLU, FC →
-z, a representation at the model's cut; ε ∼ N(0, I); p̂ = all parties' labels, counted together; f,
-h = the stages up to the cut and the head. Deviations: as in PFLlib, heads are weighted by sample
-counts (paper: alike), the counts behind p̂ are exchanged once before round 1 (paper: in every
-round), Adam keeps its moments from round to round, λ = 1 and η_d = 0 (authors' code: λ = 10,
-decaying, η_d = 1, and a pull of a sample's answer to that for its class). ε is normal as in the
-paper (both codes: uniform). Generated z pass heads in evaluation mode, so that BatchNorm statistics
-come from data only, and without a wrapper's offset. Compared: within chance of PFLlib's. See
-docs/methods-beside.md.
+of two batches; a generator's steps at the server.
+Symbols: G = (y, ε) → FC, BatchNorm, ReLU, FC → z, a representation at the model's cut; ε ∼ N(0, I);
+p̂ = all parties' labels, counted together; f, h = the stages up to the cut and the head.
+Deviations: as in PFLlib, heads are weighted by sample counts (paper: alike), the counts behind p̂
+are exchanged once before round 1 (paper: in every round), Adam keeps its moments from round to
+round, λ = 1 and η_d = 0 (authors' code: λ = 10, decaying, η_d = 1, and a pull of a sample's answer
+to that for its class). ε is normal as in the paper (both codes: uniform). Generated z pass heads in
+evaluation mode, so that BatchNorm statistics come from data only, and without a wrapper's offset.
+Compared: within chance of PFLlib's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

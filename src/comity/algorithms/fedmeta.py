@@ -1,25 +1,28 @@
-"""FedMeta with UGA: Yao et al., Federated Learning with Unbiased Gradient Aggregation and
-Controllable Meta Updating, 2019.
+"""FedMeta with UGA: Yao et al., Federated Learning with Unbiased Gradient Aggregation and Controllable
+Meta Updating, 2019.
 
 Idea: a party's last gradient is taken with respect to the model that it received, so that all
 parties' gradients are of one point (UGA); afterwards the server makes a step on samples that it
 holds itself, and so says what the model is to be good at (FedMeta).
 
-Keep-trace: w_k = the model after E − 1 epochs of SGD from w, as a function of w. Gradient
-evaluation: g_k = ∇_w F_k(w_k), over all of the party's training samples, in place of the last
-epoch. UGA: w ← w − η_g Σ_{k∈S} (n_k / n_S) g_k. Meta updating: w ← w − η_m ∇L(w; D_meta).
+Keep-trace: w_k = the model after E − 1 epochs of SGD from w, as a function of w.
+Gradient evaluation: g_k = ∇_w F_k(w_k), over all of the party's training samples, in place of the
+last epoch.
+UGA: w ← w − η_g Σ_{k∈S} (n_k / n_S) g_k.
+Meta updating: w ← w − η_m ∇L(w; D_meta).
 
 Symbols: η_g = server_lr; η_m = meta_lr; D_meta = a share of each party's training samples, which it
-sends before round 1. Deviations: the trace is walked back step by step (Hessian times vector),
-which needs a model's memory for each step. Parties send w − η_g g_k, whose average is UGA's line.
-With first_order=true the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of every party's
-samples, as in FedUFO, and stays in their training data; one step is made on all of it. The trace
-has the experiment's momentum, from rest in every round (also with opt_state=keep), and decay;
-BatchNorm's statistics are those after it, averaged. The paper's η_g and η_m could not be checked;
-the defaults learn on digits, where η_m = 1 diverges, and are not tuned. With η_m = 0 it is UGA
-alone, and no samples leave. At a glance: personal = nothing; exchanged = the weights, both ways,
-and a tenth of the samples once; kept = nothing (the server: those samples); steps = E epochs, and E
-− 1 of Hessian products.
+sends before round 1.
+Deviations: the trace is walked back step by step (Hessian times vector), which needs a model's
+memory for each step. Parties send w − η_g g_k, whose average is UGA's line. With first_order=true
+the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of every party's samples, as in FedUFO,
+and stays in their training data; one step is made on all of it. The trace has the experiment's
+momentum, from rest in every round (also with opt_state=keep), and decay; BatchNorm's statistics are
+those after it, averaged. The paper's η_g and η_m could not be checked; the defaults learn on
+digits, where η_m = 1 diverges, and are not tuned. With η_m = 0 it is UGA alone, and no samples
+leave.
+At a glance: personal = nothing; exchanged = the weights, both ways, and a tenth of the samples
+once; kept = nothing (the server: those samples); steps = E epochs, and E − 1 of Hessian products.
 """
 
 from __future__ import annotations

@@ -6,8 +6,10 @@ both are trained together.
 Algorithms 1 and 2: (W_B, W_Pi) ← SGD from (W_B^t, W_Pi); W_B^{t+1} ← Σ_i (n_i / n) W_Bi.
 
 At a glance: personal = the head; exchanged = the body's weights, both ways; kept = the head; steps
-= E epochs. Symbols: W_B = the stages up to the cut; W_P = the head. Deviations: none. Compared: the
-same as PFLlib's and fluke's. See docs/methods-beside.md.
+= E epochs.
+Symbols: W_B = the stages up to the cut; W_P = the head.
+Deviations: none.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

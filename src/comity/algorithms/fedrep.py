@@ -1,5 +1,5 @@
-"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning,
-ICML 2021.
+"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML
+2021.
 
 Idea: FedPer with the two parts trained in turn: first the party's own head on the received body,
 then the body under that head.
@@ -8,11 +8,12 @@ Algorithm 1: h_i ← τ_h epochs of SGD on the head with the body φ^t frozen; �
 frozen; φ^{t+1} ← Σ_i (n_i / n_S) φ_i.
 
 At a glance: personal = the head; exchanged = the body's weights, both ways; kept = the head; steps
-= E epochs of the body after ten of the head. Symbols: φ = the stages up to the cut, shared; h_i =
-the head, at the party. Deviations: the average is weighted by sample counts, as everywhere here
-(the paper's parties are of equal size). Ten head epochs are those of the paper's experiments; the
-body's epochs are the experiment's. Compared: the same as PFLlib's and fluke's. See
-docs/methods-beside.md.
+= E epochs of the body after ten of the head.
+Symbols: φ = the stages up to the cut, shared; h_i = the head, at the party.
+Deviations: the average is weighted by sample counts, as everywhere here (the paper's parties are of
+equal size). Ten head epochs are those of the paper's experiments; the body's epochs are the
+experiment's.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

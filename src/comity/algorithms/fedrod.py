@@ -6,17 +6,19 @@ trained by a loss that asks every party for a class-balanced predictor; a person
 their constant features and logits learns what is left, the party's own distribution of classes.
 
 Generic, balanced softmax: min over (f, h^G) of −log( n_{i,y} e^{g_y} / Σ_c n_{i,c} e^{g_c} ), with
-g = h^G(f(x)). Personal, empirical risk: min over h^P_i of CE(sg(g) + h^P_i(sg(f(x))), y).
+g = h^G(f(x)).
+Personal, empirical risk: min over h^P_i of CE(sg(g) + h^P_i(sg(f(x))), y).
 Prediction: argmax of g + h^P_i(f(x)).
 
 At a glance: personal = a second head; exchanged = weights without it, both ways; kept = that head;
-steps = E epochs. Symbols: f = the stages up to the cut, shared; h^G = the head, shared; h^P_i = a
-head of its kind, at the party; n_{i,c} = training samples of class c at party i; sg = a constant.
+steps = E epochs.
+Symbols: f = the stages up to the cut, shared; h^G = the head, shared; h^P_i = a head of its kind,
+at the party; n_{i,c} = training samples of class c at party i; sg = a constant.
 Deviations: both are minimised at once, step by step. A class that a party lacks drops out of its
 balanced softmax (log 0 = −∞), so its row of h^G stays as received. h^P_i starts equal to h^G. The
 variant whose h^P_i comes from a hypernetwork is left out. Wrappers' terms go to the generic loss.
-If mr has a cut of its own behind the model's, the personal head begins there. Compared: the same as
-PFLlib's and fluke's. See docs/methods-beside.md.
+If mr has a cut of its own behind the model's, the personal head begins there.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

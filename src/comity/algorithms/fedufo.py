@@ -6,17 +6,20 @@ losses in a second stage: a party's answers should agree with those of the group
 with the global model's (CGL).
 
 Eqs. 6-8: L_cgr = KL(ŷ_i ‖ softmax(v_i)), v_i = Σ_j p_j ⊗ ỹ_{i|j}, p_j[c] = n_jc / Σ_j' n_j'c, over
-the group, oneself included. Eq. 10: L_cgl = KL(ŷ_i ‖ ỹ_{i|0}). Stages: one: CE + L_uni (eq. 11);
-two, from one's w and D: CE + L_uni + L_cgr + λ · L_cgl (eq. 12). Dynamic sampling: with CGL, hence
-in stage two, ⌊K_c/2⌋ of a round's parties are those where w does worst, those never seen first.
+the group, oneself included.
+Eq. 10: L_cgl = KL(ŷ_i ‖ ỹ_{i|0}).
+Stages: one: CE + L_uni (eq. 11); two, from one's w and D: CE + L_uni + L_cgr + λ · L_cgl (eq. 12).
+Dynamic sampling: with CGL, hence in stage two, ⌊K_c/2⌋ of a round's parties are those where w does
+worst, those never seen first.
 
 At a glance: personal = nothing; exchanged = weights and a discriminator, both ways; others' weights
 and class counts down; kept = nothing; steps = E epochs with a pass of every other party's model,
-and the discriminator's. Symbols: ŷ_i = the posterior's softmax; ỹ_{i|j} = prior j's; ỹ_{i|0} = w's;
-n_jc = party j's samples of class c. The rest: feduad. Deviations: feduad's. The stages are of equal
-length unless told; without UAD there is no stage one. Teachers are constant in a round and answer
-once, in evaluation mode. How well w does is its accuracy on the party's training data when it last
-took part.
+and the discriminator's.
+Symbols: ŷ_i = the posterior's softmax; ỹ_{i|j} = prior j's; ỹ_{i|0} = w's; n_jc = party j's samples
+of class c. The rest: feduad.
+Deviations: feduad's. The stages are of equal length unless told; without UAD there is no stage one.
+Teachers are constant in a round and answer once, in evaluation mode. How well w does is its
+accuracy on the party's training data when it last took part.
 """
 
 from __future__ import annotations

@@ -6,22 +6,25 @@ it into a personal one, from which the party's own head answers, and into a glob
 trainable embeddings of the classes guide; both are shared.
 
 Eq. 1: f^G = ReLU((γ + 1) ⊙ f + β), f^P = ReLU((γ_i + 1) ⊙ f + β_i). Eq. 2: {γ, β} = CoV(g; V),
-{γ_i, β_i} = CoV(p_i; V). Eq. 3: L_alg = −log( e^{cos(f^G, C_y)} / Σ_u e^{cos(f^G, C_u)} ). Eq. 4:
-L_mlg = ‖f^G − Ĉ_y‖. Eq. 5: L_P = CE(ψ(f^P; W_i^h), y). Loss: L_P + L_alg + λ · L_mlg, and weight
-decay μ on C and V. Server: averages of the body, V and C, by sample counts.
+{γ_i, β_i} = CoV(p_i; V).
+Eq. 3: L_alg = −log( e^{cos(f^G, C_y)} / Σ_u e^{cos(f^G, C_u)} ). Eq. 4: L_mlg = ‖f^G − Ĉ_y‖. Eq. 5:
+L_P = CE(ψ(f^P; W_i^h), y).
+Loss: L_P + L_alg + λ · L_mlg, and weight decay μ on C and V. Server: averages of the body, V and C,
+by sample counts.
 
 Symbols: f = what the stages up to the cut make of x; W_i^h = the party's head; C = the classes'
 embeddings, Ĉ = as received and frozen; g = the mean of Ĉ over all classes, p_i = over the party's
-samples; CoV = LayerNorm(ReLU(linear layer)), for γ and for β. Deviations: eq. 4 is one norm over a
-whole batch in the code, with which λ was tuned (mlg=paper: the mean of each sample's). The authors'
-figure looks g and p_i up in Ĉ, as here; both codes take them from the C that the party itself
-trained before it got Ĉ, so that g differs from party to party, and have 0 for both in round 1. λ =
-0.01 and μ = 0.1 are the authors' for a CNN or MLP (ResNet-18 and fastText: λ = 0.0001, μ = 0; HAR's
-CNN: μ = 1). PFLlib's defaults are λ = 1 and μ = 0: asked about figures that do not come out there
-the author points to those others (PFLlib, issue 147). The authors' code leaves out the last test
-samples if they do not fill a batch. The authors' poster was read for the equations, their code for
-CoV's layers and μ; the paper's text could not be had. At a glance: personal = the head; exchanged =
-the body's, the valve's and the embeddings' weights, both ways; kept = the head; steps = E epochs.
+samples; CoV = LayerNorm(ReLU(linear layer)), for γ and for β.
+Deviations: eq. 4 is one norm over a whole batch in the code, with which λ was tuned (mlg=paper: the
+mean of each sample's). The authors' figure looks g and p_i up in Ĉ, as here; both codes take them
+from the C that the party itself trained before it got Ĉ, so that g differs from party to party, and
+have 0 for both in round 1. λ = 0.01 and μ = 0.1 are the authors' for a CNN or MLP (ResNet-18 and
+fastText: λ = 0.0001, μ = 0; HAR's CNN: μ = 1). PFLlib's defaults are λ = 1 and μ = 0: asked about
+figures that do not come out there the author points to those others (PFLlib, issue 147). The
+authors' code leaves out the last test samples if they do not fill a batch. The authors' poster was
+read for the equations, their code for CoV's layers and μ; the paper's text could not be had.
+At a glance: personal = the head; exchanged = the body's, the valve's and the embeddings' weights,
+both ways; kept = the head; steps = E epochs.
 Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same, as long as
 rounding does not grow. See docs/methods-beside.md.
 """

@@ -1,20 +1,21 @@
-"""LDP: Duchi, Jordan, Wainwright, Local Privacy and Statistical Minimax Rates, FOCS 2013. A
-wrapper.
+"""LDP: Duchi, Jordan, Wainwright, Local Privacy and Statistical Minimax Rates, FOCS 2013. A wrapper.
 
 Idea: what parties send of their representations is bounded, and gets noise before it leaves: nobody
 needs to be trusted.
 
 Class means, level=row: (Σ_{y=c} clip_C(z), C·n_c) + N(0, (σ·√2·C)²) for each class c, and their
 quotient. Class means, level=party: clip_C(z̄_c) + N(0, (σ·2·C·√K)²) for each class, absent ones as
-0; counts do not leave. Rows: clip_½(z) + N(0, σ²), ADCOL's own noise=gauss_l2.
+0; counts do not leave.
+Rows: clip_½(z) + N(0, σ²), ADCOL's own noise=gauss_l2.
 
 At a glance: personal = what the host's is; exchanged = what the host exchanges, bounded and with
-noise; kept = what the host keeps; steps = the host's. Symbols: C = clip; σ = noise; z = a row, that
-is what the party's model makes of a sample; n_c = samples of class c; K = classes. Deviations: the
-noise is Gaussian (Dwork and Roth, The Algorithmic Foundations of Differential Privacy, 2014). A row
-is protected given the model. The sample has trained that model, so its record is protected only if
-the model tells of no record: relay+ldp+dp. With means, relay's observations are the class means
-again, which costs nothing more: n_avg and min_count have no effect.
+noise; kept = what the host keeps; steps = the host's.
+Symbols: C = clip; σ = noise; z = a row, that is what the party's model makes of a sample; n_c =
+samples of class c; K = classes.
+Deviations: the noise is Gaussian (Dwork and Roth, The Algorithmic Foundations of Differential
+Privacy, 2014). A row is protected given the model. The sample has trained that model, so its record
+is protected only if the model tells of no record: relay+ldp+dp. With means, relay's observations
+are the class means again, which costs nothing more: n_avg and min_count have no effect.
 """
 
 from __future__ import annotations

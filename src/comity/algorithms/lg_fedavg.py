@@ -7,8 +7,10 @@ it is averaged.
 Algorithm 1: (θ_i^l, θ_i^g) ← SGD from (θ_i^l, θ^g); θ^g ← Σ_i (n_i / n) θ_i^g.
 
 At a glance: personal = the body; exchanged = the head's weights, both ways; kept = the body; steps
-= E epochs. Symbols: θ^l = the stages up to the cut, local; θ^g = the head, global. Deviations: no
-FedAvg warm-up before the split (optional in the authors' code); no unsupervised auxiliary losses.
+= E epochs.
+Symbols: θ^l = the stages up to the cut, local; θ^g = the head, global.
+Deviations: no FedAvg warm-up before the split (optional in the authors' code); no unsupervised
+auxiliary losses.
 Compared: the same as PFLlib's and fluke's, and as HtFLlib's once that shuffles. See
 docs/methods-beside.md.
 """

@@ -7,12 +7,13 @@ Eq. 3: ℓ_con = −log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos
 Eq. 4: min CE(w_i; x, y) + μ · ℓ_con.
 
 At a glance: personal = nothing; exchanged = weights, both ways; kept = the model of the round
-before; steps = E epochs with two more passes without gradients. Symbols: z, z_glob, z_prev =
-representations of x by the model in training, the received one and the party's last one; the latter
-two are frozen, in evaluation mode. Deviations: the representation is taken at the network's cut;
-the paper adds a projection head of its own there. A party's first previous model is the one it
-receives. μ = 1 (the paper tunes {0.1, 1, 5, 10}), τ = 0.5. Compared: the same as PFLlib's and
-fluke's. See docs/methods-beside.md.
+before; steps = E epochs with two more passes without gradients.
+Symbols: z, z_glob, z_prev = representations of x by the model in training, the received one and the
+party's last one; the latter two are frozen, in evaluation mode.
+Deviations: the representation is taken at the network's cut; the paper adds a projection head of
+its own there. A party's first previous model is the one it receives. μ = 1 (the paper tunes {0.1,
+1, 5, 10}), τ = 0.5.
+Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

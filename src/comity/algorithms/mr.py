@@ -5,7 +5,9 @@ also goes around methods that are personalised already (fedper+mr).
 
 At a glance: personal = what the host's is; exchanged = what the host exchanges, and a mean of
 representations once, before round 1; kept = what the host keeps, and a running mean; steps = the
-host's, and one epoch before round 1. Symbols: as in dbe. Deviations: none beyond dbe's.
+host's, and one epoch before round 1.
+Symbols: as in dbe.
+Deviations: none beyond dbe's.
 """
 
 from __future__ import annotations

@@ -5,26 +5,28 @@ Idea: at the beginning of a round a party loads only some layers of the global m
 on from its own last model. All layers are then trained, sent and averaged. Which are loaded is
 decided by hand (fix), or learned by each party (adaptive).
 
-Initialisation: θ_l ← w_l if A_i,l = global, else θ_i,l of its last training; then E epochs on F_i.  w ← Σ_{i∈S} (n_i / n_S) θ_i.
-Adaptive: p_l = softmax((a_i,l + g_l) / τ), g_l ~ Gumbel(0, 1)², and min over a_i of F_i({p_l,1 w_l + p_l,2 θ_i,l}) with w and θ_i
-held; then A_i,l = argmax a_i,l, global if they are equal.
+Initialisation: θ_l ← w_l if A_i,l = global, else θ_i,l of its last training; then E epochs on F_i.
+w ← Σ_{i∈S} (n_i / n_S) θ_i.
+Adaptive: p_l = softmax((a_i,l + g_l) / τ), g_l ~ Gumbel(0, 1)², and min over a_i of F_i({p_l,1 w_l
++ p_l,2 θ_i,l}) with w and θ_i held; then A_i,l = argmax a_i,l, global if they are equal.
 
 Symbols: w = the global model; A_i = party i's strategy, a source for each layer l; a_i = its
-logits; τ = temperature. At a glance: personal = the layers that are not loaded; exchanged = all
-weights, both ways; kept = its last model, its logits; steps = E epochs, and strategy_epochs more on
-the logits (adaptive). Deviations: of the paper only the abstract and summaries could be read, and
-no public code was found: that adaptive mixes weights (not outputs), makes one pass over the data
-for the logits before the E epochs, τ and the step size are this file's. A BatchNorm comes with the
-layer before it: the loss that a strategy is learned by is that of training, which does not look at
-running statistics. A party deploys w with those layers of its last model that it would not load
-now; a newcomer deploys what its warm-up ends with. Layers that a fixed strategy never loads are
-sent all the same. strategy=fix with own=none is FedAvg, with own=bn FedBN, bit for bit. In nine
-runs adaptive was never better than SOLO: its logits go to a party's own layers. With shifted
-features and 360 samples a party it loads nothing and is SOLO (84.1 % both), with 120 samples it has
-72.4 (SOLO 74.2), with skewed labels 86.2 (90.2); fix has 77.7, 77.3 and 83.6. These are means of
-seeds 0 to 2 from a script that is not here, SOLO's and most of fix's from before the last mend,
-which does not touch them. Its settings: comity compare partialfed "partialfed(strategy=fix)"
---model "fedbn-cnn(scale=0.1)" --batch 16 --validation 0.2 --seeds 0,1,2 with --parties 3, then 9,
+logits; τ = temperature.
+At a glance: personal = the layers that are not loaded; exchanged = all weights, both ways; kept =
+its last model, its logits; steps = E epochs, and strategy_epochs more on the logits (adaptive).
+Deviations: of the paper only the abstract and summaries could be read, and no public code was
+found: that adaptive mixes weights (not outputs), makes one pass over the data for the logits before
+the E epochs, τ and the step size are this file's. A BatchNorm comes with the layer before it: the
+loss that a strategy is learned by is that of training, which does not look at running statistics. A
+party deploys w with those layers of its last model that it would not load now; a newcomer deploys
+what its warm-up ends with. Layers that a fixed strategy never loads are sent all the same.
+strategy=fix with own=none is FedAvg, with own=bn FedBN, bit for bit. In nine runs adaptive was
+never better than SOLO: its logits go to a party's own layers. With shifted features and 360 samples
+a party it loads nothing and is SOLO (84.1 % both), with 120 samples it has 72.4 (SOLO 74.2), with
+skewed labels 86.2 (90.2); fix has 77.7, 77.3 and 83.6. These are means of seeds 0 to 2 from a
+script that is not here, SOLO's and most of fix's from before the last mend, which does not touch
+them. Its settings: comity compare partialfed "partialfed(strategy=fix)" --model
+"fedbn-cnn(scale=0.1)" --batch 16 --validation 0.2 --seeds 0,1,2 with --parties 3, then 9,
 --partition "iid|shift(kinds=rotate,invert,noise)", and 9, "dirichlet(alpha=0.1)"; this command was
 run for the first of them only, under seeds 0 and 1 and without fix (86.6 % both). A trial in which
 logits learned from held-out samples had 84.1, 72.7 and 88.0: that they see what the layers have

@@ -4,8 +4,9 @@ Idea: z = z^g + z̄^p_i, the offset private and trainable. There is no consensus
 exchange before round 1.
 
 At a glance: personal = what the host's is, and an offset of the representation; exchanged = what
-the host exchanges; kept = what the host keeps, and the offset; steps = the host's. Symbols: as in
-dbe. Deviations: none.
+the host exchanges; kept = what the host keeps, and the offset; steps = the host's.
+Symbols: as in dbe.
+Deviations: none.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ Heard: t̄^c ← t̄^c + (t^c − t̄^c) / k^c with the k^c-th observation of cl
 t̄^c + r · t^c with running = r.
 
 At a glance: personal = the whole model, of any architecture; exchanged = means of representations
-by class, between parties; kept = the party's model; steps = E epochs. Symbols: as in relay.
+by class, between parties; kept = the party's model; steps = E epochs.
+Symbols: as in relay.
 Deviations: relay's. Who asks whom is drawn by whoever coordinates the round, who sees nothing else.
 """
 

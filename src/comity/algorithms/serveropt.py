@@ -5,17 +5,21 @@ an optimizer of its own.
 
 Change: Δ = Σ_{i∈S} (n_i / n_S) w_i − w, or whatever else the host's average is. FedAvgM (Hsu et
 al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
-2019): m ← β₁ m + Δ; w ← w + η m. Algorithm 2: m ← β₁ m + (1 − β₁) Δ; w ← w + η m / (√v + τ), with v
-= τ² before round 1 and FedAdagrad: v ← v + Δ². FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²). FedAdam:
-v ← β₂ v + (1 − β₂) Δ².
+2019): m ← β₁ m + Δ; w ← w + η m.
+Algorithm 2: m ← β₁ m + (1 − β₁) Δ; w ← w + η m / (√v + τ), with v = τ² before round 1 and
+FedAdagrad: v ← v + Δ².
+FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²).
+FedAdam: v ← β₂ v + (1 − β₂) Δ².
 
-Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau. Deviations: none in
-the lines above (no bias correction, as printed). The paper tunes η; unless told it is that of flwr
-(0.1, for yogi 0.01), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as in flwr.
-BatchNorm's statistics are averaged. At a glance: personal = as the host; exchanged = as the host;
-kept = as the host (the server: m and v); steps = as the host. Compared: the same as Flower's and
-fluke's, once these begin with v = τ², as Algorithm 2 does (both: 0). Flower corrects adam for the
-beginning; fluke multiplies Δ by η, too, and its FedAvgM loses round 1. See docs/methods-beside.md.
+Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau.
+Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; unless told
+it is that of flwr (0.1, for yogi 0.01), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as
+in flwr. BatchNorm's statistics are averaged.
+At a glance: personal = as the host; exchanged = as the host; kept = as the host (the server: m and
+v); steps = as the host.
+Compared: the same as Flower's and fluke's, once these begin with v = τ², as Algorithm 2 does (both:
+0). Flower corrects adam for the beginning; fluke multiplies Δ by η, too, and its FedAvgM loses
+round 1. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ Idea: E epochs a round on the party's own data, from the same initial weights as
 no exchange.
 
 At a glance: personal = the whole model; exchanged = nothing; kept = the party's model; steps = E
-epochs. Symbols: F_i = the party's own model. Deviations: none. Compared: the same as PFLlib's and
-HtFLlib's. See docs/methods-beside.md.
+epochs.
+Symbols: F_i = the party's own model.
+Deviations: none.
+Compared: the same as PFLlib's and HtFLlib's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def audit(
     Examples:
         >>> import comity, tempfile
         >>> with tempfile.TemporaryDirectory() as home:
-        ...     done = comity.run("fedavg", parties=2, rounds=1, model="linear", tape=True, out=f"{home}/run")
+        ...     done = comity.run("fedavg", parties=2, rounds=1, model="linear", record_messages=True, out=f"{home}/run")
         ...     [found.attack for found in comity.audit(f"{home}/run")[0].findings]
         ['membership: updates', 'membership: weights', 'inversion: updates']
     """
@@ -208,7 +208,7 @@ def audit(
     if not found:
         raise UsageError(
             f"No run in {place} has a tape: messages are kept by runs with --record-messages (in"
-            " Python tape=True)."
+            " Python record_messages=True)."
         )
     write(place, found)
     write_atomically(place / PAGE, page(place, found))

@@ -79,7 +79,7 @@ class View:
         if not self.folder.recorded:
             raise UsageError(
                 f"{folder} has no tape: messages are kept by runs with --record-messages (in Python"
-                " tape=True)."
+                " record_messages=True)."
             )
         self.folder.check()
         self.job: SimulatedRun = reopen(folder, federation, model, trust=trust)

@@ -211,5 +211,5 @@ def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None
     who = type(owners[depth]).__name__
     raise UsageError(
         f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for"
-        " has @work above it."
+        " has @on_party above it."
     )

@@ -20,6 +20,7 @@ from comity.data.groups import GROUPED, Groups, Piece
 from comity.errors import UsageError, unknown
 from comity.plugins import is_code
 from comity.spec import Spec, call
+from comity.text import first_paragraph
 
 Partition = Callable[..., list[Ints]]
 PARTITIONS: dict[str, Partition] = {}
@@ -45,7 +46,7 @@ def partition_catalogue() -> list[dict[str, object]]:
         rows.append(
             {
                 "name": name,
-                "description": (inspect.getdoc(function) or "").splitlines()[0],
+                "description": first_paragraph(inspect.getdoc(function) or ""),
                 "options": {p.name: None if p.default is p.empty else p.default for p in options},
             }
         )

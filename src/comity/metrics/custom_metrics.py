@@ -25,6 +25,7 @@ from torch import Tensor
 from comity.errors import UsageError, shown
 from comity.metrics.metrics import METRICS, TWO, Metric
 from comity.plugins import from_file, is_code
+from comity.text import first_paragraph
 
 Function = Callable[..., Any]
 GIVEN = "given:"
@@ -128,7 +129,7 @@ def metric(
     if low not in (0, -1, -math.inf):
         raise UsageError(f"A metric's low is 0, -1 or -inf, not {shown(low)}.")
     display_name = name or str(getattr(function, "__name__", type(function).__name__)).strip("<>")
-    about = (inspect.getdoc(function) or "a metric of the user's own").splitlines()[0].rstrip(".")
+    about = first_paragraph(inspect.getdoc(function) or "a metric of the user's own").rstrip(".")
     return OwnMetric(function, display_name, about, low)
 
 

@@ -20,7 +20,7 @@ from comity.studies.party_verdicts import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
-ASIDE = {"leave-one-out", "exported", "checkpoints", "tape", "tensorboard"}
+ASIDE = {"leave-one-out", "exported", "checkpoints", "record_messages", "tensorboard"}
 """Folders whose runs, if any, are no methods of their own."""
 
 

@@ -70,7 +70,7 @@ anybody's.
 MARKS = (CONFIG, METRICS.name, SUMMARY)
 """Files of which one is enough to see that a run was here, should others be lost."""
 MESSAGES = "tape/messages"
-OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "tape")
+OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "record_messages")
 NEVER_OVERWRITTEN = (
     CONFIG,
     *(table.name for table in TABLES),
@@ -108,7 +108,7 @@ class RunFolder:
     @property
     def recorded(self) -> bool:
         """Whether the run keeps its messages."""
-        return self.environment.is_file() and bool(self.read_environment().get("tape"))
+        return self.environment.is_file() and bool(self.read_environment().get("record_messages"))
 
     def check_begun(self) -> None:
         """Refuse a folder that holds no run."""
@@ -340,7 +340,7 @@ class RunFolder:
         if not self.recorded:
             raise UsageError(
                 f"{self.path} has no tape: messages are kept by runs with --record-messages (in"
-                " Python tape=True)."
+                " Python record_messages=True)."
             )
         self._check_file(MESSAGES)
         return read_messages(self.record_messages)

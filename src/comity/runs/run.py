@@ -61,7 +61,7 @@ def start(
         mark(folder, settings, code_of(job.experiment))
         told = environment(settings, job.federation.fingerprint(), split=split, plan=plan)
         own = describe(job.experiment.metric)
-        told |= ({"metric": own} if own else {}) | ({"tape": True} if record_messages else {})
+        told |= ({"metric": own} if own else {}) | ({"record_messages": True} if record_messages else {})
         new.begin(settings, told | _given_network(job), split=split, plan=plan)
         return Result(
             folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False)

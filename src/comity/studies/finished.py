@@ -171,7 +171,7 @@ class Comparison:
             "worst": row.worst_mean,
         }
         gain = dict.fromkeys(("gain", "low", "high")) if row.gain is None else asdict(row.gain)
-        told = {"doubts": "; ".join(row.caveats)}
+        told = {"caveats": "; ".join(row.caveats)}
         return (
             {"method": row.algorithm, "metric": row.metric}
             | figures

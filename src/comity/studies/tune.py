@@ -239,5 +239,6 @@ def _over_seeds(trials: Sequence[Trial]) -> Trial:
         return tuple(value for trial in trials for value in getattr(trial, name))
 
     return Trial(
-        trials[0].settings, *(joined(name) for name in ("validations", "tests", "rounds", "doubts"))
+        trials[0].settings,
+        *(joined(name) for name in ("validations", "tests", "rounds", "caveats")),
     )

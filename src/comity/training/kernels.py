@@ -150,7 +150,7 @@ def _first_order(dy: Tensor) -> None:
         raise SecondOrder("it differentiates its own gradient")
 
 
-TAPE: ContextVar[Tape | None] = ContextVar("tape", default=None)
+TAPE: ContextVar[Tape | None] = ContextVar("record_messages", default=None)
 
 
 def squared_error(answers: Tensor, y: Tensor) -> Tensor:
