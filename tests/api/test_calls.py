@@ -110,6 +110,7 @@ def test_report_is_a_call_and_a_folder_of_modules(result: comity.Result, tmp_pat
     assert write_page is sys.modules["comity.report"].report
 
 
+@pytest.mark.long
 def test_editors_complete_settings_and_results() -> None:
     project = jedi.Project(Path(comity.__file__).parents[1])
     for line, expected in (

@@ -131,6 +131,7 @@ def test_fedavg_sends_weights_and_is_attacked_by_them() -> None:
     assert many.success == 0
 
 
+@pytest.mark.long
 def test_one_small_step_is_inverted() -> None:
     found = finding(attacked("fedavg", steps=1, batch=5, model="mlp2"), "inversion: updates")
     assert found.power
@@ -231,6 +232,7 @@ def test_a_party_alone_tells_nothing() -> None:
     assert "Nothing was sent" in attacked("solo").says[0]
 
 
+@pytest.mark.long
 def test_the_same_audit_comes_out_again() -> None:
     again = audit_run(attacked("adcol").folder)
     assert again.plain() == attacked("adcol").plain()

@@ -88,6 +88,7 @@ def test_randomized_response_never_shows_more_than_its_epsilon(epsilon: float) -
     assert max(found) > epsilon / 3, "it would be no bound worth having"
 
 
+@pytest.mark.long
 def test_few_samples_that_are_found_for_sure_are_power() -> None:
     """One in a hundred was in a batch that was seen: the AUC says nothing of it, true positives at
     few false ones do.

@@ -240,8 +240,8 @@ class Nursery:
 
     def start(self, *args: object, **how: Any) -> Child:
         """Start `comity ARGS`. `how`: env, cwd, tty, limit (bytes a file may have), descriptors and
-        memory (bytes beside what it begins with) that it may have, die_at, die_in, die_as
-        (nursery.py).
+        memory (bytes beside what it begins with) that it may have, die_at, die_in, die_as,
+        round_seconds, stop_after (nursery.py).
         """
         self._count += 1
         folder = self._scratch / str(self._count)

@@ -5,10 +5,12 @@ asked for on stdin.
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ import sklearn.datasets  # noqa: F401
 import torch
 
 from comity import cli
+from comity.runs import loop
 from comity.studies import compare, plan, tune  # noqa: F401
 
 torch.set_num_threads(1)
@@ -38,6 +41,24 @@ def die_at(count: int, folder: str, worker: bool) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
+
+
+def pace_rounds(seconds: float, stop_after: float) -> None:
+    """Each round takes at least `seconds`, and the one after round `stop_after` takes a minute
+    more.
+
+    Processes that the command forks inherit this. What a test does to a run under way then does not
+    depend on the speed of the machine.
+    """
+    go_on = loop._Rounds.go_on
+
+    def paced(self: loop._Rounds) -> Any:
+        time.sleep(seconds)
+        if self.done >= stop_after:
+            time.sleep(60)
+        return go_on(self)
+
+    loop._Rounds.go_on = paced
 
 
 def child(ask: dict[str, Any]) -> int:
@@ -65,6 +86,8 @@ def child(ask: dict[str, Any]) -> int:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     if "die_at" in ask:
         die_at(ask["die_at"], ask["die_in"], ask.get("die_as") == "worker")
+    if "round_seconds" in ask or "stop_after" in ask:
+        pace_rounds(ask.get("round_seconds", 0.0), ask.get("stop_after", math.inf))
     sys.argv = ["comity", *ask["args"]]
     try:
         cli.main()

@@ -1179,6 +1179,7 @@ def test_a_party_nobody_knows() -> None:
 # --- As a process of its own ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_real_thing(tmp_path: Path) -> None:
     one_sentence(process("run", "fedavgg", cwd=tmp_path), 2)
     assert not list(tmp_path.iterdir())

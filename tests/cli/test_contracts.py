@@ -20,6 +20,8 @@ import comity as library
 from comity.cli import screen
 from comity.spec import parse
 
+pytestmark = pytest.mark.quick
+
 FILES = {
     "config.toml", "split.json", "metrics.csv", "ledger.csv", "summary.json", "checkpoints", "env.json", "timing.csv",
     "outcomes.csv", "privacy.csv",
@@ -275,18 +277,21 @@ def test_participation_draws_that_share_of_the_parties(made: dict[str, Path]) ->
 # --- Equal runs are equal, whatever way they are asked for ------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_saved_config_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     works("run", folder / "config.toml", "--out", tmp_path / "again")
     names = ("metrics.csv", "ledger.csv", "outcomes.csv", "split.json", "config.toml")
     assert contents(tmp_path / "again", *names) == contents(folder, *names)
 
 
+@pytest.mark.slow
 def test_the_saved_config_in_a_process_of_its_own(made: dict[str, Path], tmp_path: Path) -> None:
     ended = process("run", made["dbe"] / "config.toml", "--out", tmp_path / "again", cwd=tmp_path)
     assert ended.code == 0, ended.err
     assert contents(tmp_path / "again") == contents(made["dbe"])
 
 
+@pytest.mark.slow
 def test_engines_give_the_same_bytes(made: dict[str, Path], tmp_path: Path) -> None:
     works("run", made["processes"] / "config.toml", "--engine", "loop", "--out", tmp_path / "loop")
     assert contents(tmp_path / "loop") == contents(made["processes"])
@@ -318,6 +323,7 @@ def test_typed_options_go_over_a_file(made: dict[str, Path], tmp_path: Path) -> 
     assert (config["rounds"], config["set"]) == (1, {"hidden": 16, "mu": 0.25})
 
 
+@pytest.mark.slow
 def test_parties_do_things_their_own_way(tmp_path: Path) -> None:
     """Typed, or in the saved file with one more typed over it: the same tables."""
     args = (
@@ -363,6 +369,7 @@ def test_parties_do_things_their_own_way(tmp_path: Path) -> None:
     assert config["party"]["p2"] == {"batch": 5}
 
 
+@pytest.mark.slow
 def test_newcomers_and_cautions_are_on_the_screen(tmp_path: Path) -> None:
     args = (
         "--partition",
@@ -489,6 +496,7 @@ def stamps(folder: Path) -> dict[Path, int]:
     }
 
 
+@pytest.mark.slow
 def test_compare_layout(compared: tuple[Path, str]) -> None:
     folder, _ = compared
     found = {str(p.parent.relative_to(folder)) for p in folder.rglob("summary.json")}
@@ -502,12 +510,14 @@ def test_compare_layout(compared: tuple[Path, str]) -> None:
         assert summary(run)["algorithm"] == run.parent.name
 
 
+@pytest.mark.slow
 def test_compare_uses_one_split_a_seed(compared: tuple[Path, str]) -> None:
     folder, _ = compared
     for seed in (0, 1):
         assert len({p.read_bytes() for p in folder.glob(f"*/seed-{seed}/split.json")}) == 1
 
 
+@pytest.mark.slow
 def test_compare_prints_a_row_for_each_method(compared: tuple[Path, str]) -> None:
     folder, out = compared
     for method in ("solo", "fedavg", "fedprox(mu=0.1)+dbe"):
@@ -524,6 +534,7 @@ def test_a_run_of_compare_is_the_run_alone(compared: tuple[Path, str], tmp_path:
     assert contents(tmp_path / "alone") == contents(compared[0] / "fedavg" / "seed-1")
 
 
+@pytest.mark.slow
 def test_compare_again_computes_nothing(compared: tuple[Path, str]) -> None:
     folder, out = compared
     before = stamps(folder)
@@ -534,12 +545,14 @@ def test_compare_again_computes_nothing(compared: tuple[Path, str]) -> None:
     assert again.out == out
 
 
+@pytest.mark.slow
 def test_compare_again_on_another_engine_computes_nothing(compared: tuple[Path, str]) -> None:
     before = stamps(compared[0])
     works("compare", "fedavg", *SMALL[:-1], "process", "--seeds", "0,1", "--out", compared[0])
     assert stamps(compared[0]) == before
 
 
+@pytest.mark.slow
 def test_compare_with_another_method_adds_it(compared: tuple[Path, str]) -> None:
     folder, _ = compared
     before = stamps(folder)
@@ -549,6 +562,7 @@ def test_compare_with_another_method_adds_it(compared: tuple[Path, str]) -> None
     assert (folder / "fedbn" / "seed-0" / "summary.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -571,6 +585,7 @@ def test_compare_with_other_settings_refuses(
     assert stamps(folder) == before
 
 
+@pytest.mark.slow
 def test_compare_goes_on_where_it_was_stopped(here: Path) -> None:
     works("compare", "fedavg", *SMALL, "--out", "whole")
     works("compare", "fedavg", *SMALL, "--out", "cut")
@@ -584,6 +599,7 @@ def test_compare_goes_on_where_it_was_stopped(here: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_compare_gives_a_setting_to_whoever_has_it(here: Path) -> None:
     works(
         "compare",
@@ -610,6 +626,7 @@ def test_compare_gives_a_setting_to_whoever_has_it(here: Path) -> None:
 # --- tune, plan, list, show, data inspect -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tune_chooses_on_validation_data(here: Path) -> None:
     ended = works(
         "tune",
@@ -750,6 +767,7 @@ def test_without_arguments_the_help_is_shown() -> None:
 # --- TOML files -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_file_with_set(here: Path) -> None:
     Path("x.toml").write_text(
         'algorithm = "fedprox+dbe"\nparties = 3\nrounds = 1\nmodel = "mlp2(width=16)"\npartition ='
@@ -788,6 +806,7 @@ def test_a_file_with_set(here: Path) -> None:
     assert contents(here / "again") == contents(here / "file")
 
 
+@pytest.mark.slow
 def test_a_file_with_parties_of_their_own(here: Path) -> None:
     Path("x.toml").write_text(
         'algorithm = "adcol"\nparties = 4\nrounds = 2\nmodel = "mlp2(width=24)"\n'
@@ -818,6 +837,7 @@ def test_averaging_different_architectures_is_refused_in_words(here: Path) -> No
     assert "one architecture" in said
 
 
+@pytest.mark.slow
 def test_a_file_of_a_users_own(here: Path) -> None:
     Path("mine_contract.py").write_text(
         '"""Mine."""\n'

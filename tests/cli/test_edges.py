@@ -223,6 +223,7 @@ def test_a_model_larger_than_the_machine(here: Path) -> None:
     one_sentence(comity("run", "fedavg", "--model", "mlp2(width=1e30)", "--out", "out"), 2)
 
 
+@pytest.mark.sweep("fedufo", "adcol", "relay", "fed-sps", "dbe", "scaffold")
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_option_of_a_method(name: str) -> None:
     cls = algorithms.find(name)

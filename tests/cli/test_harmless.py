@@ -144,6 +144,7 @@ def load():
 """
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_a_dataset(here: Path) -> None:
     Path("nasty_data.py").write_text(
         f"NASTY, LINES = {NASTY!r}, {LINES!r}\n{DATA}", encoding="utf-8"

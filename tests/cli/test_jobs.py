@@ -83,6 +83,7 @@ def untimed(ended: Ended, folder: Path) -> list[str]:
 # --- The same as one after the other ----------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep("process", "loop")
 @pytest.mark.parametrize("engine", ["stacked", "loop", "process", "auto"])
 def test_a_comparison_is_the_same(engine: str, tmp_path: Path) -> None:
     args = ("compare", *METHODS, *FEW, "--engine", engine, "--seeds", "0,1", "--out")
@@ -117,6 +118,7 @@ def test_a_tuning_is_the_same(tmp_path: Path) -> None:
     ).read_bytes()
 
 
+@pytest.mark.long
 def test_a_papers_table_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMITY_DATA", raising=False)
     args = (
@@ -316,8 +318,10 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def under_way(nursery: Nursery, out: Path) -> Any:
-    """A comparison in which two runs have come some rounds far."""
-    child = nursery.start("compare", *LONG, "--jobs", "2", "--no-report", "--out", out, env=OFTEN)
+    """A comparison in which two runs have come some rounds far, and go no further."""
+    child = nursery.start(
+        "compare", *LONG, "--jobs", "2", "--no-report", "--out", out, env=OFTEN, stop_after=3
+    )
     wait_for(
         lambda: sum(rounds(out / method / "seed-0") >= 2 for method in ("solo", *METHODS)) == 2
     )
@@ -353,6 +357,7 @@ def test_kill_a_run(nursery: Nursery, calm: Path, tmp_path: Path) -> None:
     finish(nursery, tmp_path, calm)
 
 
+@pytest.mark.sweep("SIGINT-True")
 @pytest.mark.parametrize(
     ("which", "group", "code"),
     [("SIGINT", True, 130), ("SIGINT", False, 130), ("SIGTERM", True, 143)],
@@ -418,9 +423,8 @@ def test_lines_without_a_terminal(tmp_path: Path) -> None:
 
 
 def test_one_display_on_a_terminal(nursery: Nursery, tmp_path: Path) -> None:
-    code, shown = on_terminal(
-        nursery, "compare", *LONG, "--jobs", "2", "--no-report", "--out", tmp_path, columns=100
-    )
+    args = ("compare", *LONG, "--jobs", "2", "--no-report", "--out", tmp_path)
+    code, shown = on_terminal(nursery, *args, columns=100, round_seconds=0.02)
     assert code == 0
     seen = frames(shown)
     bars = [line for line in seen if re.search(r"round \d+/30  accuracy|\d/3 done", line)]

@@ -100,6 +100,7 @@ def wait_for_round(least: int, out: Path, child: Child) -> None:
     wait_for(lambda: reached(least, out) or child.poll() is not None)
 
 
+@pytest.mark.sweep("scaffold-process", "fedavg+dbe-loop")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", METHODS)
 def test_kill_the_main_process(
@@ -125,6 +126,7 @@ def test_kill_the_main_process(
     assert_same(out, calm(method))
 
 
+@pytest.mark.sweep("adcol")
 @pytest.mark.parametrize("method", METHODS)
 def test_kill_a_worker(
     method: str, nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path
@@ -160,6 +162,7 @@ def test_all_workers_at_once(nursery: Nursery, calm: Callable[[str], Path], tmp_
     assert_same(out, calm("scaffold"))
 
 
+@pytest.mark.long
 def test_resume_at_once_while_workers_are_still_ending(
     nursery: Nursery, calm: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -177,6 +180,7 @@ def test_resume_at_once_while_workers_are_still_ending(
     assert_same(out, calm("scaffold"))
 
 
+@pytest.mark.sweep("process-all", "loop-main")
 @pytest.mark.parametrize("group", [False, True], ids=["main", "all"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_interrupt(
@@ -324,6 +328,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("again", [False, True], ids=["once", "twice"])
 def test_killed_at_each_touch(again: bool, nursery: Nursery, tiny: Path, tmp_path: Path) -> None:
     """The n-th time it opens, renames, cuts or removes a file; then the resumed run too, at its

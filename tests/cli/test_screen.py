@@ -66,6 +66,7 @@ def test_plain_lines_without_a_terminal(
     assert str(tmp_path / "out") in ended.out
 
 
+@pytest.mark.long
 def test_plain_lines_come_while_it_runs(nursery: Nursery, tmp_path: Path) -> None:
     """Every few seconds one, so that a long run in a log file can be followed."""
     child = nursery.start("run", "fedavg", *SETTINGS, "--rounds", "60", "--out", tmp_path / "out")
@@ -281,6 +282,7 @@ def test_the_table_goes_to_stdout_and_progress_to_stderr(tmp_path: Path) -> None
     assert "\x1b" not in ended.out + ended.err
 
 
+@pytest.mark.sweep("80-")
 @pytest.mark.parametrize(
     "args",
     [("data", "inspect", "--parties", "20"), ("plan", "fedavg+dbe"), ("list", "algorithms")],

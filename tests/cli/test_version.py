@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from importlib.metadata import version
 
+import pytest
 from harness import process, works
+
+pytestmark = pytest.mark.quick
 
 
 def test_it_says_the_version_and_in_a_checkout_the_commit() -> None:

@@ -12,6 +12,8 @@ from comity.algorithms.fedavg import FedAvg
 from comity.core import Averaging, Key, Model, Params, Party, average, check_like
 from comity.errors import ComityError
 
+pytestmark = pytest.mark.quick
+
 FIRST: Params = {"w": torch.ones(10), "n": torch.tensor(3)}
 
 

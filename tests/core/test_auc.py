@@ -24,6 +24,8 @@ from comity.data import Dataset
 from comity.data.groups import Groups
 from comity.metrics.evaluation import evaluate
 
+pytestmark = pytest.mark.quick
+
 
 class Parrot:
     """A task whose answer is what it is asked."""
@@ -57,6 +59,7 @@ def draws(classes: int) -> st.SearchStrategy[tuple[list[int], list[list[float]]]
     ))  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(draws(2))
 def test_two_classes_are_scikit_learns(drawn: tuple[list[int], list[list[float]]]) -> None:
@@ -78,6 +81,7 @@ def test_two_classes_by_the_softmax(seed: int) -> None:
     assert area(logits, labels) == pytest.approx(roc_auc_score(labels, probabilities), abs=1e-12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100, derandomize=True)
 @given(st.integers(3, 6).flatmap(lambda c: st.tuples(st.just(c), draws(c))))
 def test_more_classes_are_scikit_learns_micro_average(

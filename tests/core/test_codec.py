@@ -15,6 +15,8 @@ from comity.errors import ComityError
 from comity.wire.channel import Channel
 from comity.wire.codec import decode, encode, flatten, unflatten
 
+pytestmark = pytest.mark.quick
+
 
 @record
 class Bag:
@@ -120,6 +122,7 @@ def test_received_tensors_are_aligned_like_torchs_own():
     assert all(t.data_ptr() % 64 == 0 for t in there.receive())
 
 
+@pytest.mark.slow
 def test_memory_files_are_used_again_once_nobody_reads_them():
     here, there = Channel.pair()
     for k in range(20):

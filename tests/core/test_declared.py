@@ -18,6 +18,8 @@ from comity.core import Empty, Model, Params, Sealed, Wrapped, record, seal
 from comity.errors import ComityError
 from comity.wire.codec import decode, encode
 
+pytestmark = pytest.mark.quick
+
 if TYPE_CHECKING:
     from typing import Any as Unknown
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fuzz import fuzz, legitimate, new_lock, parcel_blob, CALL, occurrence  # isort: skip
 
 from comity.wire.codec import decode, encode
+
+pytestmark = pytest.mark.quick
 
 
 def test_what_is_mutated_was_legitimate():

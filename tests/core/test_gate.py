@@ -57,6 +57,8 @@ from comity.models import build
 from comity.training.task import batchnorm_private
 from comity.wire.codec import decode, encode
 
+pytestmark = pytest.mark.quick
+
 NETWORK = build("fedbn-cnn(scale=0.06)", (1, 8, 8), 10)
 PRIVATE = batchnorm_private(NETWORK, "params_only")
 TASK = LearningTask(NETWORK, 10, NETWORK.cut, PRIVATE)

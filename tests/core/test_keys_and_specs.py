@@ -15,6 +15,8 @@ from comity.core import Key
 from comity.errors import UsageError
 from comity.spec import Spec, call, parse, split
 
+pytestmark = pytest.mark.quick
+
 paths = st.lists(st.integers(0, 9) | st.text("abc", max_size=2), min_size=1, max_size=3)
 
 

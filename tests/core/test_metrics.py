@@ -19,6 +19,8 @@ from comity.errors import UsageError
 from comity.metrics.evaluation import evaluate, evaluate_together
 from comity.metrics.metrics import ELIGIBLE, METRICS, check_fits, fitting
 
+pytestmark = pytest.mark.quick
+
 SKLEARN: dict[str, Callable[[Any, Any], float]] = {
     "balanced_accuracy": lambda y, scores: balanced_accuracy_score(y, scores.argmax(1)),
     "macro_f1": lambda y, scores: f1_score(y, scores.argmax(1), average="macro"),

@@ -27,6 +27,8 @@ from comity.errors import ComityError, CorruptedFile
 from comity.wire.blob import MOST_EMPTY
 from comity.wire.codec import FREE_NODES, MOST_LEVELS, decode, encode
 
+pytestmark = pytest.mark.quick
+
 # seconds of the processor; most take milliseconds, but the garbage collector looks through all of a
 # test session
 QUICKLY = 6.0

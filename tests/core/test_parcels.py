@@ -24,6 +24,8 @@ from comity.wire.channel import Channel
 from comity.wire.codec import decode, encode
 from comity.wire.sealing import KEY, LOCKED_KEY, Lock, SharedSecret
 
+pytestmark = pytest.mark.quick
+
 SECRET, RUN = bytes(range(32)), b"a run"
 CALL = CallId("local", 0, 3, 0)
 THETA = {"w": torch.arange(64.0)}

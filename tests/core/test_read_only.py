@@ -24,6 +24,8 @@ from comity.models import build
 from comity.training.descent import check_unwritten, train
 from comity.training.requests import FitRequest
 
+pytestmark = pytest.mark.quick
+
 WRITES = (
     "^A loss may not write to what it is given: what it notes from batch to batch goes into"
     " batch.scratch.$"

@@ -19,6 +19,8 @@ from comity.algorithms.fedavg import FedAvg
 from comity.core import Key, Model, Params, Party, UsageError, algorithm, on_party
 from comity.core.wrapper import check_party_function, is_party_function, party_function
 
+pytestmark = pytest.mark.quick
+
 
 @algorithm
 class Overriding(FedAvg):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sweeps import over_methods
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -348,7 +349,7 @@ ALL = "flip|crop(pad=2)|rotate(degrees=15)"
 
 
 @pytest.mark.filterwarnings("ignore:adcol is meant for")
-@pytest.mark.parametrize("text", ["fedavg", "feduad", "adcol", "fedrep"])
+@pytest.mark.parametrize("text", over_methods(["fedavg", "feduad", "adcol", "fedrep"]))
 def test_engines_see_the_same_pictures(text: str, fed: Federation, tmp_path: Path) -> None:
     """Also where a part of a method learns from representations (feduad, adcol)."""
     loop = run(text, fed, tmp_path / "loop", augment=ALL)

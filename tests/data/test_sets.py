@@ -562,6 +562,7 @@ REAL = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "samples", "test", "groups"), REAL)
 def test_the_real_files(name: str, samples: int, test: int, groups: dict[str, int]) -> None:
     if not any(card["name"] == name and card["here"] for card in catalogue()):

@@ -7,6 +7,8 @@ from importlib import import_module
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 MODULES = [
     "comity",
     "comity.calls",

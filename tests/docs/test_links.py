@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.quick
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FILES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])

@@ -46,6 +46,7 @@ def test_it_is_saved_with_what_it_shows_and_nothing_of_the_machine(saved: Any) -
     assert len(text) < 200_000
 
 
+@pytest.mark.long
 def test_executed_afresh_it_shows_the_same_kinds_of_things(saved: Any, tmp_path: Path) -> None:
     fresh = nbformat.from_dict(saved)
     for cell in fresh.cells:

@@ -48,6 +48,7 @@ def test_files_that_a_page_names_exist(page: str) -> None:
             )
 
 
+@pytest.mark.sweep("fedufo", "relay")
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_on_a_page_work(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

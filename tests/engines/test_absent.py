@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from matrix import compositions, ragged, run, short, weights
+from sweeps import over_methods
 
 import comity
 from comity.base.call import CallId, Message
@@ -52,7 +53,7 @@ def learned(result: comity.Result) -> tuple[Any, ...]:
 # --- the whole matrix
 
 
-@pytest.mark.parametrize("text", compositions(), ids=short)
+@pytest.mark.parametrize("text", over_methods(compositions()), ids=short)
 def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path) -> None:
     """The party goes back to what it was: nobody's model tells the two apart, in any method.
     Evaluations are not lost.
@@ -76,7 +77,7 @@ def test_a_lost_reply_is_as_if_the_party_had_been_away(text: str, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", compositions()[::3], ids=short
+    "text", over_methods(compositions()[::3]), ids=short
 )  # of a state that is wrong, the test above would tell
 def test_whoever_comes_and_goes(text: str, tmp_path: Path) -> None:
     """Away at the start, lost in between, away at the end with its evaluation: the run ends, and
@@ -251,6 +252,7 @@ EVENTS = (
 )
 
 
+@pytest.mark.sweep("process-fed-sps", "stacked-scaffold+dbe")
 @pytest.mark.parametrize("text", ["scaffold+dbe", "adcol(hidden=8)", "fed-sps", "feduad"])
 @pytest.mark.parametrize("engine", ["stacked", "process"])
 def test_engines_agree_on_absences(text: str, engine: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from matrix import GOSSIP, ragged, run
+from sweeps import over_methods
 from torch import Tensor, nn
 
 import comity
@@ -118,6 +119,7 @@ def test_ledger_equals_the_closed_form_when_half_take_part_and_keep_batchnorm(
     assert_closed_forms(run(text, tmp_path, bn="none", participation=0.5))
 
 
+@pytest.mark.sweep("-half")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_ledger_equals_the_closed_form_in_other_settings(
     text: str, setting: str, tmp_path: Path
@@ -127,7 +129,7 @@ def test_ledger_equals_the_closed_form_in_other_settings(
 
 @pytest.mark.parametrize(
     ("text", "settings"),
-    [
+    over_methods([
         ("adcol", {"disc": "linear"}),
         ("adcol", {"hidden": 7, "sampling": 0.3}),
         ("adcol", {"cut": "fc1", "disc_epochs": 0}),
@@ -154,8 +156,8 @@ def test_ledger_equals_the_closed_form_in_other_settings(
         ("fedbn+dbe", {"participation": 0.5}),
         ("fedper+mr", {"cut": "fc1"}),
         ("fedper+mr", {"set": {"mr.cut": "fc1"}}),
-    ],
-)
+    ]),
+)  # fmt: skip
 def test_ledger_equals_the_closed_form_under_a_methods_own_settings(
     text: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -265,6 +267,7 @@ def weight(message: Any, sealed: bool = True) -> int:
     return sum(t.nbytes for t in tensors_in(message, sealed)) + 4 * numbers_in(message, sealed)
 
 
+@pytest.mark.sweep("params_only")
 @pytest.mark.parametrize("bn", ["all", "params_only", "none"])
 def test_kept_names_never_cross(text: str, bn: str, wire: Wire, tmp_path: Path) -> None:
     """Offsets, heads, BatchNorm: whatever a method or a policy keeps at home is in no message,

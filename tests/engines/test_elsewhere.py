@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from elsewhere import OPEN, Sites
 from matrix import STEEP, TABLES, compositions
+from sweeps import over_methods
 
 from comity.deploy import afterwards
 from comity.deploy.comparing import compare_sites
@@ -57,7 +58,8 @@ def same(one: Path, other: Path) -> None:
         ), name
 
 
-@pytest.mark.parametrize("text", [text for text in compositions() if "dp(" not in text])
+@pytest.mark.sweep("fedavg", "adcol", "relay-p2p")
+@pytest.mark.parametrize("text", over_methods(text for text in compositions() if "dp(" not in text))
 def test_all_methods_with_a_server_that_has_no_data(
     text: str, sites: Sites, tmp_path: Path, quiet: None
 ) -> None:

@@ -61,6 +61,7 @@ def assert_equal(one: comity.Result, other: comity.Result) -> None:
             assert torch.equal(value, weights(other)[party][name]), f"{name} of {party}"
 
 
+@pytest.mark.sweep("rank=2")
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("model", MODELS)
 def test_process_equals_loop(
@@ -69,6 +70,7 @@ def test_process_equals_loop(
     assert_equal(run(text, model, tmp_path, engine="process", workers=2), on_loop(text, model))
 
 
+@pytest.mark.sweep("rank=2")
 @pytest.mark.parametrize("text", METHODS)
 @pytest.mark.parametrize("model", MODELS)
 def test_stacked_stays_close(
@@ -104,6 +106,7 @@ class Stop(Quiet):
             raise KeyboardInterrupt
 
 
+@pytest.mark.sweep("rank=2")
 @pytest.mark.parametrize("model", MODELS)
 def test_resumed_is_straight(
     model: str,

@@ -11,6 +11,7 @@ import pytest
 import torch
 from far_device import FAR, Apart, Far, far_device, few
 from matrix import BATCHNORM, STEEP, methods, tables, wrapped, wrappers
+from sweeps import over_methods
 
 import comity
 from comity.base.record import leaves
@@ -77,7 +78,7 @@ def go(text: str, folder: Path, **settings: Any) -> comity.Result:
 
 @pytest.mark.parametrize(
     "text",
-    [*(SMALL.get(text, text) for text in methods()), *(wrapped(text) for text in wrappers())],
+    over_methods([*(SMALL.get(text, text) for text in methods()), *map(wrapped, wrappers())]),
 )
 def test_methods_keep_to_one_device(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,12 +87,13 @@ def test_methods_keep_to_one_device(
         go(text, tmp_path)
 
 
-@pytest.mark.parametrize("text", OPTIONS)
+@pytest.mark.parametrize("text", over_methods(OPTIONS))
 def test_so_do_their_options(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with far_device(monkeypatch):
         go(text, tmp_path, **OPTIONS[text])
 
 
+@pytest.mark.sweep("adcol", "fedavg")
 @pytest.mark.parametrize("text", ["fedavg", "adcol(hidden=8)", "fed-sps(attack_steps=2)"])
 def test_far_away_all_is_the_same(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

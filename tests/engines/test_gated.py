@@ -125,12 +125,14 @@ def test_the_gate_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         assert all(torch.equal(value, weights(gated)[party][name]) for name, value in theta.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", OPTIONS)
 def test_so_does_what_their_options_send(text: str, watched: Watched, tmp_path: Path) -> None:
     run(text, tmp_path, **OPTIONS[text])
     assert watched.passed.keys() - {"evaluate"}
 
 
+@pytest.mark.sweep("adcol", "relay", "fedavg+dbe")
 @pytest.mark.parametrize(
     "text",
     ["fedavg+dbe", "adcol(hidden=8)", "relay", "fedgen(gen_steps=5)", "fedbabu", "fedufo", "solo"],

@@ -13,6 +13,7 @@ import torch
 from matrix import GOSSIP, VARIANTS, compositions, ragged, run, short, tables, weights
 from plain import Trainer, assert_close, cross_entropy, features, head, stream
 from plain import first as common
+from sweeps import over_methods
 from torch import Tensor, nn
 
 import comity
@@ -168,7 +169,8 @@ def assert_same(ours: comity.Result, theirs: comity.Result) -> None:
         assert all(torch.equal(weights(ours)[party][k], v) for k, v in theta.items())
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=short)
+@pytest.mark.sweep("fedavg", "adcol", "relay-p2p")
+@pytest.mark.parametrize("text", over_methods(TEXTS), ids=short)
 def test_every_method_everywhere(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

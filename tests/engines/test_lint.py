@@ -21,6 +21,8 @@ import comity
 from comity import algorithms
 from comity.core import Server, on_party
 
+pytestmark = pytest.mark.quick
+
 Rule = Callable[[ast.Module], Iterator[tuple[int, str]]]
 
 SOURCE = Path(comity.__file__).parent
@@ -366,8 +368,14 @@ def code_lines(text: str) -> int:
     return sum(1 for line in lines if line.strip() and not line.strip().startswith("#"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A file's syntax tree, which no rule changes."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def check(path: Path, *rules: Rule) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     found = [
         f"{path.relative_to(SOURCE)}:{line}: {why}" for rule in rules for line, why in rule(tree)
     ]
@@ -406,7 +414,7 @@ def findings() -> dict[Rule, set[str]]:
     rules = (contexts, tapes, seeds, peeking)
     files: dict[Rule, set[str]] = {rule: set() for rule in rules}
     for path in EVERYTHING:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         for rule in rules:
             if list(rule(tree)):
                 files[rule].add(name(path))
@@ -416,7 +424,7 @@ def findings() -> dict[Rule, set[str]]:
 def test_there_is_one_context_variable() -> None:
     assert findings()[contexts] == CONTEXT.keys()
     for file, variable in CONTEXT.items():
-        tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
+        tree = parsed(SOURCE / file)
         ((line, _),) = contexts(tree)
         assert [
             dotted(n.target) for n in tree.body if isinstance(n, ast.AnnAssign) and n.lineno == line

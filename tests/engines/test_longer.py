@@ -54,6 +54,7 @@ def go_on(text: str, folder: Path, rounds: int, **settings: Any) -> comity.Resul
     return run(text, folder, rounds=rounds, resume=True, **settings)
 
 
+@pytest.mark.sweep("fedavg+dbe", "fed-sps", "solo")
 @pytest.mark.parametrize("text", ASKED)
 def test_a_finished_run_goes_on(text: str, tmp_path: Path) -> None:
     settings = SMALL | ASKED[text]

@@ -196,6 +196,7 @@ def test_rounds_are_those_of_a_federation_without_them(
     assert alone.summary["newcomers"] == {}
 
 
+@pytest.mark.sweep("adcol", "relay-p2p")
 def test_joining_is_the_same_on_processes(
     text: str, joined: Callable[..., StackedTree], tmp_path: Path
 ) -> None:
@@ -542,6 +543,7 @@ class Watch(Quiet):
         self.first = first_round
 
 
+@pytest.mark.sweep("scaffold+dbe", "adcol")
 @pytest.mark.parametrize("when", ["before joining", "while joining"])
 @pytest.mark.parametrize(
     "text",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from matrix import compositions, run, short, weights
+from sweeps import over_methods
 
 from comity.base.finite import first_not_finite, is_finite
 from comity.base.record import Model, record
@@ -23,7 +24,9 @@ WILD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("text", [c for c in compositions() if c != "centralized"], ids=short)
+@pytest.mark.parametrize(
+    "text", over_methods(c for c in compositions() if c != "centralized"), ids=short
+)
 def test_only_the_one_that_diverges_is_named(text: str, tmp_path: Path) -> None:
     """In every method: its replies are left out, it goes back to what it was, and all models stay
     finite.

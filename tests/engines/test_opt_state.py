@@ -195,6 +195,7 @@ def test_keeping_changes_nothing_with_plain_sgd(text: str, tmp_path: Path) -> No
 KEPT = {"opt_state": "keep", "optimizer": "adam", "lr": 0.01, "rounds": 3, "participation": 0.75}
 
 
+@pytest.mark.sweep("fedavg+dbe", "adcol")
 @pytest.mark.parametrize(
     "text", ["solo", "fedavg", "fedrep", "ditto", "fedavg+dbe", "adcol", GOSSIP], ids=short
 )

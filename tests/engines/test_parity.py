@@ -14,15 +14,18 @@ import pytest
 import torch
 from matrix import (
     BATCHNORM,
+    GOSSIP,
     VARIANTS,
     compositions,
     methods,
     ragged,
     run,
+    short,
     tables,
     weights,
     wrappers,
 )
+from sweeps import over_methods
 from torch import nn
 
 import comity
@@ -66,12 +69,16 @@ def test_the_matrix_holds_every_algorithm() -> None:
         assert any(text.endswith(f"+{wrapper}") for text in made), f"nothing goes into {wrapper}"
 
 
+@pytest.mark.parametrize(
+    "text", over_methods([*compositions(), GOSSIP], quick=("scaffold+dbe",)), ids=short
+)
 def test_process_equals_loop(text: str, tmp_path: Path) -> None:
     result = run(text, tmp_path, engine="process", workers=2)
     assert result.job.experiment.engine == "process"
     assert_equal(result, on_loop(text))
 
 
+@pytest.mark.sweep("relay-p2p-3", "scaffold+dbe-1", "adcol-3")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_process_equals_loop_with_any_number_of_workers(
     text: str, workers: int, tmp_path: Path
@@ -81,6 +88,7 @@ def test_process_equals_loop_with_any_number_of_workers(
     assert_equal(result, on_loop(text))
 
 
+@pytest.mark.sweep("scaffold+dbe", "relay-p2p", "adcol")
 def test_process_equals_loop_when_half_take_part(text: str, tmp_path: Path) -> None:
     half = {"participation": 0.5, "rounds": 3}
     assert_equal(
@@ -88,6 +96,7 @@ def test_process_equals_loop_when_half_take_part(text: str, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("text", VARIANTS)
 def test_process_equals_loop_under_a_methods_variants(text: str, tmp_path: Path) -> None:
     settings = VARIANTS[text] | {"rounds": 3}
@@ -97,6 +106,7 @@ def test_process_equals_loop_under_a_methods_variants(text: str, tmp_path: Path)
     )
 
 
+@pytest.mark.sweep("scaffold+dbe")
 @pytest.mark.parametrize("bn", ["params_only", "none"])
 @pytest.mark.parametrize("text", ["fedavg", "scaffold+dbe"])
 def test_process_equals_loop_under_other_batchnorm_policies(

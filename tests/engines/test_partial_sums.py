@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from matrix import compositions, ragged, run, short, tables, weights
+from sweeps import over_methods
 from test_absent import EVENTS, absences, plan
 from test_resume import Interrupt
 
@@ -88,7 +89,7 @@ def assert_close(ours: comity.Result, right: comity.Result) -> None:
 # --- methods
 
 
-@pytest.mark.parametrize("text", summed(), ids=short)
+@pytest.mark.parametrize("text", over_methods(summed()), ids=short)
 def test_every_method_that_only_averages_is_close_to_a_loop(text: str, tmp_path: Path) -> None:
     ours = run(text, tmp_path / "sums", **QUICK, **SUMS)
     assert SUMMED in ours.summary["remarks"], (
@@ -232,6 +233,7 @@ def test_a_sum_that_overflows_makes_a_round_void(tmp_path: Path) -> None:
 # --- resume, and the order in which sums come
 
 
+@pytest.mark.sweep("True-scaffold", "False-fedavg")
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("half", [False, True])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(

@@ -224,6 +224,7 @@ def test_the_validation_part_decides_where_there_is_one(tmp_path: Path) -> None:
     assert differs
 
 
+@pytest.mark.sweep("all-", "newcomers-scaffold+dbe")
 @pytest.mark.parametrize(
     "text", ["fedavg", "scaffold+dbe", "fedper", "fedbabu", TUNED], ids=lambda t: Path(t).name
 )

@@ -78,6 +78,7 @@ def test_what_is_said_of_the_choice() -> None:
 # --- what is left of a pilot
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("host", "settings"),
     [

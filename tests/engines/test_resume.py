@@ -118,6 +118,7 @@ def test_stopped_in_the_middle_of_a_round(text: str, tmp_path: Path) -> None:
     assert_resumes(text, tmp_path, expected_first=1, rounds=3)
 
 
+@pytest.mark.sweep("fedavg", "relay-p2p")
 @pytest.mark.usefixtures("every_round")
 def test_rows_behind_the_checkpoint_are_cut(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +137,7 @@ def test_rows_behind_the_checkpoint_are_cut(
     assert_resumes(text, tmp_path, expected_first=1)
 
 
+@pytest.mark.sweep("scaffold+dbe", "adcol")
 @pytest.mark.usefixtures("every_round")
 def test_stopped_with_half_the_parties_a_round(text: str, tmp_path: Path) -> None:
     """A party that stayed away since the last checkpoint has its state in an older file."""
@@ -144,6 +146,7 @@ def test_stopped_with_half_the_parties_a_round(text: str, tmp_path: Path) -> Non
     assert_resumes(text, tmp_path, expected_first=2, participation=0.5)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize("text", VARIANTS)
 def test_stopped_under_a_methods_variants(text: str, tmp_path: Path) -> None:
@@ -158,6 +161,7 @@ def test_stopped_under_a_methods_variants(text: str, tmp_path: Path) -> None:
     assert_resumes(text, tmp_path, expected_first=2, **VARIANTS[text])
 
 
+@pytest.mark.sweep("adcol", "gossip.py")
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize(
     "text", ["fedavg", "scaffold+dbe", "adcol", "centralized", GOSSIP], ids=short
@@ -170,6 +174,7 @@ def test_stopped_on_processes(text: str, tmp_path: Path) -> None:
     assert_resumes(text, tmp_path, expected_first=2, **places)
 
 
+@pytest.mark.sweep("fedufo-3", "scaffold-2")
 @pytest.mark.usefixtures("every_round")
 @pytest.mark.parametrize(("text", "after"), [("fedufo", 1), ("fedufo", 3), ("scaffold", 2)])
 def test_parties_live_where_they_lived(text: str, after: int, tmp_path: Path) -> None:

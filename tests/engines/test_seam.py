@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from matrix import GOSSIP, compositions, ragged, run, tables, weights
+from sweeps import over_methods
 from torch import nn
 
 from comity.base.call import CallId, Message
@@ -177,6 +178,7 @@ def is_one_sentence(text: str) -> bool:
 # --- numpy in losses
 
 
+@pytest.mark.sweep("auto", "stacked-2")
 @pytest.mark.parametrize("place", ELSEWHERE)
 @pytest.mark.parametrize("way", ["own", "common", "closure"])
 def test_losses_may_use_numpy_arrays(way: str, place: str, tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_the_matrix_is_whole() -> None:
 @pytest.mark.parametrize(
     "place", ["stacked-1", "stacked-2", "auto"]
 )  # on processes: test_newcomers.py
-@pytest.mark.parametrize("text", compositions())
+@pytest.mark.parametrize("text", over_methods(compositions()))
 def test_every_method_is_the_same_everywhere(text: str, place: str, tmp_path: Path) -> None:
     """With a newcomer: its steps, the server's, bytes, and what is tuned at the end."""
     right = on_loop(text, json.dumps(LATE))
@@ -268,6 +270,7 @@ def test_every_method_is_the_same_everywhere(text: str, place: str, tmp_path: Pa
     assert_agrees(ours, right, place)
 
 
+@pytest.mark.sweep("auto", "stacked-2")
 @pytest.mark.parametrize("place", ELSEWHERE)
 @pytest.mark.parametrize("text", [*FINISHING, *USERS], ids=lambda text: Path(text).name)
 def test_so_are_methods_that_finish_and_users_own(text: str, place: str, tmp_path: Path) -> None:
@@ -289,6 +292,7 @@ MODES = (
 )
 
 
+@pytest.mark.sweep("loop", "stacked-2")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("mistake", "sentence"),
@@ -324,6 +328,7 @@ def test_a_forgotten_await_is_no_untrained_model(place: str, tmp_path: Path) -> 
 # --- losses that fail
 
 
+@pytest.mark.sweep("loop", "stacked-2")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("how", "words"),
@@ -337,6 +342,7 @@ def test_an_error_in_a_loss_names_its_authors_line(
     assert found.startswith(f"{words} in loss ({line_of('failing', how)}): ")
 
 
+@pytest.mark.sweep("loop", "stacked-2")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("how", ["raised", "in torch"])
 def test_a_work_may_catch_it_and_go_on(how: str, place: str, tmp_path: Path) -> None:
@@ -354,6 +360,7 @@ def test_a_work_may_catch_it_and_go_on(how: str, place: str, tmp_path: Path) -> 
 # --- works run once
 
 
+@pytest.mark.sweep("loop", "stacked-2")
 @pytest.mark.parametrize("trainings", [0, 1, 3])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_work_runs_once_a_call(place: str, trainings: int, tmp_path: Path) -> None:
@@ -380,6 +387,7 @@ WROTE = (
 )
 
 
+@pytest.mark.sweep("loop", "stacked-2")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("to", "sentence"),
@@ -402,6 +410,7 @@ def test_a_loss_may_not_write_now_and_then(place: str, tmp_path: Path) -> None:
 # --- replies that nobody hears
 
 
+@pytest.mark.sweep("loop", "stacked-2")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("then", ["call", "end"])
 def test_a_loop_over_replies_is_not_left_early(then: str, place: str, tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def simulated(sites: Sites, method: str, out: Path) -> Path:
     ).folder
 
 
+@pytest.mark.sweep("fedavg+dbe", "adcol", "solo")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_site_measures_what_a_simulation_says_of_it(
     method: str, sites: Sites, tmp_path: Path

@@ -24,6 +24,7 @@ MORE = ["ditto", "fedavg+dbe", "fed-sps", "scaffold"]
 SMALL = {"model": "mlp2(width=6)", "rounds": 3, "participation": 0.5}
 
 
+@pytest.mark.sweep("adcol-process", "gossip.py-loop", "fedper-stacked")
 @pytest.mark.parametrize("engine", ["loop", "process", "stacked"])
 @pytest.mark.parametrize(
     "text", ["fedper", "adcol", GOSSIP, *(pytest.param(text, marks=pytest.mark.long) for text in MORE)],

@@ -264,6 +264,7 @@ def test_a_work_that_fails_at_a_site(open_sites: Sites, monkeypatch: pytest.Monk
     same_as_planned(open_sites, folder, "scaffold", **USUAL)
 
 
+@pytest.mark.sweep("fedavg+dbe")
 @pytest.mark.parametrize("where", ["state", "index", "ledger", "all"])
 @pytest.mark.parametrize("method", ["scaffold", "fedavg+dbe"])
 def test_a_full_disk_at_a_site(

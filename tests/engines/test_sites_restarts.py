@@ -93,6 +93,7 @@ def plain(method: str) -> str:
     return "".join(c for c in method if c.isalnum())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_that_is_killed_between_any_two_exchanges(method: str, sites: Sites) -> None:
     """SubmittedJob again by its name it goes on, with fresh desks, to the same tables; it is killed
@@ -168,6 +169,7 @@ def works_of(*rounds: int) -> Callable[[Any], bool]:
     return lambda head: isinstance(head, RunCall) and head.call[2] in rounds
 
 
+@pytest.mark.sweep("fed-sps-lost", "fedavg+dbe-dead", "scaffold-dead")
 @pytest.mark.parametrize("how", ["lost", "offline"])
 @pytest.mark.parametrize("method", MISSED)
 def test_lost_replies_and_dead_sites(method: str, how: str, sites: Sites) -> None:

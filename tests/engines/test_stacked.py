@@ -117,6 +117,7 @@ def test_stacked_agrees_with_loop_in_64_bits(
     assert bool(count["alone"]) == (apart or lonely)
 
 
+@pytest.mark.sweep("fedprox+dbe")
 @pytest.mark.parametrize(
     "settings",
     [
@@ -141,7 +142,9 @@ def test_whatever_the_training(
     assert count["together"]
 
 
-@pytest.mark.parametrize("text", ["fedavg", "moon", "fedavg+dbe"])
+@pytest.mark.parametrize(
+    "text", [pytest.param("fedavg", marks=pytest.mark.quick), "moon", "fedavg+dbe"]
+)
 def test_32_bits_stay_close(text: str, tmp_path: Path) -> None:
     """After one step to 1e-5; after five rounds within one point of accuracy."""
     step = {"model": "mlp2", "steps": 1, "rounds": 1}

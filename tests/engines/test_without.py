@@ -50,6 +50,7 @@ def right(folder: Path, *names: str) -> list[str]:
     ]
 
 
+@pytest.mark.sweep("-{}", "fed-sps(alpha=0,beta=0)-{'engine'")
 @pytest.mark.parametrize(
     "more", [{}, {"participation": 0.5}, {"engine": "process", "workers": 2}], ids=str
 )
@@ -139,6 +140,7 @@ def test_every_method_runs_without_a_party_and_through_a_round_of_nobody(
         assert {kind: charged[t, kind] for kind in ("up", "down", "peer")} == vars(each[t - 1])
 
 
+@pytest.mark.sweep("fedavg+dbe", "relay-p2p")
 @pytest.mark.parametrize(
     "text",
     ["fedavg+dbe", "fed-sps", "relay-p2p", "adcol(slots=cohort,hidden=8)", "centralized", GOSSIP],

@@ -63,6 +63,7 @@ def go(text: str, folder: Path, **where: Any) -> comity.Result:
     return comity.run(text, few(), out=folder, **settings | where)
 
 
+@pytest.mark.sweep("scaffold", "relay")
 @pytest.mark.parametrize("text", ["scaffold", "fedavg+dbe", "fed-sps(attack_steps=2)", "relay"])
 def test_methods_whose_server_is_on_the_cpu(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,12 +31,15 @@ from comity.components.divergence import kl_from_uniform
 from comity.core import Info, Key, LearningTask, Samples, Training, in_chunks
 from comity.models.stack import Builder, flat, linear, relu
 
+pytestmark = pytest.mark.quick
+
 FULL = Training(lr=2.0, momentum=0.9, batch=10**6, epochs=150)
 
 
 # --- the discriminator that theory expects
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [1.0, 2.0])
 def test_theorem_best_discriminator_of_two_gaussians_is_the_density_ratio(m: float) -> None:
     """D*_k = P_k / sum_j P_j; log P_1/P_2 of N(0,1) and N(m,1) is -m z + m^2/2, so that is a linear

@@ -175,6 +175,9 @@ def s_d(d: int, layers: tuple[int, ...]) -> int:
 # --- eq. 2 with mu = 0
 
 
+@pytest.mark.sweep(
+    "1.0-disc=conv", "0.5-sampling=0.4,past=2", "1.0-disc=linear", "0.5-disc_epochs=3"
+)
 @pytest.mark.parametrize(
     "options",
     ["", "past=3", "sampling=0.4", "disc=linear", "disc=deep", "disc=conv", "disc_epochs=0", "disc_epochs=3",

@@ -15,6 +15,8 @@ from toys import OneNumber, net_of, rounds
 from comity.algorithms.affine_robust import CHANGE, OFFSET, AffineRobust
 from comity.core import Batch, LearningTask, Params, Samples, Training, UsageError
 
+pytestmark = pytest.mark.quick
+
 FULL_BATCH = Training(lr=0.1, batch=10, epochs=1)
 
 

@@ -22,6 +22,8 @@ from comity.algorithms.drfa import Drfa
 from comity.components.agnostic import Mixture, mean_loss, onto_simplex
 from comity.core import Batch, Key, LearningTask, Params, Training
 
+pytestmark = pytest.mark.quick
+
 STEP = Training(lr=0.1, batch=1, epochs=1)
 
 

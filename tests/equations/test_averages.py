@@ -20,6 +20,8 @@ from comity.training.requests import FitRequest
 from comity.training.requests import plain as plain_loss
 from comity.training.task import batchnorm_private
 
+pytestmark = pytest.mark.quick
+
 BN_NET, IMAGE = "fedbn-cnn(scale=0.03)", (1, 8, 8)
 
 

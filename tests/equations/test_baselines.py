@@ -17,6 +17,8 @@ from comity.algorithms.fedrep import FedRep
 from comity.algorithms.moon import contrast
 from comity.core import Key, Model, Training, drop, keep
 
+pytestmark = pytest.mark.quick
+
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {
     "model": "mlp2(width=7)",

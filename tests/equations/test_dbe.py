@@ -32,6 +32,8 @@ from comity.algorithms.fedavg import FedAvg
 from comity.components.pilot import Mean
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training
 
+pytestmark = pytest.mark.quick
+
 SHAPE, CLASSES, K = (6,), 3, 5
 
 

@@ -26,6 +26,8 @@ from comity.components.pilot import Mean
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training, batches
 from comity.models import build
 
+pytestmark = pytest.mark.quick
+
 SHAPE, CLASSES, K, B = (6,), 3, 5, 4
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"
 ROOT = Key.root(0)
@@ -375,6 +377,7 @@ def test_alg1_no_option_changes_a_byte(options: str) -> None:
     assert rows[0] == rows[1]
 
 
+@pytest.mark.sweep("mlp2")
 @pytest.mark.parametrize("model", [f"mlp2(width={K})", BATCHNORM])
 @pytest.mark.parametrize(
     "options",
@@ -454,6 +457,8 @@ def resnet18() -> list[nn.Module]:
 TABLE7 = {"CONV": 16_384, "B1": 16_384, "B2": 8_192, "B3": 4_096, "B4": 2_048, "POOL": 512}
 
 
+@pytest.mark.sweep("B4", "CONV")
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", TABLE7)
 def test_table7_offset_element_counts_of_resnet18(cut: str) -> None:
     """64 x 64 x 3 inputs; the offset has the shape of one representation wherever the network is

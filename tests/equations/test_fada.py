@@ -30,6 +30,8 @@ from comity.components.clusters import left_in_clusters
 from comity.components.discriminator import labelled
 from comity.core import Key, Params, Samples, Training, UsageError
 
+pytestmark = pytest.mark.quick
+
 SIZES = (12, 12, 14)
 SETTINGS: dict[str, Any] = {
     "model": "mlp2(width=7)",

@@ -28,6 +28,8 @@ from comity.algorithms.gpfl import (
 from comity.core import Key, LearningTask, Model, Params, Samples, Training, drop, keep
 from comity.studies import export
 
+pytestmark = pytest.mark.quick
+
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {
     "model": "mlp2(width=7)",

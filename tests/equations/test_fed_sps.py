@@ -58,6 +58,8 @@ from comity.runs import checkpoint
 from comity.runs.server_run import Quiet
 from comity.studies import plan
 
+pytestmark = pytest.mark.quick
+
 Scaled = tuple[tuple[float, ...], tuple[float, ...]]
 SHAPE, CLASSES = (6,), 3
 SMALL = "mlp2(width=5)"
@@ -258,6 +260,7 @@ def test_spec2_pgd_on_images() -> None:
     assert torch.equal(z, x + 0.03 * torch.tensor([[[1.0, -1.0], [0.0, 1.0]]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("r", "lambda0", "alpha_lambda"), [(1.0, 1.0, 0.5), (1.0, 8.0, 0.5), (0.5, 8.0, 4.0)]
 )
@@ -1170,6 +1173,7 @@ def test_eq12_at_the_common_start_the_overlap_is_the_share_of_ones_own_losses_th
         ] == pytest.approx([own, own], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_spec7_order_of_calls_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parties work and answer in reverse: the same bits, the peers drawn and the noise included."""
     function = LoopEngine.run
@@ -1233,6 +1237,7 @@ def test_alg2_only_those_drawn_take_part() -> None:
     }
 
 
+@pytest.mark.sweep("gradient")
 @pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("mode", ["gradient", "samples"])
 @pytest.mark.parametrize(("tune", "collab_steps", "per_round", "after"), [
@@ -1323,6 +1328,7 @@ def test_newcomers_collaborate_as_often() -> None:
 # --- exploration and exploitation
 
 
+@pytest.mark.slow
 def test_spec8_chances_by_hand() -> None:
     """s = (1, 2, 6): mean 3, deviation √(14/3); ξ = 0.2, τ = 2."""
     chances = peer_chances({1: 1.0, 2: 2.0, 3: 6.0}, [1, 2, 3], 0.2, 2.0)
@@ -1331,6 +1337,7 @@ def test_spec8_chances_by_hand() -> None:
     assert chances.sum().item() == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_spec8_unseen_peers_have_the_mean_score() -> None:
     """(1, ?, 5): the unknown has 3, which is 0 when standardised; ±√1.5 for the others."""
     e = [math.exp(s) for s in (-math.sqrt(1.5), 0, math.sqrt(1.5))]
@@ -1344,6 +1351,7 @@ def test_spec8_unseen_peers_have_the_mean_score() -> None:
     ], "who is not there does not count"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scores",
     [{1: 1.0, 2: -5.0, 3: 100.0}, {}, {1: 2.0, 2: 2.0, 3: 2.0}, {2: math.nan}, {2: math.inf}],
@@ -1366,6 +1374,7 @@ def test_temperature_tells_peers_apart() -> None:
     assert soft[1].item() == pytest.approx(1 / (1 + math.exp(-2 / 100)))  # standardised: −1 and 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("explore", "temperature"), [(0.2, 1.0), (1.0, 1.0), (0.0, 0.5)])
 def test_spec8_peers_are_drawn_by_these_chances(explore: float, temperature: float) -> None:
     fed, n, scores = (
@@ -1382,6 +1391,7 @@ def test_spec8_peers_are_drawn_by_these_chances(explore: float, temperature: flo
         assert drawn[j] / n == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n))
 
 
+@pytest.mark.slow
 def test_spec8_without_replacement_and_all_if_there_are_no_more() -> None:
     for k in range(50):
         assert len(set(FedSps(peers=2).chosen({}, [3, 5, 7, 8], Key(k)))) == 2
@@ -1391,6 +1401,7 @@ def test_spec8_without_replacement_and_all_if_there_are_no_more() -> None:
     assert FedSps(peers=2).chosen({}, [], Key(0)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peers", [1, 2])
 @pytest.mark.parametrize("options", [{}, {"code_compat": True}])
 def test_spec8_exactly_m_peers_a_round_and_never_oneself(
@@ -1700,6 +1711,7 @@ def charged(result: comity.Result) -> dict[int, Counter[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "k", "edges"), [
     ({}, 4, 12),
     ({"collab_steps": 3}, 4, 12),
@@ -1749,6 +1761,7 @@ def test_spec8_bytes_by_hand(settings: dict[str, Any], k: int, edges: int) -> No
     assert {(*way[:3], WIDTH7 + 12) for way in ways} == back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bn", "there", "back"), [
     ("all", 4 * 721 + 8, 4 * 703), ("params_only", 4 * 703, 4 * 703), ("none", 4 * 685, 4 * 685),
 ])  # fmt: skip
@@ -1773,6 +1786,7 @@ def test_spec8_bytes_with_batchnorm(bn: Any, there: int, back: int, peers: int) 
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("collab_steps", [1, 4])
 @pytest.mark.parametrize(("select", "exact"), [("strict", False), ("all", True)])
@@ -1814,6 +1828,8 @@ def test_spec8_bytes_of_samples(select: str, exact: bool, collab_steps: int) -> 
 # --- any inputs, any engine, stopped at any time
 
 
+@pytest.mark.sweep("linear")
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     {}, {"attack": "wasserstein"}, {"attack": "wasserstein", "cost": "l2"}, {"code_compat": True, "peers": 1},
 ], ids=str)  # fmt: skip
@@ -1923,6 +1939,8 @@ class Stop(Quiet):
         self.now = t + 1
 
 
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_process_equals_loop(options: dict[str, Any], straight: Straight, tmp_path: Path) -> None:
@@ -1931,6 +1949,8 @@ def test_process_equals_loop(options: dict[str, Any], straight: Straight, tmp_pa
     )
 
 
+@pytest.mark.sweep("code_compat", "'peers': 1, 'explore'")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_stacked_equals_loop(options: dict[str, Any], straight: Straight, tmp_path: Path) -> None:
@@ -1945,6 +1965,8 @@ def test_stacked_equals_loop(options: dict[str, Any], straight: Straight, tmp_pa
         assert_close(thetas[name], theta)
 
 
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*near-copies")
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 def test_resumed_is_the_run_that_was_not_stopped(

@@ -14,6 +14,8 @@ import comity
 from comity.algorithms.fedala import STEADY, AlaState, Both, FedAla, converged, merged
 from comity.core import Key, Model, Params, Training, is_buffer
 
+pytestmark = pytest.mark.quick
+
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {
     "model": "mlp2(width=7)",

@@ -66,6 +66,8 @@ from comity.runs import checkpoint
 from comity.runs.server_run import Quiet
 from comity.studies import plan
 
+pytestmark = pytest.mark.quick
+
 SHAPE, CLASSES, WIDTH = (6,), 4, 5
 MODEL = f"mlp2(width={WIDTH})"
 IMAGE, BATCHNORM = (1, 8, 8), "fedbn-cnn(scale=0.03)"
@@ -709,6 +711,8 @@ def _by_hand(
     return written({k: data[k] for k in group}, s.w, Ds, label, first=where == "fresh", **chosen)
 
 
+@pytest.mark.sweep("disc_state=", "lam=10.0")
+@pytest.mark.slow
 @pytest.mark.parametrize("chosen", ROUNDS, ids=option_text)
 def test_eq12_rounds_written_out(chosen: dict[str, Any]) -> None:
     """Three of five parties, three rounds: priors, exchange, posteriors, D, averages."""
@@ -805,6 +809,8 @@ def test_every_option_is_in_this_file() -> None:
             assert set(values) <= {option.default, *OTHERS[option.name]}, option.name
 
 
+@pytest.mark.sweep("uad-False", "server_lr", "disc_state-local")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"), [(name, value) for name, values in OTHERS.items() for value in values]
 )
@@ -823,6 +829,8 @@ def test_no_option_is_without_effect(name: str, value: Any) -> None:
 # --- reductions
 
 
+@pytest.mark.sweep("1.0-all", "0.5-none")
+@pytest.mark.slow
 @pytest.mark.parametrize("bn", ["all", "params_only", "none"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_all_extras_off_is_fedavg_bit_for_bit(participation: float, bn: str) -> None:
@@ -886,6 +894,7 @@ FEDUAD = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", FEDUAD, ids=str)
 @pytest.mark.parametrize("stage_one", [0.0, 0.5])
 def test_feduad_is_fedufo_without_consensus_bit_for_bit(
@@ -919,6 +928,8 @@ def test_feduad_is_the_first_stage_of_fedufo_with_the_same_parties() -> None:
 # --- section 3.4: the two stages
 
 
+@pytest.mark.sweep("-True")
+@pytest.mark.slow
 @pytest.mark.parametrize("uad", [True, False])
 @pytest.mark.parametrize(
     ("stage_one", "first"), [(0.0, 0), (0.25, 1), (0.3, 1), (0.5, 2), (0.99, 3), (1.0, 4)]
@@ -1024,6 +1035,7 @@ def test_stage_one_d_stands_still_while_h_learns_and_h_while_d_learns() -> None:
 # --- section 3.3.2: dynamic sampling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "n"), [(1, 1), (1, 6), (2, 6), (5, 6), (5, 12), (6, 6), (10, 100)]
 )
@@ -1045,6 +1057,7 @@ def test_dynamic_sampling_takes_the_worst_half(count: int, n: int) -> None:
     assert all(abs(k - 200 * share) <= spread for k in others), "the rest at random"
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_takes_the_never_seen_first() -> None:
     """Parties 2 and 5 are unknown, and 0 is at nothing: of four places two are by score, three of
     six.
@@ -1063,6 +1076,8 @@ def _accuracy(w: Params, data: Samples) -> float:
     return (predicted(w, data.x).argmax(1) == data.y).double().mean().item()
 
 
+@pytest.mark.sweep("fresh-uad=false", "last-")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen", [{}, {"uad": False}, {"uad": False, "cgr": False}], ids=option_text
 )
@@ -1112,6 +1127,7 @@ def test_dynamic_sampling_over_a_run(
     assert dynamic == "fresh" or set(known) == set(range(8)), "nobody is left out for long"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", ["last", "fresh"])
 def test_section332_dynamic_sampling_comes_with_cgl_in_stage_two(
     dynamic: Literal["last", "fresh"],
@@ -1139,6 +1155,7 @@ def test_bytes_of_fresh_looks_come_with_stage_two(participation: float) -> None:
     assert planned[2].up == planned[1].up + 4 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
     [{"dynamic": "off"}, {"cgl": False}, {"cgl": False, "dynamic": "fresh"}],
@@ -1155,6 +1172,7 @@ def test_dynamic_sampling_is_off_or_without_cgl_the_usual_one(chosen: dict[str, 
     assert s.accuracy == {}
 
 
+@pytest.mark.slow
 def test_dynamic_sampling_fresh_looks_change_only_who_takes_part() -> None:
     """With everybody in, the parties hold w already: the same weights bit for bit."""
     usual = ran("fedufo(dynamic=off)")
@@ -1517,6 +1535,8 @@ def _charged(result: comity.Result, t: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.sweep("disc_state=local", "fedufo(uad=false)")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "chosen", "models", "discs", "figures", "swap"),
     BYTES,
@@ -1644,6 +1664,8 @@ def _tables(result: comity.Result) -> list[bytes]:
     ]
 
 
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("method", STATEFUL[:3])
 def test_process_equals_loop(method: str, tmp_path: Path) -> None:
     ours, theirs = (
@@ -1672,6 +1694,8 @@ class Stop(Quiet):
         self.now = t + 1
 
 
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [1, 3])
 @pytest.mark.parametrize("method", STATEFUL)
 def test_resumed_equals_straight(

@@ -21,6 +21,8 @@ from comity.base.call import CallId
 from comity.core import Batch, Key, Params, Samples, Training, batches, plain
 from comity.engines.running_call import KeptMoments, RunningCall
 
+pytestmark = pytest.mark.quick
+
 SHAPE, CLASSES = (6,), 3
 OPTIMIZERS: dict[str, tuple[Training, Callable[[Any], torch.optim.Optimizer]]] = {
     "sgd": (Training(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),

@@ -304,6 +304,7 @@ def test_fedgen_bytes_by_hand() -> None:
     assert len(of_round) == 2 * len(SIZES)
 
 
+@pytest.mark.sweep("-batchnorm-0.5", "-mlp2-1.0")
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("model", ["mlp2", "batchnorm"])
 @pytest.mark.parametrize("wrapper", ["", "+dbe"])

@@ -38,6 +38,8 @@ from comity.core import Key, Model, Params, Samples, Server, Training, average, 
 from comity.runs.folder import RunFolder
 from comity.studies.export import export, load
 
+pytestmark = pytest.mark.quick
+
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {
     "model": "mlp2(width=7)",

@@ -17,9 +17,12 @@ from comity.core import Key, LearningTask, Model, Training
 from comity.models.modules import Modules
 from comity.training.task import Batch
 
+pytestmark = pytest.mark.quick
+
 ONE_STEP = Training(lr=0.1, batch=1, epochs=1)
 
 
+@pytest.mark.sweep("-0.5")
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize(
     ("child", "parent"),

@@ -34,6 +34,8 @@ from comity.algorithms.fml import Fml, FmlState
 from comity.algorithms.pfedme import PFedMe
 from comity.core import Empty, Key, LearningTask, Model, Params, Party, Samples, Training
 
+pytestmark = pytest.mark.quick
+
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {
     "model": "mlp2(width=7)",

@@ -21,6 +21,8 @@ from comity.algorithms.fedtgp import FedTgp, apart, made
 from comity.core import Key, Params, Samples, Training
 from comity.studies import export
 
+pytestmark = pytest.mark.quick
+
 SIZES = (9, 14, 6)
 SETTINGS: dict[str, Any] = {
     "model": "mlp2(width=7)",

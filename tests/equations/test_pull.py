@@ -30,6 +30,8 @@ from comity.core import (
 from comity.engines.stacked.batched_training import train_together
 from comity.training.descent import train
 
+pytestmark = pytest.mark.quick
+
 SHAPE, CLASSES = (5,), 3
 LINEAR: LearningTask = task_of("mlp2(width=4)", SHAPE, CLASSES)
 BATCHNORM: LearningTask = task_of("mlp2(width=4,projection=4)", SHAPE, CLASSES)

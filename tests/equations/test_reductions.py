@@ -15,6 +15,8 @@ import comity
 from comity.algorithms.dbe import OFFSET
 from comity.wire.ledger import Charge
 
+pytestmark = pytest.mark.quick
+
 FLAT, IMAGE = (6,), (1, 8, 8)
 MODELS = {"mlp2": ("mlp2(width=7)", FLAT), "batchnorm": ("fedbn-cnn(scale=0.03)", IMAGE)}
 SIZES = (9, 21, 14, 6)
@@ -73,6 +75,8 @@ def assert_same(child: comity.Result, parent: comity.Result) -> None:
     assert rows[0] == rows[1]
 
 
+@pytest.mark.sweep("-batchnorm-0.5")
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("pair", PAIRS)
@@ -97,6 +101,8 @@ def test_fedbn_is_fedavg_with_the_policy_none(participation: float) -> None:
     )
 
 
+@pytest.mark.sweep("-adam")
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd(momentum=0.9,decay=0.01)", "adam"])
 @pytest.mark.parametrize(
     "pair", ["fedprox, mu = 0", "adcol, mu = 0", "dbe off", "mr off on fedper"]
@@ -106,6 +112,8 @@ def test_reduces_to_its_parent_under_other_optimizers(pair: str, optimizer: str)
     assert_same(ran(child, "batchnorm", 0.5, optimizer), ran(parent, "batchnorm", 0.5, optimizer))
 
 
+@pytest.mark.sweep("-none")
+@pytest.mark.slow
 @pytest.mark.parametrize("bn", ["params_only", "none"])
 @pytest.mark.parametrize(
     "pair", ["fedprox, mu = 0", "dbe off", "dbe off on scaffold", "mr off on fedper"]

@@ -56,6 +56,8 @@ from comity.studies import plan
 from comity.training.requests import FitRequest
 from comity.training.task import batchnorm_private
 
+pytestmark = pytest.mark.quick
+
 SHAPE, C, D = (6,), 3, 5
 MODEL = f"mlp2(width={D})"
 BOTH = pytest.mark.parametrize("method", [Relay, RelayP2p])
@@ -655,6 +657,10 @@ def some_parties(text: str, parties: int, how: str, **options: Any) -> comity.Re
     )
 
 
+@pytest.mark.sweep(
+    "adam-relay-3", "sgd-relay-p2p-3", "adam-relay(disc=external)-2", "sgd-relay(m_up=2,m_down=3)-5"
+)
+@pytest.mark.slow
 @pytest.mark.parametrize("parties", [2, 3, 5])
 @pytest.mark.parametrize(
     "text", ["relay", "relay(m_up=2,m_down=3)", "relay(disc=external)", "relay-p2p"]
@@ -912,6 +918,7 @@ def test_alg1_m_down_different_sets_of_others(m_up: int, m_down: int, wire: list
     assert len(sources) == 6, "in six rounds everybody meets everybody"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exclude_self", [True, False])
 def test_t3_whether_ones_own_observations_come_back(exclude_self: bool, wire: list[Turn]) -> None:
     """150 letters: never from oneself; or from each of three alike, 50 of 150 (four standard
@@ -1142,6 +1149,7 @@ def test_aggregate_bytes_and_architectures(aggregate: str, extra: int) -> None:
 SCHEDULE = {1: [0, 1], 2: [0, 2], 3: [0, 1], 4: [0, 3], 5: [0, 2], 6: [0, 1, 2, 3]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("max_age", "age_decay"),
     [(0, 1.0), (0, 0.5), (2, 1.0), (2, 0.25), (1, 1.0), (3, 0.9), (4, 0.9)],
@@ -1193,6 +1201,7 @@ def test_offline_weights_by_age_and_forgotten_uploads(
     assert bool(forgotten) == (max_age in (1, 2, 3))
 
 
+@pytest.mark.slow
 def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
     """Weights are relative: the only one who ever showed class 2 defines its mean, with weight 2 *
     0.1^14.
@@ -1206,6 +1215,7 @@ def test_offline_a_mean_stays_a_mean_however_old(wire: list[Turn]) -> None:
     torch.testing.assert_close(message.means[2], shown.means[2], rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
     """Only p1 and p2 of four ever come: they learn from each other, and the others' models stay
     untouched.
@@ -1231,6 +1241,7 @@ def test_offline_any_two_parties_suffice(wire: list[Turn]) -> None:
     assert all(v.isfinite().all() for u in (1, 2) for v in server.state(u).values())
 
 
+@pytest.mark.slow
 def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
     """Nobody else's observations: a contrast with nothing in it, and a pull to one's own means."""
     relay = Relay(begin="random", lambda_kd=1.0)
@@ -1247,6 +1258,7 @@ def test_offline_a_party_alone_goes_on_by_itself(wire: list[Turn]) -> None:
     assert_near(server.state(0), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text", ["relay(max_age=1,age_decay=0.5)", "relay(begin=random)", "relay-p2p"]
 )
@@ -1675,6 +1687,7 @@ def test_k8_from_the_command_line(
 # --- relaxation to peer to peer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [0.0, 0.3, 1.0])
 def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> None:
     """Three rounds in which all tell all: the mean of all observations so far, or (1 - r) t̄ + r t
@@ -1707,6 +1720,7 @@ def test_p2p_mean_of_all_that_was_heard(running: float, wire: list[Turn]) -> Non
     assert [len(h) for h in heard[2]] == [6, 6, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", [0.0, 0.4])
 def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
     """Each tells the other: Algorithm 2 with the newest observations, and the mean of all heard in
@@ -1738,6 +1752,7 @@ def test_p2p_three_rounds_of_two_parties_by_hand(running: float) -> None:
     assert times == [[3, 0, 0], [3, 3, 3]]
 
 
+@pytest.mark.slow
 def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
     """No observation this round: no contrast, but the pull to what was heard before."""
     p2p = RelayP2p(lambda_kd=4.0, lambda_disc=2.0, n_avg=0)
@@ -1756,6 +1771,7 @@ def test_p2p_who_hears_nothing_now_remembers(wire: list[Turn]) -> None:
     assert torch.equal(server.state(0).heard, before.heard)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("parties", "neighbours", "m_up"), [(2, 1, 1), (5, 1, 1), (5, 2, 3), (3, 7, 2)]
 )
@@ -1804,6 +1820,7 @@ def test_p2p_sealed_parcels_to_m_neighbours_and_nothing_up(
     assert result.summary["bytes"]["peer"] == 8 * parties * m * C * (4 * m_up * D + 1)
 
 
+@pytest.mark.slow
 def test_p2p_only_those_present_are_told(wire: list[Turn]) -> None:
     """Half of four take part: one tells the other, and those away keep all they have."""
     p2p = RelayP2p(neighbours=3)
@@ -1816,6 +1833,7 @@ def test_p2p_only_those_present_are_told(wire: list[Turn]) -> None:
         assert (server.state(u) is before[u]) == (u not in here)
 
 
+@pytest.mark.slow
 def test_p2p_external_discriminators_do_not_travel(wire: list[Turn]) -> None:
     p2p = RelayP2p(disc="external", neighbours=2)
     server, s = net_of(p2p, task(), TRIO, Training(lr=0.1))
@@ -1859,6 +1877,8 @@ class Stop(Quiet):
             raise KeyboardInterrupt
 
 
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "settings"), VARIANTS)
 def test_every_place_and_every_interruption_gives_the_same(
     text: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,6 +23,8 @@ from comity.components.robust import Gathering, trimmed_mean
 from comity.core import AnyAlgorithm, Averaging, Params, Training
 from comity.errors import ComityError, UsageError
 
+pytestmark = pytest.mark.quick
+
 FAULTY = str(Path(__file__).with_name("faulty.py"))
 ROBUST = ("median", "trimmed", "krum")
 ONE_STEP = Training("sgd", lr=1.0, batch=8, epochs=1)
@@ -191,6 +193,7 @@ def accuracy(text: str) -> float:
     return found
 
 
+@pytest.mark.sweep("huge")
 @pytest.mark.parametrize("how", ["huge", "reversed"])
 def test_one_party_breaks_fedavg_and_none_of_these(how: str) -> None:
     faulty = f"{FAULTY}(how={how})"
@@ -213,6 +216,7 @@ def test_more_than_was_asked_for_breaks_them() -> None:
     assert accuracy(f"{FAULTY}(who=p0 p3)+trimmed") < 0.6
 
 
+@pytest.mark.sweep("fedavg+dbe", "fedbn")
 @pytest.mark.parametrize("text", ["fedavg+dbe", "fedbn", "fedprox+prbm", "ditto"])
 def test_hosts_of_many_kinds(text: str) -> None:
     for robust in ROBUST:

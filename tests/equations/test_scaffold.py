@@ -15,6 +15,8 @@ from comity.algorithms.fedavg import FedAvg
 from comity.algorithms.scaffold import Scaffold
 from comity.core import Training
 
+pytestmark = pytest.mark.quick
+
 ETA, K = 0.1, 10
 A, B = (4.0, 1.0), (1.0, 7.0)
 OPTIMUM = (4 * 1 + 1 * 7) / 5  # of f_1 + f_2: sum a b / sum a = 2.2

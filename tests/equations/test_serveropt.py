@@ -16,6 +16,8 @@ import comity
 from comity.algorithms import compose
 from comity.core import Params, Training, UsageError
 
+pytestmark = pytest.mark.quick
+
 SETTINGS: dict[str, Any] = {
     "model": "mlp2(width=7)",
     "rounds": 3,

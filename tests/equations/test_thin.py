@@ -18,6 +18,8 @@ from comity.training import descent
 from comity.training.kernels import Tape, cross_entropy, over_rows
 from comity.training.requests import FitRequest, Loss
 
+pytestmark = pytest.mark.quick
+
 SHAPE, CLASSES = (5,), 3
 TASK: LearningTask = task_of("mlp2(width=4)", SHAPE, CLASSES)
 BATCHNORM: LearningTask = task_of("mlp2(width=4,projection=4)", SHAPE, CLASSES)

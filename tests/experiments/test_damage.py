@@ -97,9 +97,13 @@ def write_manifest(folder: Path, told: dict[str, Any]) -> None:
 
 
 def nines(text: str) -> str:
-    """Every row's last figure begins with a 9."""
+    """Every row's last figure begins with a 9, or with an 8 where it began with a 9."""
     heads, *rows = text.split("\n")
-    return "\n".join([heads, *(re.sub(r",.([^,]*)$", r",9\1", row) for row in rows)])
+    return "\n".join([heads, *(re.sub(r",(.)([^,]*)$", _other_digit, row) for row in rows)])
+
+
+def _other_digit(found: re.Match[str]) -> str:
+    return f",{8 if found[1] == '9' else 9}{found[2]}"
 
 
 def zeroed(text: str) -> str:

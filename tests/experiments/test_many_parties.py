@@ -64,6 +64,7 @@ def prepared(parties: int) -> tuple[int, float]:
     return calls, min(seconds)
 
 
+@pytest.mark.long
 def test_preparing_is_linear() -> None:
     """Calls are counted; what happens within one (a slice of all names) shows in seconds only,
     where it is given much room.

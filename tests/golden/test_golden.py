@@ -19,6 +19,8 @@ import comity
 from comity import algorithms
 from comity.core import Wrapper
 
+pytestmark = pytest.mark.quick
+
 torch.set_num_threads(1)
 FOLDER = Path(__file__).parent
 REGENERATE = os.environ.get("COMITY_REGENERATE") == "1"

@@ -98,6 +98,7 @@ def test_samples_that_all_agree_leave_some_doubt() -> None:
     assert 0.2 < gain.low < 0.9
 
 
+@pytest.mark.sweep("sizes0-auc", "sizes1-balanced_accuracy")
 @pytest.mark.parametrize(("name", "truth"), [("balanced_accuracy", 0.3057), ("auc", 0.3437)])
 @pytest.mark.parametrize("sizes", [(8, 30), (40, 40)])
 def test_intervals_hold_the_truth_as_often_as_they_say(

@@ -152,6 +152,7 @@ def test_full_rank_takes_the_first_step_of_the_whole_layer() -> None:
     )
 
 
+@pytest.mark.sweep("3-6")
 @pytest.mark.parametrize(("into", "out"), [(4, 4), (3, 6), (6, 3)])
 def test_full_rank_reaches_the_whole_layers_optimum(into: int, out: int) -> None:
     """Least squares: B and A of rank min(in, out) can be any change of W, and descent finds the
@@ -310,6 +311,7 @@ def test_a_run_knows_its_base_again(
         moved.rename(trained)
 
 
+@pytest.mark.sweep("fedavg+dbe")
 @pytest.mark.parametrize(
     "method",
     [
@@ -343,6 +345,7 @@ def test_what_is_exported_needs_no_base(method: str, tmp_path: Path) -> None:
     torch.testing.assert_close(torch.from_numpy(scores), expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.long
 def test_a_text_model_is_exported_too(tmp_path: Path) -> None:
     x = torch.randint(0, 30, (60, 12), generator=Key(1).generator()).float()
     fed = comity.Federation.from_arrays(

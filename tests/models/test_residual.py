@@ -102,6 +102,7 @@ def lively(theta: Params) -> Params:
     return made
 
 
+@pytest.mark.sweep("resnet18")
 @pytest.mark.parametrize("name", PLAIN)
 def test_outputs_are_those_of_plain_torch(name: str) -> None:
     network = models.build(name, (3, 40, 32), 10)

@@ -353,6 +353,7 @@ def test_without_noise_nothing_is_claimed(federation: comity.Federation) -> None
 # --- Budgets
 
 
+@pytest.mark.sweep("relay+ldp", "fd+ldp+dp")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("text", "found"),

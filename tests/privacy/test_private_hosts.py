@@ -54,6 +54,7 @@ def run(text: str, federation: comity.Federation, **more: Any) -> comity.Result:
     return comity.run(text, federation, **usual | more)
 
 
+@pytest.mark.sweep("fedavg", "scaffold", "fedbn", "ditto")
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_runs_with_a_bound_or_is_refused(
     name: str, federation: comity.Federation

@@ -112,6 +112,7 @@ def test_a_methods_name(name: str, plain: Path, tmp_path: Path) -> None:
     assert [given["value"] for given in box] == ["solo", name.replace("\r\n", "\n")]
 
 
+@pytest.mark.long
 def test_charts_with_all_these_names(plain: Path, tmp_path: Path) -> None:
     """Expressions, sorting and scales take names as they are: nothing is lost, nothing breaks."""
     folder = Path(shutil.copytree(plain, tmp_path / "it"))

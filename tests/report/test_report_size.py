@@ -59,6 +59,7 @@ def written(original: Path, folder: Path, method: str, seed: int) -> None:
     (folder / "ledger.csv").write_text("\n".join([*ledger, ""]), encoding="utf-8")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("library")
 def test_a_large_comparison(tmp_path: Path) -> None:
     original = tmp_path / "original"

@@ -1,4 +1,4 @@
-"""Fed-MTL: Smith et al., Federated Multi-LearningTask Learning, NeurIPS 2017 (MOCHA).
+"""Fed-MTL: Smith et al., Federated Multi-Task Learning, NeurIPS 2017 (MOCHA).
 
 Idea: every party has a model of its own. Which of them are alike is learned along with them, and
 those that are hold on to each other.

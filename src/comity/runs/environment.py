@@ -10,9 +10,17 @@ import subprocess
 from collections.abc import Mapping
 from functools import cache
 from hashlib import blake2b
-from importlib.metadata import version
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+
+@cache
+def version(package: str) -> str:
+    """The installed version of a package. Cached, since the package's metadata are parsed anew for
+    each question.
+    """
+    return metadata.version(package)
 
 
 @cache
