@@ -30,7 +30,7 @@ SMALL = (
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     path = tmp_path / "plan.csv"
-    path.write_text("party,round,work,how\np0,2,local,lost\np1,3,,offline\n", encoding="utf-8")
+    path.write_text("party,round,call,how\np0,2,local,lost\np1,3,,offline\n", encoding="utf-8")
     return path
 
 

@@ -29,7 +29,7 @@ from comity.wire.codec import encode
 QUICK: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 3}
 
 
-def plan(folder: Path, *lines: str, heads: str = "party,round,work,how") -> str:
+def plan(folder: Path, *lines: str, heads: str = "party,round,call,how") -> str:
     """A table of planned absences."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.csv"
@@ -333,18 +333,18 @@ def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "heads", "sentence"),
     [
-        (["nobody,1,,offline"], "party,round,work,how", "There is no party .* called 'nobody'"),
+        (["nobody,1,,offline"], "party,round,call,how", "There is no party .* called 'nobody'"),
         (
             ["east,x,,offline"],
-            "party,round,work,how",
+            "party,round,call,how",
             "line 2: a round is written as 3, 3-5, 3- or \\*, not 'x'",
         ),
-        (["east,1,,ill"], "party,round,work,how", "line 2: how is offline or lost, not 'ill'"),
+        (["east,1,,ill"], "party,round,call,how", "line 2: how is offline or lost, not 'ill'"),
         (["east"], "party", "needs the columns party and round"),
         (["east,1,2"], "party,round,when", "needs the columns party and round"),
         (["east"], "party,round", "the cells do not match the columns"),
         (["east,1,,,"], "party,round", "the cells do not match the columns"),
-        (["east,1,,-3,"], "party,round,work,use,how", "a use is a whole number, not '-3'"),
+        (["east,1,,-3,"], "party,round,call,occurrence,how", "an occurrence is a whole number, not '-3'"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(
@@ -440,7 +440,7 @@ def test_the_summary_counts_absences(tmp_path: Path) -> None:
     assert written["absent"] == {"east": {"lost": 2}, "west": {"offline": 1}}
     assert written["discarded"] == []
     assert (result.folder / "absences.csv").read_text() == (
-        "party,round,work,how,use\neast,1,local,lost,0\neast,2,local,lost,0\nwest,3,local,dead,0\n"
+        "party,round,call,how,occurrence\neast,1,local,lost,0\neast,2,local,lost,0\nwest,3,local,offline,0\n"
     )
 
 

@@ -192,7 +192,7 @@ def test_rows_are_well_formed(text: str, watched: Callable[[str], Watched]) -> N
     works = {"introduce", "evaluate"} | {
         name for a in chain(result.job.algorithm) for name in dir(a)
     }
-    assert (result.folder / "ledger.csv").read_text().startswith("round,work,src,dst,kind,bytes\n")
+    assert (result.folder / "ledger.csv").read_text().startswith("round,call,src,dst,kind,bytes\n")
     rounds = [row.round for row in result.ledger]
     assert rounds == sorted(rounds)
     for row in result.ledger:

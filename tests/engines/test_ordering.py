@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SubmittedJob:
     note(
         made,
         "absences.csv",
-        "party,round,work,how,use",
+        "party,round,call,how,occurrence",
         "east,3,local,lost,0",
         "north,2,local,lost,0",
     )
@@ -81,7 +81,7 @@ def test_not_for_somebody_who_was_late_or_has_values_that_are_not_finite(run: Su
     note(run, "metrics.csv", "round,party,split,name,value", "3,east,test,loss,1.0")
     assert back(run, "east", "north") == ""
     note(run, "metrics.csv", "round,party,split,name,value")
-    note(run, "absences.csv", "party,round,work,how,use", "east,3,local,nonfinite,0")
+    note(run, "absences.csv", "party,round,call,how,occurrence", "east,3,local,nonfinite,0")
     assert back(run, "east", "north") == ""
 
 

@@ -182,7 +182,7 @@ def test_parties_live_where_they_lived(text: str, after: int, tmp_path: Path) ->
     home without a state.
     """
     lost = tmp_path / "lost.csv"
-    lost.write_text("party,round,work,how\nsouth,1,,lost\nnorth,2,,lost\n")
+    lost.write_text("party,round,call,how\nsouth,1,,lost\nnorth,2,,lost\n")
     places = {
         "engine": "stacked",
         "workers": 2,

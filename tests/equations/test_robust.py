@@ -299,7 +299,7 @@ def test_a_round_of_its_own_is_refused(tmp_path: Path) -> None:
 def test_a_round_that_too_few_answer_is_void(tmp_path: Path) -> None:
     """Krum with f = 2 needs all seven: a round in which one is away does not count, and says so."""
     away = tmp_path / "away.csv"
-    away.write_text("party,round,work,how\np1,2,,offline\n")
+    away.write_text("party,round,call,how\np1,2,,offline\n")
     result = comity.run("fedavg+krum(f=2)", easy(), **SMALL | {"rounds": 3, "absent": str(away)})
     why = "krum with these options needs 7 replies, but 6 came."
     assert [(v["round"], v["why"]) for v in result.summary["discarded"]] == [(2, why)]
@@ -336,7 +336,7 @@ def test_what_they_do_not_guard_is_said() -> None:
 def test_a_median_of_two_is_said_to_be_a_mean(tmp_path: Path) -> None:
     """Before a run whose cohorts are that small, and in one to which it happens."""
     away = tmp_path / "away.csv"
-    away.write_text("party,round,work,how\n" + "".join(f"p{i},2,,offline\n" for i in range(5)))
+    away.write_text("party,round,call,how\n" + "".join(f"p{i},2,,offline\n" for i in range(5)))
     with pytest.warns(UserWarning, match="protects from nobody"):
         comity.run("fedavg+median", easy(), **SMALL | {"rounds": 1, "participation": 0.3})
     for rounds_, said in ((1, False), (2, True)):

@@ -35,7 +35,7 @@ def written(original: Path, folder: Path, method: str, seed: int) -> None:
     final = summary["accuracy"]["per_party"]
     metrics, ledger, total = (
         ["round,party,split,metric,value"],
-        ["round,work,src,dst,kind,bytes"],
+        ["round,call,src,dst,kind,bytes"],
         0,
     )
     for t in range(ROUNDS + 1):

@@ -25,7 +25,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 TABLES = ("metrics.csv", "ledger.csv", "absences.csv", "outcomes.csv")
-PLAN = "party,round,work,how\np1,0,,offline\np2,1,,lost\np0,3,,offline\np3,4,,lost\n"
+PLAN = "party,round,call,how\np1,0,,offline\np2,1,,lost\np0,3,,offline\np3,4,,lost\n"
 SETTINGS = (
     "--data digits --partition dirichlet(alpha=1.0) --parties 4 --model mlp2(width=8) --rounds 6"
     " --lr 0.02"
