@@ -34,12 +34,12 @@ def name_of(cls: type) -> str:
 
 
 EARLIER_MODULES = {
-    "comity.base.record:": "comity.base.record:",
+    "comity.core.record:": "comity.base.record:",
     "comity.core.fit:": "comity.training.requests:",
     "comity.core.training:": "comity.training.settings:",
     "comity.core.evaluation:": "comity.metrics.evaluation:",
     "comity.experiments.common:Introduction": "comity.runs.context:PartyInfo",
-    "comity.components.": "comity.components.",
+    "comity.parts.": "comity.components.",
     "comity.sites.": "comity.deploy.",
 }
 """Beginnings of names under which earlier versions saved records, and what they are now."""
