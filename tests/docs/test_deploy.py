@@ -58,7 +58,7 @@ def test_commands_are_there(page: str) -> None:
 
 
 def test_every_rule_of_a_law_is_explained() -> None:
-    table = PAGE.split("## The site's law")[1].split("\n## ")[0]
+    table = PAGE.split("## Site policy reference")[1].split("\n## ")[0]
     told = {
         name.replace("budget.", "budget_")
         for name in re.findall(
@@ -70,7 +70,7 @@ def test_every_rule_of_a_law_is_explained() -> None:
 
 
 def test_what_a_law_says_by_itself_is_what_the_page_says() -> None:
-    table = PAGE.split("## The site's law")[1]
+    table = PAGE.split("## Site policy reference")[1]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", table, flags=re.MULTILINE))
     policy = SitePolicy("north", Path())
     assert {name: rows[name] for name in ("rounds", "records")} == {
