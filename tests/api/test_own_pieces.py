@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import comity
-from comity.measure.summary import KINDS, blocks
 from comity.metrics.custom_metrics import TAKEN
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Quiet
+from comity.runs.summary import KINDS, blocks
 from comity.runs.trust import MARK
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))

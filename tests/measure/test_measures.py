@@ -8,8 +8,8 @@ import pytest
 
 from comity.core.server import Note
 from comity.measure.gain import gains, paired_interval
-from comity.measure.summary import accuracy, at_the_end
 from comity.metrics.metrics import METRICS
+from comity.runs.summary import accuracy, at_the_end
 
 
 def rows(split: str, table: dict[int, dict[str, float]]) -> list[Note]:

@@ -140,10 +140,10 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
     from comity.measure.caveats import caveats
-    from comity.measure.summary import has_diverged
     from comity.privacy.account import guarantees
     from comity.runs.folder import RunFolder
     from comity.runs.run_metric import metric_of
+    from comity.runs.summary import has_diverged
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
     name = display_name(summary["algorithm"])
@@ -203,7 +203,7 @@ def _heard(block: dict[str, Any]) -> int:
 
 def _others(summary: dict[str, Any], metric: Metric) -> str:
     """A run's figures by all metrics but the chosen one."""
-    from comity.measure.summary import blocks
+    from comity.runs.summary import blocks
 
     known = [(other, block.get("mean")) for other, block in blocks(summary) if other is not metric]
     return ", ".join(

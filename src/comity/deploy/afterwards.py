@@ -21,7 +21,6 @@ from comity.deploy.policy import SitePolicy
 from comity.deploy.site_run import JOINED, SiteRun, as_far_as, data_mark, seated
 from comity.deploy.site_store import States, read_seats, read_view
 from comity.errors import ComityError, UsageError
-from comity.measure import summarise
 from comity.measure.mdl import CHEAP, Settings
 from comity.measure.representations import Offered
 from comity.measure.study import studied
@@ -29,6 +28,7 @@ from comity.report import PAGE, report
 from comity.runs.build import SimulatedRun
 from comity.runs.folder import OUTCOMES, RunFolder
 from comity.runs.result import Deployed, Result
+from comity.runs.summary import summarise
 from comity.runs.tables import LEDGER, METRICS, PRIVACY
 from comity.studies.export import CARD, export
 

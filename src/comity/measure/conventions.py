@@ -17,8 +17,8 @@ from statistics import fmean
 from comity.core.server import Note
 from comity.errors import ComityError
 from comity.measure.fairness import fairness
-from comity.measure.figures import by_round, carried, mean
 from comity.metrics.metrics import ACCURACY
+from comity.runs.figures import by_round, carried, mean
 from comity.runs.folder import RunFolder
 from comity.wire.ledger import SERVER
 

@@ -28,10 +28,10 @@ from torch import Tensor
 from comity.base.key import Key
 from comity.base.record import Params
 from comity.errors import UsageError
+from comity.models.exported import WEIGHTS, read_parameters
 from comity.models.stack import Shape, Stack
 from comity.spec import parse
 
-WEIGHTS = "weights.safetensors"
 OPTIONS = ("rank", "alpha", "adapt", "base")
 """The options of a network that are about its factors."""
 
@@ -175,7 +175,7 @@ def low_rank(
         )
     if isinstance(base, int):
         return LowRank(stack, kept, adapted, rank, alpha)
-    held = _exported(_folder(base))
+    held = read_parameters(_folder(base))
     if wrong := next((k for k, v in kept.items() if not _fits(held, k, v)), None):
         form = f"has one of shape {tuple(held[wrong].shape)}" if wrong in held else "has none"
         wanted = f"it wants {wrong} of shape {tuple(kept[wrong].shape)}"
@@ -191,15 +191,6 @@ def low_rank(
 
 def _fits(held: Params, name: str, like: Tensor) -> bool:
     return name in held and held[name].shape == like.shape
-
-
-def _exported(folder: Path) -> Params:
-    """The parameters of a model that `comity export` wrote."""
-    from comity.studies.export import (
-        load,
-    )  # a study is made of networks, so that it comes after them
-
-    return {k: v.detach().clone() for k, v in load(folder).theta.items()}
 
 
 def without_factors(model: str) -> str:

@@ -10,11 +10,11 @@ import torch
 from comity.errors import ComityError
 from comity.measure import conventions
 from comity.measure.caveats import caveats
-from comity.measure.summary import has_diverged
 from comity.metrics.metrics import ACCURACY, METRICS
 from comity.notebook.html import curves, page, sentences, some, table
 from comity.runs.folder import RunFolder
 from comity.runs.run_metric import metric_of
+from comity.runs.summary import has_diverged
 from comity.units import duration, size, spread
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from comity.errors import UsageError
 from comity.measure.conventions import last_tenth
-from comity.measure.figures import by_round, carried, mean
 from comity.papers import MethodRow
 from comity.papers.reproduce import Outcome
+from comity.runs.figures import by_round, carried, mean
 from comity.runs.folder import RunFolder
 
 Done = Mapping[tuple[str, str], Sequence[Outcome]]

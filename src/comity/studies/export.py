@@ -28,13 +28,13 @@ from comity.data.federation import Preprocess
 from comity.data.inputs import Inputs
 from comity.data.preparation import Schema, Unusable
 from comity.errors import ComityError, UsageError
-from comity.measure.summary import blocks
 from comity.metrics.metrics import ACCURACY, METRICS
 from comity.models.low_rank import LowRank, without_factors
 from comity.names import display_name
 from comity.privacy.account import account_of
 from comity.runs.checkpoint import write_atomically
 from comity.runs.result import Deployed, Result
+from comity.runs.summary import blocks
 from comity.runs.trust import check, code_in, mark
 from comity.studies import predict
 from comity.training.settings import Training

@@ -16,7 +16,6 @@ from comity.data import Federation
 from comity.data.formats.common import few
 from comity.errors import ComityError, UsageError
 from comity.measure.caveats import caveats
-from comity.measure.figures import by_round, mean
 from comity.measure.seeds import paired_over_seeds
 from comity.metrics.custom_metrics import use
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
@@ -24,6 +23,7 @@ from comity.models import OwnModel
 from comity.runs.build import prepare
 from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
+from comity.runs.figures import by_round, mean
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Progress
 from comity.spec import value

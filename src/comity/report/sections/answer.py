@@ -16,7 +16,6 @@ from typing import Any
 from comity.algorithms import card, names
 from comity.errors import ComityError, UsageError
 from comity.measure.caveats import caveats, few
-from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
 from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.report.blocks import Block, Facts, Section, Table, Text
@@ -26,6 +25,7 @@ from comity.report.readable import Run
 from comity.report.sections.absences import absences
 from comity.report.sections.gains import between, by_seed, picked, too_few
 from comity.runs.config import WHERE
+from comity.runs.summary import blocks
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
 from comity.studies.method_summary import MethodSummary, columns, method_summary

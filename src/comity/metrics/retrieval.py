@@ -18,7 +18,7 @@ ROWS = 512  # queries ranked at once: a large gallery's order must fit in memory
 
 
 @dataclass(frozen=True)
-class Seen:
+class Embeddings:
     """Images as a matcher knows them: features, whose they are, and which camera took them."""
 
     features: Tensor
@@ -38,7 +38,7 @@ class Retrieval:
     """How many queries have a match in the gallery."""
 
 
-def _ranked(query: Seen, gallery: Seen) -> Tensor:
+def _ranked(query: Embeddings, gallery: Embeddings) -> Tensor:
     """For each query (row) whether the gallery's images match, from the nearest by cosine to those
     left out.
     """
@@ -52,7 +52,7 @@ def _ranked(query: Seen, gallery: Seen) -> Tensor:
     return (same & ~out).gather(1, order)
 
 
-def retrieval(query: Seen, gallery: Seen, ranks: Sequence[int] = (1, 5)) -> Retrieval:
+def retrieval(query: Embeddings, gallery: Embeddings, ranks: Sequence[int] = (1, 5)) -> Retrieval:
     """Rank the gallery for each query; AP is the mean, over its matches, of the precision down to
     each of them.
     """
@@ -60,7 +60,9 @@ def retrieval(query: Seen, gallery: Seen, ranks: Sequence[int] = (1, 5)) -> Retr
     firsts = []
     place = torch.arange(1, len(gallery.ids) + 1)
     for rows in torch.arange(len(query.ids)).split(ROWS):
-        match = _ranked(Seen(query.features[rows], query.ids[rows], query.cameras[rows]), gallery)
+        match = _ranked(
+            Embeddings(query.features[rows], query.ids[rows], query.cameras[rows]), gallery
+        )
         match = match[match.any(1)]
         precision = match.cumsum(1).double() / place
         precisions.append((precision * match).sum(1) / match.sum(1))

@@ -7,17 +7,15 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.measure.figures import by_round, carried, is_figure, mean
+from comity.runs.figures import by_round, carried, is_figure, mean
+from comity.runs.server_run import ServerRun
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
 from comity.wire.ledger import SERVER
-
-if TYPE_CHECKING:
-    from comity.runs.server_run import ServerRun
 
 RUNAWAY = 1e6  # a mean cross entropy, of which ln(classes) is what a guess costs
 KINDS = ("up", "down", "peer", "setup", "eval")
