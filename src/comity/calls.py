@@ -17,8 +17,8 @@ from typing import Any, Literal
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.measure.caveats import caveats
-from comity.metrics.custom_metrics import Function, give
-from comity.models import MODULES, OwnModel
+from comity.metrics.custom_metrics import Function, register_function
+from comity.models import MODULES, CustomModel
 from comity.notebook.live import Watched, watching
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
@@ -55,7 +55,7 @@ def run(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -207,7 +207,7 @@ def compare(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -309,7 +309,7 @@ def tune(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -392,7 +392,7 @@ def leave_one_out(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -475,7 +475,7 @@ def leave_one_out(
 # What the calls have in common.
 
 
-def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], OwnModel | None]:
+def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], CustomModel | None]:
     """A call's settings out of all it was given, and its own network if it has one; a function is
     known by a name from now on.
     """
@@ -484,7 +484,7 @@ def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], OwnModel | None]:
     if own is not None:
         told["model"] = MODULES
     if not isinstance(told["metric"], str):
-        told["metric"] = give(told["metric"])
+        told["metric"] = register_function(told["metric"])
     return told, own
 
 

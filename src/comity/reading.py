@@ -11,8 +11,8 @@ from typing import Literal
 
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.metrics.custom_metrics import Function, give
-from comity.models import OwnModel
+from comity.metrics.custom_metrics import Function, register_function
+from comity.models import CustomModel
 from comity.runs.call_settings import check_federation
 from comity.runs.folder import RunFolder
 from comity.runs.result import Result
@@ -25,7 +25,7 @@ def open(
     folder: str | Path,
     federation: Federation | None = None,
     *,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     metric: Function | None = None,
     trust: bool = False,
 ) -> Result | Comparison:
@@ -45,7 +45,7 @@ def open(
         True
     """
     if metric is not None:
-        give(metric)
+        register_function(metric)
     if federation is not None:
         check_federation("open", str(folder), federation)
     place = Path(folder)
@@ -120,7 +120,7 @@ def disclose(
     out: str | Path | None = None,
     *,
     federation: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     trust: bool = False,
 ) -> tuple[Path, Path]:
     """Write what left a party in a finished run, for whoever answers for its data; the paths of the

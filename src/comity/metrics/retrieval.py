@@ -1,8 +1,7 @@
-"""Re-identification: is a query's identity found among the nearest of a gallery? mAP and CMC,
-FedUFO's re-ID measures.
+"""Metrics of re-identification: mAP and CMC, which FedUFO reports.
 
-A gallery image of the query's identity from the query's own camera is neither right nor wrong and
-is left out, as in Zheng et al., Scalable Person Re-identification: A Benchmark, ICCV 2015.
+A gallery image of the query's identity from the query's own camera is ignored, as in Zheng et al.,
+Scalable Person Re-identification: A Benchmark, ICCV 2015.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROWS = 512  # queries ranked at once: a large gallery's order must fit in memory
+ROWS = 512  # queries ranked at once: the order of a large gallery must fit in memory
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Images as a matcher knows them: features, whose they are, and which camera took them."""
+    """Features of images, with the identity and the camera of each image."""
 
     features: Tensor
     ids: Tensor
@@ -28,41 +27,46 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class Retrieval:
-    """How well identities are found."""
+    """The metrics of a ranking of the gallery."""
 
     map: float | None
-    """Mean average precision over the queries that have a match; None if none has."""
+    """Mean average precision over the queries with a match in the gallery; None without any."""
     cmc: dict[int, float]
-    """Rank k: the share of those queries that have a match among the first k."""
+    """By rank k: the fraction of those queries with a match among the first k images."""
     queries: int
-    """How many queries have a match in the gallery."""
+    """The number of queries with a match in the gallery."""
 
 
-def _ranked(query: Embeddings, gallery: Embeddings) -> Tensor:
-    """For each query (row) whether the gallery's images match, from the nearest by cosine to those
-    left out.
+def _matches_by_rank(query: Embeddings, gallery: Embeddings) -> Tensor:
+    """Return, for each query (row), which gallery images match, in descending cosine similarity.
+
+    Ignored images come last, as no matches.
     """
-    near = (
+    similarity = (
         F.normalize(query.features.flatten(1), dim=1)
         @ F.normalize(gallery.features.flatten(1), dim=1).T
     )
     same = query.ids[:, None] == gallery.ids
-    out = same & (query.cameras[:, None] == gallery.cameras)
-    order = near.masked_fill(out, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    return (same & ~out).gather(1, order)
+    ignored = same & (query.cameras[:, None] == gallery.cameras)
+    order = (
+        similarity.masked_fill(ignored, -torch.inf)
+        .sort(dim=1, descending=True, stable=True)
+        .indices
+    )
+    return (same & ~ignored).gather(1, order)
 
 
 def retrieval(query: Embeddings, gallery: Embeddings, ranks: Sequence[int] = (1, 5)) -> Retrieval:
-    """Rank the gallery for each query; AP is the mean, over its matches, of the precision down to
-    each of them.
+    """Rank the gallery for each query, and return mAP and the CMC at `ranks`.
+
+    The average precision of a query is the mean of the precision at the rank of each match.
     """
     precisions = []
     firsts = []
     place = torch.arange(1, len(gallery.ids) + 1)
     for rows in torch.arange(len(query.ids)).split(ROWS):
-        match = _ranked(
-            Embeddings(query.features[rows], query.ids[rows], query.cameras[rows]), gallery
-        )
+        part = Embeddings(query.features[rows], query.ids[rows], query.cameras[rows])
+        match = _matches_by_rank(part, gallery)
         match = match[match.any(1)]
         precision = match.cumsum(1).double() / place
         precisions.append((precision * match).sum(1) / match.sum(1))

@@ -41,7 +41,7 @@ def judged_by(result: Result) -> Metric:
         return metric_of(folder, folder.read_experiment())
     except ComityError:  # the folder is gone or damaged, which whoever reads its tables will hear
         name = str(result.summary.get("metric"))
-        return METRICS[name] if name in METRICS or name in METRICS.own else ACCURACY
+        return METRICS[name] if name in METRICS or name in METRICS.custom else ACCURACY
 
 
 def figure(summary: Mapping[str, Any], metric: Metric) -> str:

@@ -348,7 +348,7 @@ class Run:
             )
         except Untrusted as why:
             return str(why)
-        if self.judged_by and not self.judged_by.known:
+        if self.judged_by and not self.judged_by.has_function:
             return (
                 f"The metric {self.judged_by.name} was given from Python as a function, which is"
                 " not here: gains need it, too."

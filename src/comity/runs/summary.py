@@ -14,7 +14,7 @@ from comity.core.server import Note
 from comity.errors import ComityError
 from comity.runs.figures import by_round, carried, is_figure, mean
 from comity.runs.server_run import ServerRun
-from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric, fitting
+from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric, metrics_for
 from comity.wire.ledger import SERVER
 
 RUNAWAY = 1e6  # a mean cross entropy, of which ln(classes) is what a guess costs
@@ -144,7 +144,7 @@ def _beside_accuracy(
     """
     found: dict[str, Any] = {}
     for metric in dict.fromkeys(
-        [*fitting(job.info.task.classes), job.metric]
+        [*metrics_for(job.info.task.classes), job.metric]
     ):  # which may be the user's own
         block = None if metric is ACCURACY else at_the_end(rows, metric, tests)
         if block and metric is job.metric:
@@ -199,7 +199,7 @@ def blocks(summary: Mapping[str, Any]) -> list[tuple[Metric, dict[str, Any]]]:
         if metric.name not in ("auc", "auc_micro")
     }
     keys[METRICS["auc" if two else "auc_micro"]] = "auc"
-    if (chosen := METRICS.own.get(str(summary.get("metric")))) is not None:
+    if (chosen := METRICS.custom.get(str(summary.get("metric")))) is not None:
         keys[chosen] = chosen.name
     return [(metric, summary[key]) for metric, key in keys.items() if summary.get(key)]
 

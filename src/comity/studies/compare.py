@@ -17,7 +17,7 @@ from comity.data import Federation
 from comity.errors import UsageError
 from comity.measure import Gain, gains
 from comity.metrics.metrics import METRICS
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs.build import prepare
 from comity.runs.checkpoint import write_atomically
@@ -81,7 +81,7 @@ def compare(
     caution: Callable[[str], None],
     track: Trackers | None = None,
     given: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     jobs: int = 1,
     record_messages: bool = False,
 ) -> Findings:
@@ -143,7 +143,7 @@ def compare(
 
 
 def every_method(
-    base: Experiment, federation: Federation, model: OwnModel | None = None
+    base: Experiment, federation: Federation, model: CustomModel | None = None
 ) -> tuple[list[str], list[str]]:
     """All methods that can be run as asked, and all wrappers around FedAvg; and a sentence for each
     that cannot.

@@ -16,7 +16,7 @@ from comity.checksums import without_crc
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
 from comity.frames import frame
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.runs.folder import RunFolder
 from comity.runs.result import Result
 from comity.runs.run import reopen
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def opened(
-    folder: Path, federation: Federation | None, model: OwnModel | None, trust: bool
+    folder: Path, federation: Federation | None, model: CustomModel | None, trust: bool
 ) -> Result:
     """The result of a finished run's folder, if nothing in it is damaged; data and code are opened
     when models are asked for.
@@ -191,7 +191,7 @@ class Comparison:
 def comparison_of(
     folder: Path,
     federation: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     trust: bool = False,
     keep: Any = None,
 ) -> Comparison:

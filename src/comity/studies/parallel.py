@@ -30,7 +30,7 @@ from comity.engines.ray_cluster import actors_kept
 from comity.engines.site_store import state_bytes
 from comity.errors import ComityError, CorruptedFile, UsageError, fate, shown
 from comity.machine import available, private
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs import config
 from comity.runs.build import SimulatedRun, federation_of, prepare
@@ -152,7 +152,7 @@ def run_once(
     folder: Path,
     progress: Progress,
     track: Trackers | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     job: SimulatedRun | None = None,
     record_messages: bool = False,
 ) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def run_all(
     data: Callable[[Experiment], Federation],
     progress: Callable[[str], Progress],
     track: Trackers | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     jobs: int = 1,
 ) -> Generator[dict[str, Any], None, None]:
     """The summaries of all runs in the order of `runs`, each as soon as it and all before it are
@@ -236,7 +236,7 @@ class _Crew:
         data: Callable[[Experiment], Federation],
         progress: Callable[[str], Progress],
         track: Trackers,
-        model: OwnModel | None,
+        model: CustomModel | None,
         jobs: int,
     ) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():

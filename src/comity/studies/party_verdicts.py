@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 from comity.data import Federation
 from comity.data.split import Share
 from comity.measure.gain import Z95, Gain
-from comity.metrics.metrics import TWO, Metric, by_class, looked_at, too_few
+from comity.metrics.metrics import TWO, Metric, count_by_class, has_too_few, relevant_classes
 
 MOST = 12
 """With more parties than this, they are counted, and only the first are told of one by one."""
@@ -102,8 +102,8 @@ class Parties:
         """The parties of a federation."""
         held = {
             name: Held(
-                by_class(data.train.y, federation.classes),
-                by_class(data.test.y, federation.classes),
+                count_by_class(data.train.y, federation.classes),
+                count_by_class(data.test.y, federation.classes),
             )
             for name, data in federation.parties.items()
         }
@@ -272,14 +272,16 @@ def _too_few(has: Sequence[Held], metric: Metric, class_names: Sequence[str]) ->
     """That there are too few samples to say anything, if there are; under the seed that leaves
     fewest.
     """
-    if not any(each.few or too_few(each.test, metric) for each in has):
+    if not any(each.few or has_too_few(each.test, metric) for each in has):
         return ""
     if any(each.few for each in has):
         return "too few test samples to say, or too few of a class, by its own word"
     if len(has[0].test) != TWO:
         return f"too few test samples ({min(sum(each.test) for each in has)}) to say"
     tests, trains, label = min(
-        (each.test[label], each.train[label], label) for each in has for label in looked_at(metric)
+        (each.test[label], each.train[label], label)
+        for each in has
+        for label in relevant_classes(metric)
     )
     what = f"samples of {class_names[label]!r}" if class_names else f"samples of class {label}"
     return f"too few {what} to say ({tests} to test on, {trains} to train on)"

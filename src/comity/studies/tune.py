@@ -17,9 +17,9 @@ from comity.data.formats.common import few
 from comity.errors import ComityError, UsageError
 from comity.measure.caveats import caveats
 from comity.measure.seeds import paired_over_seeds
-from comity.metrics.custom_metrics import use
+from comity.metrics.custom_metrics import load_metric
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.runs.build import prepare
 from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
@@ -141,7 +141,7 @@ def tune(
     progress: Callable[[str], Progress],
     track: Trackers | None = None,
     given: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     jobs: int = 1,
 ) -> Trials:
     """Every point of the grid with the same budget, the best on validation samples, by the chosen
@@ -156,7 +156,7 @@ def tune(
         raise UsageError("A seed is not tuned: give several with --seeds.")
     if "metric" in grid:
         raise UsageError("A metric is not tuned: choose one with --metric.")
-    metric = use(base.metric)
+    metric = load_metric(base.metric)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     names = [Trial(point, (), (), ()).name for point in points]
     data = shared(given)
