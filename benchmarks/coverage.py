@@ -18,7 +18,7 @@ import random
 
 import torch
 
-from comity.measure.gain import Gain, drawn_again
+from comity.measure.gain import Gain, bootstrap_gain
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS
 from comity.studies.party_verdicts import over_seeds
@@ -74,7 +74,9 @@ def main() -> None:
         ]
         true = figures[0] - figures[1]
         for each in (5, 10, 30, 100):
-            found = [drawn_again(f"p{k}", *drawn(each, draw), metric) for k in range(args.trials)]
+            found = [
+                bootstrap_gain(f"p{k}", *drawn(each, draw), metric) for k in range(args.trials)
+            ]
             held = [gain.low <= true <= gain.high for gain in found if gain is not None]
             width = sum(gain.high - gain.low for gain in found if gain is not None) / max(
                 1, len(held)

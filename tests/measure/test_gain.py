@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from comity.errors import ComityError
-from comity.measure.gain import Gain, drawn_again, paired, paired_interval
+from comity.measure.gain import Gain, bootstrap_gain, paired_gain, paired_interval
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
 from comity.studies.party_verdicts import (
@@ -51,13 +51,13 @@ def test_a_gain_is_the_difference_of_the_figures_and_repeatable() -> None:
     now, before = models(0, 30, 20, 1.0, 0.3)
     for name in ("balanced_accuracy", "macro_f1", "auc", "sensitivity", "specificity"):
         metric = METRICS[name]
-        gain = drawn_again("south", now, before, metric)
+        gain = bootstrap_gain("south", now, before, metric)
         assert gain is not None
         figures = [metric.of(each.scores(2), each.truth) or 0.0 for each in (now, before)]
         assert gain.gain == pytest.approx(figures[0] - figures[1])
         assert gain.low < gain.gain < gain.high
-        assert gain == drawn_again("south", now, before, metric)
-        back = drawn_again("south", before, now, metric)
+        assert gain == bootstrap_gain("south", now, before, metric)
+        back = bootstrap_gain("south", before, now, metric)
         assert back is not None
         assert (back.gain, back.low, back.high) == pytest.approx(
             (-gain.gain, -gain.high, -gain.low), abs=0.03
@@ -69,8 +69,8 @@ def test_where_less_is_better_a_gain_is_less() -> None:
     balanced = METRICS["balanced_accuracy"]
     missed = replace(balanced, higher=False, figures=lambda *given: 1 - balanced.figures(*given))
     one, other = (
-        drawn_again("south", now, before, balanced),
-        drawn_again("south", now, before, missed),
+        bootstrap_gain("south", now, before, balanced),
+        bootstrap_gain("south", now, before, missed),
     )
     assert one is not None
     assert other is not None
@@ -80,7 +80,7 @@ def test_where_less_is_better_a_gain_is_less() -> None:
 def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
     """It is a paired proportion, for which that interval is made."""
     now, before = models(5, 30, 60, 0.8, 0.2)
-    gain = drawn_again("south", now, before, METRICS["sensitivity"])
+    gain = bootstrap_gain("south", now, before, METRICS["sensitivity"])
     ill = now.truth == 1
     better = int((now.right & ~before.right & ill).sum())
     worse = int((~now.right & before.right & ill).sum())
@@ -90,7 +90,7 @@ def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
 
 def test_samples_that_all_agree_leave_some_doubt() -> None:
     y = torch.tensor([0] * 6 + [1] * 6)
-    gain = drawn_again(
+    gain = bootstrap_gain(
         "p", said(y, 2.0 * y - 1), said(y, 1 - 2.0 * y), METRICS["balanced_accuracy"]
     )
     assert gain is not None
@@ -109,23 +109,29 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     scale = 1.0 if name == "balanced_accuracy" else math.sqrt(2)
     exact = [float(normal.cdf(torch.tensor(shift * scale))) for shift in (1.2, 0.2)]
     assert exact[0] - exact[1] == pytest.approx(truth, abs=1e-3)
-    found = [drawn_again(f"p{k}", *models(k, *sizes, 1.2, 0.2), METRICS[name]) for k in range(100)]
+    found = [
+        bootstrap_gain(f"p{k}", *models(k, *sizes, 1.2, 0.2), METRICS[name]) for k in range(100)
+    ]
     held = sum(gain is not None and gain.low <= truth <= gain.high for gain in found)
     assert 90 <= held <= 100
 
 
 def test_who_has_no_figure_has_no_gain() -> None:
     y = torch.ones(9).long()
-    assert drawn_again("p", said(y, torch.rand(9)), said(y, torch.rand(9)), METRICS["auc"]) is None
+    assert (
+        bootstrap_gain("p", said(y, torch.rand(9)), said(y, torch.rand(9)), METRICS["auc"]) is None
+    )
     both = torch.tensor([0, 1] * 5)
     assert (
-        drawn_again(
+        bootstrap_gain(
             "p", said(both, torch.full((10,), math.nan)), said(both, torch.rand(10)), METRICS["auc"]
         )
         is None
     )
-    with pytest.raises(ComityError, match="not the same in both runs"):
-        drawn_again("p", said(both, torch.rand(10)), said(1 - both, torch.rand(10)), METRICS["auc"])
+    with pytest.raises(ComityError, match="differ between the runs"):
+        bootstrap_gain(
+            "p", said(both, torch.rand(10)), said(1 - both, torch.rand(10)), METRICS["auc"]
+        )
 
 
 # --- the answer for each party
@@ -217,7 +223,7 @@ def test_the_interval_over_seeds_by_hand() -> None:
 
 
 def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
-    gain = paired("p", [1] * 18 + [0] * 2, [1] * 10 + [0] * 10)
+    gain = paired_gain("p", [1] * 18 + [0] * 2, [1] * 10 + [0] * 10)
     one = over_seeds([gain], methods=1)
     assert (one.low, one.high) == pytest.approx((gain.low, gain.high))
 

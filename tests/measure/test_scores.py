@@ -35,7 +35,7 @@ def test_jains_index_at_its_ends(values, jain):
 
 
 def test_nobody_has_no_fairness():
-    with pytest.raises(ComityError, match="no parties"):
+    with pytest.raises(ComityError, match="at least one party"):
         fairness([])
 
 

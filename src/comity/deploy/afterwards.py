@@ -22,8 +22,8 @@ from comity.deploy.site_run import JOINED, SiteRun, as_far_as, data_mark, seated
 from comity.deploy.site_store import States, read_seats, read_view
 from comity.errors import ComityError, UsageError
 from comity.measure.mdl import CHEAP, Settings
-from comity.measure.representations import Offered
-from comity.measure.study import studied
+from comity.measure.representations import PartyModel
+from comity.measure.study import study_models
 from comity.report import PAGE, report
 from comity.runs.build import SimulatedRun
 from comity.runs.folder import OUTCOMES, RunFolder
@@ -98,8 +98,8 @@ def measure(
     if version is not None:
         site.restore(States(run.path).read(version), version)
     _, theta = site.deployed(Message(content, version))
-    offer = Offered(site.algorithm.party_for(site.party, site.mine), theta)
-    return studied(
+    offer = PartyModel(site.algorithm.party_for(site.party, site.mine), theta)
+    return study_models(
         as_far_as(site.party, whole),
         [site.party],
         [offer],
@@ -108,7 +108,7 @@ def measure(
         seed,
         mdl,
         policy.name,
-        told=told,
+        progress=told,
     )
 
 

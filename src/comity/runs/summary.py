@@ -1,6 +1,4 @@
-"""`summary.json`: a run in a few figures. Every party is kept; means are named by how they are
-taken.
-"""
+"""The content of `summary.json`: the main figures of a run, of each party and averaged."""
 
 from __future__ import annotations
 
@@ -12,84 +10,85 @@ from typing import Any
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.runs.figures import by_round, carried, is_figure, mean
-from comity.runs.server_run import ServerRun
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric, metrics_for
+from comity.runs.figures import by_round, carry_forward, is_figure, mean
+from comity.runs.server_run import ServerRun
 from comity.wire.ledger import SERVER
 
-RUNAWAY = 1e6  # a mean cross entropy, of which ln(classes) is what a guess costs
+RUNAWAY = 1e6  # a mean cross entropy far above ln(classes), that of a guess
 KINDS = ("up", "down", "peer", "setup", "eval")
 
 
 def _best(
-    chooser: dict[int, float], test: dict[int, dict[str, float]], sizes: dict[str, int]
+    criterion: dict[int, float], test: dict[int, dict[str, float]], sizes: dict[str, int]
 ) -> dict[str, Any] | None:
-    """The first round that is best by `chooser`, and the test figures there; rounds in which not
-    all were heard are left out.
+    """Return the first round with the highest `criterion`, and the mean test figures of that round.
+
+    Rounds without test figures of all parties are left out; None if no round remains.
     """
     rounds = [
-        t for t in chooser if len(test.get(t, ())) == len(sizes) and math.isfinite(chooser[t])
+        t for t in criterion if len(test.get(t, ())) == len(sizes) and math.isfinite(criterion[t])
     ]
     if not rounds:
         return None
-    t = max(rounds, key=lambda t: (chooser[t], -t))
+    t = max(rounds, key=lambda t: (criterion[t], -t))
     return {"round": t, "mean": mean(test[t]), "weighted": mean(test[t], sizes)}
 
 
-def at_the_end(rows: list[Note], metric: Metric, tests: dict[str, int]) -> dict[str, Any] | None:
-    """The block of a metric: parties' last figures on their test samples, in one; None if nobody
-    has any.
+def final_block(rows: list[Note], metric: Metric, tests: dict[str, int]) -> dict[str, Any] | None:
+    """Return the block of a metric: the parties' last test figures, and their mean.
 
-    `tests` are the parties and their test samples. Who has no figure (no sample of a class, never
-    heard, diverged) is `missing`; if one that was heard has diverged there is no mean, as a mean of
-    the others would flatter.
+    `tests` has the number of test samples of each party. Parties without a finite figure (the
+    metric is not defined, the party never reported, or its model diverged) are `missing`. If the
+    model of a reporting party has diverged, the mean is None: a mean of the others would be too
+    good. The block is None if no party has a figure.
     """
     test = by_round(rows, "test", metric.name)
     if not test:
         return None
-    last = carried(test)[max(test)]
-    known = {party: value for party, value in last.items() if math.isfinite(value)}
-    average = mean(known) if len(known) == len(last) else None
+    last = carry_forward(test)[max(test)]
+    finite = {party: value for party, value in last.items() if math.isfinite(value)}
+    average = mean(finite) if len(finite) == len(last) else None
     return {
         "mean": average,
-        "weighted": None if average is None else mean(known, tests),
+        "weighted": None if average is None else mean(finite, tests),
         "std": None
         if average is None
-        else math.sqrt(sum((v - average) ** 2 for v in known.values()) / len(known)),
-        "best_party": max(known, key=lambda p: metric.sign * known[p], default=None),
-        "worst_party": min(known, key=lambda p: metric.sign * known[p], default=None),
-        "per_party": known,
-        "missing": [party for party in tests if party not in known],
+        else math.sqrt(sum((v - average) ** 2 for v in finite.values()) / len(finite)),
+        "best_party": max(finite, key=lambda p: metric.sign * finite[p], default=None),
+        "worst_party": min(finite, key=lambda p: metric.sign * finite[p], default=None),
+        "per_party": finite,
+        "missing": [party for party in tests if party not in finite],
     }
 
 
 def has_diverged(block: Mapping[str, Any]) -> bool:
-    """Whether a metric's block has no mean because of a model that has diverged, not for want of
-    figures.
-    """
+    """Return whether a metric's block has no mean because a model has diverged."""
     return block.get("mean") is None and "missing" in block
 
 
 def over_rounds(
     rows: list[Note], metric: Metric, final: int, tests: dict[str, int], validations: dict[str, int]
 ) -> dict[str, Any]:
-    """What else is told of a metric that was asked for in all rounds: the best of them by
-    validation and by test samples.
+    """Return the further entries of a metric that was evaluated in all rounds.
 
-    A party that was not heard after the last round, `final`, stands in the block with its last
-    figure, and `as_of` says of which round that is. `tests` are those who can have a figure.
+    They are the best rounds by validation and by test samples, and more. A party that did not
+    report after the last round, `final`, is in the block with its last figure, and `as_of` has the
+    round of that figure. `tests` has the parties for which the metric is defined.
     """
     test = by_round(rows, "test", metric.name)
     validation = by_round(rows, "validation", metric.name)
     unfinished = by_round(rows, "test-unfinished", metric.name)
-    heard = {party: t for t in sorted(test) for party in test[t]}
+    last_round = {party: t for t in sorted(test) for party in test[t]}
     pooled = {
         row.round: row.value
         for row in rows
         if (row.party, row.split, row.metric) == (SERVER, "pooled", metric.name)
     }
     return {
-        "as_of": {party: heard.get(party) for party in tests if heard.get(party) != final},
+        "as_of": {
+            party: last_round.get(party) for party in tests if last_round.get(party) != final
+        },
         "global": pooled.get(final),
         "unfinished": _finite(mean(unfinished[max(unfinished)])) if unfinished else None,
         "best_round": _best(
@@ -106,9 +105,9 @@ def _finite(value: float) -> float | None:
 
 
 def no_accuracy(as_of: Mapping[str, int | None], tests: Iterable[str]) -> dict[str, Any]:
-    """The accuracy block of a run without one: it has all names that one has, and no figures.
+    """Return the accuracy block of a run without accuracy: all its keys, with None as values.
 
-    That is a run that predicts a number, or one in which no party told a figure.
+    Such a run predicts a number, or no party reported a figure.
     """
     names = (
         "mean",
@@ -127,8 +126,8 @@ def no_accuracy(as_of: Mapping[str, int | None], tests: Iterable[str]) -> dict[s
 def accuracy(
     rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]
 ) -> dict[str, Any]:
-    """The accuracy block, in which everybody stands: who has no figure with None."""
-    block = at_the_end(rows, ACCURACY, tests)
+    """Return the accuracy block, with all parties: None for a party without a figure."""
+    block = final_block(rows, ACCURACY, tests)
     if block is None:
         return no_accuracy(dict.fromkeys(tests), tests)
     del block["missing"]
@@ -136,71 +135,72 @@ def accuracy(
     return block | over_rounds(rows, ACCURACY, final, tests, validations)
 
 
-def _beside_accuracy(
+def _other_metrics(
     job: ServerRun, rows: list[Note], final: int, tests: dict[str, int], validations: dict[str, int]
 ) -> dict[str, Any]:
-    """The blocks of all other metrics that fit; that of AUC has one name, however many classes
-    there are.
-    """
-    found: dict[str, Any] = {}
-    for metric in dict.fromkeys(
-        [*metrics_for(job.info.task.classes), job.metric]
-    ):  # which may be the user's own
-        block = None if metric is ACCURACY else at_the_end(rows, metric, tests)
+    """Return the blocks of all other metrics that fit; that of micro AUC is called `auc`, too."""
+    all_blocks: dict[str, Any] = {}
+    # The metric of the run may be a custom one.
+    for metric in dict.fromkeys([*metrics_for(job.info.task.classes), job.metric]):
+        block = None if metric is ACCURACY else final_block(rows, metric, tests)
         if block and metric is job.metric:
-            # A site's policy may have changed since it said whether its samples have a figure.
+            # A site policy may have changed since the party said for which splits it is defined.
             with_figure = {row.party for row in rows if is_figure(row, metric=metric.name)}
             with_figure.update(job.judged("test"))
             judged = {party: count for party, count in tests.items() if party in with_figure}
             block |= over_rounds(rows, metric, final, judged, validations)
-        found["auc" if metric.name == "auc_micro" else metric.name] = block
-    found.pop(ACCURACY.name, None)
-    return found
+        all_blocks["auc" if metric.name == "auc_micro" else metric.name] = block
+    all_blocks.pop(ACCURACY.name, None)
+    return all_blocks
 
 
-def absent(rows: Iterable[Absence]) -> dict[str, dict[str, int]]:
-    """By party and way: how many calls it missed."""
-    found: dict[str, dict[str, int]] = {}
+def count_absences(rows: Iterable[Absence]) -> dict[str, dict[str, int]]:
+    """Return how many calls each party missed, by the kind of absence."""
+    by_party: dict[str, dict[str, int]] = {}
     for row in rows:
-        counts = found.setdefault(row.party, {})
+        counts = by_party.setdefault(row.party, {})
         counts[row.how] = counts.get(row.how, 0) + 1
-    return found
+    return by_party
 
 
 def _diverged(rows: list[Note]) -> list[str]:
-    """The parties whose last loss is not a number, or so large that the model has run away."""
+    """Return the parties whose last loss is not finite, or at least `RUNAWAY`."""
     last = {row.party: row.value for row in rows if row.metric == "loss"}
     return sorted(party for party, value in last.items() if not value < RUNAWAY)
 
 
 def _newcomers(rows: list[Note], metric: str) -> dict[str, dict[str, float]]:
-    """What each newcomer was offered, what it has after its warm-up, what it would have alone, and
-    what it gained by joining.
+    """Return each newcomer's figures by a metric, and its gain by joining.
+
+    The figures are of the model that it was offered, of training alone, and after its warm-up.
     """
-    found: dict[str, dict[str, float]] = defaultdict(dict)
+    stages: dict[str, dict[str, float]] = defaultdict(dict)
     for row in rows:
         split, _, stage = row.split.partition("-")
         if row.metric == metric and split == "test" and stage in ("offered", "alone", "joined"):
-            found[row.party][stage] = row.value
-    whole = {
-        party: got for party, got in found.items() if len(got) == 3
-    }  # who was not heard is in the table of absences
-    return {party: got | {"gain": got["joined"] - got["alone"]} for party, got in whole.items()}
+            stages[row.party][stage] = row.value
+    # A newcomer that missed a call is in the table of absences.
+    return {
+        party: figures | {"gain": figures["joined"] - figures["alone"]}
+        for party, figures in stages.items()
+        if len(figures) == 3
+    }
 
 
 def blocks(summary: Mapping[str, Any]) -> list[tuple[Metric, dict[str, Any]]]:
-    """The metrics of which a summary has figures, with their blocks; runs of earlier versions have
-    fewer.
+    """Return the metrics that a summary has blocks of, with these blocks.
+
+    Summaries of earlier versions have fewer metrics.
     """
-    two = "sensitivity" in summary  # whose AUC is no micro average
+    two_classes = "sensitivity" in summary  # then `auc` is no micro average
     keys = {
         metric: metric.name
         for metric in METRICS.values()
         if metric.name not in ("auc", "auc_micro")
     }
-    keys[METRICS["auc" if two else "auc_micro"]] = "auc"
-    if (chosen := METRICS.custom.get(str(summary.get("metric")))) is not None:
-        keys[chosen] = chosen.name
+    keys[METRICS["auc" if two_classes else "auc_micro"]] = "auc"
+    if (custom := METRICS.custom.get(str(summary.get("metric")))) is not None:
+        keys[custom] = custom.name
     return [(metric, summary[key]) for metric, key in keys.items() if summary.get(key)]
 
 
@@ -213,25 +213,32 @@ def summarise(
     seconds: dict[str, float],
     needs_figures: bool = True,
 ) -> dict[str, Any]:
-    """All that `summary.json` holds; `made` are the rounds, the steps, and remarks on how they were
-    made.
+    """Return the content of `summary.json`.
 
-    With `needs_figures`, raises `ComityError` if no party told a figure of its test samples.
+    Args:
+        job: The run.
+        rows: The rows of metrics.csv.
+        absences: The rows of absences.csv.
+        total: The bytes by kind.
+        made: The entries about the course of the run: rounds, steps, remarks and others.
+        seconds: The time by phase.
+        needs_figures: Raise ComityError if no party reported a figure of its test samples.
     """
     parties = job.introduced
     charged = {kind: total[kind] for kind in KINDS}
-    tests = {name: said.test for name, said in parties.items()}
-    validations = {name: said.validation for name, said in parties.items()}
-    others = _beside_accuracy(job, rows, made["rounds"], tests, validations)
+    tests = {name: info.test for name, info in parties.items()}
+    validations = {name: info.validation for name, info in parties.items()}
+    others = _other_metrics(job, rows, made["rounds"], tests, validations)
     classes = job.info.task.classes
     main = ACCURACY if classes else EXPLAINED
     if needs_figures and not any(is_figure(row, metric=main.name) for row in rows):
-        raise ComityError("No party was ever heard, or told a figure: there is nothing to sum up.")
+        raise ComityError("No party reported a figure of its test samples, so there is no summary.")
     if classes:
-        right = accuracy(rows, made["rounds"], tests, validations)
+        accuracy_block = accuracy(rows, made["rounds"], tests, validations)
     else:
         explained = others[EXPLAINED.name]
-        right = no_accuracy(explained["as_of"] if explained else dict.fromkeys(tests), tests)
+        as_of = explained["as_of"] if explained else dict.fromkeys(tests)
+        accuracy_block = no_accuracy(as_of, tests)
     return {
         "algorithm": job.experiment.algorithm,
         "dataset": job.experiment.data,
@@ -241,14 +248,14 @@ def summarise(
         "seed": job.experiment.seed,
         "model": job.experiment.model,
         "metric": job.metric.name,
-        "accuracy": right,
+        "accuracy": accuracy_block,
         **others,
         "newcomers": _newcomers(rows, main.name),
         "diverged": _diverged(rows),
         "classes": list(job.class_names),
         "cautions": job.method_warnings(),
-        "too_few": [name for name, said in parties.items() if said.too_few],
-        "absent": absent(absences),
+        "too_few": [name for name, info in parties.items() if info.too_few],
+        "absent": count_absences(absences),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
         "seconds": {
             name: round(seconds.get(name, 0.0), 4)

@@ -20,7 +20,7 @@ from comity.algorithms import compose
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError, unknown
-from comity.measure.gain import paired
+from comity.measure.gain import paired_gain
 from comity.runs.build import federation_of, prepare
 from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
@@ -183,7 +183,7 @@ def effects_of(method: str, seed: int, left_out: str, whole: Path, smaller: Path
     for party, right in RunFolder(smaller).read_outcomes().items():
         if party not in with_it:
             continue  # it was not heard at the end
-        gain = paired(party, with_it[party], right)
+        gain = paired_gain(party, with_it[party], right)
         rows.append(
             Effect(
                 method,

@@ -16,7 +16,7 @@ from comity.data import Federation
 from comity.data.formats.common import few
 from comity.errors import ComityError, UsageError
 from comity.measure.caveats import caveats
-from comity.measure.seeds import paired_over_seeds
+from comity.measure.seeds import interval_over_seeds
 from comity.metrics.custom_metrics import load_metric
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
 from comity.models import CustomModel
@@ -98,7 +98,7 @@ class Trials:
                 f"{said}; whether that is more than chance, one seed cannot tell: give several, as"
                 " in --seeds 0,1,2."
             )
-        low, high = paired_over_seeds(ahead)
+        low, high = interval_over_seeds(ahead)
         told = (
             f"{said} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to"
             f" {100 * high:+.1f})"

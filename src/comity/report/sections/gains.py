@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from comity.measure.caveats import few as shortened
+from comity.measure.caveats import join_names as shortened
 from comity.measure.fairness import fairness
-from comity.measure.gain import Gain, gains_of, paired
+from comity.measure.gain import Gain, gains_from_answers, paired_gain
 from comity.metrics.metrics import ACCURACY, Metric
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import by_method, capital, fraction, heat, legend, tall, tip, word
@@ -65,7 +65,7 @@ def _between(run: Run, alone: Run) -> list[Gain]:
     if run.metric is ACCURACY:
         both = ((name, right, alone.outcomes.get(name, [])) for name, right in run.outcomes.items())
         return [
-            paired(name, right, theirs)
+            paired_gain(name, right, theirs)
             for name, right, theirs in both
             if right and len(theirs) == len(right)
         ]
@@ -73,7 +73,7 @@ def _between(run: Run, alone: Run) -> list[Gain]:
     same = {
         name: its for name, its in theirs.items() if torch.equal(its.truth, run.answers[name].truth)
     }
-    return gains_of(run.answers, same, run.metric)
+    return gains_from_answers(run.answers, same, run.metric)
 
 
 def _without_alone(group: Group) -> str:
