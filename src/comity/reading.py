@@ -17,7 +17,7 @@ from comity.runs.call_settings import check_federation
 from comity.runs.folder import RunFolder
 from comity.runs.result import Result
 from comity.studies.compare import COMPARISON
-from comity.studies.finished import Comparison, comparison_of, opened
+from comity.studies.finished import Comparison, open_comparison, open_run
 from comity.text import escape_terminal
 
 
@@ -52,9 +52,9 @@ def open(
     if not place.is_dir():
         raise UsageError(f"There is no folder {place}.")
     if (place / COMPARISON).exists():
-        return comparison_of(place, federation, model, trust)
+        return open_comparison(place, federation, model, trust)
     if RunFolder(place).begun or RunFolder(place).remains:
-        return opened(place, federation, model, trust)
+        return open_run(place, federation, model, trust)
     inside = sorted(str(path.parent.relative_to(place)) for path in place.rglob("config.toml"))[:3]
     more = f"; there are runs inside, as {', '.join(inside)}" if inside else ""
     raise UsageError(f"{place} holds neither a run nor a comparison{more}.")

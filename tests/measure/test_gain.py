@@ -20,15 +20,15 @@ from comity.metrics.metrics import METRICS, Metric
 from comity.studies.party_verdicts import (
     MOST,
     Estimate,
-    Held,
     PartyVerdict,
-    answers,
+    SampleCounts,
+    average_gain,
+    combine_seeds,
     estimates,
+    format_verdicts,
     how_to_read,
-    judged,
-    lines,
-    on_average,
-    over_seeds,
+    party_verdicts,
+    without_few,
 )
 
 
@@ -147,10 +147,10 @@ def told(
     gains: dict[str, list[list[Gain]]],
     metric: Metric = ACCURACY,
     names: tuple[str, ...] = (),
-    **held: Held,
+    **held: SampleCounts,
 ) -> dict[str, PartyVerdict]:
     everybody = {
-        gain.party: Held((20, 20), (20, 20))
+        gain.party: SampleCounts((20, 20), (20, 20))
         for seeds in gains.values()
         for seed in seeds
         for gain in seed
@@ -161,7 +161,9 @@ def told(
     }
     return {
         one.party: one
-        for one in answers(found, {party: [has] for party, has in everybody.items()}, metric, names)
+        for one in party_verdicts(
+            found, {party: [has] for party, has in everybody.items()}, metric, names
+        )
     }
 
 
@@ -173,7 +175,10 @@ def test_each_kind_of_answer_in_words() -> None:
         "fedavg+dbe": [[clear("south", 0.0412, 0.005), clear("north", -0.01), clear("east", -0.1)]],
     }
     found = told(
-        gains, names=("healthy", "ill"), west=Held((5, 78), (2, 30)), far=Held((9, 9), (9, 9))
+        gains,
+        names=("healthy", "ill"),
+        west=SampleCounts((5, 78), (2, 30)),
+        far=SampleCounts((9, 9), (9, 9)),
     )
     assert [str(one) for one in found.values()] == [
         "south: +4.1 points (between 3.0 and 5.2) by fedavg+dbe",
@@ -198,14 +203,17 @@ def test_each_kind_of_answer_in_words() -> None:
 
 def test_too_few_looks_at_the_classes_that_the_metric_looks_at() -> None:
     gains = {"fedavg": [[clear("p", 0.1)]]}
-    few = Held((5, 78), (2, 30))
+    few = SampleCounts((5, 78), (2, 30))
     assert told(gains, METRICS["sensitivity"], p=few)["p"].verdict == "gains"
     assert told(gains, METRICS["specificity"], p=few)["p"].says.startswith(
         "too few samples of class 0 to say (2 to test on"
     )
-    assert told(gains, p=Held((9, 9, 0), (5, 4, 0)))["p"].says == "too few test samples (9) to say"
     assert (
-        told(gains, p=Held((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"
+        told(gains, p=SampleCounts((9, 9, 0), (5, 4, 0)))["p"].says
+        == "too few test samples (9) to say"
+    )
+    assert (
+        told(gains, p=SampleCounts((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"
     )  # of several classes one may be missing
 
 
@@ -213,7 +221,7 @@ def test_the_interval_over_seeds_by_hand() -> None:
     """The samples' variance is not divided by the seeds, which share them; that between seeds is;
     and the best of m is picked.
     """
-    one = over_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
+    one = combine_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
     sampling, training = (0.0004 + 0.0016) / 2, 0.005 / 2
     freedom = (sampling + training) ** 2 / training**2  # Satterthwaite; two seeds leave one degree
     half = scipy.stats.t(freedom).ppf(1 - 0.05 / 8) * math.sqrt(sampling + training)
@@ -224,25 +232,25 @@ def test_the_interval_over_seeds_by_hand() -> None:
 
 def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
     gain = paired_gain("p", [1] * 18 + [0] * 2, [1] * 10 + [0] * 10)
-    one = over_seeds([gain], methods=1)
+    one = combine_seeds([gain], methods=1)
     assert (one.low, one.high) == pytest.approx((gain.low, gain.high))
 
 
 def test_of_methods_that_give_the_same_the_foremost_is_named() -> None:
     same = {method: {"p": Estimate(0.1, 0.05, 0.15)} for method in ("adcol", "fedavg", "relay")}
-    held = {"p": [Held((20, 20), (20, 20))]}
+    held = {"p": [SampleCounts((20, 20), (20, 20))]}
     assert [
-        answers(same, held, ACCURACY, foremost=one)[0].method for one in ("fedavg", "relay")
+        party_verdicts(same, held, ACCURACY, foremost=one)[0].method for one in ("fedavg", "relay")
     ] == ["fedavg", "relay"]
 
 
 def test_many_parties_are_counted() -> None:
     gains = {"fedavg": [[clear(f"p{k}", 0.1 if k % 3 else 0.0) for k in range(MOST + 1)]]}
-    shown = lines(list(told(gains).values()))
+    shown = format_verdicts(list(told(gains).values()))
     assert shown[0].startswith("13 parties: 8 gain by collaborating, 5 no clear difference.")
     assert len(shown) == 6
     assert shown[2] == "p1: +10.0 points (between 8.0 and 12.0) by fedavg"
-    assert len(lines(list(told(gains).values())[:MOST])) == MOST
+    assert len(format_verdicts(list(told(gains).values())[:MOST])) == MOST
 
 
 def test_how_to_read_says_which_seeds_and_methods() -> None:
@@ -265,7 +273,7 @@ def test_intervals_over_three_seeds_hold_the_truth_as_often_as_they_say() -> Non
     held = 0
     for _ in range(2000):
         sample = draw.gauss(0, 0.01)  # what these test samples say too much, whatever the seed
-        found = over_seeds(
+        found = combine_seeds(
             [clear("p", 0.05 + sample + draw.gauss(0, 0.1), 0.01) for _ in range(3)], methods=1
         )
         held += found.low <= 0.05 <= found.high
@@ -277,18 +285,18 @@ def test_the_average_over_parties_by_hand() -> None:
     seeds have not.
     """
     gains = [clear("a", 0.1, 0.03), clear("b", 0.3, 0.04)]
-    one = on_average({0: gains}, 1, ACCURACY)
+    one = average_gain({0: gains}, 1, ACCURACY)
     assert one is not None
     assert (one.gain, one.high - one.low) == pytest.approx((0.2, 2 * 1.95996 * 0.05 / 2), abs=1e-5)
-    two = on_average({0: gains, 1: gains}, 1, ACCURACY)
+    two = average_gain({0: gains, 1: gains}, 1, ACCURACY)
     assert two is not None
     assert (two.low, two.high) == pytest.approx((one.low, one.high))
-    assert on_average({0: []}, 1, ACCURACY) is None
+    assert average_gain({0: []}, 1, ACCURACY) is None
 
 
 def test_who_has_too_few_samples_is_in_no_count() -> None:
     """Under the same name he is left out of all seeds; where parties differ by seed, of that one."""
     gains = {0: [clear("a", 0.1), clear("b", 0.1)], 1: [clear("a", 0.1), clear("b", 0.1)]}
-    assert list(estimates(judged(gains, {1: ["b"]}, True), True, 1, ACCURACY)) == ["a"]
-    apart = estimates(judged(gains, {1: ["b"]}, False), False, 1, ACCURACY)
+    assert list(estimates(without_few(gains, {1: ["b"]}, True), True, 1, ACCURACY)) == ["a"]
+    apart = estimates(without_few(gains, {1: ["b"]}, False), False, 1, ACCURACY)
     assert list(apart) == ["a (seed 0)", "b (seed 0)", "a (seed 1)"]

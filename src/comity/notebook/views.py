@@ -93,7 +93,7 @@ def _lines(rows: Sequence[Note], metric: Metric) -> dict[str, dict[int, float]]:
 def of_comparison(made: Comparison) -> str:
     """A comparison: the ranking, the answers, the curves."""
     from comity.studies.method_summary import columns
-    from comity.studies.party_verdicts import lines as told
+    from comity.studies.party_verdicts import format_verdicts
 
     first = next(iter(next(iter(made.results.values())).values()))
     metric = judged_by(first)
@@ -109,7 +109,9 @@ def of_comparison(made: Comparison) -> str:
         for row in made.rows
     }
     seeds = f", {len(made.seeds)} seeds" if several else ""
-    answers = [[one.partition(": ")[0], one.partition(": ")[2]] for one in told(made.answers)]
+    answers = [
+        [one.partition(": ")[0], one.partition(": ")[2]] for one in format_verdicts(made.answers)
+    ]
     return page(
         f"{setting(first.summary)}{seeds}",
         sentences(

@@ -29,8 +29,8 @@ from comity.runs.summary import blocks
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
 from comity.studies.method_summary import MethodSummary, columns, method_summary
-from comity.studies.overall_verdict import SUMMED, WHOM, overall
-from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, on_average
+from comity.studies.overall_verdict import SUMMED, WHOM, overall_verdict
+from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, average_gain
 from comity.units import size
 
 WORTH_SAYING = 0.001  # of a figure: what would be shown as the same says nothing
@@ -89,7 +89,7 @@ def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: T
     if not finished:
         return
     joint = [s for s in finished if not (s.method.alone or s.method.pools)]
-    found = overall(joint, told.answers, max(len(s.figure) for s in finished))
+    found = overall_verdict(joint, told.answers, max(len(s.figure) for s in finished))
     if found:
         section.headline = found.helps
         asked = found.questions
@@ -521,4 +521,4 @@ def _difference(one: Method, other: Method, rivals: int, metric: Metric) -> Esti
     gained = {
         run.seed: between(run, matching[run.seed]) for run in one.finished if run.seed in matching
     }
-    return on_average(gained, rivals, metric)
+    return average_gain(gained, rivals, metric)

@@ -20,7 +20,7 @@ from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import by_method, capital, fraction, heat, legend, tall, tip, word
 from comity.report.gather import Group, Method
 from comity.report.readable import Run
-from comity.studies.party_verdicts import Estimate, estimates, judged, named
+from comity.studies.party_verdicts import Estimate, estimates, party_label, without_few
 
 SHOWN = 40
 """With more parties than this, only those at both ends are drawn."""
@@ -114,14 +114,14 @@ def parties(group: Group, method: Method) -> list[PartyResult]:
     """Every party, the one that gains most first; every seed's, if they are not the same parties."""
     figures: dict[str, list[float]] = defaultdict(list)
     solo: dict[str, list[float]] = defaultdict(list)
-    clear = judged(by_seed(group, method), too_few(group), group.same_parties)
+    clear = without_few(by_seed(group, method), too_few(group), group.same_parties)
     gained = estimates(clear, group.same_parties, picked(group), group.metric)
     for run in method.finished:
         alone = group.alone(run)
         for party, value in run.figures.get("per_party", {}).items():
             if value is None:  # who was never heard has no figure
                 continue
-            name = named(party, run.seed, group.same_parties)
+            name = party_label(party, run.seed, group.same_parties)
             figures[name].append(value)
             if alone and name in gained:
                 solo[name].append(alone.figures["per_party"][party])
@@ -193,7 +193,7 @@ def gains(group: Group, folder: Path) -> Section:
             section.say(_without_alone(group), "missing")
     if few := sorted(
         {
-            named(party, seed, group.same_parties)
+            party_label(party, seed, group.same_parties)
             for seed, some in too_few(group).items()
             for party in some
         }
