@@ -17,8 +17,8 @@ from typing import Any, Literal
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.measure.caveats import caveats
-from comity.metrics.custom_metrics import Function, give
-from comity.models import MODULES, OwnModel
+from comity.metrics.custom_metrics import Function, register_function
+from comity.models import MODULES, CustomModel
 from comity.notebook.live import Watched, watching
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
@@ -37,8 +37,8 @@ from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
-from comity.studies.finished import Comparison, Tuning, comparison_of
-from comity.studies.parallel import chosen_jobs
+from comity.studies.finished import Comparison, Tuning, open_comparison
+from comity.studies.parallel import parse_jobs
 from comity.text import escape_terminal
 from comity.track import Tracker, Trackers
 
@@ -55,7 +55,7 @@ def run(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -207,7 +207,7 @@ def compare(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -270,7 +270,7 @@ def compare(
         ['fedavg', 'fedavg+dbe', 'solo']
     """
     told, own = _told(locals())
-    at_once = chosen_jobs(jobs)
+    at_once = parse_jobs(jobs)
     methods = _methods(algorithms)
     check_federation("compare", methods, federation)
     base = asked(methods, federation, told, options, compare)
@@ -291,7 +291,7 @@ def compare(
             at_once,
             record_messages,
         )
-    return comparison_of(
+    return open_comparison(
         folder, federation, own, trust=True, keep=keep
     )  # the caller has named its code
 
@@ -309,7 +309,7 @@ def tune(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -363,7 +363,7 @@ def tune(
         track: who else writes their course down, as in `comity.run`
     """
     told, own = _told(locals())
-    at_once = chosen_jobs(jobs)
+    at_once = parse_jobs(jobs)
     check_federation("tune", algorithm, federation)
     base = asked([algorithm], federation, told, options, tune)
     points = _grid(grid, federation)
@@ -392,7 +392,7 @@ def leave_one_out(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -451,7 +451,7 @@ def leave_one_out(
         [('p0', 'p1'), ('p0', 'p2')]
     """
     told, own = _told(locals())
-    at_once = chosen_jobs(jobs)
+    at_once = parse_jobs(jobs)
     methods = [algorithms] if isinstance(algorithms, str) else _methods(algorithms)
     check_federation("leave_one_out", algorithms, federation)
     if own is not None:
@@ -463,9 +463,9 @@ def leave_one_out(
     _, folder = kept = _folder(out)
     every = _seeds(seeds, base)
     with watching(
-        progress, leaving.count(base, methods, every, leave_out, federation), at_once
+        progress, leaving.count_runs(base, methods, every, leave_out, federation), at_once
     ) as watched:
-        found = leaving.effects(
+        found = leaving.measure_effects(
             base, methods, every, folder, watched, leave_out, federation, _warn, at_once
         )
     del kept  # until here, a temporary folder stays
@@ -475,7 +475,7 @@ def leave_one_out(
 # What the calls have in common.
 
 
-def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], OwnModel | None]:
+def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], CustomModel | None]:
     """A call's settings out of all it was given, and its own network if it has one; a function is
     known by a name from now on.
     """
@@ -484,7 +484,7 @@ def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], OwnModel | None]:
     if own is not None:
         told["model"] = MODULES
     if not isinstance(told["metric"], str):
-        told["metric"] = give(told["metric"])
+        told["metric"] = register_function(told["metric"])
     return told, own
 
 

@@ -11,13 +11,13 @@ from typing import Literal
 
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.metrics.custom_metrics import Function, give
-from comity.models import OwnModel
+from comity.metrics.custom_metrics import Function, register_function
+from comity.models import CustomModel
 from comity.runs.call_settings import check_federation
 from comity.runs.folder import RunFolder
 from comity.runs.result import Result
 from comity.studies.compare import COMPARISON
-from comity.studies.finished import Comparison, comparison_of, opened
+from comity.studies.finished import Comparison, open_comparison, open_run
 from comity.text import escape_terminal
 
 
@@ -25,7 +25,7 @@ def open(
     folder: str | Path,
     federation: Federation | None = None,
     *,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     metric: Function | None = None,
     trust: bool = False,
 ) -> Result | Comparison:
@@ -45,16 +45,16 @@ def open(
         True
     """
     if metric is not None:
-        give(metric)
+        register_function(metric)
     if federation is not None:
         check_federation("open", str(folder), federation)
     place = Path(folder)
     if not place.is_dir():
         raise UsageError(f"There is no folder {place}.")
     if (place / COMPARISON).exists():
-        return comparison_of(place, federation, model, trust)
+        return open_comparison(place, federation, model, trust)
     if RunFolder(place).begun or RunFolder(place).remains:
-        return opened(place, federation, model, trust)
+        return open_run(place, federation, model, trust)
     inside = sorted(str(path.parent.relative_to(place)) for path in place.rglob("config.toml"))[:3]
     more = f"; there are runs inside, as {', '.join(inside)}" if inside else ""
     raise UsageError(f"{place} holds neither a run nor a comparison{more}.")
@@ -120,7 +120,7 @@ def disclose(
     out: str | Path | None = None,
     *,
     federation: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     trust: bool = False,
 ) -> tuple[Path, Path]:
     """Write what left a party in a finished run, for whoever answers for its data; the paths of the

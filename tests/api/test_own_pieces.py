@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import comity
-from comity.measure.summary import KINDS, blocks
-from comity.metrics.custom_metrics import TAKEN
+from comity.metrics.custom_metrics import RESERVED
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Quiet
+from comity.runs.summary import KINDS, blocks
 from comity.runs.trust import MARK
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
@@ -198,7 +198,7 @@ def test_a_strangers_metric_is_shown_but_not_run(
         del sys.modules[name]
     from comity.metrics.metrics import METRICS
 
-    monkeypatch.setattr(METRICS, "own", {})
+    monkeypatch.setattr(METRICS, "custom", {})
     said = works("report", tmp_path / "c").out
     assert "left out" in said
     assert str(mine) in said
@@ -386,7 +386,7 @@ def test_a_metric_that_fails_in_the_middle(engine: Any, fed: comity.Federation) 
         comity.run("fedavg", fed, metric=picky, engine=engine, **SMALL)
 
 
-@pytest.mark.parametrize("name", sorted(TAKEN | {"accuracy", "auc"}))
+@pytest.mark.parametrize("name", sorted(RESERVED | {"accuracy", "auc"}))
 def test_names_of_other_things_are_refused(name: str, fed: comity.Federation) -> None:
     with pytest.raises(comity.UsageError, match="cannot be called"):
         comity.run("fedavg", fed, metric=comity.metric(near, name=name))
@@ -401,7 +401,7 @@ def test_no_name_in_a_summary_is_free(fed: comity.Federation) -> None:
         "r2",
         "mae",
     }
-    assert set(summary) - known <= TAKEN, "a metric of such a name would overwrite it"
+    assert set(summary) - known <= RESERVED, "a metric of such a name would overwrite it"
     assert KINDS
 
 
@@ -445,11 +445,11 @@ def test_scores_of_two_classes_are_given() -> None:
 MODELS: dict[str, tuple[Any, str]] = {
     "width": (
         (nn.Flatten(), nn.Linear(64, 7)),
-        "one score for each of the 10 classes, but its answer has shape (7,)",
+        "one score for each of the 10 classes, but its output has shape (7,)",
     ),
     "function's width": (
         lambda s, c: (nn.Flatten(), nn.Linear(64, 7)),
-        "its answer has shape (7,)",
+        "its output has shape (7,)",
     ),
     "one module": (nn.Linear(64, 10), "must be a pair (encoder, head)"),
     "function's failure": (lambda s, c: 1 // 0, "failed: ZeroDivisionError"),

@@ -151,7 +151,7 @@ def test_the_commands(gaps: Path, tmp_path: Path) -> None:
 def test_refusals(gaps: Path, tmp_path: Path) -> None:
     result = made_in(tmp_path / "run", "fedavg", gaps)
     export(result, "north", tmp_path / "out")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         export(result, "north", tmp_path / "out")
     assert "There is no party called 'nort'" in one_sentence(
         comity("export", tmp_path / "run", "--party", "nort"), 2

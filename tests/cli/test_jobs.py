@@ -36,7 +36,14 @@ from comity.errors import ComityError, UsageError
 from comity.runs.config import experiment
 from comity.runs.server_run import Quiet
 from comity.studies import parallel
-from comity.studies.parallel import Cost, Planned, chosen_jobs, run_all, settled, shared
+from comity.studies.parallel import (
+    Cost,
+    Planned,
+    cached_federations,
+    parse_jobs,
+    run_all,
+    with_one_worker,
+)
 
 METHODS = ("fedavg", "scaffold")
 FEW = ("--parties", "4", "--rounds", "2", "--model", "linear", "--partition", "iid", "--steps", "5")
@@ -231,7 +238,7 @@ def made(costs: dict[str, Cost], out: Path, jobs: int = 2) -> tuple[list[str], l
         titles.append(title)
         return Watch()
 
-    found = [done["algorithm"] for done in run_all(plans, shared(), watched, jobs=jobs)]
+    found = [done["algorithm"] for done in run_all(plans, cached_federations(), watched, jobs=jobs)]
     return titles, found, Watch.most
 
 
@@ -283,9 +290,9 @@ def test_memory_as_the_system_tells() -> None:
 
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 7)
-    assert [chosen_jobs(given) for given in (1, "3", "auto")] == [1, 3, 7]
-    assert settled(experiment({"workers": 2}), 1).workers == 2
-    assert settled(experiment({}), 2).workers == 1
+    assert [parse_jobs(given) for given in (1, "3", "auto")] == [1, 3, 7]
+    assert with_one_worker(experiment({"workers": 2}), 1).workers == 2
+    assert with_one_worker(experiment({}), 2).workers == 1
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "x", "1.5", "", "٣"])

@@ -23,7 +23,7 @@ from comity.runs.config import experiment
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Quiet
 from comity.studies.compare import compare
-from comity.studies.party_verdicts import over_seeds
+from comity.studies.party_verdicts import combine_seeds
 from comity.studies.tune import tune
 
 HOSPITALS = '''"""Three hospitals that see few healthy patients, and one that sees almost none."""
@@ -309,7 +309,7 @@ def test_the_table_ranks_by_it_with_accuracy_beside_it(compared: tuple[Path, str
         if g.party not in few
     }
     told_of = {
-        party: over_seeds(some, methods=len(told["rows"]) - 1) for party, some in mine.items()
+        party: combine_seeds(some, methods=len(told["rows"]) - 1) for party, some in mine.items()
     }
     assert row["gains"] == {party: asdict(one) for party, one in told_of.items()}
     assert (row["gained"], row["judged"]) == (sum(one.low > 0 for one in told_of.values()), 3)

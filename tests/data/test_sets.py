@@ -48,7 +48,7 @@ from comity.data.formats import read_csv
 from comity.data.sets.identities import query_and_gallery
 from comity.data.sets.tables import HEART_FILES
 from comity.errors import UsageError
-from comity.measure.retrieval import retrieval
+from comity.metrics.retrieval import retrieval
 
 
 @pytest.fixture

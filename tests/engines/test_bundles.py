@@ -19,7 +19,7 @@ from comity.base.record import leaves
 from comity.core import Model
 from comity.engines import ray_cluster
 from comity.errors import UsageError
-from comity.studies.parallel import settled
+from comity.studies.parallel import with_one_worker
 from comity.wire.bundles import packed, packed_for, unpacked
 
 
@@ -114,4 +114,4 @@ def test_several_jobs_are_not_for_ray() -> None:
     from comity.runs import config
 
     with pytest.raises(UsageError, match="workers instead of jobs"):
-        settled(config.experiment({"engine": "ray"}), 2)
+        with_one_worker(config.experiment({"engine": "ray"}), 2)

@@ -24,7 +24,7 @@ from comity.base.record import unseal
 from comity.core import Sealed, payload, seal
 from comity.core.wrapper import chain
 from comity.engines.loop import LoopEngine
-from comity.measure.summary import KINDS
+from comity.runs.summary import KINDS
 from comity.studies import plan
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -206,7 +206,7 @@ def test_outcomes_changed_before_the_summary_was_written(finished: Path) -> None
     with pytest.raises(ComityError, match=r"outcomes\.csv is damaged"):
         resumed(finished)
     with pytest.raises(ComityError, match=r"outcomes\.csv is damaged"):
-        conventions.of_run(finished)
+        conventions.run_figures(finished)
 
 
 @pytest.mark.parametrize("name", ["split.json", "env.json", "config.toml"])

@@ -261,7 +261,7 @@ def test_a_trained_base(trained: Path, tmp_path: Path) -> None:
     assert built(f"{SMALL},rank=2,base={trained / 'weights.safetensors'})").fixed == network.fixed
     with pytest.raises(
         comity.UsageError,
-        match=r"is no base for this vit: it wants encoder.begin.weight of shape \(8, 4\)",
+        match=r"is no base for this vit: it needs encoder.begin.weight of shape \(8, 4\)",
     ):
         models.build(f"vit(patch=2,width=8,heads=2,rank=2,base={trained})", (1, 8, 8), 10)
     x = rows(5, 1, 8, 8)  # at first it is the model that was exported, head and all

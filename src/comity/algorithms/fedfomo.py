@@ -41,7 +41,7 @@ from torch import Tensor
 from comity.components.averaged import AveragesWeights
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
-from comity.metrics.evaluation import validated
+from comity.metrics.evaluation import score_on_validation
 
 HELD_OUT = 5  # every so many samples, one
 WEIGHT = "weight/"
@@ -199,11 +199,15 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     ) -> dict[int, float]:
         """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no number."""
         held = replace(party.data, validation=self.samples(party.data, held_out=True))
-        loss = validated(party.task, theta, held).loss
+        loss = score_on_validation(party.task, theta, held).loss
         found = {}
         for n, theta_n in models.items():
             distance = apart(theta_n, theta, int(self.norm[1]))
-            w = (loss - validated(party.task, theta_n, held).loss) / distance if distance else 0.0
+            w = (
+                (loss - score_on_validation(party.task, theta_n, held).loss) / distance
+                if distance
+                else 0.0
+            )
             found[n] = w if math.isfinite(w) else 0.0
         return found
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 from comity.algorithms.fedavg import FedAvg
 from comity.components.server_steps import momentum_step
 from comity.core import *
-from comity.metrics.evaluation import scored
+from comity.metrics.evaluation import score_model
 
 TINY = 1e-10
 
@@ -79,7 +79,7 @@ class QFfl(FedAvg):
 
     @on_party
     async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Trained]:
-        loss = scored(party.task, m.theta | mine, party.data.train).loss
+        loss = score_model(party.task, m.theta | mine, party.data.train).loss
         mine, reply = await self.averaged(mine, m, party, key)
         return mine, Trained(reply.theta, loss)
 

@@ -30,7 +30,7 @@ from comity.checksums import with_crc
 from comity.core.algorithm import LEAVES
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs.checkpoint import write_atomically
 from comity.runs.folder import CONFIG, RunFolder
@@ -176,7 +176,7 @@ def audit(
     folder: str | Path,
     federation: Federation | None = None,
     *,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     trust: bool = False,
     told: Callable[[str], None] = lambda text: None,
 ) -> list[Audited]:
@@ -230,7 +230,7 @@ def runs_in(place: Path) -> list[Path]:
 def audit_run(
     folder: Path,
     federation: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     *,
     several: bool = False,
     trust: bool = False,

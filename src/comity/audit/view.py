@@ -20,7 +20,7 @@ from comity.core.party import Party
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.runs.build import SimulatedRun
 from comity.runs.folder import RunFolder
 from comity.runs.recording import RecordedMessage
@@ -70,7 +70,7 @@ class View:
         self,
         folder: Path,
         federation: Federation | None = None,
-        model: OwnModel | None = None,
+        model: CustomModel | None = None,
         trust: bool = False,
     ) -> None:
         self.folder = RunFolder(folder)

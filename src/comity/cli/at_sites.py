@@ -12,7 +12,7 @@ import typer
 
 from comity.cli.options import Settings, caution, free_folder, resumable
 from comity.errors import ComityError, UsageError
-from comity.measure.caveats import few
+from comity.measure.caveats import join_names
 from comity.names import display_name
 from comity.runs.config import Experiment
 
@@ -88,7 +88,7 @@ def check_completed(summaries: Iterable[Mapping[str, Any]]) -> None:
     """Raise `ComityError` if a run was not completed at every site; why is on the screen by then."""
     names = {name for summary in summaries for name in summary.get("failed_endings", ())}
     if names:
-        raise ComityError(f"The run was not completed at every site ({few(sorted(names))}).")
+        raise ComityError(f"The run was not completed at every site ({join_names(sorted(names))}).")
 
 
 def _followed(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:

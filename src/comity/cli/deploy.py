@@ -384,7 +384,7 @@ def measure(
     found = measured(
         site, folder, listed(layers), samples, mdl=mdl.FULL if full else mdl.CHEAP, told=measuring
     )
-    found |= {"accuracy": conventions.of_party(folder.path, found["party"])}
+    found |= {"accuracy": conventions.party_figures(folder.path, found["party"])}
     folder.write_measures(found)
     if as_json:
         print(json.dumps(found))

@@ -51,13 +51,13 @@ def measure(
         mdl=mdl.FULL if full else mdl.CHEAP,
         party=party,
         trust=trust,
-        told=measuring,
+        progress=measuring,
     )
     if party is not None:  # measures.json is of all parties
-        found |= {"accuracy": conventions.of_party(run_dir, party)}
+        found |= {"accuracy": conventions.party_figures(run_dir, party)}
         print(json.dumps(found)) if as_json else show_own_measures(found)
         return
-    accuracy = conventions.of_run(run_dir)
+    accuracy = conventions.run_figures(run_dir)
     run.write_measures(found | {"accuracy": accuracy})
     if as_json:
         print(json.dumps(found | {"accuracy": accuracy}))

@@ -22,10 +22,10 @@ def announce(
     """
     from comity.cli import screen
     from comity.runs.build import federation_of
-    from comity.studies.leave_one_out import exchanging, planned
+    from comity.studies.leave_one_out import exchanging_methods, plan_runs
 
-    methods = exchanging(base, algorithms)
-    plan = planned(base, methods, seeds[0], federation_of(base.but(seed=seeds[0])), only)
+    methods = exchanging_methods(base, algorithms)
+    plan = plan_runs(base, methods, seeds[0], federation_of(base.but(seed=seeds[0])), only)
     runs = sum(map(len, plan.values()))
     each = (
         f"one for each of {_many(runs // len(plan), 'party', 'parties')} and"

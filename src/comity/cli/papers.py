@@ -97,7 +97,7 @@ def reproduce(
     from comity.papers import pages, reproduce
     from comity.papers.cells import collect
     from comity.papers.reproduction import Reproduction
-    from comity.studies.parallel import chosen_jobs
+    from comity.studies.parallel import parse_jobs
 
     if rewrite:
         _rewrite(name, out, join)
@@ -112,7 +112,7 @@ def reproduce(
             "reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments'"
             " has them all."
         )
-    at_once = chosen_jobs(jobs)
+    at_once = parse_jobs(jobs)
     table, at = papers.table(name), _scale(scale)
     every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(at)))
     able_columns, able_rows = table.chosen(at)

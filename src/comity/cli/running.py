@@ -140,10 +140,10 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
     """The end of a run on the screen."""
     from comity.cli import screen
     from comity.measure.caveats import caveats
-    from comity.measure.summary import has_diverged
     from comity.privacy.account import guarantees
     from comity.runs.folder import RunFolder
     from comity.runs.run_metric import metric_of
+    from comity.runs.summary import has_diverged
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
     name = display_name(summary["algorithm"])
@@ -203,7 +203,7 @@ def _heard(block: dict[str, Any]) -> int:
 
 def _others(summary: dict[str, Any], metric: Metric) -> str:
     """A run's figures by all metrics but the chosen one."""
-    from comity.measure.summary import blocks
+    from comity.runs.summary import blocks
 
     known = [(other, block.get("mean")) for other, block in blocks(summary) if other is not metric]
     return ", ".join(
@@ -252,9 +252,9 @@ def compare(
     from comity.studies import leave_one_out as left_out
     from comity.studies.compare import SOLO, run_folder
     from comity.studies.compare import compare as compare_runs
-    from comity.studies.parallel import chosen_jobs
+    from comity.studies.parallel import parse_jobs
 
-    at_once = chosen_jobs(jobs)
+    at_once = parse_jobs(jobs)
     base = experiment(settings)
     every = chosen_seeds(seeds, base.seed)
     if federation is not None:
@@ -292,7 +292,7 @@ def compare(
             record_messages=record_messages,
         )
         effects = (
-            left_out.effects(base, algos, every, folder, watched, only, jobs=at_once)
+            left_out.measure_effects(base, algos, every, folder, watched, only, jobs=at_once)
             if leave_one_out
             else []
         )
@@ -322,7 +322,7 @@ def chosen_methods(named: list[str] | None, every_as: Experiment | None = None) 
     others are said.
     """
     from comity.runs.build import federation_of
-    from comity.studies.compare import every_method
+    from comity.studies.compare import runnable_methods
 
     if every_as is None:
         if not named:
@@ -330,7 +330,7 @@ def chosen_methods(named: list[str] | None, every_as: Experiment | None = None) 
                 "Which methods? Name some, as in: comity compare fedavg fedavg+dbe, or say --all."
             )
         return named
-    able, left_out = every_method(every_as, federation_of(every_as))
+    able, left_out = runnable_methods(every_as, federation_of(every_as))
     for why in left_out:
         caution(why)
     return [*able, *(named or ())]
@@ -393,7 +393,7 @@ def show_comparison(rows: Sequence[MethodSummary], settled: Experiment, seeds: i
 def show_answers(made: Findings) -> None:
     """What a comparison says of everybody together, and to each party."""
     from comity.cli import screen
-    from comity.studies.party_verdicts import lines
+    from comity.studies.party_verdicts import format_verdicts
 
     for question, said in made.overall.questions.items() if made.overall else ():
         screen.out.print(question, style="bold")
@@ -401,7 +401,7 @@ def show_answers(made: Findings) -> None:
     if not made.answers:
         return
     screen.out.print("Party by party:", style="bold")
-    for line in lines(made.answers):
+    for line in format_verdicts(made.answers):
         screen.say(line)
     screen.note(made.reading)
 
@@ -425,12 +425,12 @@ def tune(
     from math import prod
 
     from comity.cli import screen
-    from comity.studies.parallel import chosen_jobs
+    from comity.studies.parallel import parse_jobs
     from comity.studies.tune import parse_grid
     from comity.studies.tune import tune as tune_runs
     from comity.units import spread
 
-    at_once = chosen_jobs(jobs)
+    at_once = parse_jobs(jobs)
     base = chosen_experiment(algo, settings, trust)
     folder = out or free_folder(f"tune-{display_name(base.algorithm)}")
     points = parse_grid(grid)

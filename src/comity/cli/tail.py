@@ -16,8 +16,8 @@ from typing import Any
 
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.measure.figures import is_figure, mean
 from comity.metrics import metrics
+from comity.runs.figures import is_figure, mean
 from comity.runs.folder import RunFolder
 from comity.runs.tables import LEDGER, METRICS, TIMING, Growing, Timing
 from comity.wire.ledger import Charge

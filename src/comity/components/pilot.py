@@ -32,7 +32,7 @@ from comity.core import (
 )
 from comity.core.participation import NoReplies
 from comity.core.wrapper import Hosts
-from comity.metrics.evaluation import Score, validated
+from comity.metrics.evaluation import Score, score_on_validation
 
 CANDIDATES = (0.0, 1.0, 5.0, 50.0)
 TRIED_BYTES, SCORE_BYTES = 5, 12
@@ -211,7 +211,7 @@ class Piloted(Wrapper[Mean]):
         self, mine: Wrapped[Mean], m: Hosts, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], Score]:
         """How good the model that the party would deploy is on its validation samples."""
-        score = validated(
+        score = score_on_validation(
             self.party_for(party, mine).task, self.deployed_model(mine, m, party), party.data
         )
         return mine, (

@@ -21,14 +21,14 @@ from comity.deploy.policy import SitePolicy
 from comity.deploy.site_run import JOINED, SiteRun, as_far_as, data_mark, seated
 from comity.deploy.site_store import States, read_seats, read_view
 from comity.errors import ComityError, UsageError
-from comity.measure import summarise
 from comity.measure.mdl import CHEAP, Settings
-from comity.measure.representations import Offered
-from comity.measure.study import studied
+from comity.measure.representations import PartyModel
+from comity.measure.study import study_models
 from comity.report import PAGE, report
 from comity.runs.build import SimulatedRun
 from comity.runs.folder import OUTCOMES, RunFolder
 from comity.runs.result import Deployed, Result
+from comity.runs.summary import summarise
 from comity.runs.tables import LEDGER, METRICS, PRIVACY
 from comity.studies.export import CARD, export
 
@@ -98,8 +98,8 @@ def measure(
     if version is not None:
         site.restore(States(run.path).read(version), version)
     _, theta = site.deployed(Message(content, version))
-    offer = Offered(site.algorithm.party_for(site.party, site.mine), theta)
-    return studied(
+    offer = PartyModel(site.algorithm.party_for(site.party, site.mine), theta)
+    return study_models(
         as_far_as(site.party, whole),
         [site.party],
         [offer],
@@ -108,7 +108,7 @@ def measure(
         seed,
         mdl,
         policy.name,
-        told=told,
+        progress=told,
     )
 
 

@@ -27,7 +27,7 @@ from comity.studies.compare import (
     findings,
     run_folder,
 )
-from comity.studies.party_verdicts import Held, Parties
+from comity.studies.party_verdicts import Parties, SampleCounts
 
 
 def compare_sites(
@@ -82,7 +82,7 @@ def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:
     """What is known of sites: how many samples they have, and not of which classes."""
     sites = read_parties(run)
     held = {
-        name: Held(
+        name: SampleCounts(
             (one.said.train,),
             (one.said.test,),
             few=one.said.too_few,

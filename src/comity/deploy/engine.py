@@ -36,7 +36,7 @@ from comity.engines.engine import Engine, inboxes
 from comity.engines.saved import Saved
 from comity.errors import ComityError
 from comity.metrics.evaluation import Answers, Evaluation, Gained, Score
-from comity.metrics.metrics import fitting
+from comity.metrics.metrics import metrics_for
 from comity.runs.server_run import ServerRun
 from comity.text import escape_terminal
 from comity.wire.codec import decode, encode
@@ -225,7 +225,7 @@ def _check_figures(found: Any, server_run: ServerRun, i: int) -> None:
     if not isinstance(found, Evaluation):
         raise ComityError("it sent something else than an evaluation.")
     said, classes = server_run.everybody[i], server_run.info.task.classes
-    known = {metric.name for metric in (*fitting(classes), server_run.metric)}
+    known = {metric.name for metric in (*metrics_for(classes), server_run.metric)}
     for score, samples in ((found.validation, said.validation), (found.test, said.test)):
         if (
             score.count not in (0, samples)

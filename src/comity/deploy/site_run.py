@@ -47,7 +47,7 @@ from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, shown
 from comity.measure.gain import gains
 from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score
-from comity.metrics.metrics import METRICS, Metric, by_class, check_fits
+from comity.metrics.metrics import METRICS, Metric, check_fits, count_by_class
 from comity.names import display_name
 from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
@@ -150,7 +150,9 @@ class SiteRun:
         chosen = judged_by(chosen, federation.classes)
         check_fits(chosen.metric, federation.classes)
         own = federation.parties[policy.name]
-        policy.check_records(len(own.train), by_class(own.train.y, federation.classes), algorithm)
+        policy.check_records(
+            len(own.train), count_by_class(own.train.y, federation.classes), algorithm
+        )
         key = X25519PrivateKey.generate()
         introduced = Introduced(
             said=_said(federation, policy, METRICS[chosen.metric]),
@@ -175,7 +177,9 @@ class SiteRun:
         """Refuse to go on with what the law has come to forbid."""
         policy.check(self.experiment, self.algorithm, submitter)
         own = self.federation.parties[self.party].train
-        policy.check_records(len(own), by_class(own.y, self.federation.classes), self.algorithm)
+        policy.check_records(
+            len(own), count_by_class(own.y, self.federation.classes), self.algorithm
+        )
 
     def check_round(self, round: int) -> None:
         """Refuse what is asked for a round that the run does not have: newcomers join in one after

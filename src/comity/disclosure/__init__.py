@@ -17,7 +17,7 @@ from comity.disclosure.content import Page, page_of
 from comity.disclosure.pdf import pdf
 from comity.disclosure.sources import read
 from comity.errors import UsageError
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.runs.checkpoint import write_atomically
 from comity.runs.server_run import ServerRun
 
@@ -29,7 +29,7 @@ def disclose(
     *,
     made: ServerRun | None = None,
     federation: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     trust: bool = False,
 ) -> tuple[Path, Path]:
     """Write disclosure-PARTY.html and disclosure-PARTY.pdf into a run's folder, or into `out`;

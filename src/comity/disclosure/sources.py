@@ -13,7 +13,7 @@ from typing import Any, Literal
 from comity.checksums import without_crc
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.privacy.account import Spent
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
@@ -72,7 +72,7 @@ def read(
     party: str,
     made: ServerRun | None,
     federation: Federation | None,
-    model: OwnModel | None,
+    model: CustomModel | None,
     trust: bool,
 ) -> Source:
     """What a folder says of a party; `made` is the run made concrete, if it is at hand. What is
@@ -126,7 +126,11 @@ def _place(run: RunFolder) -> Place:
 
 
 def _outline(
-    run: RunFolder, place: Place, federation: Federation | None, model: OwnModel | None, trust: bool
+    run: RunFolder,
+    place: Place,
+    federation: Federation | None,
+    model: CustomModel | None,
+    trust: bool,
 ) -> ServerRun:
     """The run made concrete: between sites of what these said of themselves, else of its data."""
     if place == "simulation":

@@ -10,11 +10,11 @@ import torch
 from comity.errors import ComityError
 from comity.measure import conventions
 from comity.measure.caveats import caveats
-from comity.measure.summary import has_diverged
 from comity.metrics.metrics import ACCURACY, METRICS
 from comity.notebook.html import curves, page, sentences, some, table
 from comity.runs.folder import RunFolder
 from comity.runs.run_metric import metric_of
+from comity.runs.summary import has_diverged
 from comity.units import duration, size, spread
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def judged_by(result: Result) -> Metric:
         return metric_of(folder, folder.read_experiment())
     except ComityError:  # the folder is gone or damaged, which whoever reads its tables will hear
         name = str(result.summary.get("metric"))
-        return METRICS[name] if name in METRICS or name in METRICS.own else ACCURACY
+        return METRICS[name] if name in METRICS or name in METRICS.custom else ACCURACY
 
 
 def figure(summary: Mapping[str, Any], metric: Metric) -> str:
@@ -93,7 +93,7 @@ def _lines(rows: Sequence[Note], metric: Metric) -> dict[str, dict[int, float]]:
 def of_comparison(made: Comparison) -> str:
     """A comparison: the ranking, the answers, the curves."""
     from comity.studies.method_summary import columns
-    from comity.studies.party_verdicts import lines as told
+    from comity.studies.party_verdicts import format_verdicts
 
     first = next(iter(next(iter(made.results.values())).values()))
     metric = judged_by(first)
@@ -109,7 +109,9 @@ def of_comparison(made: Comparison) -> str:
         for row in made.rows
     }
     seeds = f", {len(made.seeds)} seeds" if several else ""
-    answers = [[one.partition(": ")[0], one.partition(": ")[2]] for one in told(made.answers)]
+    answers = [
+        [one.partition(": ")[0], one.partition(": ")[2]] for one in format_verdicts(made.answers)
+    ]
     return page(
         f"{setting(first.summary)}{seeds}",
         sentences(

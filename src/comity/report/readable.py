@@ -17,18 +17,18 @@ from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.data.split import Share, Split
 from comity.measure.conventions import Line, curve, party_curves
-from comity.measure.figures import mean
 from comity.measure.gain import Gain
-from comity.measure.summary import blocks
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import ACCURACY, Metric
 from comity.runs import config
 from comity.runs.build import SimulatedRun
 from comity.runs.config import Experiment
 from comity.runs.environment import digest
+from comity.runs.figures import mean
 from comity.runs.folder import CONFIG, RunFolder
 from comity.runs.run import reopen
 from comity.runs.run_metric import metric_of
+from comity.runs.summary import blocks
 from comity.runs.tables import ABSENCES, LEDGER, METRICS, TIMING, Table, Timing
 from comity.runs.trust import Untrusted, check, code_of
 from comity.wire.ledger import Charge
@@ -348,7 +348,7 @@ class Run:
             )
         except Untrusted as why:
             return str(why)
-        if self.judged_by and not self.judged_by.known:
+        if self.judged_by and not self.judged_by.has_function:
             return (
                 f"The metric {self.judged_by.name} was given from Python as a function, which is"
                 " not here: gains need it, too."

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from comity import models
-from comity.metrics.custom_metrics import is_own, use
+from comity.metrics.custom_metrics import is_custom, load_metric
 from comity.base.key import Key, SecretKey
 from comity.metrics.metrics import METRICS, check_fits
 from comity.core.party import Party
@@ -113,7 +113,7 @@ def federation_of(experiment: Experiment) -> Federation:
 def prepare(
     experiment: Experiment,
     federation: Federation,
-    model: models.OwnModel | None = None,
+    model: models.CustomModel | None = None,
     absent: str | None = None,
 ) -> SimulatedRun:
     """Check that everything fits together, before anything starts: both halves of a run, for a
@@ -127,7 +127,7 @@ def prepare(
             " there."
         )
     experiment = judged_by(experiment, federation.classes)
-    use(experiment.metric)
+    load_metric(experiment.metric)
     check_fits(experiment.metric, federation.classes)
     common = RunContext(experiment, PartyInfos.of(federation, METRICS[experiment.metric]), model)
     algorithm, info = resolve_method(common)
@@ -151,9 +151,9 @@ def _check_own_metric(job: SimulatedRun) -> None:
     before anything starts.
     """
     metric = job.metric
-    if is_own(job.experiment.metric):
+    if is_custom(job.experiment.metric):
         for y in (
-            data.test.y for party in job.parties if metric.needs((data := party.data).test.y)
+            data.test.y for party in job.parties if metric.is_defined((data := party.data).test.y)
         ):
             for answer in (y, y.flip(0), torch.zeros_like(y)):
                 metric.of(F.one_hot(answer, job.info.task.classes), y)

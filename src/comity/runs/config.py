@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from comity.metrics.custom_metrics import is_own
+from comity.metrics.custom_metrics import is_custom
 from comity.metrics.metrics import ACCURACY, ELIGIBLE
 from comity.training.settings import Training
 from comity.errors import UsageError, shown, unknown
@@ -63,7 +63,7 @@ def _located(plan: Any) -> Any:
 
 def _judge(name: Any) -> Any:
     """`balanced-accuracy` as metrics.csv spells it; a user's file by its absolute path."""
-    if not isinstance(name, str) or is_own(name):
+    if not isinstance(name, str) or is_custom(name):
         return _found(name)
     return name.replace("-", "_")
 
@@ -304,7 +304,7 @@ def experiment(settings: Mapping[str, Any]) -> Experiment:
         made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
     except ValidationError as why:
         raise UsageError(_sentence(why)) from why
-    if made.metric not in ELIGIBLE and not is_own(made.metric):
+    if made.metric not in ELIGIBLE and not is_custom(made.metric):
         raise unknown("metric", made.metric, ELIGIBLE)
     if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
         raise UsageError("Give either epochs or steps, not both.")

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from comity import models
-from comity.metrics.metrics import Metric, by_class, too_few
+from comity.metrics.metrics import Metric, count_by_class, has_too_few
 from comity.base.record import record
 from comity.base.samples import PartyData
 from comity.training.task import LearningTask, batchnorm_private
@@ -56,10 +56,10 @@ class PartyInfo:
         judged = [
             name
             for name, part in (("validation", data.validation), ("test", data.test))
-            if len(part) and metric.needs(part.y)
+            if len(part) and metric.is_defined(part.y)
         ]
-        few = too_few(by_class(data.test.y, classes), metric)
-        own = list(by_class(data.train.y, classes)) if counts else None
+        few = has_too_few(count_by_class(data.test.y, classes), metric)
+        own = list(count_by_class(data.train.y, classes)) if counts else None
         return PartyInfo(
             len(data.train), len(data.validation), len(data.test), judged, few, own, own_constants
         )
@@ -173,7 +173,7 @@ class RunContext:
 
     experiment: Experiment
     introductions: PartyInfos
-    modules: models.OwnModel | None = None
+    modules: models.CustomModel | None = None
     """A user's own network, in place of one that the settings name."""
     _tasks: dict[str, LearningTask] = field(default_factory=dict, repr=False)
 
@@ -205,7 +205,7 @@ class RunContext:
             )
         return self._tasks[name]
 
-    def _made(self, model: str | models.OwnModel) -> LearningTask:
+    def _made(self, model: str | models.CustomModel) -> LearningTask:
         classes = self.introductions.classes
         network = models.build(
             model, self.introductions.shape, max(1, classes)

@@ -17,7 +17,7 @@ from comity.core.server import Server, cohort
 from comity.engines.engine import Engine
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import ServerRun
-from comity.measure.figures import mean
+from comity.runs.figures import mean
 
 SHARE = (
     "Before the last round a share of the parties evaluated, others each time (eval_share): curves"

@@ -34,8 +34,8 @@ from comity.runs.recording import MessageRecorder
 from comity.runs.schedule import Schedule
 from comity.runs.server_run import Progress, ServerRun
 from comity.runs.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TIMING, Writer
-from comity.measure import summarise
-from comity.measure.memory import peak_memory
+from comity.runs.summary import summarise
+from comity.runs.memory import peak_memory
 from comity.privacy.account import Account, BudgetSpent
 from comity.track import Trackers
 

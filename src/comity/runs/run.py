@@ -61,7 +61,9 @@ def start(
         mark(folder, settings, code_of(job.experiment))
         told = environment(settings, job.federation.fingerprint(), split=split, plan=plan)
         own = describe(job.experiment.metric)
-        told |= ({"metric": own} if own else {}) | ({"record_messages": True} if record_messages else {})
+        told |= ({"metric": own} if own else {}) | (
+            {"record_messages": True} if record_messages else {}
+        )
         new.begin(settings, told | _given_network(job), split=split, plan=plan)
         return Result(
             folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False)
@@ -181,7 +183,7 @@ def _data_of(experiment: Experiment) -> Dataset:
 def reopen(
     folder: Path,
     federation: Federation | None = None,
-    model: models.OwnModel | None = None,
+    model: models.CustomModel | None = None,
     *,
     trust: bool = False,
 ) -> SimulatedRun:

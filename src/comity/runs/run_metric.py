@@ -4,7 +4,7 @@ folder says of it.
 
 from __future__ import annotations
 
-from comity.metrics.custom_metrics import described, is_own, use
+from comity.metrics.custom_metrics import register_description, is_custom, load_metric
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
 from comity.errors import ComityError, UsageError
 from comity.runs.config import Experiment
@@ -21,16 +21,16 @@ def metric_of(folder: RunFolder, experiment: Experiment, trust: bool = False) ->
     classes have.
     """
     key = experiment.metric
-    if not is_own(key):
+    if not is_custom(key):
         return METRICS[key]
     try:
         if is_code(key):
             check(
                 folder.path, folder.config.read_text(encoding="utf-8"), code_of(experiment), trust
             )
-        return use(key)
+        return load_metric(key)
     except UsageError:
         try:
-            return described(key, folder.read_environment()["metric"])
+            return register_description(key, folder.read_environment()["metric"])
         except (ComityError, KeyError, TypeError):
             return ACCURACY

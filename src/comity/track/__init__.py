@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from comity.core.server import Note
 from comity.errors import UsageError, describe, unknown
 from comity.measure.conventions import curve, party_curves
-from comity.measure.figures import by_round
-from comity.measure.summary import KINDS
 from comity.metrics.metrics import ACCURACY, METRICS
 from comity.plugins import call_from_file, is_code
+from comity.runs.figures import by_round
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import ServerRun
+from comity.runs.summary import KINDS
 from comity.text import escape_terminal
 
 

@@ -2,7 +2,7 @@
 
 Training identities are the classes of a dataset whose natural parties are the cameras. The test
 identities are others: they are matched, not classified, with `query_and_gallery` and the measures
-of `comity.measure.retrieval`.
+of `comity.metrics.retrieval`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,7 @@ from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Shot, album, table, within
 from comity.errors import unknown
-
-if TYPE_CHECKING:
-    from comity.measure.retrieval import Seen
+from comity.metrics.retrieval import Embeddings
 
 MARKET = Card(
     name="market1501",
@@ -77,14 +75,12 @@ class Lineup:
     ids: Tensor
     cameras: Tensor
 
-    def seen(self, extract: Callable[[Tensor], Tensor], batch: int = 256) -> Seen:
+    def seen(self, extract: Callable[[Tensor], Tensor], batch: int = 256) -> Embeddings:
         """What `extract` makes of the images, normalised as those of the training part are, for
         `retrieval`.
         """
-        from comity.measure.retrieval import Seen
-
         features = [extract((part.float() / 255 - 0.5) / 0.5) for part in self.x.split(batch)]
-        return Seen(torch.cat(features), self.ids, self.cameras)
+        return Embeddings(torch.cat(features), self.ids, self.cameras)
 
 
 def query_and_gallery(name: str) -> tuple[Lineup, Lineup]:

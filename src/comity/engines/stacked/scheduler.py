@@ -16,7 +16,7 @@ from comity.engines.running_call import RunningCall
 from comity.engines.site import Site
 from comity.engines.stacked.batched_training import train_together
 from comity.engines.versions import PartyState
-from comity.metrics.evaluation import Evaluation, evaluate_together
+from comity.metrics.evaluation import Evaluation, evaluate_batched
 from comity.training.requests import FitRequest, Fitted
 from comity.training.task import Network
 
@@ -67,7 +67,7 @@ class Batched:
             for ids in groups.values():
                 data = [sites[i].party.data for i in ids]
                 metric = sites[ids[0]].party.metric
-                yield from zip(ids, evaluate_together(*models[ids[0]], data, metric), strict=True)
+                yield from zip(ids, evaluate_batched(*models[ids[0]], data, metric), strict=True)
 
 
 def _blocks(sites: Sites, ids: Sequence[int]) -> Iterator[list[int]]:

@@ -15,9 +15,8 @@ from typing import Any
 
 from comity.algorithms import card, names
 from comity.errors import ComityError, UsageError
-from comity.measure.caveats import caveats, few
-from comity.measure.summary import blocks
-from comity.measure.targets import Reached, common_target, reached
+from comity.measure.caveats import caveats, join_names
+from comity.measure.targets import TargetReached, common_target, reach_target
 from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.report.blocks import Block, Facts, Section, Table, Text
 from comity.report.charts import capital
@@ -26,11 +25,12 @@ from comity.report.readable import Run
 from comity.report.sections.absences import absences
 from comity.report.sections.gains import between, by_seed, picked, too_few
 from comity.runs.config import WHERE
+from comity.runs.summary import blocks
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
 from comity.studies.method_summary import MethodSummary, columns, method_summary
-from comity.studies.overall_verdict import SUMMED, WHOM, overall
-from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, on_average
+from comity.studies.overall_verdict import SUMMED, WHOM, overall_verdict
+from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, average_gain
 from comity.units import size
 
 WORTH_SAYING = 0.001  # of a figure: what would be shown as the same says nothing
@@ -41,7 +41,7 @@ class Ranked(MethodSummary):
     """A method's line in the table."""
 
     method: Method
-    reached: list[Reached]
+    reached: list[TargetReached]
     """When each seed that gets to the target is there."""
 
     @property
@@ -89,7 +89,7 @@ def _say_outcome(section: Section, group: Group, finished: list[Ranked], told: T
     if not finished:
         return
     joint = [s for s in finished if not (s.method.alone or s.method.pools)]
-    found = overall(joint, told.answers, max(len(s.figure) for s in finished))
+    found = overall_verdict(joint, told.answers, max(len(s.figure) for s in finished))
     if found:
         section.headline = found.helps
         asked = found.questions
@@ -151,7 +151,7 @@ def _unlike(group: Group) -> list[str]:
                 )
     unlike = {name: values for name, values in settings.items() if len(values) > 1}
     told = {
-        name: "; ".join(f"{value}: {few(who)}" for value, who in values.items())
+        name: "; ".join(f"{value}: {join_names(who)}" for value, who in values.items())
         for name, values in unlike.items()
     }
     return [
@@ -351,7 +351,9 @@ def _measures(group: Group) -> list[Block]:
         ]
         for n in names
     ]
-    without = [f"{title}: {few(sorted(parties))}" for title, parties in lacking.items() if parties]
+    without = [
+        f"{title}: {join_names(sorted(parties))}" for title, parties in lacking.items() if parties
+    ]
     said = f" Without a figure, and in no mean: {'; '.join(without)}." if without else ""
     table = Table(
         MEASURES,
@@ -400,11 +402,11 @@ def _target(group: Group) -> float | None:
     return common_target(lines) if len(lines) > 1 else None
 
 
-def _reached(runs: Iterable[Run], target: float) -> list[Reached]:
+def _reached(runs: Iterable[Run], target: float) -> list[TargetReached]:
     """The seeds that get there; a hair below counts, as means of the same figures may differ by
     rounding.
     """
-    return [got for run in runs if (got := reached(run.curve, run.ledger, target - 1e-12))]
+    return [got for run in runs if (got := reach_target(run.curve, run.ledger, target - 1e-12))]
 
 
 def _to_target(s: Ranked) -> list[str]:
@@ -519,4 +521,4 @@ def _difference(one: Method, other: Method, rivals: int, metric: Metric) -> Esti
     gained = {
         run.seed: between(run, matching[run.seed]) for run in one.finished if run.seed in matching
     }
-    return on_average(gained, rivals, metric)
+    return average_gain(gained, rivals, metric)

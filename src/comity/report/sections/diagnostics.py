@@ -299,12 +299,12 @@ def _matrix(method: Method, one: PartyMatrix) -> Chart | None:
 
 def _norms(method: Method, one: ParameterNorms) -> Chart | None:
     """A bar a party, in the first finished run."""
-    from comity.measure.representations import offered
+    from comity.measure.representations import deployed_models
 
     run = method.finished[0]
     every = {
         model.party.name: float(model.theta[one.parameter].norm())
-        for model in offered(run.job, run.folder)
+        for model in deployed_models(run.job, run.folder)
         if one.parameter in model.theta
     }
     norms = {party: norm for party, norm in every.items() if math.isfinite(norm)}

@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 import torch
 
-from comity.measure.caveats import few as shortened
+from comity.measure.caveats import join_names as shortened
 from comity.measure.fairness import fairness
-from comity.measure.gain import Gain, gains_of, paired
+from comity.measure.gain import Gain, gains_from_answers, paired_gain
 from comity.metrics.metrics import ACCURACY, Metric
 from comity.report.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.report.charts import by_method, capital, fraction, heat, legend, tall, tip, word
 from comity.report.gather import Group, Method
 from comity.report.readable import Run
-from comity.studies.party_verdicts import Estimate, estimates, judged, named
+from comity.studies.party_verdicts import Estimate, estimates, party_label, without_few
 
 SHOWN = 40
 """With more parties than this, only those at both ends are drawn."""
@@ -65,7 +65,7 @@ def _between(run: Run, alone: Run) -> list[Gain]:
     if run.metric is ACCURACY:
         both = ((name, right, alone.outcomes.get(name, [])) for name, right in run.outcomes.items())
         return [
-            paired(name, right, theirs)
+            paired_gain(name, right, theirs)
             for name, right, theirs in both
             if right and len(theirs) == len(right)
         ]
@@ -73,7 +73,7 @@ def _between(run: Run, alone: Run) -> list[Gain]:
     same = {
         name: its for name, its in theirs.items() if torch.equal(its.truth, run.answers[name].truth)
     }
-    return gains_of(run.answers, same, run.metric)
+    return gains_from_answers(run.answers, same, run.metric)
 
 
 def _without_alone(group: Group) -> str:
@@ -114,14 +114,14 @@ def parties(group: Group, method: Method) -> list[PartyResult]:
     """Every party, the one that gains most first; every seed's, if they are not the same parties."""
     figures: dict[str, list[float]] = defaultdict(list)
     solo: dict[str, list[float]] = defaultdict(list)
-    clear = judged(by_seed(group, method), too_few(group), group.same_parties)
+    clear = without_few(by_seed(group, method), too_few(group), group.same_parties)
     gained = estimates(clear, group.same_parties, picked(group), group.metric)
     for run in method.finished:
         alone = group.alone(run)
         for party, value in run.figures.get("per_party", {}).items():
             if value is None:  # who was never heard has no figure
                 continue
-            name = named(party, run.seed, group.same_parties)
+            name = party_label(party, run.seed, group.same_parties)
             figures[name].append(value)
             if alone and name in gained:
                 solo[name].append(alone.figures["per_party"][party])
@@ -193,7 +193,7 @@ def gains(group: Group, folder: Path) -> Section:
             section.say(_without_alone(group), "missing")
     if few := sorted(
         {
-            named(party, seed, group.same_parties)
+            party_label(party, seed, group.same_parties)
             for seed, some in too_few(group).items()
             for party in some
         }

@@ -1,6 +1,4 @@
-"""Parties' figures by a metric, out of the rows of `metrics.csv`, and the mean of them: the one way
-in which Comity takes it.
-"""
+"""The parties' values of a metric from the rows of `metrics.csv`, and their mean."""
 
 from __future__ import annotations
 
@@ -16,35 +14,33 @@ K = TypeVar("K")
 
 
 def is_figure(row: Note, split: str = "test", metric: str = ACCURACY.name) -> bool:
-    """Whether a row is a party's figure by a metric, on its own samples of a split."""
+    """Return whether a row is a party's value of a metric, on its own samples of a split."""
     return row.metric == metric and row.split == split and row.party != SERVER
 
 
 def by_round(
     rows: Iterable[Note], split: str = "test", metric: str = ACCURACY.name
 ) -> dict[int, dict[str, float]]:
-    """Everyone's figure by a metric, on its own samples of a split, by evaluated round."""
-    found: dict[int, dict[str, float]] = defaultdict(dict)
+    """Return the parties' values of a metric by evaluated round, each on its samples of a split."""
+    figures: dict[int, dict[str, float]] = defaultdict(dict)
     for row in rows:
         if is_figure(row, split, metric):
-            found[row.round][row.party] = row.value
-    return dict(found)
+            figures[row.round][row.party] = row.value
+    return dict(figures)
 
 
-def carried(figures: Mapping[int, Mapping[K, float]]) -> dict[int, dict[K, float]]:
-    """The same by round, ascending, with everybody's last figure where there is no new one: who is
-    not heard is not forgotten.
-    """
-    known: dict[K, float] = {}
-    found = {}
+def carry_forward(figures: Mapping[int, Mapping[K, float]]) -> dict[int, dict[K, float]]:
+    """Return the figures by round, ascending; a party without a new figure keeps its last one."""
+    latest: dict[K, float] = {}
+    by_round = {}
     for t in sorted(figures):
-        known = known | dict(figures[t])
-        found[t] = known
-    return found
+        latest = latest | dict(figures[t])
+        by_round[t] = latest
+    return by_round
 
 
 def mean(figures: Mapping[K, float], samples: Mapping[K, int] | None = None) -> float:
-    """The mean over parties: all alike, or each as much as it has samples."""
+    """Return the mean over parties, weighted by their `samples` if given."""
     if samples is None:
         return sum(figures.values()) / len(figures)
     return sum(figures[p] * samples[p] for p in figures) / sum(samples[p] for p in figures)

@@ -1,4 +1,4 @@
-"""How much memory a run took."""
+"""Peak memory of a run."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from resource import RUSAGE_SELF, getrusage
 
 
 def peak_memory() -> int:
-    """The most memory, in bytes, that this process ever held, and its workers each beside it.
+    """Return the peak memory in bytes: the sum of the peaks of this process and of its workers.
 
-    Pages that workers share with it are counted again for each, so this is what is needed at most.
+    Pages that workers share with this process are counted more than once, so it is an upper bound.
     """
-    own = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return own + sum(_peak(pid) for pid in _workers())
+    peak = getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak + sum(_peak(pid) for pid in _workers())
 
 
 def _workers() -> list[str]:
-    """The processes that this one started, where the system tells."""
+    """Return the ids of the child processes; none where the system has no such list."""
     try:
         return Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
     except OSError:
@@ -30,6 +30,6 @@ def _peak(pid: str) -> int:
         lines = (
             Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
         )
-    except OSError:  # it has just ended
+    except OSError:  # the process has ended
         return 0
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
