@@ -75,7 +75,7 @@ class Demo:
 
     def found(self) -> str:
         """The operator's part: the agreed columns, and the federation; its fingerprint."""
-        self.comity("", "data", "deal", "--data", "heart", "--out", "hospitals")
+        self.comity("", "data", "split", "--data", "heart", "--out", "hospitals")
         (self.folder / "hospitals" / "va_long_beach.csv").rename(
             self.folder / "hospitals" / "long-beach.csv"
         )

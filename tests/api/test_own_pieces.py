@@ -320,7 +320,7 @@ PARTITIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "no numbers": (lambda y, n, rng: [range(9), ["a"]], "must give party 'p1' a list of positions"),
     "a mask": (lambda y, n, rng: [y < 5, y >= 5], "must give party 'p0' a list of positions"),
     "nothing": (lambda y, n, rng: None, "must return a list"),
-    "too few": (lambda y, n, rng: [range(9)], "made 1 parties, not 2"),
+    "too few": (lambda y, n, rng: [range(9)], "returned 1 parties, not 2"),
     "names": (
         lambda y, n, rng: {"server": range(9), "b": range(9, 20)},
         "A party cannot be called 'server'",

@@ -360,11 +360,11 @@ def test_pictures(tmp_path: Path) -> None:
     )
 
 
-def test_dealt_and_imported_again(tmp_path: Path) -> None:
+def test_split_and_imported_again(tmp_path: Path) -> None:
     """Each hospital's own file, as if nobody had ever pooled them: imported by the schema, they are
     the federation again.
     """
-    works("data", "deal", "--data", "heart", "--out", tmp_path / "dealt")
+    works("data", "split", "--data", "heart", "--out", tmp_path / "dealt")
     assert sorted(p.name for p in (tmp_path / "dealt").iterdir()) == [
         "cleveland.csv", "hungarian.csv", "switzerland.csv", "va_long_beach.csv",
     ]  # fmt: skip

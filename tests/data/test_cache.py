@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from comity.data import Dataset, catalogue, files, load, prepared
-from comity.data.files import Found, Way, checksum_notes, obtain
+from comity.data.files import Found, Way, checksum_warnings, obtain
 
 PROCESSES = 4
 
@@ -41,7 +41,7 @@ def test_prepared_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "save", None)
     monkeypatch.setattr(files, "file_digest", None)  # checksums only when preparing
     second = load("usps")
-    assert (second.fingerprint(), second.notes) == (first.fingerprint(), first.notes)
+    assert (second.fingerprint(), second.warnings) == (first.fingerprint(), first.warnings)
 
 
 def test_a_changed_file_is_read_again(cache: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_is_prepared_is_memory_mapped(cache: Path) -> None:
 
 def test_a_file_that_is_not_the_published_one_is_said_and_used(cache: Path) -> None:
     data = load("usps")
-    (note,) = [note for note in data.notes if "published" in note]
+    (note,) = [note for note in data.warnings if "published" in note]
     assert note.startswith("usps: usps.npz is not the published file (its sha256 is ")
     assert len(data) == 8
 
@@ -134,7 +134,7 @@ def test_checksums(tmp_path: Path) -> None:
     sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
     def notes(sums: dict[str, str]) -> tuple[str, ...]:
-        return checksum_notes("some", sums, {"a": path})
+        return checksum_warnings("some", sums, {"a": path})
 
     assert (
         notes({"a.bin": md5})
@@ -165,7 +165,7 @@ def test_the_real_files_are_the_published_ones(
     if not any(card["name"] == name and card["here"] for card in catalogue()):
         pytest.skip(f"no {name} in COMITY_DATA")
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path))
-    assert not [note for note in load(name).notes if "published" in note]
+    assert not [note for note in load(name).warnings if "published" in note]
 
 
 def test_folders_may_be_called_as_others_call_them(

@@ -177,7 +177,7 @@ def test_domain_parties_are_the_first_so_many() -> None:
     assert owned(some) == {name: at for name, at in owned(whole).items() if name in some.names}
     with pytest.raises(
         UsageError,
-        match=r"^The data's sources make 6 parties, not 7; use --parties 6 or more parts\.$",
+        match=r"^The data's sources give 6 parties, not 7; use --parties 6 or more parts\.$",
     ):
         data.partition("domain(parts=2)", 7)
 
@@ -272,7 +272,7 @@ def test_auto_is_the_home_of_the_data() -> None:
         ("domain(by=who,parts=2)|keep(samples=4)", 5),
         ("dirichlet(alpha=0.3,min=4)", 3),
     ):
-        data = dataset(np.arange(80) % 4, home=home)
+        data = dataset(np.arange(80) % 4, default_partition=home)
         auto, told = data.partition("auto", parties, seed=2), data.partition(home, parties, seed=2)
         assert_same(auto, told)
         assert (
@@ -281,7 +281,7 @@ def test_auto_is_the_home_of_the_data() -> None:
 
 
 def test_steps_follow_auto_and_those_of_the_home() -> None:
-    data = dataset(np.arange(80) % 4, home="natural|keep(samples=9)")
+    data = dataset(np.arange(80) % 4, default_partition="natural|keep(samples=9)")
     fed = data.partition("auto|keep(samples=5)|concept")
     assert fed.split.partition == "natural|keep(samples=9)|keep(samples=5)|concept"
     assert_same(fed, data.partition("natural|keep(samples=9)|keep(samples=5)|concept"))
@@ -360,8 +360,8 @@ def load():
     n, draw = 120, np.random.default_rng(0)
     of = np.arange(n) % 3
     x = draw.random((n, 1, 6, 6)) * 0.5 + (np.arange(n) % 2)[:, None, None, None] * 0.4
-    return Dataset("mine", x, np.arange(n) % 2, 2, groups={"site": Groups(("oslo", "rome", "bonn"), of)}, home="natural(by=site)",
-                   official_test=HELD, notes=("mine: bonn is small.",))
+    return Dataset("mine", x, np.arange(n) % 2, 2, groups={"site": Groups(("oslo", "rome", "bonn"), of)}, default_partition="natural(by=site)",
+                   official_test=HELD, warnings=("mine: bonn is small.",))
 """
 QUICK = ("--rounds", "2", "--model", "linear", "--engine", "loop")
 Command = Callable[..., tuple[int, str, str]]
@@ -551,7 +551,7 @@ def test_a_source_smaller_than_its_parts_gets_advice_that_works() -> None:
 
 def test_auto_takes_no_options() -> None:
     with pytest.raises(UsageError):
-        dataset(np.arange(40) % 4, home="natural").partition("auto(parties=3)")
+        dataset(np.arange(40) % 4, default_partition="natural").partition("auto(parties=3)")
 
 
 def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(

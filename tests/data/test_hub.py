@@ -101,8 +101,11 @@ def test_pictures_with_writers(hub: dict[str, Any]) -> None:
     assert (data.classes, data.class_names, data.licence) == (3, ("a", "b", "c"), "mit")
     assert data.official_test is not None
     assert data.official_test.sum() == 6
-    assert (data.home, data.groups["writer"].names) == ("natural(by=writer)", ("f0", "f1"))
-    assert data.notes == (
+    assert (data.default_partition, data.groups["writer"].names) == (
+        "natural(by=writer)",
+        ("f0", "f1"),
+    )
+    assert data.warnings == (
         (
             "flwrlabs/femnist: the inputs are the pictures of image, the classes those of"
             " character; left out: hsf_id."
@@ -121,7 +124,7 @@ def test_grey_pictures_and_many_sizes(hub: dict[str, Any]) -> None:
     assert load("hub:grey").official_test is None
     many = load("hub:many")
     assert many.shape == (3, 64, 64)
-    assert "many: pictures of 2 sizes were brought to 64 x 64." in many.notes
+    assert "many: pictures of 2 sizes were brought to 64 x 64." in many.warnings
 
 
 def test_the_finer_of_two_labels(hub: dict[str, Any]) -> None:
@@ -145,7 +148,7 @@ def test_text_in_a_configuration(hub: dict[str, Any]) -> None:
     assert (data.x[0] > 0).sum() == 3  # two words and a comma
     assert (data.x[1] == 0).all()
     assert (data.classes, data.mean) == (2, (0.0,))
-    assert any("its validation split is the official test part." in note for note in data.notes)
+    assert any("its validation split is the official test part." in note for note in data.warnings)
 
 
 def test_numbers_and_words_as_classes(hub: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import comity
 from comity import cli
 from comity.data import load
 from comity.data.importing import import_federation
-from comity.data.tables import about_schema
+from comity.data.tables import summarize_schema
 from comity.errors import UsageError
 
 RNG = np.random.default_rng(0)
@@ -57,7 +57,7 @@ def test_arrays(source: Path, out: Path) -> None:
     data = import_federation(source, out)
     assert (data.name, len(data), data.shape, data.classes) == ("mine", 20, (3,), 3)
     assert data.groups["party"].names == ("north", "south")
-    assert (data.home, data.official_test, data.mean, data.std) == (
+    assert (data.default_partition, data.official_test, data.mean, data.std) == (
         "natural(by=party)",
         None,
         (0.0,),
@@ -79,7 +79,7 @@ def test_a_test_part(source: Path, out: Path) -> None:
     data = import_federation(source, out, name="hospitals")
     assert data.official_test is not None
     assert data.official_test.sum() == 6
-    assert any("--test official" in note for note in data.notes)
+    assert any("--test official" in note for note in data.warnings)
     fed = data.partition("auto", test="official")
     assert [len(p.test) for p in fed.parties.values()] == [2, 4]
     assert (fed.parties["south"].test.x == 0).all()
@@ -132,8 +132,8 @@ def test_tables_of_all_kinds(source: Path, out: Path) -> None:
     assert data.x[:, 0].isnan().tolist() == [False, True, False, False, False, True] + [False] * 6
     assert (data.missing, data.shape) == ("impute", (5,))
     assert data.schema is not None
-    assert any("colour (blue, green, red)" in line for line in about_schema(data.schema))
-    assert any("12% of all values are missing" in note for note in data.notes)
+    assert any("colour (blue, green, red)" in line for line in summarize_schema(data.schema))
+    assert any("12% of all values are missing" in note for note in data.warnings)
     x = data.partition("auto").parties["east"].train.x
     assert x.isfinite().all()
     assert x.shape[1] == 5  # a column says what was filled
@@ -145,7 +145,7 @@ def test_labels_that_are_numbers_stay_what_they_are(source: Path, out: Path) -> 
     data = import_federation(source, out, label="outcome", classes=4)
     assert (data.classes, data.class_names) == (4, ())
     assert data.y.tolist() == [1, 2] * 4 + [2] * 8
-    assert any("no sample has the label 0, 3." in note for note in data.notes)
+    assert any("no sample has the label 0, 3." in note for note in data.warnings)
 
 
 def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> None:
@@ -174,7 +174,7 @@ def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> 
         assert (mine[:, 1] == 0).all()  # all alike: nothing to scale by
         assert set(mine[:, 2].tolist()) == {0.0, 1.0}  # zeros and ones stay
     assert data.schema is not None
-    assert any("standardised, each party's by" in line for line in about_schema(data.schema))
+    assert any("standardised, each party's by" in line for line in summarize_schema(data.schema))
 
 
 def test_shared_figures_are_everybodys_and_charged(source: Path, out: Path, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_small_parties_are_said(source: Path, out: Path) -> None:
     arrays(source / "big.npz", 20)
     arrays(source / "tiny.npz", 2)
     data = import_federation(source, out)
-    assert any("tiny with fewer than 4 samples take no part" in note for note in data.notes)
+    assert any("tiny with fewer than 4 samples take no part" in note for note in data.warnings)
     assert data.partition("auto").names == ["big"]
     assert data.partition("natural(min=1)").names == ["big", "tiny"]
 
@@ -374,7 +374,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "bright": (
         lambda s: arrays(s / "a.npz", x=np.full((8, 3, 4, 4), 200.0)),
         {},
-        "bring them to between 0 and 1",
+        "scale them to [0, 1]",
     ),
     "half labels": (
         lambda s: arrays(s / "a.npz", y=np.full(8, 0.5)),

@@ -31,7 +31,7 @@ seeds = st.integers(0, 200)
 def dataset(x: Any, **more: Any) -> Dataset:
     n = len(x)
     more.setdefault("groups", {"site": Groups(SITES, np.arange(n) % 3)})
-    usual = {"missing": "impute", "home": "natural", "mean": (0.0,), "std": (1.0,)}
+    usual = {"missing": "impute", "default_partition": "natural", "mean": (0.0,), "std": (1.0,)}
     return Dataset("mine", x, torch.arange(n) // 3 % 2, 2, **(usual | more))
 
 

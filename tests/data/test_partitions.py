@@ -359,13 +359,13 @@ def test_sizes_follow_their_option() -> None:
         (
             "shard(per_party=3,by_class=true)",
             5,
-            "15 shards cannot be 10 classes cut in equally many of at least one sample; use "
-            "other parties or per_party, or by_class=false.",
+            "10 classes cannot be divided equally into 15 shards of at least one sample; change "
+            "parties or per_party, or use by_class=false.",
         ),
         (
             "shard(per_party=1,by_class=true)",
             600,
-            "600 shards cannot be 10 classes cut in equally many of at least one sample",
+            "10 classes cannot be divided equally into 600 shards of at least one sample",
         ),
         (
             "shard(per_party=2,by_class=perhaps)",

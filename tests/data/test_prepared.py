@@ -35,7 +35,7 @@ def pictures() -> Dataset:
         "pictures", torch.from_numpy(draw.integers(0, 256, (90, 3, 6, 5), dtype=np.uint8)), torch.arange(90) % 4, 4, "Über alles",
         "CC BY 4.0", torch.arange(90) >= 60, (0.1, 0.2, 0.3), (0.5,),
         {"who": Groups(("ann", "bob", "cyd"), np.arange(90) % 3), "where": Groups(("Zürich", "b 2"), np.arange(90) // 45)},
-        "natural(by=where)", class_names=("a", "b", "c", "d"), notes=("one note.", "another."),
+        "natural(by=where)", class_names=("a", "b", "c", "d"), warnings=("one note.", "another."),
     )  # fmt: skip
 
 
@@ -78,10 +78,10 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
         "licence",
         "mean",
         "std",
-        "home",
+        "default_partition",
         "missing",
         "class_names",
-        "notes",
+        "warnings",
         "shape",
     ):
         assert getattr(after, name) == getattr(before, name)
@@ -203,7 +203,7 @@ def test_bytes_stay_bytes_and_are_checked() -> None:
         ),
         ({"y": torch.arange(19) % 2}, "The x and y of dataset 'd' must be of one length"),
         ({"y": torch.full((20,), 0.5)}, "The labels of dataset 'd' must be whole numbers"),
-        ({"mean": (0.1, 0.2)}, "mean and std of dataset 'd' must be one number or one a channel"),
+        ({"mean": (0.1, 0.2)}, "mean and std of dataset 'd' must be one number or one per channel"),
         (
             {"x": torch.zeros(0, 1, 4, 4, dtype=torch.uint8), "y": torch.zeros(0)},
             "There are no samples in dataset 'd'",
@@ -257,8 +257,8 @@ def test_a_folder_of_an_earlier_version_is_read_with_a_note(tmp_path: Path) -> N
     (folder / "dataset.json").write_text(json.dumps(told), encoding="utf-8")
     data = load(str(folder))
     assert data.fingerprint() == pictures().fingerprint()
-    assert data.notes[:-1] == pictures().notes
-    assert "pictures: imported by an earlier version" in data.notes[-1]
+    assert data.warnings[:-1] == pictures().warnings
+    assert "pictures: imported by an earlier version" in data.warnings[-1]
     (folder / "dataset.json").write_text(json.dumps(told | {"version": 4}), encoding="utf-8")
     with pytest.raises(UsageError, match="damaged"):
         load(str(folder))

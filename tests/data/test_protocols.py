@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from comity.data import Dataset, Federation
 from comity.data.groups import Groups
-from comity.data.protocols import read, redrawn, stratified
+from comity.data.protocols import read, redraw_test_part, stratified
 from comity.errors import UsageError
 
 
@@ -387,7 +387,7 @@ def test_tail_without_enough_samples_is_refused(y: list[int], text: str) -> None
     with pytest.raises(
         UsageError,
         match=(
-            r"^Party 'p' has too few samples to set the last [0-9.]+ of each class apart; use own"
+            r"^Party 'p' has too few samples to test on the last [0-9.]+ of each class; use own"
         ),
     ):
         tail(y, text)
@@ -514,8 +514,8 @@ def test_official_is_refused_where_it_means_nothing(digits: Dataset, official: D
     with pytest.raises(
         UsageError,
         match=(
-            r"^official tests each party on its own source's .* but this partition follows no"
-            r" sources"
+            r"^official tests each party on the test samples of its source, but this partition does"
+            r" not follow sources"
         ),
     ):
         official.partition("iid", 3, test="official")
@@ -643,7 +643,7 @@ def test_a_redraw_fills_the_training_part_as_far_as_wholes_fit(
 ) -> None:
     cut = np.repeat(np.arange(len(sizes)), sizes)
     official = cut >= max(1, len(sizes) - tests)
-    held = redrawn(official, cut, np.random.default_rng(seed))
+    held = redraw_test_part(official, cut, np.random.default_rng(seed))
     left = int((~official).sum() - (~held).sum())
     assert left >= 0
     assert all(
@@ -656,10 +656,10 @@ def test_a_redraw_fills_the_training_part_as_far_as_wholes_fit(
 def test_nothing_to_redraw_is_refused(official: Dataset) -> None:
     with pytest.raises(
         UsageError,
-        match="marked as cut in training and test by others than their makers; leave out redraw",
+        match=r"redraw needs data whose test part may be redrawn .*; leave out redraw",
     ):
         official.partition("iid", test="official(redraw=true)")
-    with pytest.raises(UsageError, match="a whole that is both in training and test"):
+    with pytest.raises(UsageError, match="a unit with samples in both training and test"):
         replace(cut_by_others(), cut_by=np.zeros(len(cut_by_others()), np.int64))
-    with pytest.raises(UsageError, match="must be a whole number a sample"):
+    with pytest.raises(UsageError, match="must hold one integer per sample"):
         replace(cut_by_others(), cut_by=np.zeros(3, np.int64))

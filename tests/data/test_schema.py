@@ -19,7 +19,7 @@ import comity
 from comity.data import load
 from comity.data.importing import import_federation
 from comity.data.preparation import Column, Schema, Unusable, encode, filled, normalised
-from comity.data.tables import about_schema, agreed_schema, read_schema
+from comity.data.tables import agreed_schema, read_schema, summarize_schema
 from comity.errors import UsageError
 
 
@@ -62,9 +62,9 @@ def test_what_a_column_is(tmp_path: Path) -> None:
         "row": "looks like an identifier",
     }
     assert any(
-        "'case_id' is left out" in line and "--kind" in line for line in about_schema(schema)
+        "'case_id' is left out" in line and "--kind" in line for line in summarize_schema(schema)
     ), "what to type is said"
-    assert not any("--kind" in line for line in about_schema(schema, given=True)), (
+    assert not any("--kind" in line for line in summarize_schema(schema, given=True)), (
         "nor is what cannot be"
     )
     told = schema_of(tmp_path, kinds={"row": "number", "smokes": "words"}, drop=("sex",))
@@ -154,7 +154,7 @@ def test_a_column_that_one_party_lacks(tmp_path: Path) -> None:
     write(tmp_path / "in" / "b.csv", rows("label,age", "yes,1.5", "no,"))
     data = import_federation(tmp_path / "in", tmp_path / "out")
     assert data.x[2:].nan_to_num(-1).tolist() == [[1.5, 0, 0], [-1, 0, 0]]
-    assert any("b never has ward" in note for note in data.notes)
+    assert any("b never has ward" in note for note in data.warnings)
     assert data.schema is not None
     assert [column.may_be_missing for column in data.schema.columns] == [True, True]
 
@@ -295,14 +295,14 @@ def test_a_typing_error_is_named(tmp_path: Path) -> None:
     data = import_federation(tmp_path / "in", tmp_path / "out", kinds={"age": "number"})
     assert any(
         "age is 430 in row 5 of a, but from 31.95 to 68.05 in most: a typing error?" in note
-        for note in data.notes
+        for note in data.warnings
     )
 
 
 def test_skipped_rows_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,yes", "2.5,NA", "3.5,no"))
     data = import_federation(tmp_path / "in", tmp_path / "out", skip_unlabelled=True)
-    assert any("1 rows without a label were left out (a 1)." in note for note in data.notes)
+    assert any("1 rows without a label were left out (a 1)." in note for note in data.warnings)
 
 
 # --- alone and together
@@ -433,7 +433,7 @@ def test_a_damaged_schema_is_noticed(tmp_path: Path) -> None:
     import_federation(tmp_path / "in", tmp_path / "out")
     text = (tmp_path / "out" / "schema.json").read_text(encoding="utf-8")
     (tmp_path / "out" / "schema.json").write_text(text.replace('"no"', '"nope"'), encoding="utf-8")
-    with pytest.raises(UsageError, match="is not what was written there"):
+    with pytest.raises(UsageError, match="has changed since it was written"):
         load(str(tmp_path / "out"))
 
 

@@ -159,8 +159,8 @@ def test_har_as_in_pfllibs_files(here: Path) -> None:
     assert theirs.x[0, 1, 0] == 128, "channel 128 mod 9 = 2 at time 128 // 9 = 14"
     assert torch.equal(theirs.y, ours.y)
     assert theirs.fingerprint() != ours.fingerprint()
-    assert any("without being transposed" in note for note in theirs.notes)
-    assert not any("without being transposed" in note for note in ours.notes)
+    assert any("without being transposed" in note for note in theirs.warnings)
+    assert not any("without being transposed" in note for note in ours.warnings)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
         zip(data.groups["domain"].of[held].tolist(), data.y.numpy()[held].tolist(), strict=True)
     )
     assert len(kinds) == 20  # one of each class and source
-    assert [note.split(":")[1] for note in data.notes] == [
+    assert [note.split(":")[1] for note in data.warnings] == [
         " 100 of its 2,533 samples are here.",
         " caltech, dslr not here, so there are 2 of its sources.",
         (
@@ -445,7 +445,7 @@ def test_the_embedded_hospitals_are_those_of_the_published_file() -> None:
 
 def test_heart_is_imported_by_its_schema() -> None:
     data = load("heart")
-    assert (len(data), data.classes, data.class_names, data.home) == (
+    assert (len(data), data.classes, data.class_names, data.default_partition) == (
         920,
         2,
         ("healthy", "ill"),
@@ -513,7 +513,7 @@ def test_the_stand_in_for_eicu(here: Path) -> None:
     from sklearn.metrics import roc_auc_score
 
     data = load("eicu-standin")
-    assert "synthetic" in data.notes[0]
+    assert "synthetic" in data.warnings[0]
     assert "SYNTHETIC" in data.description
     fed = data.partition("auto")
     assert len(fed.names) == 14

@@ -32,7 +32,7 @@ def kept(sizes: list[int], seed: int = 0, **how: Any) -> np.ndarray:
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     learn = 1000 + np.arange(len(y))  # positions in a larger dataset
     everything = np.concatenate([np.zeros(1000, dtype=np.int64), y])
-    found = Keep(**how).of("p", everything, learn, np.random.default_rng(seed))
+    found = Keep(**how).select("p", everything, learn, np.random.default_rng(seed))
     assert set(found) <= set(learn)
     assert len(set(found)) == len(found)
     assert sorted(found) == list(found)  # in the data's order still
@@ -96,7 +96,7 @@ def test_keep_is_a_draw() -> None:
     """Which samples stay is chance, each alike; and it hangs on the party's name and the seed."""
     y = np.zeros(40, dtype=np.int64)
     draws = [
-        Keep(samples=10).of("p", y, np.arange(40), np.random.default_rng(s)) for s in range(400)
+        Keep(samples=10).select("p", y, np.arange(40), np.random.default_rng(s)) for s in range(400)
     ]
     often = np.bincount(np.concatenate(draws), minlength=40)
     assert often.sum() == 4000
@@ -198,7 +198,7 @@ def test_concepts_of_many_classes_differ_between_groups_and_seeds() -> None:
         labels(data(classes=8).partition("iid|concept(groups=4)", 4, seed=s))[1:] for s in range(5)
     ]
     assert len({names for one in found for names in one}) == 15  # 8! is large
-    assert [Concept().of(i, 8, Key.root(0)) is None for i in range(5)] == [
+    assert [Concept().class_numbers(i, 8, Key.root(0)) is None for i in range(5)] == [
         True,
         False,
         True,

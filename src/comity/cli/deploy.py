@@ -128,7 +128,7 @@ def join(
         raise
     sent = Path(f"{display_name}.request.zip")
     shutil.copy(request, sent)
-    for note in made.notes:
+    for note in made.warnings:
         screen.out.print(note, soft_wrap=True)
     screen.out.print(
         f"{len(made)} samples are in {folder / 'data'}, and stay there.", soft_wrap=True

@@ -104,8 +104,8 @@ def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
             refused = found
             continue
         made = way.read(found)
-        told = checksum_notes(name, way.sums, found)
-        return keep(replace(made, notes=(*made.notes, *told)) if told else made, kept)
+        told = checksum_warnings(name, way.sums, found)
+        return keep(replace(made, warnings=(*made.warnings, *told)) if told else made, kept)
     if refused is not None:
         file = next(iter(refused.values()))
         raise UsageError(
@@ -135,11 +135,11 @@ def keep(made: Dataset, folder: Path) -> Dataset:
         return made
 
 
-def checksum_notes(name: str, sums: Mapping[str, str], found: Found) -> tuple[str, ...]:
+def checksum_warnings(name: str, sums: Mapping[str, str], found: Found) -> tuple[str, ...]:
     """A sentence for each file that should be a published one and is another: a person may want
     that, so it is not refused.
     """
-    notes = []
+    warnings = []
     for path in found.values():
         published = sums.get(path.name, "").split()
         if not published:
@@ -148,8 +148,10 @@ def checksum_notes(name: str, sums: Mapping[str, str], found: Found) -> tuple[st
         with path.open("rb") as stream:
             mine = file_digest(stream, kind).hexdigest()
         if mine not in published:
-            notes.append(f"{name}: {path.name} is not the published file (its {kind} is {mine}).")
-    return tuple(notes)
+            warnings.append(
+                f"{name}: {path.name} is not the published file (its {kind} is {mine})."
+            )
+    return tuple(warnings)
 
 
 def _key(found: Found) -> str:

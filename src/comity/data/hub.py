@@ -2,7 +2,7 @@
 `--data hub:ylecun/mnist`.
 
 The columns decide: pictures with a class; else text with a class; else numbers with a class. What
-was chosen, and what was left out, is said in the dataset's notes. Nothing of the hub's code is run.
+was chosen, and what was left out, is said in the dataset's warnings. Nothing of the hub's code is run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from comity.data import prepared
-from comity.data.dataset import COMMON, Dataset
+from comity.data.dataset import DEFAULT_PARTITION, Dataset
 from comity.data.files import cache_folder, keep, recall
 from comity.data.formats.common import labels
 from comity.data.groups import Groups
@@ -64,7 +64,7 @@ class Columns:
     parties: dict[str, str]  # a column, and what its groups are called
     names: tuple[str, ...]  # of the classes, where the hub has them
 
-    def notes(self, every: Iterable[str]) -> tuple[str, ...]:
+    def warnings(self, every: Iterable[str]) -> tuple[str, ...]:
         """A sentence that says which columns were chosen and which left out."""
         rest = [c for c in every if c not in (self.label, *self.inputs, *self.parties)]
         return (
@@ -137,11 +137,11 @@ def _load(name: str) -> Mapping[str, Rows]:
     return found
 
 
-def _dataset(name: str, parts: list[Rows], notes: tuple[str, ...]) -> Dataset:
+def _dataset(name: str, parts: list[Rows], warnings: tuple[str, ...]) -> Dataset:
     """Arrays of one or two splits, one after the other."""
     features = dict(parts[0].features)
     chosen = _columns(name, features)
-    said = [*chosen.notes(features), *notes]
+    said = [*chosen.warnings(features), *warnings]
     y, names = _classes(name, chosen, list(_values(parts, chosen.label)))
     x: NDArray[Any]
     if chosen.kind == "pictures":
@@ -167,10 +167,10 @@ def _dataset(name: str, parts: list[Rows], notes: tuple[str, ...]) -> Dataset:
         licence=getattr(parts[0].info, "license", None) or "not stated on the hub",
         official_test=held if held.any() else None,
         groups=groups,
-        home=f"natural(by={next(iter(groups))})" if groups else COMMON,
+        default_partition=f"natural(by={next(iter(groups))})" if groups else DEFAULT_PARTITION,
         class_names=names,
         missing="impute" if chosen.kind == "numbers" and bool(np.isnan(x).any()) else "refuse",
-        notes=tuple(f"{name}: {note}" for note in said),
+        warnings=tuple(f"{name}: {note}" for note in said),
         **fixed,
     )
 

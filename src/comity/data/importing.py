@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from comity.data import prepared
 from comity.data.dataset import Dataset
 from comity.data.formats import numeric, picture_files, read_image, read_images, read_npz
-from comity.data.formats.common import bad, few, inside, labels, same_length
+from comity.data.formats.common import bad, inside, join_names, labels, same_length
 from comity.data.groups import Groups
 from comity.data.party_files import PICTURES, TABLES, one_kind, parties_in, stem
 from comity.data.preparation import Schema
-from comity.data.schema import Wishes
+from comity.data.schema import ColumnOptions
 from comity.data.sets.common import planes
-from comity.data.tables import SCALED, labelled, numbers_by, read_tables, schema_of
+from comity.data.tables import SCALED, encode_tables, labelled, read_tables, schema_of
 from comity.errors import UsageError
 
 LEAST = 4  # samples: what the partition `natural` asks of a party
@@ -51,7 +51,7 @@ class Brought:
 
     parties: dict[str, Contribution]
     about: str
-    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     schema: Schema | None = None
     """Of tables; their labels are numbers already."""
 
@@ -87,7 +87,7 @@ def read_federation(
 
     `size` is the pixels a side that pictures are brought to; `classes` how many there are, where no
     party has the last of them. Tables follow `schema`, or one is made of them as is said
-    `about_columns` (`label`, `columns`, `drop`, ...: see `Wishes`). Their numbers are scaled unless
+    `about_columns` (`label`, `columns`, `drop`, ...: see `ColumnOptions`). Their numbers are scaled unless
     told otherwise: `scale` is `own`, `shared` or `none`; arrays are used as they are unless told
     otherwise, and pictures always.
     """
@@ -101,7 +101,7 @@ def read_federation(
         _check_no_columns(
             kind, about_columns | {"schema": schema, "skip_unlabelled": skip_unlabelled}
         )
-    asked = Wishes(**about_columns | ({} if scale is None else {"scale": scale}))
+    asked = ColumnOptions(**about_columns | ({} if scale is None else {"scale": scale}))
     if size is not None and kind != PICTURES:
         raise UsageError(f"size is for pictures, but these parties bring {kind}.")
     if kind == PICTURES:
@@ -116,7 +116,7 @@ def read_federation(
 
 
 def _tables(
-    found: Mapping[str, Path], asked: Wishes, schema: Schema | None, skip_unlabelled: bool
+    found: Mapping[str, Path], asked: ColumnOptions, schema: Schema | None, skip_unlabelled: bool
 ) -> Brought:
     """Everybody's tables as numbers, by a schema that was given or the one that they have in
     common.
@@ -126,13 +126,13 @@ def _tables(
     if skip_unlabelled:
         tables, skipped = labelled(tables, schema or asked.about_label())
     agreed = schema or schema_of(tables, asked)
-    x, y, notes = numbers_by(agreed, tables, strict=schema is not None)
+    x, y, warnings = encode_tables(agreed, tables, strict=schema is not None)
     parties = {
         name: Contribution(found[name], x[name], y[name], np.zeros(len(y[name]), np.bool_))
         for name in tables
     }
-    about = f"tables with the columns {few(column.name for column in agreed.columns)}"
-    return Brought(parties, about, (*notes, *skipped), agreed)
+    about = f"tables with the columns {join_names(column.name for column in agreed.columns)}"
+    return Brought(parties, about, (*warnings, *skipped), agreed)
 
 
 def _check_no_columns(kind: str, said: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ def _arrays(path: Path) -> Contribution:
     held = read_npz(path, missing=True)
     for wanted in ("x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & set(held) else [])):
         if wanted not in held:
-            raise bad(path, f"has no array called {wanted}; it has {few(held)}")
+            raise bad(path, f"has no array called {wanted}; it has {join_names(held)}")
     parts = [(held["x"], held["y"])] + (
         [(held["x_test"], held["y_test"])] if "x_test" in held else []
     )
@@ -259,14 +259,14 @@ def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Da
         )
     of = np.repeat(np.arange(len(parties)), [len(party.y) for party in parties.values()])
     empty = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
-    notes = [*brought.notes, *_told(parties, y, kinds, empty & (schema is None), test)]
+    warnings = [*brought.warnings, *_told(parties, y, kinds, empty & (schema is None), test)]
     more: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
     if schema:
         more |= prepared_by(schema)
     elif scale != "none":
         flags = np.isin(x, (0, 1)).all((0, *range(2, x.ndim)))
         more |= {"scale": scale, "scaled": tuple(np.flatnonzero(~flags).tolist())}
-        notes.append(SCALED[scale])
+        warnings.append(SCALED[scale])
     return Dataset(
         name=name,
         x=torch.from_numpy(np.ascontiguousarray(x)),
@@ -276,10 +276,10 @@ def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Da
         licence="that of whoever brought it",
         official_test=torch.from_numpy(test) if test.any() else None,
         groups={"party": Groups(tuple(parties), of)},
-        home="natural(by=party)",
+        default_partition="natural(by=party)",
         missing="impute" if empty.any() or (schema and schema.marked) else "refuse",
         class_names=names,
-        notes=tuple(f"{name}: {note}" for note in notes),
+        warnings=tuple(f"{name}: {note}" for note in warnings),
         **more,
     )
 
@@ -396,27 +396,27 @@ def _told(
     test: NDArray[np.bool_],
 ) -> list[str]:
     """What a user should know: what is missing, unused or small."""
-    notes = []
+    warnings = []
     if empty.any():
-        notes.append(
+        warnings.append(
             f"{empty.mean():.1%} of all values are missing: filled with the mean of the party's own"
             " training samples, and a column each says what was filled."
         )
     unused = sorted(set(range(classes)) - set(y.tolist()))
     if unused:
-        notes.append(
+        warnings.append(
             "no sample has the label"
             f" {', '.join(map(str, unused[:10]))}{' and others' if len(unused) > 10 else ''}."
         )
     small = [name for name, party in parties.items() if (~party.test).sum() < LEAST]
     if small:
-        notes.append(
-            f"{few(small)} with fewer than {LEAST} samples take no part, unless --partition"
+        warnings.append(
+            f"{join_names(small)} with fewer than {LEAST} samples take no part, unless --partition"
             " 'natural(min=1)'."
         )
     if test.any():
-        notes.append(
+        warnings.append(
             "each party has a test part of its own, which --test official uses; own(0.25) puts it"
             " to the rest."
         )
-    return notes
+    return warnings

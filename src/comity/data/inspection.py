@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
 from comity.data.federation import Federation
-from comity.data.formats.common import few
+from comity.data.formats.common import join_names
 from comity.data.preparation import Column, Schema
 from comity.metrics.auc import auc
 
@@ -151,11 +151,13 @@ def _often_missing(missing: Mapping[str, Mapping[str, float]]) -> list[str]:
     never = {
         p: [c for c, by in missing.items() if by[p] == 1] for p in next(iter(missing.values()), {})
     }
-    found = [f"{party} never has {few(columns)}." for party, columns in never.items() if columns]
+    found = [
+        f"{party} never has {join_names(columns)}." for party, columns in never.items() if columns
+    ]
     for column, by in missing.items():
         often = [f"{party} ({share:.0%})" for party, share in by.items() if SELDOM < share < 1]
         if often:
-            found.append(f"{column} is missing more often than not at {few(often)}.")
+            found.append(f"{column} is missing more often than not at {join_names(often)}.")
     return found
 
 

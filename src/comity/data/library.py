@@ -74,7 +74,7 @@ class Entry:
         return call(spec, self.options, self.load(trust))
 
     def _joined(self) -> Dataset:
-        """What is here of the parts, together; which ones are not is said in its notes."""
+        """What is here of the parts, together; which ones are not is said in its warnings."""
         found = {}
         for name in self.parts:
             try:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.common import few
+from comity.data.formats.common import join_names
 from comity.data.formats.table import Table
 from comity.data.preparation import (
     NUMBER,
@@ -57,7 +57,7 @@ KINDS = ("number", "flag", "words")
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ColumnOptions:
     """What whoever imports says of the columns."""
 
     label: str = "label"
@@ -100,59 +100,59 @@ class Wishes:
 # One party's table.
 
 
-def describe(table: Table, wishes: Wishes) -> Schema:
+def describe(table: Table, options: ColumnOptions) -> Schema:
     """The schema of one table by itself."""
     where = str(table.path)
-    names = _names(table, wishes)
-    label = find(names, wishes.label, (), where)
+    names = _names(table, options)
+    label = find(names, options.label, (), where)
     if label is None:
-        raise _without_label(wishes.label, table)
+        raise _without_label(options.label, table)
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for agreed, name in names.items():
         if (
             agreed == label
-            or agreed in wishes.drop
-            or (wishes.columns and agreed not in wishes.columns)
+            or agreed in options.drop
+            or (options.columns and agreed not in options.columns)
         ):
             continue
         plain = Column(
             agreed,
             "",
-            unit=wishes.units.get(agreed, ""),
-            also_called=wishes.also_called(agreed),
-            also_written=wishes.words.get(agreed, {}),
+            unit=options.units.get(agreed, ""),
+            also_called=options.also_called(agreed),
+            also_written=options.words.get(agreed, {}),
         )
-        texts = cells_of(plain, Schema((), "", (), wishes.missing), table[name])
-        found = _described(plain, texts, wishes, where)
+        texts = cells_of(plain, Schema((), "", (), options.missing), table[name])
+        found = _described(plain, texts, options, where)
         if isinstance(found, str):
             left_out[agreed] = found
         else:
             columns.append(found)
     schema = Schema(
-        (), wishes.label, (), wishes.missing, bool(wishes.merge_case), wishes.scale, left_out
+        (), options.label, (), options.missing, bool(options.merge_case), options.scale, left_out
     )
-    display_name = tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label}))
+    display_name = tuple(sorted({*options.also_called(options.label), label} - {options.label}))
     schema = replace(
         schema,
         label_also_called=display_name,
-        label_also_written=wishes.words.get(wishes.label, {}),
+        label_also_written=options.words.get(options.label, {}),
     )
     return replace(
         schema,
         columns=tuple(columns),
-        classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label)),
+        classes=_classes(table[names[label]], schema, where, options.kinds.get(options.label)),
     )
 
 
-def _names(table: Table, wishes: Wishes) -> dict[str, str]:
+def _names(table: Table, options: ColumnOptions) -> dict[str, str]:
     """A table's columns: what each is to be called, and what the table calls it."""
     names: dict[str, str] = {}
     seen: dict[str, str] = {}
     for name in table.names:
-        agreed = _agreed(name, wishes)
+        agreed = _agreed(name, options)
         if (other := seen.setdefault(folded(agreed), name)) != name:
-            meant = _agreed(other, wishes)
+            meant = _agreed(other, options)
             raise UsageError(
                 f"{table.path} has the columns {other!r} and {name!r}, and either may be {meant!r}:"
                 " remove one."
@@ -164,19 +164,19 @@ def _names(table: Table, wishes: Wishes) -> dict[str, str]:
 def _without_label(label: str, table: Table) -> UsageError:
     return UsageError(
         f"{table.path} has no column called {shown(label)}, which is to be learned: name it with"
-        f" --label, or with --rename where a file calls it otherwise; it has {few(table.names)}."
+        f" --label, or with --rename where a file calls it otherwise; it has {join_names(table.names)}."
     )
 
 
-def _agreed(name: str, wishes: Wishes) -> str:
-    return wishes.rename.get(name, name)
+def _agreed(name: str, options: ColumnOptions) -> str:
+    return options.rename.get(name, name)
 
 
-def _described(plain: Column, texts: list[str], wishes: Wishes, where: str) -> Column | str:
+def _described(plain: Column, texts: list[str], options: ColumnOptions, where: str) -> Column | str:
     """A column as it is in one table, or why it is better left out."""
     there = [text for text in texts if text]
     gaps = len(there) < len(texts)
-    told = wishes.kinds.get(plain.name)
+    told = options.kinds.get(plain.name)
     numeric = [bool(NUMBER.fullmatch(text)) and isfinite(float(text)) for text in there]
     if not there:
         return replace(plain, kind=told or "", may_be_missing=True)
@@ -293,7 +293,7 @@ def labels_of(cells: Cells, schema: Schema) -> list[str]:
 # Several parties' descriptions.
 
 
-def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
+def merge(parties: Mapping[str, Schema], options: ColumnOptions) -> Schema:
     """One schema of several parties' own."""
     first, model = next(iter(parties.items()))
     left_out: dict[str, str] = {}
@@ -306,12 +306,12 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
         left_out = {**schema.left_out, **left_out}
     order = dict.fromkeys(column.name for schema in parties.values() for column in schema.columns)
     columns = [
-        _merged(name, parties, wishes) for name in _without_doubles(order) if name not in left_out
+        _merged(name, parties, options) for name in _without_doubles(order) if name not in left_out
     ]
     for column in columns:
         if not column.kind:
             left_out[column.name] = "is empty at all parties"
-    _check_asked(wishes, {column.name for column in columns} | left_out.keys(), parties)
+    _check_asked(options, {column.name for column in columns} | left_out.keys(), parties)
     used = tuple(column for column in columns if column.kind)
     if not used:
         raise UsageError(
@@ -336,26 +336,26 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
             for which in (True, False)
         )
         raise UsageError(
-            f"{label} of party {number!r} is {few(parties[number].classes)} but that of party"
-            f" {word!r} {few(parties[word].classes)}: they must agree; say what one stands for, as"
+            f"{label} of party {number!r} is {join_names(parties[number].classes)} but that of party"
+            f" {word!r} {join_names(parties[word].classes)}: they must agree; say what one stands for, as"
             f" in --word '{model.label}:1=dead'."
         )
-    classes = _one_spelling(seen, wishes, label)
+    classes = _one_spelling(seen, options, label)
     also = sorted(
         {name for schema in parties.values() for name in (schema.label, *schema.label_also_called)}
-        - {wishes.label}
+        - {options.label}
     )
     return Schema(
         used,
-        wishes.label,
+        options.label,
         (
-            _with_last(_together(set(classes), list(parties.values()), label), wishes.positive)
+            _with_last(_together(set(classes), list(parties.values()), label), options.positive)
             if seen
             else ()
         ),
-        wishes.missing,
-        bool(wishes.merge_case),
-        wishes.scale,
+        options.missing,
+        bool(options.merge_case),
+        options.scale,
         left_out,
         tuple(also),
         _one_meaning([schema.label_also_written for schema in parties.values()], label),
@@ -389,21 +389,21 @@ def _why(left_out: Mapping[str, str]) -> str:
     return f" ({'; '.join(f'{name} {why}' for name, why in left_out.items())})" if left_out else ""
 
 
-def said_of(schema: Schema, wishes: Wishes) -> Schema:
+def apply_options(schema: Schema, options: ColumnOptions) -> Schema:
     """A party's own schema, with what is said of its columns when several become one."""
-    if wishes.kinds:
+    if options.kinds:
         raise UsageError(
             "What kind a column is depends on its values: say --kind where the file is described,"
             " not here."
         )
     columns = []
     for column in schema.columns:
-        name = _agreed(column.name, wishes)
-        if name in wishes.drop or (wishes.columns and name not in wishes.columns):
+        name = _agreed(column.name, options)
+        if name in options.drop or (options.columns and name not in options.columns):
             continue
-        unit = wishes.units.get(name, column.unit)
+        unit = options.units.get(name, column.unit)
         also = column.also_called if name == column.name else (*column.also_called, column.name)
-        meant = wishes.words.get(name, {})
+        meant = options.words.get(name, {})
         words = tuple(sorted({meant.get(word, word) for word in column.words}))
         written = {**column.also_written, **meant}
         columns.append(
@@ -411,8 +411,8 @@ def said_of(schema: Schema, wishes: Wishes) -> Schema:
                 column, name=name, unit=unit, also_called=also, words=words, also_written=written
             )
         )
-    label = _agreed(schema.label, wishes)
-    meant = wishes.words.get(label, {})
+    label = _agreed(schema.label, options)
+    meant = options.words.get(label, {})
     classes = tuple(dict.fromkeys(meant.get(word, word) for word in schema.classes))
     return replace(
         schema,
@@ -423,19 +423,19 @@ def said_of(schema: Schema, wishes: Wishes) -> Schema:
     )
 
 
-def check_named(wishes: Wishes, names: set[str]) -> None:
+def check_named(options: ColumnOptions, names: set[str]) -> None:
     """Whoever drops or renames a column that nobody has has mistyped it."""
-    there = {folded(name) for name in (*names, *wishes.rename.values())}
-    for name in (*wishes.drop, *wishes.rename):
+    there = {folded(name) for name in (*names, *options.rename.values())}
+    for name in (*options.drop, *options.rename):
         if folded(name) not in there:
             raise unknown("column called", name, sorted(names))
 
 
-def _check_asked(wishes: Wishes, there: set[str], parties: Mapping[str, Schema]) -> None:
+def _check_asked(options: ColumnOptions, there: set[str], parties: Mapping[str, Schema]) -> None:
     """Whoever names a column that nobody has has mistyped it."""
-    known = sorted(there | set(wishes.drop))
-    for name in (*wishes.columns, *wishes.kinds, *wishes.units, *wishes.words):
-        if name not in known and name != wishes.label:
+    known = sorted(there | set(options.drop))
+    for name in (*options.columns, *options.kinds, *options.units, *options.words):
+        if name not in known and name != options.label:
             raise unknown("column called", name, known)
 
 
@@ -454,7 +454,7 @@ class Own(NamedTuple):
     column: Column
 
 
-def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
+def _merged(name: str, parties: Mapping[str, Schema], options: ColumnOptions) -> Column:
     """A column as all parties have it; who has none has it missing."""
     own = [
         Own(party, c)
@@ -474,7 +474,7 @@ def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
     kind = next(iter(kinds)) if len(kinds) == 1 else "number" if kinds else ""
     words = {word for one in own for word in one.column.words}
     if kind == "words":
-        words = set(_one_spelling(words, wishes, f"The column {name!r}"))
+        words = set(_one_spelling(words, options, f"The column {name!r}"))
     if len(words) > WORDS:
         raise UsageError(
             f"The column {name!r} has {len(words)} different words, more than {WORDS}, so it names"
@@ -513,7 +513,7 @@ def _one_meaning(parties: Sequence[Mapping[str, str]], what: str) -> dict[str, s
     return made
 
 
-def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
+def _one_spelling(words: set[str], options: ColumnOptions, what: str) -> list[str]:
     """Words, those that differ in case or blanks only as one of them, if that is wanted; whether it
     is must be said.
     """
@@ -521,12 +521,12 @@ def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
     for word in sorted(words):
         alike.setdefault(folded(word), []).append(word)
     doubled = next((same for same in alike.values() if len(same) > 1), None)
-    if doubled and wishes.merge_case is None:
+    if doubled and options.merge_case is None:
         raise UsageError(
             f"{what} has {shown(doubled[0])} and {shown(doubled[1])}, which differ in case or"
             " blanks only: say --merge-case if they are one, --keep-case if they are two."
         )
-    if not wishes.merge_case:
+    if not options.merge_case:
         return sorted(words)
     return [min(same, key=lambda word: (word != word.lower(), word)) for same in alike.values()]
 
@@ -570,7 +570,7 @@ def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
         if plain(text) not in known:
             raise UsageError(
                 f"{where} has the label {shown(text)} in row {row + 1}, which is not one of"
-                f" {few(schema.classes)}."
+                f" {join_names(schema.classes)}."
             )
         made[row] = known[plain(text)]
     return made

@@ -11,19 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.data.formats import Table, read_csv, read_parquet, read_xlsx
-from comity.data.formats.common import few
+from comity.data.formats.common import join_names
 from comity.data.inspection import far_from_all, missing_by_column
 from comity.data.party_files import TABLES, ending_of, one_kind, parties_in
 from comity.data.preparation import Schema, Unusable, encode
 from comity.data.schema import (
-    Wishes,
+    ColumnOptions,
+    apply_options,
     check_named,
     describe,
     label_in,
     labels_by,
     labels_of,
     merge,
-    said_of,
 )
 from comity.errors import UsageError
 
@@ -52,20 +52,20 @@ def agreed_schema(
     if parties and "label" not in about_columns:
         theirs = next(iter(parties.values())).label
         about_columns["label"] = about_columns.get("rename", {}).get(theirs, theirs)
-    wishes = _as_before(Wishes(**about_columns), parties, about_columns)
+    options = _as_before(ColumnOptions(**about_columns), parties, about_columns)
     if files and one_kind(files) != TABLES:
         raise UsageError("A schema is for tables: arrays and pictures need none.")
     tables = read_tables(files)
     if skip_unlabelled:
-        tables = labelled(tables, wishes.about_label()).tables
+        tables = labelled(tables, options.about_label()).tables
     if len(parties) + len(tables) > 1:
         check_named(
-            wishes,
+            options,
             _known(parties.values()) | {name for table in tables.values() for name in table.names},
         )
-    described = {name: said_of(schema, wishes) for name, schema in parties.items()}
+    described = {name: apply_options(schema, options) for name, schema in parties.items()}
     return merge(
-        described | {name: describe(table, wishes) for name, table in tables.items()}, wishes
+        described | {name: describe(table, options) for name, table in tables.items()}, options
     )
 
 
@@ -78,18 +78,20 @@ def _known(schemas: Iterable[Schema]) -> set[str]:
     }
 
 
-def _as_before(wishes: Wishes, parties: Mapping[str, Schema], said: Mapping[str, Any]) -> Wishes:
+def _as_before(
+    options: ColumnOptions, parties: Mapping[str, Schema], said: Mapping[str, Any]
+) -> ColumnOptions:
     """What all the schemas that are to become one say alike is not asked again."""
     for name in ("missing", "merge_case", "scale"):
         told = {getattr(schema, name) for schema in parties.values()}
         if name not in said and len(told) == 1 and told != {False}:
-            wishes = replace(wishes, **{name: told.pop()})
+            options = replace(options, **{name: told.pop()})
         elif name not in said and len(told) > 1:
             raise UsageError(
                 f"The schemas differ in {name}: say which it is to be, with"
                 f" --{name.replace('_', '-')}."
             )
-    return wishes
+    return options
 
 
 READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
@@ -108,7 +110,7 @@ class Labelled(NamedTuple):
     """Tables without the rows that have no label, and what is to be said of these."""
 
     tables: dict[str, Table]
-    notes: list[str]
+    warnings: list[str]
 
 
 def labelled(tables: Mapping[str, Table], how: Schema) -> Labelled:
@@ -137,13 +139,13 @@ def _labelled(table: Table, how: Schema) -> Table:
     return Table(table.path, table.names, [column[there] for column in table.columns])
 
 
-def schema_of(tables: Mapping[str, Table], wishes: Wishes) -> Schema:
+def schema_of(tables: Mapping[str, Table], options: ColumnOptions) -> Schema:
     """One schema of everybody's tables: each is described by itself, as whoever is alone would do
     it.
     """
     if len(tables) > 1:  # who is alone may be told of others' columns
-        check_named(wishes, {name for table in tables.values() for name in table.names})
-    return merge({name: describe(table, wishes) for name, table in tables.items()}, wishes)
+        check_named(options, {name for table in tables.values() for name in table.names})
+    return merge({name: describe(table, options) for name, table in tables.items()}, options)
 
 
 class Numbers(NamedTuple):
@@ -151,10 +153,10 @@ class Numbers(NamedTuple):
 
     x: dict[str, NDArray[np.float32]]
     y: dict[str, NDArray[Any]]
-    notes: list[str]
+    warnings: list[str]
 
 
-def numbers_by(schema: Schema, tables: Mapping[str, Table], strict: bool) -> Numbers:
+def encode_tables(schema: Schema, tables: Mapping[str, Table], strict: bool) -> Numbers:
     """Everybody's rows as the schema says; if it is somebody else's (`strict`), what it does not
     allow for is refused.
     """
@@ -184,7 +186,7 @@ def _missing(schema: Schema, parties: Mapping[str, NDArray[np.float32]]) -> list
         for name, columns in by_party.items()
     }
     lacking = "".join(
-        f"; {name} never has {few(columns)}" for name, columns in never.items() if columns
+        f"; {name} never has {join_names(columns)}" for name, columns in never.items() if columns
     )
     filling = "the schema's constants" if schema.scale == "fixed" else OWN_MEANS
     return [
@@ -196,16 +198,16 @@ def _missing(schema: Schema, parties: Mapping[str, NDArray[np.float32]]) -> list
 SHOWN = 8  # words of a column
 
 
-def about_schema(schema: Schema, given: bool = False) -> list[str]:
+def summarize_schema(schema: Schema, given: bool = False) -> list[str]:
     """What whoever imports should know of what becomes of the columns; of a schema that was `given`
     nothing can be changed.
     """
     hint = "" if given else " (to use it, say what it is with --kind: number or words)"
     lines = [f"{name!r} is left out: it {why}{hint}." for name, why in schema.left_out.items()]
     if plain := [column.name for column in schema.columns if column.kind != "words"]:
-        lines.append(f"Numbers: {few(plain)}.")
+        lines.append(f"Numbers: {join_names(plain)}.")
     if words := [
-        f"{column.name} ({few(column.words, SHOWN)})"
+        f"{column.name} ({join_names(column.words, SHOWN)})"
         for column in schema.columns
         if column.kind == "words"
     ]:

@@ -103,7 +103,7 @@ def check_federation(call: str, method: str | Sequence[str], given: object) -> N
     begin = f"comity.{call}({method!r}, "
     if isinstance(given, Dataset):
         how = (
-            f"A dataset is not yet dealt to parties: {begin}dataset.partition('{given.home}',"
+            f"A dataset is not yet dealt to parties: {begin}dataset.partition('{given.default_partition}',"
             " parties=10), ...)."
         )
     elif isinstance(given, str | Path):

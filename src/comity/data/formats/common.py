@@ -37,7 +37,7 @@ def bad(where: Source, what: str) -> UsageError:
     return UsageError(f"{where} {what}.")
 
 
-def few(names: Iterable[str], most: int = 20) -> str:
+def join_names(names: Iterable[str], most: int = 20) -> str:
     """Names in a sentence: all, or the first of very many."""
     every = list(names)
     rest = len(every) - most

@@ -1,6 +1,6 @@
 """Pictures: one file, folders of them, and lists of them, all brought to one size.
 
-The rule: the picture as stored (no rotation by its EXIF notes; transparency dropped), converted to
+The rule: the picture as stored (no rotation by its EXIF data; transparency dropped), converted to
 RGB or grey, then the whole of it resampled by Pillow's bicubic filter, which smooths when it makes
 smaller. A size is a number of pixels a side, or height and width.
 """

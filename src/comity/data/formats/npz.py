@@ -15,7 +15,7 @@ from comity.data.formats.common import (
     Source,
     bad,
     check_unpacked,
-    few,
+    join_names,
     parsing,
     present,
     reading,
@@ -41,7 +41,9 @@ def read_npz(path: Source, /, *, missing: bool = False, **shapes: Shape | None) 
             raise bad(path, "holds no arrays")
         for name, shape in wanted.items():
             if name not in members:
-                raise bad(path, f"has no array called {name}; it has {few(members) or 'none'}")
+                raise bad(
+                    path, f"has no array called {name}; it has {join_names(members) or 'none'}"
+                )
             with archive.open(members[name]) as stream:
                 found = _header(path, name, stream, members[name])
             if shape is not None:

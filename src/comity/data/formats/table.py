@@ -24,7 +24,7 @@ from comity.data.formats.common import (
     Source,
     bad,
     check_unpacked,
-    few,
+    join_names,
     opened,
     optional,
     parsing,
@@ -59,7 +59,9 @@ class Table:
     def __getitem__(self, name: str) -> Array:
         """The column of that name."""
         if name not in self:
-            raise bad(self.path, f"has no column called {shown(name)}; it has {few(self.names)}")
+            raise bad(
+                self.path, f"has no column called {shown(name)}; it has {join_names(self.names)}"
+            )
         return self.columns[self._places[name]]
 
     def numeric(self, name: str) -> NDArray[np.float64]:
@@ -280,7 +282,7 @@ def read_xlsx(path: Source) -> Table:
     if others:
         raise bad(
             path,
-            f"has other sheets than its first ({few(others, 5)}): save the one to read in a file of"
+            f"has other sheets than its first ({join_names(others, 5)}): save the one to read in a file of"
             " its own",
         )
     if formula:

@@ -86,7 +86,7 @@ def picture(
         raise bad(path, "has labels that are not numbers")
     held = None if test is None else torch.from_numpy(np.asarray(test, dtype=np.bool_))
     answers = torch.from_numpy(labels(path, y, card.classes))
-    told: dict[str, Any] = more | {"notes": (*partly(card, len(y)), *more.get("notes", ()))}
+    told: dict[str, Any] = more | {"warnings": (*partly(card, len(y)), *more.get("warnings", ()))}
     return Dataset(
         name=card.name,
         x=torch.from_numpy(x),

@@ -149,7 +149,7 @@ def _dataset(card: Card, root: Path, *parts: Iterable[Sight]) -> Dataset:
         )
     known = replace(card, classes=len(ids), samples=len(every) if len(parts) > 1 else card.samples)
     shots = [Shot(sight.path, int(label)) for sight, label in zip(every, y, strict=True)]
-    return album(known, root, shots, groups=groups, home="natural(by=camera)")
+    return album(known, root, shots, groups=groups, default_partition="natural(by=camera)")
 
 
 def _folders(

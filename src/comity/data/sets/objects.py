@@ -44,15 +44,15 @@ def _tiny(found: Found) -> Dataset:
         for kind in kinds
         for path in picture_files(root / "train" / kind / "images")
     ]
-    notes = root / "val" / "val_annotations.txt"
-    for name, kind, *_ in table(notes, "a file", "a class", *("a place in the picture",) * 4):
+    warnings = root / "val" / "val_annotations.txt"
+    for name, kind, *_ in table(warnings, "a file", "a class", *("a place in the picture",) * 4):
         if kind not in label:
             raise bad(
-                notes,
+                warnings,
                 f"has {shown(name)} of the class {shown(kind)}, of which {root / 'train'} has no"
                 " folder",
             )
-        shots.append(Shot(within(root / "val" / "images", name, notes), label[kind], test=True))
+        shots.append(Shot(within(root / "val" / "images", name, warnings), label[kind], test=True))
     return album(TINY, root, shots, class_names=tuple(kinds))
 
 

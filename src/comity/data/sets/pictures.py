@@ -124,7 +124,7 @@ DIGITS_FIVE = Card(
 )
 
 
-def _npz(card: Card, file: str, *notes: str, named: bool = False, cut_by: str = "") -> Way:
+def _npz(card: Card, file: str, *warnings: str, named: bool = False, cut_by: str = "") -> Way:
     """Training and test images of one npz file, with the names of the classes if it has them.
 
     `cut_by` is what its parts were cut by (`photo_train`, `photo_test`), if that was not done by
@@ -150,7 +150,7 @@ def _npz(card: Card, file: str, *notes: str, named: bool = False, cut_by: str = 
             if cut_by
             else None
         )
-        return halves(card, path, train, test, class_names=names, notes=notes, cut_by=cut)
+        return halves(card, path, train, test, class_names=names, warnings=warnings, cut_by=cut)
 
     return Way(read, (file,), sums=SUMS[card.name])
 
@@ -238,9 +238,9 @@ def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Datas
     ]
     names = tuple("synth" if name == SYNTH.name else name for name in parts)
     of = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
-    notes = [note for part in parts.values() for note in part.notes]
+    warnings = [note for part in parts.values() for note in part.warnings]
     if absent:
-        notes.append(
+        warnings.append(
             f"digits-five: {', '.join(absent)} not here, so there are {len(parts)} of its 5"
             " sources."
         )
@@ -254,8 +254,8 @@ def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Datas
         licence=card.licence,
         official_test=held,
         groups={"source": Groups(names, of)},
-        home="domain",
-        notes=tuple(notes),
+        default_partition="domain",
+        warnings=tuple(warnings),
         cut_by=_apart(cut) if any(part.cut_by is not None for part in parts.values()) else None,
     )
 

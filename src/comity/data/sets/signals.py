@@ -50,7 +50,9 @@ def _laid_out(har: Dataset, layout: Literal["channels", "pfllib"] = "channels") 
     """A row a channel; or as PFLlib's files, whose rows are cut from (128, 9) as it lies in memory."""
     if layout == "channels":
         return har
-    return replace(har, x=har.x.transpose(1, 2).reshape(har.x.shape), notes=(*har.notes, SCRAMBLED))
+    return replace(
+        har, x=har.x.transpose(1, 2).reshape(har.x.shape), warnings=(*har.warnings, SCRAMBLED)
+    )
 
 
 def _har(data: Arrays) -> Dataset:
@@ -70,9 +72,9 @@ def _har(data: Arrays) -> Dataset:
         mean=(0.0,),
         std=(1.0,),
         groups={"subject": mine},
-        home="natural(by=subject)",
+        default_partition="natural(by=subject)",
         class_names=ACTIVITIES,
-        notes=(OVERLAP,),
+        warnings=(OVERLAP,),
     )
 
 
@@ -177,7 +179,7 @@ def _standin() -> Dataset:
 
 
 def _records(
-    card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], notes: tuple[str, ...]
+    card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], warnings: tuple[str, ...]
 ) -> Dataset:
     """Hospitals' stays, one hospital after the other."""
     x, y = (np.concatenate(arrays) for arrays in zip(*parts.values(), strict=True))
@@ -193,9 +195,9 @@ def _records(
         mean=(0.0,),
         std=(1.0,),
         groups={"hospital": Groups(tuple(parts), of)},
-        home="natural(by=hospital)",
+        default_partition="natural(by=hospital)",
         class_names=OUTCOMES,
-        notes=notes,
+        warnings=warnings,
     )
 
 

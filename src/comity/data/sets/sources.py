@@ -127,7 +127,7 @@ def _pacs(found: Found) -> Dataset:
     return _grouped_npz(PACS, found["pacs64_subset.npz"], "domain", "domain")
 
 
-def _grouped_npz(card: Card, path: Path, by: str, home: str) -> Dataset:
+def _grouped_npz(card: Card, path: Path, by: str, default_partition: str) -> Dataset:
     """Training and test images, and the number of each one's group."""
     wanted: dict[str, Any] = {
         f"{what}_{part}": (part,) for part in ("train", "test") for what in ("y", by)
@@ -142,7 +142,7 @@ def _grouped_npz(card: Card, path: Path, by: str, home: str) -> Dataset:
         train,
         test,
         groups={by: groups(path, data[f"{by}_names"].tolist(), of)},
-        home=home,
+        default_partition=default_partition,
         class_names=tuple(map(str, data["class_names"])),
     )
 
@@ -166,9 +166,9 @@ def _office(found: Found) -> Dataset:
         data["y"],
         data["is_test"].astype(bool),
         groups={"domain": mine},
-        home="domain",
+        default_partition="domain",
         class_names=tuple(map(str, data["class_names"])),
-        notes=_lacking(OFFICE, OFFICE_SOURCES, mine.names),
+        warnings=_lacking(OFFICE, OFFICE_SOURCES, mine.names),
     )
 
 
@@ -185,7 +185,7 @@ def _leaf(found: Found) -> Dataset:
         made.y,
         made.is_test,
         groups={"writer": groups(folder, made.users, made.user)},
-        home="natural(by=writer)",
+        default_partition="natural(by=writer)",
     )
 
 
@@ -219,7 +219,7 @@ def _sources(
     lists = [root / f"{name}_{part}.txt" for name in here for part in ("train", "test")]
     if all(file.is_file() for file in lists):
         shots = _by_lists(root, lists, here, kinds)
-        notes = _lacking(card, sources, here)
+        warnings = _lacking(card, sources, here)
     else:
         shots = a_fifth(
             _by_folders(root, here, kinds, every=classes is not None),
@@ -229,16 +229,16 @@ def _sources(
             f"{card.name}: nothing here says what is for testing, so it is a fifth of each class"
             " and source, always the same."
         )
-        notes = (*_lacking(card, sources, here), told)
+        warnings = (*_lacking(card, sources, here), told)
     mine = Groups(tuple(here), np.array([shot.group for shot in shots]))
     return album(
         card,
         root,
         shots,
         groups={"domain": mine},
-        home="domain",
+        default_partition="domain",
         class_names=tuple(kinds),
-        notes=notes,
+        warnings=warnings,
     )
 
 

@@ -83,7 +83,7 @@ def one_hot(column: NDArray[Any], words: tuple[str, ...], what: str) -> NDArray[
     return made
 
 
-def _adult(card: Card, train: Table, test: Table, home: str) -> Dataset:
+def _adult(card: Card, train: Table, test: Table, default_partition: str) -> Dataset:
     words = {name: tuple(text.split(",")) for name, text in ADULT_WORDS.items()}
     rows = [
         np.concatenate([one_hot(t[c], w, t.place(c)) for c, w in words.items()], axis=1)
@@ -107,18 +107,26 @@ def _adult(card: Card, train: Table, test: Table, home: str) -> Dataset:
         mean=(0.0,),
         std=(1.0,),
         groups=groups,
-        home=home,
+        default_partition=default_partition,
         class_names=INCOMES,
     )
 
 
-def _adult_ways(card: Card, home: str) -> tuple[Way, ...]:
+def _adult_ways(card: Card, default_partition: str) -> tuple[Way, ...]:
     def original(found: Found) -> Dataset:
-        return _adult(card, read_adult(found["adult.data"]), read_adult(found["adult.test"]), home)
+        return _adult(
+            card,
+            read_adult(found["adult.data"]),
+            read_adult(found["adult.test"]),
+            default_partition,
+        )
 
     def tables(found: Found) -> Dataset:
         return _adult(
-            card, read_csv(found["adult_train.csv"]), read_csv(found["adult_test.csv"]), home
+            card,
+            read_csv(found["adult_train.csv"]),
+            read_csv(found["adult_test.csv"]),
+            default_partition,
         )
 
     return (
@@ -156,7 +164,7 @@ def _heart() -> Dataset:
     return replace(
         made,
         groups={"site": made.groups["party"]},
-        home="natural(by=site)",
+        default_partition="natural(by=site)",
         description=HEART.description,
         licence=HEART.licence,
     )
@@ -188,8 +196,10 @@ def _heart_scaled(heart: Dataset, scale: Literal["own", "fixed"] = "own") -> Dat
         for one, (mean, std) in zip(heart.schema.columns, constants, strict=True)
     )
     schema = replace(heart.schema, columns=tuple(columns), scale="fixed")
-    told = tuple(note.replace(OWN_MEANS, "the schema's constants") for note in heart.notes)
-    return replace(heart, **prepared_by(schema) | {"scaled": (), "scale": "fixed", "notes": told})
+    told = tuple(note.replace(OWN_MEANS, "the schema's constants") for note in heart.warnings)
+    return replace(
+        heart, **prepared_by(schema) | {"scaled": (), "scale": "fixed", "warnings": told}
+    )
 
 
 register(Entry(HEART, make=_heart, options=_heart_scaled))

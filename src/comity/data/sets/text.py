@@ -68,7 +68,7 @@ def _news(parts: list[Table], texts: list[list[str]], first: int) -> Dataset:
         mean=(0.0,),
         std=(1.0,),
         class_names=TOPICS,
-        notes=partly(AG_NEWS, len(y)),
+        warnings=partly(AG_NEWS, len(y)),
     )
 
 

@@ -52,7 +52,7 @@ def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
         section.say("Samples are at the sites, and only there; this is how many there are.")
     federation = _opened(section, run) if reopen else None
     if federation is not None:
-        for note in federation.notes:
+        for note in federation.warnings:
             section.say(note)
     changed = changes(run)
     if changed:
