@@ -289,7 +289,7 @@ def test_a_partition_that_was_given_is_kept_in_the_split(tmp_path: Path) -> None
     said = one_sentence(
         command("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "new"), 2
     )
-    assert "halves was given from Python" in said
+    assert "halves is a function that was passed from Python" in said
 
 
 def test_a_dataset_that_was_given_must_be_given_again(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_import_asks_for_what_it_cannot_know(hospitals: Path, tmp_path: Path) ->
         "south never has ward",
         "'id' is left out: it looks like an identifier",
         "'admitted' is left out: it looks like dates",
-        "Numbers are standardised, each party's by the mean and spread of its own training samples",
+        "Numbers are standardised by the mean and standard deviation of each party's own",
     ):
         assert part in " ".join(said.split())
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from comity.data import Dataset, catalogue, files, load, prepared
-from comity.data.files import Found, Way, checksum_warnings, obtain
+from comity.data.files import FileLayout, FilePaths, checksum_warnings, load_dataset
 
 PROCESSES = 4
 
@@ -91,12 +91,12 @@ def test_all_processes_that_start_at_once_get_the_same(cache: Path) -> None:
     context = multiprocessing.get_context("fork")
     start, told = context.Barrier(PROCESSES), context.Queue()
 
-    def read(found: Found) -> Dataset:
+    def read(found: FilePaths) -> Dataset:
         start.wait(30)
         return Dataset("some", torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8), 8)
 
     def work() -> None:
-        made = obtain("some", (Way(read, ("usps.npz",)),))
+        made = load_dataset("some", (FileLayout(read, ("usps.npz",)),))
         told.put((made.fingerprint(), len(list(cache.iterdir()))))
 
     workers = [context.Process(target=work) for _ in range(PROCESSES)]

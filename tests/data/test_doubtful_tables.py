@@ -26,7 +26,11 @@ def test_a_point_that_may_stand_between_thousands(rows: str, tmp_path: Path) -> 
     file = tmp_path / "n.csv"
     file.write_text(f"x;label\n{rows}")
     refused(
-        lambda: read_csv(file, delimiter=None), str(file), "line 2", "line 3", "between thousands"
+        lambda: read_csv(file, delimiter=None),
+        str(file),
+        "line 2",
+        "line 3",
+        "may separate thousands",
     )
 
 

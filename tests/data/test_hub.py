@@ -124,7 +124,7 @@ def test_grey_pictures_and_many_sizes(hub: dict[str, Any]) -> None:
     assert load("hub:grey").official_test is None
     many = load("hub:many")
     assert many.shape == (3, 64, 64)
-    assert "many: pictures of 2 sizes were brought to 64 x 64." in many.warnings
+    assert "many: pictures of 2 sizes were resized to 64 x 64." in many.warnings
 
 
 def test_the_finer_of_two_labels(hub: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
         ({}, ("holds no samples",)),
         (
             {"train": Rows({"a": Value("float32")}, a=[1.0])},
-            ("no column of classes that Comity knows; it has a",),
+            ("no column of classes that Comity recognises; it has a",),
         ),
         (
             {"train": Rows({"label": ClassLabel("x")}, label=[0])},
@@ -251,7 +251,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         load("hub:ylecun/mnist")
     assert (
         str(told.value)
-        == "ylecun/mnist is on the Hugging Face hub, which takes the package datasets: pip install"
-        " 'comity[data]', or put its files into a folder and name it with COMITY_DATA, or bring"
+        == "ylecun/mnist is on the Hugging Face hub, which needs the package datasets: pip install"
+        " 'comity[data]', or put its files into a folder and name it with COMITY_DATA, or import"
         " them with 'comity data import'."
     )

@@ -174,7 +174,7 @@ def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> 
         assert (mine[:, 1] == 0).all()  # all alike: nothing to scale by
         assert set(mine[:, 2].tolist()) == {0.0, 1.0}  # zeros and ones stay
     assert data.schema is not None
-    assert any("standardised, each party's by" in line for line in summarize_schema(data.schema))
+    assert any("standardised by the mean" in line for line in summarize_schema(data.schema))
 
 
 def test_shared_figures_are_everybodys_and_charged(source: Path, out: Path, tmp_path: Path) -> None:
@@ -275,14 +275,14 @@ def two(first: Callable[[Path], Any], second: Callable[[Path], Any], ending: str
 
 
 BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
-    "nothing": (lambda s: None, {}, "is empty: put one file or folder a party into it."),
+    "nothing": (lambda s: None, {}, "is empty: put one file or folder per party into it."),
     "no folder": (lambda s: s.rmdir(), {}, "There is no folder"),
     "a stray file": (
         lambda s: (s / "README.md").write_text("x"),
         {},
-        "README.md is no party's file",
+        "README.md is not a party's file",
     ),
-    "imported already": (import_federation_into, {}, "is a dataset of Comity's already"),
+    "imported already": (import_federation_into, {}, "is already an imported dataset"),
     "a bad name": (lambda s: arrays(s / "north,1.npz"), {}, "A party cannot be called 'north,1'"),
     "the server": (lambda s: arrays(s / "Server.npz"), {}, "which stands for the server"),
     "two files": (
@@ -330,7 +330,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "words": (
         lambda s: arrays(s / "a.npz", x=np.full((8, 2), "a")),
         {},
-        "but a row of numbers a sample is needed",
+        "but each sample must be a row of numbers",
     ),
     "two labels": (
         lambda s: arrays(s / "a.npz", y=np.zeros((8, 2))),
@@ -369,7 +369,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "missing": (
         two(lambda p: arrays(p, shape=(3, 4)), lambda p: arrays(p, x=np.full((8, 3, 4), np.nan))),
         {},
-        "Party 'south' has values that are missing",
+        "Party 'south' has missing values",
     ),
     "bright": (
         lambda s: arrays(s / "a.npz", x=np.full((8, 3, 4, 4), 200.0)),
@@ -416,7 +416,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "label column": (
         lambda s: table(s / "a.csv", ONE),
         {"label": "class"},
-        "a.csv has no column called 'class', which is",
+        "a.csv has no column called 'class', the label to predict",
     ),
     "only labels": (
         lambda s: table(s / "a.csv", ["1", "0"], header="label"),
@@ -454,7 +454,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "an empty party": (
         lambda s: (s / "a").mkdir(),
         {},
-        "is empty: it must have one folder a class.",
+        "is empty: it must have one folder per class.",
     ),
     "sizes": (
         lambda s: (photo(s / "a/x/1.png", 1), photo(s / "b/x/1.png", 1, (9, 9))),

@@ -22,7 +22,7 @@ from test_splits import assert_same
 
 import comity
 from comity.data import Dataset, files, load, prepared
-from comity.data.files import Missing, Way, cache_folder, locate, obtain
+from comity.data.files import DatasetNotFound, FileLayout, cache_folder, load_dataset, locate
 from comity.data.groups import Groups
 from comity.errors import UsageError
 from comity.runs.run import reopen
@@ -400,8 +400,8 @@ class Reader:
         n = sum(len(path.read_bytes()) for path in found.values() if path.is_file())
         return Dataset("mine", torch.full((20, 2), float(n)), torch.arange(20) % 2, 2)
 
-    def way(self, *names: str, **more: Any) -> Way:
-        return Way(self, names, **more)
+    def way(self, *names: str, **more: Any) -> FileLayout:
+        return FileLayout(self, names, **more)
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_all_files_of_a_way_come_from_one_place(
 def test_files_are_read_once(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    first, second = (obtain("d", (read.way("a"),)) for _ in range(2))
+    first, second = (load_dataset("d", (read.way("a"),)) for _ in range(2))
     assert len(read.asked) == 1
     assert first.fingerprint() == second.fingerprint()
     assert second.x[0, 0] == 4
@@ -458,7 +458,7 @@ def test_other_files_are_read_again(
 ) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    obtain("d", (read.way("a"),))
+    load_dataset("d", (read.way("a"),))
     match change:
         case "content":
             (place / "a").write_text("eleven more")
@@ -467,7 +467,7 @@ def test_other_files_are_read_again(
         case "place":
             place.rename(tmp_path / "moved")
             monkeypatch.setenv("COMITY_DATA", str(tmp_path / "moved"))
-    again = obtain("d", (read.way("a"),))
+    again = load_dataset("d", (read.way("a"),))
     assert len(read.asked) == 2
     assert again.x[0, 0] == (11 if change == "content" else 4)
 
@@ -477,30 +477,30 @@ def test_a_folder_of_files_is_read_again_when_one_of_them_changes(place: Path) -
     (place / "many" / "inner").mkdir(parents=True)
     (place / "many" / "inner" / "one").write_text("1")
     for expected in (1, 1):
-        obtain("d", (read.way("many"),))
+        load_dataset("d", (read.way("many"),))
         assert len(read.asked) == expected
     (place / "many" / "inner" / "two").write_text("2")
-    obtain("d", (read.way("many"),))
+    load_dataset("d", (read.way("many"),))
     assert len(read.asked) == 2
 
 
 def test_the_first_way_whose_files_are_here(place: Path) -> None:
     one, two = Reader(), Reader()
     (place / "b").write_text("b")
-    obtain("d", (one.way("a"), two.way("b")))
+    load_dataset("d", (one.way("a"), two.way("b")))
     assert (len(one.asked), len(two.asked)) == (0, 1)
     (place / "a").write_text("a")
-    obtain("d", (one.way("a"), two.way("b")))
+    load_dataset("d", (one.way("a"), two.way("b")))
     assert (len(one.asked), len(two.asked)) == (1, 1)
 
 
 def test_a_damaged_copy_is_no_loss(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    fresh = obtain("d", (read.way("a"),))
+    fresh = load_dataset("d", (read.way("a"),))
     kept = next((tmp_path / "cache").iterdir())
     damage(kept, "flip x.npy")
-    assert obtain("d", (read.way("a"),)).fingerprint() == fresh.fingerprint()
+    assert load_dataset("d", (read.way("a"),)).fingerprint() == fresh.fingerprint()
     assert len(read.asked) == 2
 
 
@@ -511,7 +511,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "file" / "cache"))
     read = Reader()
     (place / "a").write_text("four")
-    assert [obtain("d", (read.way("a"),)).x[0, 0].item() for _ in range(2)] == [4, 4]
+    assert [load_dataset("d", (read.way("a"),)).x[0, 0].item() for _ in range(2)] == [4, 4]
     assert len(read.asked) == 2
 
 
@@ -525,45 +525,47 @@ def test_pickles_are_read_when_told_and_then_from_the_cache(place: Path) -> None
     )
     for _ in range(2):
         with pytest.raises(UsageError, match=message):
-            obtain("d", ways)
+            load_dataset("d", ways)
     assert read.asked == []
-    obtain("d", ways, trust=True)
-    obtain("d", ways)  # no longer a pickle
+    load_dataset("d", ways, trust=True)
+    load_dataset("d", ways)  # no longer a pickle
     assert len(read.asked) == 1
     (place / "a.pkl").write_text("other")  # other pickles
     with pytest.raises(UsageError, match=message):
-        obtain("d", ways)
+        load_dataset("d", ways)
     (place / "a.bin").write_text("binary")
-    assert obtain("d", ways).x[0, 0] == 6  # a way without them is taken before anybody is asked
+    assert (
+        load_dataset("d", ways).x[0, 0] == 6
+    )  # a way without them is taken before anybody is asked
     assert len(read.asked) == 1
 
 
 def test_pickles_are_not_read_untold_because_a_copy_is_damaged(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a.pkl").write_text("four")
-    obtain("d", (read.way("a.pkl", pickles=True),), trust=True)
+    load_dataset("d", (read.way("a.pkl", pickles=True),), trust=True)
     damage(next((tmp_path / "cache").iterdir()), "flip x.npy")
     with pytest.raises(UsageError):
-        obtain("d", (read.way("a.pkl", pickles=True),))
+        load_dataset("d", (read.way("a.pkl", pickles=True),))
     assert len(read.asked) == 1
 
 
 def test_a_damaged_copy_is_replaced(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    obtain("d", (read.way("a"),))
+    load_dataset("d", (read.way("a"),))
     damage(next((tmp_path / "cache").iterdir()), "flip x.npy")
     for _ in range(3):
-        obtain("d", (read.way("a"),))
+        load_dataset("d", (read.way("a"),))
     assert len(read.asked) == 2
 
 
 def test_what_is_not_here_is_said_with_all_ways(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = (Reader().way("a", "b"), Reader().way("c", says="the archive c"))
-    with pytest.raises(Missing) as caught:
-        obtain("d", ways)
+    ways = (Reader().way("a", "b"), Reader().way("c", description="the archive c"))
+    with pytest.raises(DatasetNotFound) as caught:
+        load_dataset("d", ways)
     assert (
         str(caught.value)
         == "The files of d are not here: put a, b or the archive c into the folder named by"
@@ -571,7 +573,7 @@ def test_what_is_not_here_is_said_with_all_ways(
     )
     monkeypatch.delenv("COMITY_DATA")
     assert (
-        str(Missing("d", ways, "owner/d"))
+        str(DatasetNotFound("d", ways, "owner/d"))
         == "The files of d are not here: put a, b or the archive c into a folder and name it with"
         " COMITY_DATA; or take it from the Hugging Face hub with --data hub:owner/d."
     )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import comity
 from comity.data import load
 from comity.data.importing import import_federation
-from comity.data.preparation import Column, Schema, Unusable, encode, filled, normalised
+from comity.data.preparation import Column, Schema, Unusable, encode, fill_missing, normalise
 from comity.data.tables import agreed_schema, read_schema, summarize_schema
 from comity.errors import UsageError
 
@@ -64,7 +64,7 @@ def test_what_a_column_is(tmp_path: Path) -> None:
     assert any(
         "'case_id' is left out" in line and "--kind" in line for line in summarize_schema(schema)
     ), "what to type is said"
-    assert not any("--kind" in line for line in summarize_schema(schema, given=True)), (
+    assert not any("--kind" in line for line in summarize_schema(schema, is_given=True)), (
         "nor is what cannot be"
     )
     told = schema_of(tmp_path, kinds={"row": "number", "smokes": "words"}, drop=("sex",))
@@ -244,7 +244,7 @@ def test_what_is_said_when_schemas_become_one(tmp_path: Path) -> None:
     assert [(c.name, c.also_called, c.unit, c.may_be_missing) for c in made.columns] == [
         ("age", ("Alter",), "years", False)
     ]
-    with pytest.raises(UsageError, match="say --kind where the file is described"):
+    with pytest.raises(UsageError, match="use --kind where the file is described"):
         agreed_schema(both, kinds={"age": "words"})
     with pytest.raises(UsageError, match="There is no column called 'nte'"):
         agreed_schema(both, drop=("nte",))
@@ -410,18 +410,18 @@ def test_a_schema_is_a_file_that_people_can_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"columns": 3}, "holds no schema"),
+        ({"columns": 3}, "holds no valid schema"),
         ({"comity_schema": 9}, "another version"),
         ({"scale": "all"}, "there is no scale called 'all'"),
         ({"classes": ["a", "a"]}, "'a' is in it twice"),
         ({"columns": [{"name": "x", "kind": "colour"}]}, "there is no kind called 'colour'"),
         ({"columns": [{"name": "x", "kind": "number", "std": 0}]}, "std more than 0"),
-        ({"colour": 1}, "holds no schema"),
+        ({"colour": 1}, "holds no valid schema"),
     ],
 )
 def test_a_schema_that_makes_no_sense(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("x,label", "1.5,yes", "2.5,no"))
-    made = agreed_schema([tmp_path / "in"]).told()
+    made = agreed_schema([tmp_path / "in"]).to_dict()
     (tmp_path / "schema.json").write_text(json.dumps(made | change), encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         read_schema(tmp_path / "schema.json")
@@ -521,7 +521,7 @@ def test_numpy_and_torch_prepare_alike_to_the_last_bit(x: Any, mean: Any, std: A
 
     fill = (0.1, -0.2, 3.0)
     ours = Preprocess(1.0, mean, std, (0, 2), {"north": fill})(torch.tensor(x, dtype=torch.float32))
-    alone = filled(normalised(np.array(x, np.float32), 1.0, mean, std), fill, (0, 2))
+    alone = fill_missing(normalise(np.array(x, np.float32), 1.0, mean, std), fill, (0, 2))
     assert ours.numpy().tobytes() == alone.tobytes()
 
 

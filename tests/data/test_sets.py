@@ -305,7 +305,7 @@ TINY, CUB = "tiny-imagenet-200/val/val_annotations.txt", "CUB_200_2011/"
             "cub200",
             relabel(f"{CUB}image_class_labels.txt", "3 200\n", ""),
             "image_class_labels.txt",
-            ["says nothing of image 3"],
+            ["has no line for image 3"],
         ),
         (
             "cub200",
@@ -390,11 +390,11 @@ def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
     )
     assert len(kinds) == 20  # one of each class and source
     assert [note.split(":")[1] for note in data.warnings] == [
-        " 100 of its 2,533 samples are here.",
-        " caltech, dslr not here, so there are 2 of its sources.",
+        " 100 of its 2,533 samples are available.",
+        " caltech, dslr not available, so there are 2 of its sources.",
         (
-            " nothing here says what is for testing, so it is a fifth of each class and source,"
-            " always the same."
+            " no list says which images are for testing, so the test part is a fixed fifth of each"
+            " class and source."
         ),
     ]
     fed = data.partition("auto", test="official")

@@ -247,7 +247,7 @@ def import_(
     )
     for note in (
         *made.warnings,
-        *(summarize_schema(made.schema, given=schema is not None) if made.schema else ()),
+        *(summarize_schema(made.schema, is_given=schema is not None) if made.schema else ()),
     ):
         screen.out.print(note, soft_wrap=True)
     screen.out.print(

@@ -179,8 +179,8 @@ class Dataset:
             s > 0 for s in self.std
         ):
             raise UsageError(
-                f"mean and std of {self._display_name} must be one number or one per channel, and std"
-                " more than 0."
+                f"mean and std of {self._display_name} must be one number or one per channel, and"
+                " std more than 0."
             )
 
     def _check_official_test(self) -> None:

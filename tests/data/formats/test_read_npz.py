@@ -69,8 +69,8 @@ def test_nan_only_where_expected(value: float, tmp_path: Path, refuses: Any) -> 
         ({"x": np.array([("a", 1)], [("f", object), ("g", int)])}, {}, "Python objects in x"),
         ({"x": np.array(["2020-01-01"], "M8[D]")}, {}, "datetime64"),
         ({"x": b"not an array"}, {}, "damaged"),
-        ({"x": npy(np.arange(9))[:-1]}, {}, "not what its length says"),
-        ({"x": npy(np.arange(9)) + b"0"}, {}, "not what its length says"),
+        ({"x": npy(np.arange(9))[:-1]}, {}, "which does not fit its length"),
+        ({"x": npy(np.arange(9)) + b"0"}, {}, "which does not fit its length"),
         (
             {
                 "x": npy(np.zeros((1000, 1000), np.uint8)).replace(

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in the binary version and in the Python version of their makers."""
+"""CIFAR-10 and CIFAR-100, in the official binary and Python versions."""
 
 from __future__ import annotations
 
@@ -31,13 +31,12 @@ from comity.errors import UsageError
 
 Classes = Literal[10, 100]
 PIXELS = 3 * 32 * 32
-MOST = 60_000 * 4096  # bytes: no file of CIFAR is larger, so nothing beyond is read
+MOST = 60_000 * 4096
+"""Bytes; no file of CIFAR is larger, so nothing beyond is read."""
 
 
 class Cifar(NamedTuple):
-    """Images (N x 3 x 32 x 32), their labels, which are for testing, and the 20 superclasses where
-    there are 100 classes.
-    """
+    """Images (N x 3 x 32 x 32), labels, a test mask, and for CIFAR-100 the 20 superclasses."""
 
     x: Pixels
     y: Labels
@@ -47,7 +46,7 @@ class Cifar(NamedTuple):
 
 @dataclass(frozen=True)
 class _Version:
-    """One of the four archives: what it is called, its folder, and the files in it."""
+    """One of the four archives: its name, its folder and its files."""
 
     archive: str
     folder: str
@@ -74,7 +73,7 @@ Batch = tuple[Pixels, Labels, Labels | None]
 
 
 def read_cifar_binary(source: Source | Sequence[Source], classes: Classes = 10) -> Cifar:
-    """The binary version: its archive (.tar.gz), the folder that was in it, or some of its files.
+    """Read the binary version: its archive (.tar.gz), its folder, or some of its files.
 
     A record is one byte for the label (CIFAR-100: two, coarse and fine) and 3072 for the pixels.
     """
@@ -102,8 +101,10 @@ def read_cifar_binary(source: Source | Sequence[Source], classes: Classes = 10) 
 def read_cifar_python(
     source: Source | Sequence[Source], trust: bool, classes: Classes = 10
 ) -> Cifar:
-    """The Python version, which is made of pickles: only with `trust`, and even then nothing but
-    arrays is made of them.
+    """Read the Python version, which consists of pickles.
+
+    It is refused without `trust`. With `trust`, the unpickler still creates nothing but arrays and
+    plain values.
     """
     version = PYTHON[classes]
     if not trust:
@@ -115,14 +116,14 @@ def read_cifar_python(
         raise bad(
             first,
             "is made of Python pickles, and a pickle can run any program: use the binary version "
-            f"({BINARY[classes].archive}), or, if you trust whoever gave you the file, "
+            f"({BINARY[classes].archive}), or, if you trust the source of the file, "
             f"comity data prepare cifar{classes} --trust-pickle",
         )
 
     def batch(where: str, content: bytes) -> Batch:
         with parsing(where):
-            held = _Arrays(where, io.BytesIO(content)).load()
-        x = held.get(b"data") if isinstance(held, Mapping) else None
+            unpickled = _Arrays(where, io.BytesIO(content)).load()
+        x = unpickled.get(b"data") if isinstance(unpickled, Mapping) else None
         if (
             not isinstance(x, np.ndarray)
             or x.dtype != np.uint8
@@ -136,20 +137,18 @@ def read_cifar_python(
                 f" {version.archive}",
             )
         if classes == 10:
-            return x, _listed(where, held, b"labels", classes), None
+            return x, _label_list(where, unpickled, b"labels", classes), None
         return (
             x,
-            _listed(where, held, b"fine_labels", classes),
-            _listed(where, held, b"coarse_labels", SUPERCLASSES),
+            _label_list(where, unpickled, b"fine_labels", classes),
+            _label_list(where, unpickled, b"coarse_labels", SUPERCLASSES),
         )
 
     return _read(source, version, batch)
 
 
 class _Arrays(pickle.Unpickler):
-    """Makes arrays and plain values only: a pickle that asks for anything else is not CIFAR's,
-    whoever is trusted.
-    """
+    """An unpickler that creates arrays and plain values only and refuses any other class."""
 
     def __init__(self, where: str, stream: io.BytesIO) -> None:
         super().__init__(stream, encoding="bytes")
@@ -169,11 +168,11 @@ class _Arrays(pickle.Unpickler):
         )
 
 
-def _listed(where: str, held: Mapping[bytes, object], key: bytes, classes: int) -> Labels:
-    """The labels that an unpickled batch holds as a list."""
+def _label_list(where: str, unpickled: Mapping[bytes, object], key: bytes, classes: int) -> Labels:
+    """The labels of an unpickled batch."""
     try:
-        values = np.asarray(held.get(key))
-    except ValueError:  # lists in the list
+        values = np.asarray(unpickled.get(key))
+    except ValueError:  # nested lists
         values = np.empty(())
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise bad(where, f"has no list of numbers called {key.decode()}: get a new copy of it")
@@ -183,13 +182,15 @@ def _listed(where: str, held: Mapping[bytes, object], key: bytes, classes: int) 
 def _read(
     source: Source | Sequence[Source], version: _Version, batch: Callable[[str, bytes], Batch]
 ) -> Cifar:
-    """Read all batches, and put them after one another."""
+    """Read and concatenate all batches."""
     x = []
     y = []
     is_test = []
     coarse = []
     sources = [source] if isinstance(source, str | Path) else source
-    for where, name, content in (found for s in sources for found in _contents(s, version)):
+    for where, name, content in (
+        batch_content for s in sources for batch_content in _contents(s, version)
+    ):
         images, fine, superclass = batch(where, content)
         same_length(where, images=images, labels=fine)
         x.append(images)
@@ -209,9 +210,7 @@ def _read(
 
 
 def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, bytes]]:
-    """Where each batch is, its name and its bytes: all batches of an archive or folder, or the one
-    file.
-    """
+    """Place, name and bytes of each batch of an archive or folder, or of one file."""
     path = Path(source)
     with reading(source):
         is_folder = path.is_dir()
@@ -219,15 +218,15 @@ def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, byt
         folder = folder_of(path, version.folder)
         missing = [name for name in version.files if not (folder / name).exists()]
         if missing:
-            raise bad(source, _lacks(missing[0], version))
+            raise bad(source, _missing_file(missing[0], version))
         for name in version.files:
             yield from _contents(folder / name, version)
     elif path.name.endswith((".tar", ".tar.gz", ".tgz")):
-        held = _archived(path, version.files)
+        archived = _archived(path, version.files)
         for name in version.files:
-            if name not in held:
-                raise bad(source, _lacks(name, version))
-            yield f"{name} in {source}", name, held[name]
+            if name not in archived:
+                raise bad(source, _missing_file(name, version))
+            yield f"{name} in {source}", name, archived[name]
     else:
         with opened(path) as stream:
             content = take(stream, MOST + 1)
@@ -237,8 +236,8 @@ def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, byt
 
 
 def _archived(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The files of those names in an archive, whatever their folder: nothing is written to disk."""
-    held: dict[str, bytes] = {}
+    """The files of an archive with these names, in any folder; nothing is written to disk."""
+    contents: dict[str, bytes] = {}
     with opened(path) as stream:
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
@@ -248,10 +247,11 @@ def _archived(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
                 if member.size > MOST:
                     raise bad(f"{name} in {path}", "is larger than any file of CIFAR")
                 content = archive.extractfile(member)
-                held[name] = b"" if content is None else content.read()
-        take(stream, 1 << 20)  # to the end, where gzip keeps its checksum
-    return held
+                contents[name] = b"" if content is None else content.read()
+        take(stream, 1 << 20)  # to the end, so that gzip verifies its checksum
+    return contents
 
 
-def _lacks(name: str, version: _Version) -> str:
+def _missing_file(name: str, version: _Version) -> str:
+    """The message about a missing batch."""
     return f"has no {name} in it: get a new copy of {version.archive}"

@@ -1,4 +1,4 @@
-"""UCI's Human Activity Recognition Using Smartphones, in its original folders of text files."""
+"""UCI HAR (Human Activity Recognition Using Smartphones) in its original text files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ PEOPLE = 30
 
 
 class Har(NamedTuple):
-    """Windows n x 9 x 128 (channels as in SIGNALS), activities 0-5, the person (1-30), and who is
-    in the test set.
-    """
+    """Windows n x 9 x 128 (channels as in SIGNALS), activities 0-5, persons 1-30, a test mask."""
 
     x: NDArray[np.float32]
     y: Labels
@@ -39,7 +37,7 @@ class Har(NamedTuple):
 
 
 def read_uci_har(folder: Source) -> Har:
-    """The inertial signals in `UCI HAR Dataset`, or in the folder that holds it."""
+    """Read the inertial signals of `UCI HAR Dataset`, or of the folder that holds it."""
     root = folder_of(folder, "UCI HAR Dataset")
     train = _part(root, "train")
     test = _part(root, "test")
@@ -52,7 +50,7 @@ def read_uci_har(folder: Source) -> Har:
 
 
 def _part(root: Path, part: str) -> Har:
-    """The training or the test set."""
+    """Read the training or the test set."""
     folder = root / part
     signals = {
         name: _numbers(folder / "Inertial Signals" / f"{name}_{part}.txt", TIMES)
@@ -71,7 +69,7 @@ def _part(root: Path, part: str) -> Har:
 
 
 def _numbers(path: Path, columns: int) -> NDArray[np.float32]:
-    """A text file of so many numbers on each line."""
+    """Read a text file with `columns` numbers on each line."""
     rows = []
     with opened(path) as stream:
         for number, line in enumerate(stream, 1):
@@ -85,13 +83,13 @@ def _numbers(path: Path, columns: int) -> NDArray[np.float32]:
                     " new copy of it",
                 )
             try:
-                with np.errstate(over="ignore"):  # seen below, as infinity
+                with np.errstate(over="ignore"):  # an overflow is refused below, as infinity
                     row = np.array([float(cell) for cell in cells], np.float32)
-            except ValueError as why:
+            except ValueError as error:
                 text = line.decode("utf-8", "replace").strip()
                 raise bad(
                     path, f"has something other than numbers in line {number}: {shown(text)}"
-                ) from why
+                ) from error
             if not np.isfinite(row).all():
                 raise bad(path, f"has a value in line {number} that is not a finite number")
             rows.append(row)

@@ -14,9 +14,7 @@ KINDS = {1: "labels", 3: "images"}
 
 
 def read_idx(path: Source) -> Array:
-    """The images (uint8, N x 1 x H x W) or the labels (int64, as they are in the file) of an IDX
-    file of bytes.
-    """
+    """Read an IDX file of bytes: images (uint8, N x 1 x H x W) or labels (int64, unchanged)."""
     with opened(path) as stream:
         magic = take(stream, 4)
         if len(magic) < 4 or magic[:2] != b"\0\0":
@@ -32,14 +30,14 @@ def read_idx(path: Source) -> Array:
             raise bad(path, "ends within its header: get a new copy of it")
         shape = [int(n) for n in np.frombuffer(header, ">u4")]
         if not all(shape):
-            raise bad(path, f"says that it has the shape {_by(shape)}, so it holds nothing")
-        content = take(stream, prod(shape) + 1)  # one more, to see that nothing follows
+            raise bad(path, f"has the shape {_shape_text(shape)}, so it is empty")
+        content = take(stream, prod(shape) + 1)  # one more byte, to detect excess content
     if len(content) != prod(shape):
-        found = "more" if len(content) > prod(shape) else f"only {len(content)}"
+        actual = "more" if len(content) > prod(shape) else f"only {len(content)}"
         raise bad(
             path,
-            f"must hold {_by(shape)} = {prod(shape)} bytes after its header, but there are {found}:"
-            " get a new copy of it",
+            f"must hold {_shape_text(shape)} = {prod(shape)} bytes after its header, but there"
+            f" are {actual}: get a new copy of it",
         )
     values = np.frombuffer(content, np.uint8).reshape(shape)
     return values.astype(np.int64) if values.ndim == 1 else values[:, None].copy()
@@ -48,13 +46,13 @@ def read_idx(path: Source) -> Array:
 def read_idx_pair(
     images: Source, answers: Source, classes: int, first: int = 0, transposed: bool = False
 ) -> tuple[Pixels, Labels]:
-    """Images and their labels, from 0.
+    """Read images and their labels, converted to start at 0.
 
     EMNIST stores its pictures with rows and columns exchanged (`transposed`), and counts its
     letters from 1 (`first`).
     """
-    x = _only(images, 3)
-    y = _only(answers, 1)
+    x = _read_kind(images, 3)
+    y = _read_kind(answers, 1)
     if len(x) != len(y):
         raise UsageError(
             f"{images} has {len(x)} images but {answers} has {len(y)} labels: they do not belong"
@@ -65,13 +63,14 @@ def read_idx_pair(
     )
 
 
-def _only(path: Source, dimensions: int) -> Array:
-    """An IDX file that must be of one of the two kinds."""
+def _read_kind(path: Source, dimensions: int) -> Array:
+    """Read an IDX file that must hold images (3 dimensions) or labels (1)."""
     values = read_idx(path)
     if (values.ndim == 1) != (dimensions == 1):
         raise bad(path, f"holds {KINDS[4 - dimensions]}, but {KINDS[dimensions]} are needed here")
     return values
 
 
-def _by(shape: list[int]) -> str:
+def _shape_text(shape: list[int]) -> str:
+    """A shape as in 10 x 28 x 28."""
     return " x ".join(map(str, shape))
