@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 from comity.data import prepared
 from comity.data.dataset import Dataset
 from comity.data.formats import numeric, picture_files, read_image, read_images, read_npz
-from comity.data.formats.common import bad, inside, join_names, labels, same_length
+from comity.data.formats.common import (
+    check_same_length,
+    file_error,
+    join_names,
+    labels,
+    list_folder,
+)
 from comity.data.groups import Groups
 from comity.data.party_files import PICTURES, TABLES, common_kind, find_party_files, source_name
 from comity.data.preparation import Schema
@@ -176,29 +182,31 @@ def _read_arrays(path: Path) -> Contribution:
     arrays = read_npz(path, missing=True)
     for key in ("x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & set(arrays) else [])):
         if key not in arrays:
-            raise bad(path, f"has no array called {key}; it has {join_names(arrays)}")
+            raise file_error(path, f"has no array called {key}; it has {join_names(arrays)}")
     parts = [(arrays["x"], arrays["y"])] + (
         [(arrays["x_test"], arrays["y_test"])] if "x_test" in arrays else []
     )
     converted = []
     for x, y in parts:
         if x.dtype.kind not in "biuf" or x.ndim < 2:
-            raise bad(
+            raise file_error(
                 path,
                 f"has samples of shape {x.shape} and type {x.dtype}, but each sample must be a row"
                 " of numbers",
             )
         if y.ndim != 1:
-            raise bad(path, f"has labels of shape {y.shape}, but one label per sample is needed")
-        same_length(path, samples=x, labels=y)
+            raise file_error(
+                path, f"has labels of shape {y.shape}, but one label per sample is needed"
+            )
+        check_same_length(path, samples=x, labels=y)
         if not len(y):
-            raise bad(path, "holds no samples")
+            raise file_error(path, "holds no samples")
         if x.dtype == np.uint8 and x.ndim > 2:
             converted.append(channels_first(x))
         else:
             converted.append((channels_first(x) if x.ndim == 4 else x).astype(np.float32))
     if converted[0].shape[1:] != converted[-1].shape[1:]:
-        raise bad(
+        raise file_error(
             path,
             f"has samples of shape {converted[0].shape[1:]} but test samples of shape"
             f" {converted[-1].shape[1:]}",
@@ -225,10 +233,10 @@ def _read_pictures(paths: Mapping[str, Path], size: int | None) -> dict[str, Con
     """Read each party's pictures from one folder per class, resized to the same size."""
     files: dict[str, list[Path]] = {}
     for name, path in paths.items():
-        inner = inside(path)
+        inner = list_folder(path)
         misplaced = next((p for p in inner if not p.is_dir()), None)
         if misplaced is not None or not inner:
-            raise bad(
+            raise file_error(
                 misplaced or path,
                 _misplacement(misplaced, path)
                 if misplaced
@@ -257,7 +265,7 @@ def _common_size(files: Mapping[str, list[Path]]) -> tuple[int, int]:
     first, (height, width) = next(iter(sizes.items()))
     for path, (h, w) in sizes.items():
         if (h, w) != (height, width):
-            raise bad(
+            raise file_error(
                 path,
                 f"has {h} x {w} pixels but {first} {height} x {width}: give the size to resize"
                 " them to with size",
@@ -415,7 +423,7 @@ def _class_labels(
                 " they must agree."
             )
         if (party.y == "").any():
-            raise bad(party.path, f"has no label in row {int(np.argmax(party.y == '')) + 1}")
+            raise file_error(party.path, f"has no label in row {int(np.argmax(party.y == '')) + 1}")
     names = sorted({str(word) for party in parties.values() for word in party.y})
     if classes is not None and classes != len(names):
         raise UsageError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from comity.data.formats.common import bad, inside, present
+from comity.data.formats.common import existing_file, file_error, list_folder
 from comity.data.split import check_name
 from comity.errors import UsageError
 
@@ -34,9 +34,9 @@ def find_party_files(source: Path) -> dict[str, Path]:
         return _find_in_folder(source)
     if not source.exists() and not source.suffix:
         raise UsageError(f"There is no folder {source}.")
-    path = present(source)
+    path = existing_file(source)
     if not (ending := file_ending(path)):
-        raise bad(path, f"is not a party's file: it must be {ENDINGS}")
+        raise file_error(path, f"is not a party's file: it must be {ENDINGS}")
     name = path.name[: -len(ending)]
     check_name(name)
     return {name: path}
@@ -64,16 +64,18 @@ def common_kind(paths: Mapping[str, Path]) -> str:
 def _find_in_folder(root: Path) -> dict[str, Path]:
     """The files and folders in a folder, by party name."""
     if (root / "dataset.json").exists():
-        raise bad(root, "is already an imported dataset: use it with --data")
+        raise file_error(root, "is already an imported dataset: use it with --data")
     paths: dict[str, Path] = {}
-    for path in inside(root):
+    for path in list_folder(root):
         ending = file_ending(path)
         if path.name.startswith("~$") or path.name.lower() in ("thumbs.db", "desktop.ini"):
             continue  # leftovers of Excel and file managers
         if path.suffix.lower() == ".xls":
-            raise bad(path, "is an Excel file of the old format: save it as .xlsx")
+            raise file_error(path, "is an Excel file of the old format: save it as .xlsx")
         if path.is_file() and not ending:
-            raise bad(path, f"is not a party's file: it must be {ENDINGS}, or a folder of pictures")
+            raise file_error(
+                path, f"is not a party's file: it must be {ENDINGS}, or a folder of pictures"
+            )
         name = path.name if path.is_dir() else path.name[: -len(ending)]
         check_name(name)
         if name in paths:
@@ -83,7 +85,7 @@ def _find_in_folder(root: Path) -> dict[str, Path]:
             )
         paths[name] = path
     if not paths:
-        raise bad(root, "is empty: put one file or folder per party into it")
+        raise file_error(root, "is empty: put one file or folder per party into it")
     return paths
 
 

@@ -17,15 +17,15 @@ from comity.data.formats.common import (
     Labels,
     Pixels,
     Source,
-    bad,
-    folder_of,
+    check_same_length,
+    existing_folder,
+    file_error,
     labels,
-    opened,
-    parsing,
-    reading,
-    same_length,
+    open_binary,
+    read_bytes,
     shown,
-    take,
+    wrap_parse_errors,
+    wrap_read_errors,
 )
 from comity.errors import UsageError
 
@@ -82,7 +82,7 @@ def read_cifar_binary(source: Source | Sequence[Source], classes: Classes = 10) 
     def batch(where: str, content: bytes) -> Batch:
         size = PIXELS + (1 if classes == 10 else 2)
         if not content or len(content) % size:
-            raise bad(
+            raise file_error(
                 where,
                 f"has {len(content)} bytes, but CIFAR-{classes} takes {size} an image: get a new"
                 f" copy of it, from {version.archive}",
@@ -113,7 +113,7 @@ def read_cifar_python(
             if isinstance(source, str | Path)
             else next(iter(source), "CIFAR's Python version")
         )
-        raise bad(
+        raise file_error(
             first,
             "is made of Python pickles, and a pickle can run any program: use the binary version "
             f"({BINARY[classes].archive}), or, if you trust the source of the file, "
@@ -121,7 +121,7 @@ def read_cifar_python(
         )
 
     def batch(where: str, content: bytes) -> Batch:
-        with parsing(where):
+        with wrap_parse_errors(where):
             unpickled = _Arrays(where, io.BytesIO(content)).load()
         x = unpickled.get(b"data") if isinstance(unpickled, Mapping) else None
         if (
@@ -131,7 +131,7 @@ def read_cifar_python(
             or x.shape[1] != PIXELS
             or not len(x)
         ):
-            raise bad(
+            raise file_error(
                 where,
                 f"has no images of CIFAR-{classes} in it: get a new copy of it, from"
                 f" {version.archive}",
@@ -162,7 +162,7 @@ class _Arrays(pickle.Unpickler):
             ("_codecs", "encode"),
         }:
             return super().find_class(module, name)
-        raise bad(
+        raise file_error(
             self._where,
             f"asks for {shown(f'{module}.{name}')}, which no file of CIFAR does: do not open it",
         )
@@ -175,7 +175,9 @@ def _label_list(where: str, unpickled: Mapping[bytes, object], key: bytes, class
     except ValueError:  # nested lists
         values = np.empty(())
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise bad(where, f"has no list of numbers called {key.decode()}: get a new copy of it")
+        raise file_error(
+            where, f"has no list of numbers called {key.decode()}: get a new copy of it"
+        )
     return labels(where, values, classes, what=key.decode().replace("_", " ").removesuffix("s"))
 
 
@@ -192,12 +194,12 @@ def _read(
         batch_content for s in sources for batch_content in _contents(s, version)
     ):
         images, fine, superclass = batch(where, content)
-        same_length(where, images=images, labels=fine)
+        check_same_length(where, images=images, labels=fine)
         x.append(images)
         y.append(fine)
         is_test.append(np.full(len(fine), name.startswith("test")))
         if superclass is not None:
-            same_length(where, images=images, superclasses=superclass)
+            check_same_length(where, images=images, superclasses=superclass)
             coarse.append(superclass)
     if not x:
         raise UsageError("No file of CIFAR was named.")
@@ -212,43 +214,43 @@ def _read(
 def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, bytes]]:
     """Place, name and bytes of each batch of an archive or folder, or of one file."""
     path = Path(source)
-    with reading(source):
+    with wrap_read_errors(source):
         is_folder = path.is_dir()
     if is_folder:
-        folder = folder_of(path, version.folder)
+        folder = existing_folder(path, version.folder)
         missing = [name for name in version.files if not (folder / name).exists()]
         if missing:
-            raise bad(source, _missing_file(missing[0], version))
+            raise file_error(source, _missing_file(missing[0], version))
         for name in version.files:
             yield from _contents(folder / name, version)
     elif path.name.endswith((".tar", ".tar.gz", ".tgz")):
         archived = _archived(path, version.files)
         for name in version.files:
             if name not in archived:
-                raise bad(source, _missing_file(name, version))
+                raise file_error(source, _missing_file(name, version))
             yield f"{name} in {source}", name, archived[name]
     else:
-        with opened(path) as stream:
-            content = take(stream, MOST + 1)
+        with open_binary(path) as stream:
+            content = read_bytes(stream, MOST + 1)
         if len(content) > MOST:
-            raise bad(path, "is larger than any file of CIFAR")
+            raise file_error(path, "is larger than any file of CIFAR")
         yield str(path), path.name, content
 
 
 def _archived(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
     """The files of an archive with these names, in any folder; nothing is written to disk."""
     contents: dict[str, bytes] = {}
-    with opened(path) as stream:
+    with open_binary(path) as stream:
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
                 name = Path(member.name).name
                 if name not in names or not member.isreg():
                     continue
                 if member.size > MOST:
-                    raise bad(f"{name} in {path}", "is larger than any file of CIFAR")
+                    raise file_error(f"{name} in {path}", "is larger than any file of CIFAR")
                 content = archive.extractfile(member)
                 contents[name] = b"" if content is None else content.read()
-        take(stream, 1 << 20)  # to the end, so that gzip verifies its checksum
+        read_bytes(stream, 1 << 20)  # to the end, so that gzip verifies its checksum
     return contents
 
 

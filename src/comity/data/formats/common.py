@@ -30,7 +30,7 @@ DAMAGED = "is damaged or cut short: get a new copy of it"
 _DAMAGE = (gzip.BadGzipFile, zlib.error, EOFError, LZMAError, TarError, BadZipFile)
 
 
-def bad(where: Source, what: str) -> UsageError:
+def file_error(where: Source, what: str) -> UsageError:
     """An error of one sentence: the file (or a place in it), then what is wrong with it."""
     return UsageError(f"{where} {what}.")
 
@@ -43,22 +43,24 @@ def join_names(names: Iterable[str], most: int = 20) -> str:
 
 
 @contextmanager
-def reading(path: Source) -> Iterator[None]:
+def wrap_read_errors(path: Source) -> Iterator[None]:
     """Turn errors of the operating system and of decompressors into a `UsageError`."""
     try:
         yield
     except _DAMAGE as error:
-        raise bad(path, DAMAGED) from error
+        raise file_error(path, DAMAGED) from error
     except UnicodeDecodeError as error:
-        raise bad(path, "is not text in UTF-8: save it in that encoding") from error
+        raise file_error(path, "is not text in UTF-8: save it in that encoding") from error
     except OSError as error:
-        raise bad(path, f"cannot be read ({error.strerror or type(error).__name__})") from error
+        raise file_error(
+            path, f"cannot be read ({error.strerror or type(error).__name__})"
+        ) from error
     except MemoryError as error:
-        raise bad(path, "needs more memory than there is") from error
+        raise file_error(path, "needs more memory than there is") from error
 
 
 @contextmanager
-def parsing(where: Source, what: str = DAMAGED) -> Iterator[None]:
+def wrap_parse_errors(where: Source, what: str = DAMAGED) -> Iterator[None]:
     """Turn any error of a third-party parser into a `UsageError` with the message `what`.
 
     On damaged files, parsers raise errors of many types.
@@ -68,34 +70,34 @@ def parsing(where: Source, what: str = DAMAGED) -> Iterator[None]:
     except (UsageError, MemoryError):
         raise
     except Exception as error:
-        raise bad(where, what) from error
+        raise file_error(where, what) from error
 
 
-def present(path: Source) -> Path:
+def existing_file(path: Source) -> Path:
     """Check that a file exists and is not empty, and return its path."""
     file = Path(path)
-    with reading(path):
+    with wrap_read_errors(path):
         if file.is_dir():
-            raise bad(path, "is a folder, but a file is needed here")
+            raise file_error(path, "is a folder, but a file is needed here")
         if not file.is_file():  # missing, or a device or pipe that might never end
             raise UsageError(f"There is no file {path}.")
         if not file.stat().st_size:
-            raise bad(path, "is empty: get a new copy of it")
+            raise file_error(path, "is empty: get a new copy of it")
     return file
 
 
-def folder_of(path: Source, inner: str = "") -> Path:
+def existing_folder(path: Source, inner: str = "") -> Path:
     """Check that a folder exists; return its subfolder `inner` if there is one, else itself."""
     folder = Path(path)
-    with reading(path):
+    with wrap_read_errors(path):
         if not folder.is_dir():
             raise UsageError(f"There is no folder {path}.")
         return folder / inner if inner and (folder / inner).is_dir() else folder
 
 
-def inside(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
     """The files and folders in a folder, sorted by name, without hidden ones."""
-    with reading(folder):
+    with wrap_read_errors(folder):
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
@@ -115,7 +117,7 @@ def most_unpacked(packed: int) -> int:
 def check_unpacked(path: Source, size: int, packed: int) -> None:
     """Refuse a compressed file whose unpacked size is too large (a decompression bomb)."""
     if size > most_unpacked(packed):
-        raise bad(
+        raise file_error(
             path,
             f"unpacks to more than {MOST_PACKED} times its size: if that is intended, save it"
             " without compression",
@@ -152,12 +154,12 @@ class _Unpacked(io.RawIOBase):
 
 
 @contextmanager
-def opened(path: Source) -> Iterator[IO[bytes]]:
+def open_binary(path: Source) -> Iterator[IO[bytes]]:
     """Open a file for reading bytes; gzip files are unpacked.
 
     The first bytes decide, not the name, because browsers may unpack a file and keep its name.
     """
-    with reading(path), present(path).open("rb") as raw:
+    with wrap_read_errors(path), existing_file(path).open("rb") as raw:
         if raw.peek(2)[:2] == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=raw) as packed:
                 yield io.BufferedReader(
@@ -167,7 +169,7 @@ def opened(path: Source) -> Iterator[IO[bytes]]:
             yield raw
 
 
-def take(stream: IO[bytes], size: int) -> bytes:
+def read_bytes(stream: IO[bytes], size: int) -> bytes:
     """Read at most `size` bytes, in pieces, so that a wrong size in a file reserves no memory."""
     pieces = []
     while size > 0 and (piece := stream.read(min(size, 1 << 20))):
@@ -193,18 +195,20 @@ def labels(
     if not good.all():
         row = int(np.argmin(good))
         span = f"whole numbers from {first}" + ("" if classes is None else f" to {int(last)}")
-        raise bad(where, f"has the {what} {flat[row]:g} in row {row + 1}, but {what}s are {span}")
+        raise file_error(
+            where, f"has the {what} {flat[row]:g} in row {row + 1}, but {what}s are {span}"
+        )
     return flat.astype(np.int64) - first
 
 
-def same_length(where: Source, **arrays: Array) -> None:
+def check_same_length(where: Source, **arrays: Array) -> None:
     """Refuse arrays of different lengths."""
     if len({len(a) for a in arrays.values()}) > 1:
         sizes = " but ".join(f"{len(a)} {name}" for name, a in arrays.items())
-        raise bad(where, f"has {sizes}: there must be one per sample")
+        raise file_error(where, f"has {sizes}: there must be one per sample")
 
 
-def optional(module: str, path: Source) -> Any:
+def import_optional(module: str, path: Source) -> Any:
     """Import a module that only some readers need.
 
     Raises:
@@ -215,4 +219,4 @@ def optional(module: str, path: Source) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         name = {"PIL": "pillow"}.get(package, package)
-        raise bad(path, f"can only be read with {name}: pip install comity[data]") from error
+        raise file_error(path, f"can only be read with {name}: pip install comity[data]") from error

@@ -6,7 +6,16 @@ from math import prod
 
 import numpy as np
 
-from comity.data.formats.common import Array, Labels, Pixels, Source, bad, labels, opened, take
+from comity.data.formats.common import (
+    Array,
+    Labels,
+    Pixels,
+    Source,
+    file_error,
+    labels,
+    open_binary,
+    read_bytes,
+)
 from comity.errors import UsageError
 
 UBYTE = 0x08
@@ -15,26 +24,26 @@ KINDS = {1: "labels", 3: "images"}
 
 def read_idx(path: Source) -> Array:
     """Read an IDX file of bytes: images (uint8, N x 1 x H x W) or labels (int64, unchanged)."""
-    with opened(path) as stream:
-        magic = take(stream, 4)
+    with open_binary(path) as stream:
+        magic = read_bytes(stream, 4)
         if len(magic) < 4 or magic[:2] != b"\0\0":
-            raise bad(path, "is not an IDX file: it does not begin as one")
+            raise file_error(path, "is not an IDX file: it does not begin as one")
         if magic[2] != UBYTE or magic[3] not in KINDS:
-            raise bad(
+            raise file_error(
                 path,
                 f"is an IDX file of type {magic[2]:#04x} with {magic[3]} dimensions, but only"
                 " unsigned bytes (0x08) with 1 (labels) or 3 (images) can be read",
             )
-        header = take(stream, 4 * magic[3])
+        header = read_bytes(stream, 4 * magic[3])
         if len(header) < 4 * magic[3]:
-            raise bad(path, "ends within its header: get a new copy of it")
+            raise file_error(path, "ends within its header: get a new copy of it")
         shape = [int(n) for n in np.frombuffer(header, ">u4")]
         if not all(shape):
-            raise bad(path, f"has the shape {_shape_text(shape)}, so it is empty")
-        content = take(stream, prod(shape) + 1)  # one more byte, to detect excess content
+            raise file_error(path, f"has the shape {_shape_text(shape)}, so it is empty")
+        content = read_bytes(stream, prod(shape) + 1)  # one more byte, to detect excess content
     if len(content) != prod(shape):
         actual = "more" if len(content) > prod(shape) else f"only {len(content)}"
-        raise bad(
+        raise file_error(
             path,
             f"must hold {_shape_text(shape)} = {prod(shape)} bytes after its header, but there"
             f" are {actual}: get a new copy of it",
@@ -67,7 +76,9 @@ def _read_kind(path: Source, dimensions: int) -> Array:
     """Read an IDX file that must hold images (3 dimensions) or labels (1)."""
     values = read_idx(path)
     if (values.ndim == 1) != (dimensions == 1):
-        raise bad(path, f"holds {KINDS[4 - dimensions]}, but {KINDS[dimensions]} are needed here")
+        raise file_error(
+            path, f"holds {KINDS[4 - dimensions]}, but {KINDS[dimensions]} are needed here"
+        )
     return values
 
 

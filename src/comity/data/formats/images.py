@@ -20,15 +20,15 @@ from comity.data.formats.common import (
     Labels,
     Pixels,
     Source,
-    bad,
-    folder_of,
-    inside,
-    opened,
-    optional,
-    parsing,
-    present,
-    reading,
+    existing_file,
+    existing_folder,
+    file_error,
+    import_optional,
+    list_folder,
+    open_binary,
     shown,
+    wrap_parse_errors,
+    wrap_read_errors,
 )
 from comity.errors import UsageError
 
@@ -55,12 +55,12 @@ class Pictures(NamedTuple):
 def read_image(path: Source, size: Size | None = None, grey: bool = False) -> Pixels:
     """Read one picture (png, jpeg, bmp or ppm) as C x H x W."""
     sides = None if size is None else _sides(size)
-    file = present(path)
-    pillow = optional("PIL.Image", path)
+    file = existing_file(path)
+    pillow = import_optional("PIL.Image", path)
     with (
-        reading(path),
+        wrap_read_errors(path),
         file.open("rb") as stream,
-        parsing(path, f"is no png, jpeg, bmp or ppm picture, or {DAMAGED}"),
+        wrap_parse_errors(path, f"is no png, jpeg, bmp or ppm picture, or {DAMAGED}"),
     ):
         with warnings.catch_warnings():
             # Large pictures are refused below.
@@ -68,14 +68,14 @@ def read_image(path: Source, size: Size | None = None, grey: bool = False) -> Pi
             picture = pillow.open(stream, formats=FORMATS)
         mode = picture.mode
         if math.prod(picture.size) > MOST_PIXELS:
-            raise bad(
+            raise file_error(
                 path,
                 f"has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}: make it"
                 " smaller",
             )
         converted = picture.convert("L" if grey else "RGB")
     if mode.startswith(DEEP):
-        raise bad(path, "has more than 8 bits per colour: save it with 8")
+        raise file_error(path, "has more than 8 bits per colour: save it with 8")
     if sides is not None:
         converted = converted.resize(sides[::-1], pillow.Resampling.BICUBIC)
     pixels: Pixels = np.array(converted, np.uint8)
@@ -91,16 +91,16 @@ def read_image_folder(
     Hidden files are ignored; any other file that is not a picture is refused, so that no picture is
     lost unnoticed.
     """
-    root = folder_of(folder)
-    names = [path.name for path in inside(root) if path.is_dir()]
+    root = existing_folder(folder)
+    names = [path.name for path in list_folder(root) if path.is_dir()]
     if not names:
-        raise bad(
+        raise file_error(
             folder, "has no folders in it: put the pictures of each class into a folder of its own"
         )
     if classes is not None:
         missing = [name for name in classes if name not in names]
         if missing:
-            raise bad(folder, f"has no folder for the class {shown(missing[0])}")
+            raise file_error(folder, f"has no folder for the class {shown(missing[0])}")
         names = list(classes)
     labelled_files = [
         (path, label) for label, name in enumerate(names) for path in picture_files(root / name)
@@ -119,48 +119,48 @@ def read_image_list(
 
     DomainNet uses this format.
     """
-    base = folder_of(root)
+    base = existing_folder(root)
     paths = []
     labels = []
-    with opened(list_file) as stream:
+    with open_binary(list_file) as stream:
         lines = stream.read().decode("utf-8-sig").splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         name, _, label = line.strip().rpartition(" ")
         if not name or not (label.isascii() and label.isdigit()) or len(label) > 9:
-            raise bad(
+            raise file_error(
                 list_file,
                 f"has {shown(line)} in line {number}, but each line is a path, a space and a label"
                 " from 0",
             )
         if classes is not None and int(label) >= classes:
-            raise bad(
+            raise file_error(
                 list_file,
                 f"has the label {label} in line {number}, but labels are whole numbers from 0 to"
                 f" {classes - 1}",
             )
         relative = PurePosixPath(name.strip())
         if relative.is_absolute() or ".." in relative.parts:
-            raise bad(
+            raise file_error(
                 list_file,
                 f"has a path in line {number} that leads out of the folder: {shown(name)}",
             )
         paths.append(base / relative)
         labels.append(int(label))
     if not paths:
-        raise bad(list_file, "names no pictures")
+        raise file_error(list_file, "names no pictures")
     return read_images(paths, size, grey), np.array(labels, np.int64)
 
 
 def picture_files(folder: Path) -> list[Path]:
     """The pictures in a folder, sorted by name; any other file is refused."""
-    paths = inside(folder_of(folder))
+    paths = list_folder(existing_folder(folder))
     if not paths:
-        raise bad(folder, "holds no pictures: fill it or remove it")
+        raise file_error(folder, "holds no pictures: fill it or remove it")
     for path in paths:
         if not path.name.lower().endswith(SUFFIXES):
-            raise bad(
+            raise file_error(
                 path, "is not a png, jpeg, bmp or ppm picture: convert it or move it elsewhere"
             )
     return paths

@@ -15,11 +15,11 @@ from comity.data.formats.common import (
     Labels,
     Pixels,
     Source,
-    bad,
-    folder_of,
-    inside,
+    existing_folder,
+    file_error,
     labels,
-    opened,
+    list_folder,
+    open_binary,
     shown,
 )
 
@@ -44,20 +44,20 @@ def read_leaf(folder: Source) -> Leaf:
 
     LEAF writes a pixel as a fraction of 255, so that the original bytes are recovered exactly.
     """
-    root = folder_of(folder)
+    root = existing_folder(folder)
     parts = [part for name in ("train", "test") if (part := root / name).is_dir()] or [root]
     entries: list[tuple[str, Pixels, Labels, bool]] = []
     for part in parts:
-        files = [path for path in inside(part) if path.suffix == ".json"]
+        files = [path for path in list_folder(part) if path.suffix == ".json"]
         if not files:
-            raise bad(
+            raise file_error(
                 part, "holds no json files: it must be a folder that LEAF's preprocess.sh made"
             )
         file_of_user: dict[str, Path] = {}
         for path in files:
             for name, x, y in _users(path):
                 if name in file_of_user:
-                    raise bad(
+                    raise file_error(
                         path,
                         f"has the user {shown(name)}, who is already in"
                         f" {file_of_user[name].name}: remove the copy",
@@ -65,7 +65,7 @@ def read_leaf(folder: Source) -> Leaf:
                 file_of_user[name] = path
                 entries.append((name, x, y, part.name == "test"))
     if not any(len(y) for _, _, y, _ in entries):
-        raise bad(folder, "holds no samples")
+        raise file_error(folder, "holds no samples")
     users = tuple(sorted({name for name, *_ in entries}))
     position = {name: i for i, name in enumerate(users)}
     sizes = [len(y) for _, _, y, _ in entries]
@@ -80,12 +80,12 @@ def read_leaf(folder: Source) -> Leaf:
 
 def _users(path: Path) -> Iterator[tuple[str, Pixels, Labels]]:
     """Iterate over the users of a file, with their images and labels."""
-    with opened(path) as stream:
+    with open_binary(path) as stream:
         content = stream.read().decode()
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise bad(path, f"is not json, or {DAMAGED}") from error
+        raise file_error(path, f"is not json, or {DAMAGED}") from error
     fields = parsed if isinstance(parsed, dict) else {}
     users = fields.get("users")
     counts = fields.get("num_samples")
@@ -96,14 +96,14 @@ def _users(path: Path) -> Iterator[tuple[str, Pixels, Labels]]:
         and isinstance(data, dict)
         and len(users) == len(counts)
     ):
-        raise bad(
+        raise file_error(
             path,
             "is not a file of LEAF: it must have users, num_samples (one per user) and user_data",
         )
     for name, count in zip(users, counts, strict=True):
         user_data = data.get(name) if isinstance(name, str) else None
         if not isinstance(user_data, dict):
-            raise bad(path, f"lists the user {shown(name)} but has no data of that user")
+            raise file_error(path, f"lists the user {shown(name)} but has no data of that user")
         yield name, *_samples(path, name, user_data, count)
 
 
@@ -114,19 +114,19 @@ def _samples(
     x = _numbers(user_data.get("x"))
     y = _numbers(user_data.get("y"))
     if x is None or y is None or y.ndim != 1 or (x.shape != (len(y), SIDE * SIDE) and len(y)):
-        raise bad(
+        raise file_error(
             path,
             f"has data of {shown(name)} that are not lists of {SIDE * SIDE} pixels and a label for"
             " each",
         )
     if len(y) != count or len(x) != count:
-        raise bad(
+        raise file_error(
             path,
             f"says that {shown(name)} has {shown(count)} samples, but there are {len(y)}: get a new"
             " copy of it",
         )
     if not ((x >= 0) & (x <= 1)).all():  # false for NaN
-        raise bad(path, f"has a pixel of {shown(name)} that is not between 0 and 1")
+        raise file_error(path, f"has a pixel of {shown(name)} that is not between 0 and 1")
     pixels = np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE)
     return pixels, labels(f"The data of {shown(name)} in {path}", y, CLASSES)
 

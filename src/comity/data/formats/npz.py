@@ -13,12 +13,12 @@ from numpy.lib import format as npy
 from comity.data.formats.common import (
     Array,
     Source,
-    bad,
     check_unpacked,
+    existing_file,
+    file_error,
     join_names,
-    parsing,
-    present,
-    reading,
+    wrap_parse_errors,
+    wrap_read_errors,
 )
 
 Shape = tuple[int | str, ...]
@@ -34,14 +34,19 @@ def read_npz(path: Source, /, *, missing: bool = False, **shapes: Shape | None) 
     """
     sizes: dict[str, tuple[str, int]] = {}
     arrays: dict[str, Array] = {}
-    with reading(path), present(path).open("rb") as raw, parsing(path), ZipFile(raw) as archive:
+    with (
+        wrap_read_errors(path),
+        existing_file(path).open("rb") as raw,
+        wrap_parse_errors(path),
+        ZipFile(raw) as archive,
+    ):
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         requested = shapes or dict.fromkeys(members)
         if not requested:
-            raise bad(path, "holds no arrays")
+            raise file_error(path, "holds no arrays")
         for name, shape in requested.items():
             if name not in members:
-                raise bad(
+                raise file_error(
                     path, f"has no array called {name}; it has {join_names(members) or 'none'}"
                 )
             with archive.open(members[name]) as stream:
@@ -57,7 +62,7 @@ def read_npz(path: Source, /, *, missing: bool = False, **shapes: Shape | None) 
     for name, values in arrays.items():
         if not missing and values.dtype.kind == "f" and not np.isfinite(values).all():
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-            raise bad(
+            raise file_error(
                 path,
                 f"has {values[where]} in {name} at {list(where)}: only finite numbers can be used",
             )
@@ -70,20 +75,22 @@ def _header(path: Source, name: str, stream: IO[bytes], info: ZipInfo) -> tuple[
     Refuses members that hold objects, or whose size does not fit the shape.
     """
     if not info.filename.endswith(".npy"):
-        raise bad(path, f"holds {name}, which is not an array")
+        raise file_error(path, f"holds {name}, which is not an array")
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(stream)
     if dtype.hasobject:
-        raise bad(
+        raise file_error(
             path,
             f"holds Python objects in {name}, which are not read because they can run any program:"
             " save it as numbers or text",
         )
     if dtype.kind not in "biufU":
-        raise bad(path, f"holds {name} of type {dtype}, but only numbers and text can be read")
+        raise file_error(
+            path, f"holds {name} of type {dtype}, but only numbers and text can be read"
+        )
     if info.file_size != stream.tell() + prod(shape) * dtype.itemsize:
-        raise bad(
+        raise file_error(
             path,
             f"holds {name} of shape {shape}, which does not fit its length: get a new copy of it",
         )
@@ -102,12 +109,12 @@ def _check_shape(
         isinstance(s, int) and s != f for s, f in zip(shape, actual, strict=True)
     ):
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-        raise bad(path, f"has {name} of shape {actual}, but {expected} is needed")
+        raise file_error(path, f"has {name} of shape {actual}, but {expected} is needed")
     for word, size in zip(shape, actual, strict=True):
         if isinstance(word, str):
             other_array, known_size = sizes.setdefault(word, (name, size))
             if known_size != size:
-                raise bad(
+                raise file_error(
                     path,
                     f"has {size} for {word} in {name} but {known_size} in {other_array}: they must"
                     " be equal",

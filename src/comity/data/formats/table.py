@@ -22,15 +22,15 @@ from comity.data.formats.common import (
     DAMAGED,
     Array,
     Source,
-    bad,
     check_unpacked,
+    existing_file,
+    file_error,
+    import_optional,
     join_names,
-    opened,
-    optional,
-    parsing,
-    present,
-    reading,
+    open_binary,
     shown,
+    wrap_parse_errors,
+    wrap_read_errors,
 )
 from comity.data.preparation import DECIMAL_COMMA, NUMBER, detect_separator, without_decimal_comma
 
@@ -59,7 +59,7 @@ class Table:
     def __getitem__(self, name: str) -> Array:
         """The column of that name."""
         if name not in self:
-            raise bad(
+            raise file_error(
                 self.path, f"has no column called {shown(name)}; it has {join_names(self.names)}"
             )
         return self.columns[self._positions[name]]
@@ -90,7 +90,7 @@ def numeric(column: Array, what: str = "The column") -> NDArray[np.float64]:
         if cell in MISSING:
             continue
         if not NUMBER.fullmatch(cell) or not isfinite(value := float(cell)):
-            raise bad(what, f"has {shown(cell)} in row {row + 1}, which is not a number")
+            raise file_error(what, f"has {shown(cell)} in row {row + 1}, which is not a number")
         values[row] = value
     return values
 
@@ -106,7 +106,7 @@ def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDA
     for row, cell in enumerate(map(str, column)):
         if cell not in positions:
             choice = f": it must be one of {', '.join(values)}" if len(values) <= 12 else ""
-            raise bad(
+            raise file_error(
                 what, f"has {shown(cell)} in row {row + 1}, which is not a known value{choice}"
             )
         result[row] = positions[cell]
@@ -135,7 +135,7 @@ def read_csv(
     names = None if header is None else list(header)
     blank = 0
     marks = DecimalMarks(path)
-    with opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+    with open_binary(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
         first_line = next(text, "")
         separator = detect_separator(first_line) if delimiter is None else delimiter
         convert = without_decimal_comma if delimiter is None and separator != "," else str
@@ -150,14 +150,16 @@ def read_csv(
             for row in lines:
                 cells = [cell.strip() for cell in row]
                 if any("\0" in cell for cell in cells):  # numpy would truncate the cell there
-                    raise bad(
+                    raise file_error(
                         path,
                         f"has a NUL byte in line {lines.line_num}: it is not text, or {DAMAGED}",
                     )
                 if not any(cells) and len(cells) <= 1:
                     blank += 1
                     if blank > MOST_BLANK:
-                        raise bad(path, f"has more than {MOST_BLANK:,} blank lines: remove them")
+                        raise file_error(
+                            path, f"has more than {MOST_BLANK:,} blank lines: remove them"
+                        )
                     continue
                 if names is None:
                     names = cells
@@ -167,7 +169,7 @@ def read_csv(
                         if len(cells) > len(names)
                         else ""
                     )
-                    raise bad(
+                    raise file_error(
                         path,
                         f"has {len(cells)} cells in line {lines.line_num}, but {len(names)}"
                         f" columns{quotes}",
@@ -177,13 +179,13 @@ def read_csv(
                         marks.check(cells, lines.line_num)
                     rows.append(tuple("" if cell in MISSING else convert(cell) for cell in cells))
         except csv.Error as error:
-            raise bad(
+            raise file_error(
                 path,
                 f"has a cell in line {lines.line_num} that is too long, or whose quotes do not"
                 " match",
             ) from error
     if not rows or names is None:
-        raise bad(path, "has no rows")
+        raise file_error(path, "has no rows")
     _check_names(path, names)
     return Table(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
 
@@ -212,7 +214,7 @@ class DecimalMarks:
             else:
                 continue
             if self.comma and self.point:
-                raise bad(
+                raise file_error(
                     self.path,
                     f"has {self.point}, and {self.comma} with a decimal comma: the point may"
                     " separate thousands or decimals, so write numbers without thousands"
@@ -225,18 +227,18 @@ def read_parquet(path: Source) -> Table:
 
     Missing text is ''; a column with missing numbers becomes float64 with NaN.
     """
-    file = present(path)
-    arrow = optional("pyarrow", path)
-    parquet = optional("pyarrow.parquet", path)
-    with reading(path):
-        with parsing(path, f"is not a parquet file, or {DAMAGED}"):
+    file = existing_file(path)
+    arrow = import_optional("pyarrow", path)
+    parquet = import_optional("pyarrow.parquet", path)
+    with wrap_read_errors(path):
+        with wrap_parse_errors(path, f"is not a parquet file, or {DAMAGED}"):
             packed = parquet.ParquetFile(file)
             check_unpacked(
                 path, packed.metadata.num_rows * packed.metadata.num_columns, file.stat().st_size
             )
             table = packed.read()
         if not table.num_rows or not table.num_columns:
-            raise bad(path, "has no rows")
+            raise file_error(path, "has no rows")
         _check_names(path, table.column_names)
         kinds = arrow.types
         columns = []
@@ -255,7 +257,7 @@ def read_parquet(path: Source) -> Table:
                     (values.cast(arrow.float64()) if values.null_count else values).to_numpy()
                 )
             else:
-                raise bad(
+                raise file_error(
                     path,
                     f"has a column {name!r} of type {shown(str(values.type))}, but only numbers and"
                     " text can be read",
@@ -268,9 +270,12 @@ def read_xlsx(path: Source) -> Table:
 
     Formulas are read as their values.
     """
-    file = present(path)
-    openpyxl = optional("openpyxl", path)
-    with reading(path), parsing(path, f"is not an Excel file (.xlsx), or {DAMAGED}"):
+    file = existing_file(path)
+    openpyxl = import_optional("openpyxl", path)
+    with (
+        wrap_read_errors(path),
+        wrap_parse_errors(path, f"is not an Excel file (.xlsx), or {DAMAGED}"),
+    ):
         with zipfile.ZipFile(file) as packed:
             check_unpacked(
                 path, sum(part.file_size for part in packed.infolist()), file.stat().st_size
@@ -291,24 +296,24 @@ def read_xlsx(path: Source) -> Table:
         has_empty_cells = any(cell is None for row in rows for cell in row) or not rows
         formula = _formula_without_value(openpyxl, file) if has_empty_cells else ""
     if other_sheets:
-        raise bad(
+        raise file_error(
             path,
             f"has other sheets than its first ({join_names(other_sheets, 5)}): save the sheet to"
             " read in a file of its own",
         )
     if formula:
-        raise bad(
+        raise file_error(
             path,
             f"has a formula without a value in cell {formula}: open it in Excel or LibreOffice and"
             " save it again",
         )
     if len(rows) < 2:
-        raise bad(path, "has no rows")
+        raise file_error(path, "has no rows")
     names = [_text(cell) for cell in rows[0]]
     while names and not names[-1]:
         names.pop()
     if any(cell is not None for row in rows[1:] for cell in row[len(names) :]):
-        raise bad(path, f"has cells beyond its {len(names)} named columns")
+        raise file_error(path, f"has cells beyond its {len(names)} named columns")
     _check_names(path, names)
     return Table(
         path,
@@ -348,7 +353,7 @@ def _check_names(path: Source, names: Iterable[str]) -> None:
     known_names: set[str] = set()
     for number, name in enumerate(names, 1):
         if not name:
-            raise bad(path, f"has no name for column {number}")
+            raise file_error(path, f"has no name for column {number}")
         if name in known_names:
-            raise bad(path, f"has two columns called {shown(name)}")
+            raise file_error(path, f"has two columns called {shown(name)}")
         known_names.add(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from comity.data.formats.common import Source, bad
+from comity.data.formats.common import Source, file_error
 from comity.data.formats.table import Table, read_csv
 
 ADULT = (
@@ -40,7 +40,7 @@ def read_adult(path: Source) -> Table:
     table.codes("income", INCOMES)
     for name in (*ADULT_NUMBERS, "income"):
         if (table[name] == "").any():
-            raise bad(
+            raise file_error(
                 table.place(name), f"is missing in row {int(np.argmax(table[name] == '')) + 1}"
             )
     return table

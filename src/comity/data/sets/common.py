@@ -15,7 +15,7 @@ from torch import Tensor
 from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.formats import read_images
-from comity.data.formats.common import bad, labels, opened, same_length, shown
+from comity.data.formats.common import check_same_length, file_error, labels, open_binary, shown
 from comity.data.groups import Groups
 from comity.data.library import Card
 from comity.data.protocols import stratified
@@ -56,9 +56,9 @@ def resize(x: Tensor, size: int, channels: int) -> Tensor:
 def train_and_test_images(card: Card, path: Path, train: Pair, test: Pair, **more: Any) -> Dataset:
     """A dataset of training images and official test images."""
     for x, y in (train, test):
-        same_length(path, images=x, labels=y)
+        check_same_length(path, images=x, labels=y)
     if train[0].shape[1:] != test[0].shape[1:]:
-        raise bad(
+        raise file_error(
             path,
             f"has training images of shape {train[0].shape[1:]} but test images of"
             f" {test[0].shape[1:]}",
@@ -78,13 +78,13 @@ def image_dataset(
     """A dataset of images as bytes; images that do not fit the card are refused."""
     x = np.ascontiguousarray(channels_first(x))
     if x.dtype != np.uint8 or x.shape[1:] != card.shape:
-        raise bad(
+        raise file_error(
             path,
             f"has images of shape {x.shape[1:]} and type {x.dtype}, but {card.name} has bytes of"
             f" shape {card.shape}",
         )
     if y.dtype.kind not in "biuf":
-        raise bad(path, "has labels that are not numbers")
+        raise file_error(path, "has labels that are not numbers")
     official_test = None if test is None else torch.from_numpy(np.asarray(test, dtype=np.bool_))
     numbers = torch.from_numpy(labels(path, y, card.classes))
     options: dict[str, Any] = more_options | {
@@ -115,7 +115,7 @@ def groups(path: Path, names: Sequence[Any], of: NDArray[Any]) -> Groups:
     """A grouping; refuse group numbers without a name."""
     numbers = np.asarray(of, dtype=np.int64)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
-        raise bad(
+        raise file_error(
             path, f"has groups from {numbers.min()} to {numbers.max()}, but names for {len(names)}"
         )
     return Groups(tuple(str(name) for name in names), numbers)
@@ -152,18 +152,18 @@ def table(path: Path, *columns: str) -> list[list[str]]:
 
     Only the first column may contain blanks.
     """
-    with opened(path) as stream:
+    with open_binary(path) as stream:
         lines = stream.read().decode("utf-8-sig").splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         cells = line.strip().rsplit(maxsplit=len(columns) - 1)
         if cells and len(cells) != len(columns):
-            raise bad(
+            raise file_error(
                 path, f"has {shown(line)} in line {number}, but each line is: {', '.join(columns)}"
             )
         rows += [cells] if cells else []
     if not rows:
-        raise bad(path, "has no lines in it")
+        raise file_error(path, "has no lines in it")
     return rows
 
 
@@ -171,5 +171,5 @@ def path_inside(folder: Path, name: str, source: Path) -> Path:
     """The path of a file that the list `source` names; refuse paths that leave the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        raise bad(source, f"has a path that leads out of the folder: {shown(name)}")
+        raise file_error(source, f"has a path that leads out of the folder: {shown(name)}")
     return folder / path

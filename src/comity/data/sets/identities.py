@@ -19,7 +19,7 @@ from torch import Tensor
 
 from comity.data.dataset import Dataset
 from comity.data.files import FileLayout, FilePaths, load_dataset
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.formats.common import existing_folder, file_error, list_folder, shown
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import ImageFile, image_file_dataset, path_inside, table
@@ -106,12 +106,12 @@ def _by_name(folder: Path, junk: int | None = None) -> Iterator[Sighting]:
 
     Files with the identity `junk` are skipped.
     """
-    for path in inside(folder_of(folder)):
+    for path in list_folder(existing_folder(folder)):
         if path.suffix.lower() != ".jpg":  # Thumbs.db and the like
             continue
         match = re.match(r"(-?\d+)_c(\d+)", path.name)
         if match is None:
-            raise bad(
+            raise file_error(
                 path, "must begin with an identity and a camera, as 0002_c1s1_000451_03.jpg does"
             )
         if int(match[1]) != junk:
@@ -127,7 +127,7 @@ def _by_list(folder: Path, *lists: Path) -> Iterator[Sighting]:
         for name, identity in table(file, "a path", "an identity"):
             match = re.match(r"\d+_\d+_(\d+)_", Path(name).name)
             if match is None or not identity.isdecimal():
-                raise bad(
+                raise file_error(
                     file,
                     f"has {shown(f'{name} {identity}')}, but lines are as"
                     " 0000/0000_000_01_0303noon_0008_0.jpg 0",
@@ -142,7 +142,7 @@ def _dataset(card: Card, root: Path, *parts: Iterable[Sighting]) -> Dataset:
     """
     parts_as_lists = [list(part) for part in parts]
     if not all(parts_as_lists):
-        raise bad(root, "holds no images of identities")
+        raise file_error(root, "holds no images of identities")
     sightings = [sighting for part in parts_as_lists for sighting in part]
     ids, y = np.unique([sighting.identity for sighting in sightings], return_inverse=True)
     cameras, camera_numbers = np.unique(

@@ -7,7 +7,7 @@ from pathlib import Path
 from comity.data.dataset import Dataset
 from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import picture_files
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.formats.common import existing_folder, file_error, list_folder, shown
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import ImageFile, image_file_dataset, path_inside, table
 
@@ -32,13 +32,13 @@ CUB = Card(
 )
 
 
-def _tiny(found: FilePaths) -> Dataset:
+def _tiny(paths: FilePaths) -> Dataset:
     """Read `train/<wnid>/images/*.JPEG`, and `val/images` with `val/val_annotations.txt`.
 
     Classes are sorted by wnid.
     """
-    root = found["tiny-imagenet-200"]
-    kinds = [path.name for path in inside(folder_of(root / "train")) if path.is_dir()]
+    root = paths["tiny-imagenet-200"]
+    kinds = [path.name for path in list_folder(existing_folder(root / "train")) if path.is_dir()]
     label = {kind: k for k, kind in enumerate(kinds)}
     images = [
         ImageFile(path, label[kind])
@@ -48,7 +48,7 @@ def _tiny(found: FilePaths) -> Dataset:
     annotations = root / "val" / "val_annotations.txt"
     for name, kind, *_ in table(annotations, "a file", "a class", *("a place in the picture",) * 4):
         if kind not in label:
-            raise bad(
+            raise file_error(
                 annotations,
                 f"has {shown(name)} of the class {shown(kind)}, of which {root / 'train'} has no"
                 " folder",
@@ -61,9 +61,9 @@ def _tiny(found: FilePaths) -> Dataset:
     return image_file_dataset(TINY, root, images, class_names=tuple(kinds))
 
 
-def _cub(found: FilePaths) -> Dataset:
+def _cub(paths: FilePaths) -> Dataset:
     """Read `images/` and three lists: the file, the class from 1, and the part of each image."""
-    root = found["CUB_200_2011"]
+    root = paths["CUB_200_2011"]
     files = {row[0]: row[1] for row in table(root / "images.txt", "a number", "a file")}
     labels = _read_numbers(root / "image_class_labels.txt", "a class", files, CUB.classes, first=1)
     train = _read_numbers(root / "train_test_split.txt", "0 or 1", files, 2, first=0)
@@ -85,7 +85,7 @@ def _read_numbers(
     values = {}
     for number, value in table(path, "a number", what):
         if not value.isdecimal() or not first <= int(value) < first + count:
-            raise bad(
+            raise file_error(
                 path,
                 f"has {shown(value)} for image {shown(number)}, but it must be from {first} to"
                 f" {first + count - 1}",
@@ -93,7 +93,7 @@ def _read_numbers(
         values[number] = int(value) - first
     missing = next((number for number in files if number not in values), None)
     if missing is not None:
-        raise bad(path, f"has no line for image {missing}, which is in images.txt")
+        raise file_error(path, f"has no line for image {missing}, which is in images.txt")
     return values
 
 

@@ -19,7 +19,14 @@ from comity.data.formats import (
     read_npz,
     read_svhn_mat,
 )
-from comity.data.formats.common import Source, bad, labels, parsing, present, reading
+from comity.data.formats.common import (
+    Source,
+    existing_file,
+    file_error,
+    labels,
+    wrap_parse_errors,
+    wrap_read_errors,
+)
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import RESEARCH, Pair, image_dataset, resize, train_and_test_images
@@ -214,11 +221,13 @@ def _read_usps(path: Source) -> Pair:
         "is not text in libsvm's format with 256 values per line, or is damaged or cut short: get a"
         " new copy of it"
     )
-    with reading(path), parsing(path, message):
-        values, digits = load_svmlight_file(str(present(path)), n_features=256, zero_based=False)
+    with wrap_read_errors(path), wrap_parse_errors(path, message):
+        values, digits = load_svmlight_file(
+            str(existing_file(path)), n_features=256, zero_based=False
+        )
     x = values.toarray()
     if not (np.abs(x) <= 1).all():  # false for NaN
-        raise bad(path, "has values that are not between -1 and 1, as those of USPS are")
+        raise file_error(path, "has values that are not between -1 and 1, as those of USPS are")
     return np.rint((x + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16), labels(
         path, digits, 10, first=1
     )

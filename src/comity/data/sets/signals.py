@@ -13,7 +13,7 @@ from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import read_npz, read_uci_har
-from comity.data.formats.common import bad, inside, labels
+from comity.data.formats.common import file_error, labels, list_folder
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Arrays
@@ -136,14 +136,14 @@ STAYS = 40
 def _eicu(paths: FilePaths) -> Dataset:
     """Read one npz file per hospital: `x` (stays, 200, 442) and `y` (0 or 1)."""
     folder = paths["eicu"]
-    files = [path for path in inside(folder) if path.suffix == ".npz"]
+    files = [path for path in list_folder(folder) if path.suffix == ".npz"]
     if not files:
-        raise bad(folder, "holds no npz files: it must have one per hospital")
+        raise file_error(folder, "holds no npz files: it must have one per hospital")
     parts = {}
     for path in files:
         data = read_npz(path, x=("stays", *EICU.shape), y=("stays",))
         if any(values.dtype.kind not in "biuf" for values in data.values()):
-            raise bad(path, "must hold numbers")
+            raise file_error(path, "must hold numbers")
         parts[path.stem] = np.asarray(data["x"], np.float32), labels(path, data["y"], 2)
     warnings: tuple[str, ...] = ()
     if len(parts) != HOSPITALS:

@@ -12,7 +12,7 @@ from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import picture_files, read_leaf, read_npz
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.formats.common import existing_folder, file_error, list_folder, shown
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import (
@@ -207,12 +207,14 @@ def _read_sources(
 
     Lists, if there are some, say which images are for training and for testing.
     """
-    root = folder_of(folder, "kfold")
+    root = existing_folder(folder, "kfold")
     available = [name for name in sources if (root / name).is_dir()]
     if not available:
-        raise bad(folder, f"must have folders called {', '.join(sources)} in it, or some of them")
+        raise file_error(
+            folder, f"must have folders called {', '.join(sources)} in it, or some of them"
+        )
     kinds = classes or sorted(
-        {path.name for name in available for path in inside(root / name) if path.is_dir()}
+        {path.name for name in available for path in list_folder(root / name) if path.is_dir()}
     )
     lists = [root / f"{name}_{part}.txt" for name in available for part in ("train", "test")]
     if all(file.is_file() for file in lists):
@@ -249,7 +251,7 @@ def _list_folders(
         for label, kind in enumerate(kinds):
             folder = root / source / kind
             if require_all and not folder.is_dir():
-                raise bad(root / source, f"has no folder for the class {shown(kind)}")
+                raise file_error(root / source, f"has no folder for the class {shown(kind)}")
             images += [
                 ImageFile(path, label, group)
                 for path in (picture_files(folder) if folder.is_dir() else [])
@@ -272,7 +274,7 @@ def _read_lists(
             path = path_inside(root, name, file)
             kind = path.parent.name
             if numbers.setdefault(kind, number) != number:
-                raise bad(
+                raise file_error(
                     file,
                     f"has the label {shown(number)} for {shown(name)}, but {kind} is"
                     f" {numbers[kind]} elsewhere",
@@ -280,7 +282,7 @@ def _read_lists(
             if kind in label:
                 images.append(ImageFile(path, label[kind], k // 2, test=k % 2 == 1))
     if not images:
-        raise bad(root, f"has lists that name no pictures of {', '.join(available)}")
+        raise file_error(root, f"has lists that name no pictures of {', '.join(available)}")
     return images
 
 
