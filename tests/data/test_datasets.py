@@ -27,7 +27,7 @@ def test_the_catalogue_tells_the_truth() -> None:
         if not card["here"]:
             continue
         data = load(str(card["name"]))
-        told = {
+        entries = {
             "name": data.name,
             "classes": data.classes,
             "shape": data.shape,
@@ -35,7 +35,7 @@ def test_the_catalogue_tells_the_truth() -> None:
             "description": data.description,
             "licence": data.licence,
         }
-        assert {name: card[name] for name in told} == told
+        assert {name: card[name] for name in entries} == entries
         assert len(data) <= int(str(card["samples"]))  # of some only a part is here
         assert sorted(set(data.y.tolist())) == list(range(data.classes))
 

@@ -52,20 +52,20 @@ class Rows:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What the hub holds, by name (and configuration); an exception is raised."""
-    held: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
 
     def load_dataset(name: str, configuration: str | None = None) -> Any:
-        found = held[name if configuration is None else f"{name}:{configuration}"]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        splits = datasets[name if configuration is None else f"{name}:{configuration}"]
+        if isinstance(splits, Exception):
+            raise splits
+        return splits
 
     package = ModuleType("datasets")
     package.load_dataset = load_dataset  # type: ignore[attr-defined]
     package.__version__ = "4.0.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", package)
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "cache"))
-    return held
+    return datasets
 
 
 def photos(n: int, size: tuple[int, int] = (6, 5), grey: bool = False) -> list[Any]:
@@ -182,12 +182,12 @@ def test_prepared_once_and_made_again_when_damaged(
     rows = Rows({"a": Value("float32"), "label": ClassLabel("x", "y")}, a=[1.0, 2.0], label=[0, 1])
     hub["o/n"] = {"train": rows}
     first = load("hub:o/n")
-    (kept,) = (tmp_path / "cache").iterdir()
-    assert kept.name.startswith("hub-o-n-")
+    (cached,) = (tmp_path / "cache").iterdir()
+    assert cached.name.startswith("hub-o-n-")
     with monkeypatch.context() as patched:
         patched.setattr(prepared, "save", None)
         assert load("hub:o/n").fingerprint() == first.fingerprint()
-    (kept / "x.npy").write_bytes(b"")
+    (cached / "x.npy").write_bytes(b"")
     assert load("hub:o/n").fingerprint() == first.fingerprint()
     hub["o/n"] = {"train": Rows(rows.features, a=[1.0, 3.0], label=[0, 1])}
     assert load("hub:o/n").fingerprint() != first.fingerprint()
@@ -231,9 +231,9 @@ NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
 )
 def test_what_cannot_be_had(held: Any, words: tuple[str, ...], hub: dict[str, Any]) -> None:
     hub["o/n"] = held
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         load("hub:o/n")
-    text = str(told.value)
+    text = str(caught.value)
     assert all(word in text for word in words), text
     assert re.fullmatch(r"[^\n]+\.", text)
     assert not re.search(r"[.!?] +[A-Z]", text)
@@ -247,10 +247,10 @@ def test_a_package_that_runs_scripts(hub: dict[str, Any], monkeypatch: pytest.Mo
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         load("hub:ylecun/mnist")
     assert (
-        str(told.value)
+        str(caught.value)
         == "ylecun/mnist is on the Hugging Face hub, which needs the package datasets: pip install"
         " 'comity[data]', or put its files into a folder and name it with COMITY_DATA, or import"
         " them with 'comity data import'."

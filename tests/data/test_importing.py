@@ -25,8 +25,8 @@ RNG = np.random.default_rng(0)
 def arrays(
     path: Path, n: int = 8, shape: tuple[int, ...] = (3,), classes: int = 2, **more: Any
 ) -> None:
-    given = {"x": RNG.normal(size=(n, *shape)), "y": np.arange(n) % classes} | more
-    np.savez(path, **given)
+    arrays_to_save = {"x": RNG.normal(size=(n, *shape)), "y": np.arange(n) % classes} | more
+    np.savez(path, **arrays_to_save)
 
 
 def table(path: Path, rows: list[str], header: str = "age,colour,label") -> None:
@@ -63,8 +63,8 @@ def test_arrays(source: Path, out: Path) -> None:
         (0.0,),
         (1.0,),
     )
-    with np.load(source / "north.npz") as held:
-        assert np.allclose(data.x[:8].numpy(), held["x"])
+    with np.load(source / "north.npz") as saved:
+        assert np.allclose(data.x[:8].numpy(), saved["x"])
     fed = load(str(out)).partition("auto")
     assert {
         name: len(p.train) + len(p.validation) + len(p.test) for name, p in fed.parties.items()
@@ -72,9 +72,12 @@ def test_arrays(source: Path, out: Path) -> None:
 
 
 def test_a_test_part(source: Path, out: Path) -> None:
-    for name, held in (("north", 2), ("south", 4)):
+    for name, test_count in (("north", 2), ("south", 4)):
         arrays(
-            source / f"{name}.npz", 8, x_test=np.zeros((held, 3)), y_test=np.zeros(held, np.int64)
+            source / f"{name}.npz",
+            8,
+            x_test=np.zeros((test_count, 3)),
+            y_test=np.zeros(test_count, np.int64),
         )
     data = import_federation(source, out, name="hospitals")
     assert data.official_test is not None
@@ -116,8 +119,8 @@ def test_tables_of_all_kinds(source: Path, out: Path) -> None:
         ["no,green,50", "yes,red,", "no,red,1.5", "yes,red,2"],
         header="label,colour,age",
     )
-    held = {"age": [1, 2, 3, 4], "colour": ["blue"] * 4, "label": ["maybe", "no", "no", "no"]}
-    parquet.write_table(arrow.table(held), source / "west.parquet")
+    saved = {"age": [1, 2, 3, 4], "colour": ["blue"] * 4, "label": ["maybe", "no", "no", "no"]}
+    parquet.write_table(arrow.table(saved), source / "west.parquet")
     data = import_federation(source, out)
     assert data.class_names == ("maybe", "no", "yes")
     assert data.y.tolist() == [1, 2, 1, 1, 1, 2, 1, 2, 0, 1, 1, 1]
@@ -163,16 +166,16 @@ def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> 
     assert data.x[:10, 0].tolist() == list(range(10)), "what is written is what the file says"
     fed = data.partition("auto", validation=0.0)
     for name, party in fed.parties.items():
-        mine = party.train.x
+        values = party.train.x
         raw = data.x[list(fed.split.parties[name].train)]
-        known = raw[:, 0][~raw[:, 0].isnan()].double()
-        assert mine[:, 0].mean().abs() < 1e-6
-        there = (raw[:, 0].double() - known.mean()) / known.std(correction=0)
+        present = raw[:, 0][~raw[:, 0].isnan()].double()
+        assert values[:, 0].mean().abs() < 1e-6
+        expected = (raw[:, 0].double() - present.mean()) / present.std(correction=0)
         assert torch.allclose(
-            mine[:, 0][~raw[:, 0].isnan()], there[~raw[:, 0].isnan()].float(), atol=1e-5
+            values[:, 0][~raw[:, 0].isnan()], expected[~raw[:, 0].isnan()].float(), atol=1e-5
         )
-        assert (mine[:, 1] == 0).all()  # all alike: nothing to scale by
-        assert set(mine[:, 2].tolist()) == {0.0, 1.0}  # zeros and ones stay
+        assert (values[:, 1] == 0).all()  # all alike: nothing to scale by
+        assert set(values[:, 2].tolist()) == {0.0, 1.0}  # zeros and ones stay
     assert data.schema is not None
     assert any("standardised by the mean" in line for line in summarize_schema(data.schema))
 
@@ -473,9 +476,9 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
 def test_what_cannot_be_imported(case: str, source: Path, out: Path) -> None:
     make, options, message = BAD[case]
     make(source)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         import_federation(source, out, **options)
-    text = str(told.value)
+    text = str(caught.value)
     assert message in text
     assert text.endswith(".")
     assert "\n" not in text

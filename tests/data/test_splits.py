@@ -15,15 +15,15 @@ from comity.data import Dataset, Federation, Split
 from comity.errors import UsageError
 
 
-def assert_same(one: Federation, two: Federation) -> None:
-    assert one.names == two.names
-    assert one.split == two.split
-    for name in one.names:
+def assert_same(first: Federation, second: Federation) -> None:
+    assert first.names == second.names
+    assert first.split == second.split
+    for name in first.names:
         for part in ("train", "validation", "test"):
-            a, b = getattr(one.parties[name], part), getattr(two.parties[name], part)
+            a, b = getattr(first.parties[name], part), getattr(second.parties[name], part)
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.y, b.y)
-    assert one.fingerprint() == two.fingerprint()
+    assert first.fingerprint() == second.fingerprint()
 
 
 @pytest.mark.parametrize("test", ["own(0.3)", "matched(size=20)", "matched", "common"])

@@ -536,7 +536,7 @@ class Dataset:
             names = torch.tensor(part.labels)
             parts = [replace(s, y=names[s.y]) for s in parts]
         if fill is not None:
-            parts = [replace(s, x=self.preprocess.filled(s.x, fill)) for s in parts]
+            parts = [replace(s, x=self.preprocess.fill_missing(s.x, fill)) for s in parts]
         if self.amounts:
             parts = [replace(s, y=(s.y - preprocess.label[0]) / preprocess.label[1]) for s in parts]
         return PartyData(
@@ -553,7 +553,7 @@ class Dataset:
         """Select samples, apply the feature shift, then normalise."""
         samples = Samples(self.x, self.y).take(indices)
         if not (shift and key):
-            return Samples(preprocess.normal(samples.x), samples.y)
+            return Samples(preprocess.normalise(samples.x), samples.y)
         values = samples.x.float() / preprocess.divisor if self._bytes else samples.x
         x = shifts.apply(shift, values, key)
-        return Samples(replace(preprocess, divisor=1.0).normal(x), samples.y)
+        return Samples(replace(preprocess, divisor=1.0).normalise(x), samples.y)

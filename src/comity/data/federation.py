@@ -58,21 +58,24 @@ class Preprocess:
     def __hash__(self) -> int:
         return hash((self.divisor, self.mean, self.std, self.marked))
 
-    def normal(self, x: Tensor) -> Tensor:
+    def normalise(self, x: Tensor) -> Tensor:
         """Normalise: `(x / divisor - mean) / std`."""
         values = x.float() / self.divisor if self.divisor != 1 else x
         mean, std = (torch.tensor(c).view(-1, *[1] * (x.dim() - 2)) for c in (self.mean, self.std))
         return (values - mean) / std
 
-    def filled(self, x: Tensor, fill: Tensor) -> Tensor:
+    def fill_missing(self, x: Tensor, fill: Tensor) -> Tensor:
         """Replace missing values by `fill`, and append the indicator columns."""
         marks = torch.tensor(self.marked, dtype=torch.int64)
         return torch.cat([torch.where(x.isnan(), fill, x), x[:, marks].isnan().float()], 1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise and impute; for the `Preprocess` of one party (see `for_party`)."""
-        x = self.normal(x.float())
-        return self.filled(x, torch.tensor(next(iter(self.fills.values())))) if self.fills else x
+        x = self.normalise(x.float())
+        if not self.fills:
+            return x
+        fill = next(iter(self.fills.values()))
+        return self.fill_missing(x, torch.tensor(fill))
 
 
 @dataclass(frozen=True)

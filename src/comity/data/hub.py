@@ -260,9 +260,8 @@ def _pictures(parts: list[Rows], column: str) -> tuple[NDArray[np.uint8], int]:
     width, height = formats[0][1] if len(sizes) == 1 else (PICTURE_SIZE, PICTURE_SIZE)
     images = np.empty((len(formats), 1 if grey else 3, height, width), np.uint8)
     for k, picture in enumerate(_values(parts, column)):
-        pixels = np.asarray(
-            picture.convert("L" if grey else "RGB").resize((width, height))
-        )  # bicubic
+        # Pillow resizes with its bicubic filter by default.
+        pixels = np.asarray(picture.convert("L" if grey else "RGB").resize((width, height)))
         images[k] = pixels if grey else pixels.transpose(2, 0, 1)
     return images, len(sizes)
 

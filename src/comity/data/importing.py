@@ -319,7 +319,7 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         y=torch.from_numpy(y),
         classes=class_count,
         description=f"Imported: {imported.description}",
-        licence="that of whoever brought it",
+        licence="that of the imported files",
         official_test=torch.from_numpy(test) if test.any() else None,
         groups={"party": Groups(tuple(parties), party_numbers)},
         default_partition="natural(by=party)",

@@ -32,7 +32,7 @@ class Inputs:
     preprocess: Preprocess
     schema: Schema | None = None
 
-    def prepared(self, x: Any) -> Tensor:
+    def prepare(self, x: Any) -> Tensor:
         """Prepare samples for the model.
 
         Args:

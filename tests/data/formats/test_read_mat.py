@@ -53,9 +53,9 @@ def test_bad_svhn(variables: dict[str, Any], words: str, tmp_path: Path, refuses
 
 def test_mat(tmp_path: Path, refuses: Any) -> None:
     path = save(tmp_path / "any.mat", a=np.eye(2), b=np.arange(3), words="text")
-    held = read_mat(path, "a", "b")
-    assert list(held) == ["a", "b"]
-    assert np.array_equal(held["a"], np.eye(2))
+    variables = read_mat(path, "a", "b")
+    assert list(variables) == ["a", "b"]
+    assert np.array_equal(variables["a"], np.eye(2))
     with refuses(path, "no variable called c"):
         read_mat(path, "a", "c")
     with refuses(path, "words"):

@@ -36,16 +36,16 @@ GOOD = {
 @pytest.mark.parametrize("how", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
 def test_good(how: int, tmp_path: Path) -> None:
     path = save(tmp_path / "a.npz", how, **GOOD, bad=np.array([{}]))
-    held = read_npz(path, x=("n", 3, "w"), y=("n",), names=None)
-    assert list(held) == ["x", "y", "names"]  # what is not asked for is not looked at
-    assert all(np.array_equal(held[name], GOOD[name]) for name in held)
+    arrays = read_npz(path, x=("n", 3, "w"), y=("n",), names=None)
+    assert list(arrays) == ["x", "y", "names"]  # what is not asked for is not looked at
+    assert all(np.array_equal(arrays[name], GOOD[name]) for name in arrays)
 
 
 def test_all_of_a_file_that_numpy_wrote(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", x=np.asfortranarray(np.ones((2, 3))), y=np.array(3.5))
-    held = read_npz(tmp_path / "a.npz")
-    assert np.array_equal(held["x"], np.ones((2, 3)))
-    assert held["y"] == 3.5
+    arrays = read_npz(tmp_path / "a.npz")
+    assert np.array_equal(arrays["x"], np.ones((2, 3)))
+    assert arrays["y"] == 3.5
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -114,7 +114,7 @@ EICU = Card(
     ),
     licence=EICU_LICENCE,
     groups=("hospital",),
-    missing="refused: they are filled by whoever prepares the files",
+    missing="refused: fill them in when preparing the files",
 )
 STANDIN = Card(
     name="eicu-standin",

@@ -151,8 +151,8 @@ HEART = Card(
     licence="CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano",
     groups=("site",),
     missing=(
-        "numbers are filled with the mean of the hospital's own training samples, and a column each"
-        " says where; a missing word is a row of zeros"
+        "numbers are filled with the mean of the hospital's own training samples, with an indicator"
+        " column for each; a missing word is a row of zeros"
     ),
 )
 HEART_FILES = Path(__file__).parent.parent / "embedded" / "heart"
