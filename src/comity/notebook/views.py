@@ -185,7 +185,10 @@ def of_dataset(data: Dataset) -> str:
     )
     groups = [f"Natural parties by {by}: {len(group.names)}." for by, group in data.groups.items()]
     kinds = f"{data.classes} classes" if data.classes else "a number to predict"
-    how = f"Not yet dealt to parties: dataset.partition('{data.default_partition}', parties=10, seed=0)."
+    how = (
+        f"Not yet dealt to parties: dataset.partition('{data.default_partition}', parties=10,"
+        " seed=0)."
+    )
     return page(
         f"{data.name}: {len(data):,} samples of shape {data.shape}, {kinds}",
         table(["class", *display_name], [["samples", *map(str, counts)]]) if counts else "",
