@@ -75,7 +75,7 @@ class Demo:
 
     def create_federation(self) -> str:
         """Agree on columns and create the federation, as its operator. Return its fingerprint."""
-        self.comity("", "data", "deal", "--data", "heart", "--out", "hospitals")
+        self.comity("", "data", "split", "--data", "heart", "--out", "hospitals")
         (self.folder / "hospitals" / "va_long_beach.csv").rename(
             self.folder / "hospitals" / "long-beach.csv"
         )

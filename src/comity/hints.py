@@ -160,6 +160,7 @@ COMMANDS = _spread(
         "data import": "import load",
         "data inspect": "inspect stats",
         "data prepare": "download prepare",
+        "data split": "deal split",
     }
 )
 

@@ -289,7 +289,7 @@ def test_a_partition_that_was_given_is_kept_in_the_split(tmp_path: Path) -> None
     said = one_sentence(
         command("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "new"), 2
     )
-    assert "halves was given from Python" in said
+    assert "halves is a function that was passed from Python" in said
 
 
 def test_a_dataset_that_was_given_must_be_given_again(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ PARTITIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "no numbers": (lambda y, n, rng: [range(9), ["a"]], "must give party 'p1' a list of positions"),
     "a mask": (lambda y, n, rng: [y < 5, y >= 5], "must give party 'p0' a list of positions"),
     "nothing": (lambda y, n, rng: None, "must return a list"),
-    "too few": (lambda y, n, rng: [range(9)], "made 1 parties, not 2"),
+    "too few": (lambda y, n, rng: [range(9)], "returned 1 parties, not 2"),
     "names": (
         lambda y, n, rng: {"server": range(9), "b": range(9, 20)},
         "A party cannot be called 'server'",

@@ -33,7 +33,7 @@ def load():
     x = rng.normal(size=(150, 4)) + site[:, None]
     y = 10 + 5 * site + x @ np.array([2.0, 1.0, 0.0, -1.0])
     return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
-                   home="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
+                   default_partition="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
 """
 HELPS = """method,seed,left_out,party,effect,low,high
 fedavg,0,p0,p1,0.10,0.02,0.18

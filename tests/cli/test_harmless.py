@@ -140,8 +140,8 @@ def load():
     rng = np.random.default_rng(0)
     y = np.arange(90) % 3
     x = rng.normal(size=(90, 4)) + y[:, None]
-    return Dataset(NASTY, torch.tensor(x), torch.tensor(y), 3, notes=(LINES,), class_names=(NASTY, LINES, "c"),
-                   groups={"site": Groups(("north", "south"), np.arange(90) % 2)}, home="natural(by=site)")
+    return Dataset(NASTY, torch.tensor(x), torch.tensor(y), 3, warnings=(LINES,), class_names=(NASTY, LINES, "c"),
+                   groups={"site": Groups(("north", "south"), np.arange(90) % 2)}, default_partition="natural(by=site)")
 """
 
 

@@ -19,6 +19,7 @@ MISTAKES = {
     "run fedavg --data cifar": "'cifar10' or 'cifar100'",
     "run fedavg --data fashion": "fashion-mnist",
     "run fedavg --data mine.csv": "comity data import mine.csv",
+    "data deal --data heart": "Did you mean: comity data split",
     "run exp.yaml": "TOML",
     "run exp.json": "TOML",
     "compare exp.toml": "exp.toml is no method",

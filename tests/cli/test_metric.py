@@ -44,7 +44,7 @@ def load():
     x = draw.normal(size=(320, 5)) + 0.6 * y[:, None]
     names = ("north", "south", "east", "west")
     return Dataset("hospitals", torch.from_numpy(x), torch.from_numpy(y), 2, mean=(0.0,), std=(1.0,),
-                   groups={"site": Groups(names, of)}, home="natural(by=site)", class_names=("healthy", "ill"))
+                   groups={"site": Groups(names, of)}, default_partition="natural(by=site)", class_names=("healthy", "ill"))
 '''  # fmt: skip
 
 

@@ -81,8 +81,11 @@ def test_parties_of_the_data_that_are_left_out_are_named(here: Path) -> None:
     small = ("--data", "heart", "--model", "linear", "--rounds", "1")
     names = api.load("heart").partition("auto").names
     said = " ".join(works("run", "fedavg", *small, "--parties", "2", "--out", "run").out.split())
-    assert f"{len(names) - 2} of the data's own take no part: {', '.join(names[2:])}." in said
-    assert "take no part" not in works("run", "fedavg", *small, "--out", "all").out
+    assert (
+        f"{len(names) - 2} of the data's natural parties are left out: {', '.join(names[2:])}."
+        in said
+    )
+    assert "are left out" not in works("run", "fedavg", *small, "--out", "all").out
 
 
 def test_a_gpu_is_refused_or_said_to_be_untested(here: Path) -> None:

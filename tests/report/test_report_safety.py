@@ -144,8 +144,8 @@ def load():
     rng = np.random.default_rng(0)
     y = np.arange(90) % 3
     x = rng.normal(size=(90, 4)) + y[:, None]
-    return Dataset("evil", torch.tensor(x), torch.tensor(y), 3, notes=(NAMES[0], NAMES[4]), class_names=tuple(NAMES[1:4]),
-                   groups={"site": Groups(("northern", "southern"), np.arange(90) % 2)}, home="natural(by=site)")
+    return Dataset("evil", torch.tensor(x), torch.tensor(y), 3, warnings=(NAMES[0], NAMES[4]), class_names=tuple(NAMES[1:4]),
+                   groups={"site": Groups(("northern", "southern"), np.arange(90) % 2)}, default_partition="natural(by=site)")
 """
 
 

@@ -32,7 +32,7 @@ def load():
     x = rng.normal(size=(150, 4)) + site[:, None]
     y = 10 + 5 * site + x @ np.array([2.0, 1.0, 0.0, -1.0]) + rng.normal(size=150) / 4
     return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
-                   home="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
+                   default_partition="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
 """
 
 

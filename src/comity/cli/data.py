@@ -95,7 +95,7 @@ def prepare(
         + (f", natural parties: {parties}" if parties else ""),
         soft_wrap=True,
     )
-    for note in made.notes:
+    for note in made.warnings:
         screen.out.print(note, soft_wrap=True)
 
 
@@ -221,7 +221,7 @@ def import_(
     """Bring one's own federation, or one's own part of one."""
     from comity.cli import screen
     from comity.data.importing import import_federation
-    from comity.data.tables import about_schema, read_schema
+    from comity.data.tables import read_schema, summarize_schema
 
     if standardise:
         wishes = {"scale": "own", **wishes}
@@ -246,8 +246,8 @@ def import_(
         soft_wrap=True,
     )
     for note in (
-        *made.notes,
-        *(about_schema(made.schema, given=schema is not None) if made.schema else ()),
+        *made.warnings,
+        *(summarize_schema(made.schema, is_given=schema is not None) if made.schema else ()),
     ):
         screen.out.print(note, soft_wrap=True)
     screen.out.print(
@@ -278,7 +278,7 @@ def schema(
     which everybody imports by. They hold no rows, but all words of all columns of words.
     """
     from comity.cli import screen
-    from comity.data.formats.common import few
+    from comity.data.formats.common import join_names
     from comity.data.tables import agreed_schema
 
     made = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
@@ -289,7 +289,7 @@ def schema(
         [
             c.name,
             c.kind,
-            few(c.words, 6) if c.words else c.unit,
+            join_names(c.words, 6) if c.words else c.unit,
             "yes" if c.may_be_missing else "no",
         ]
         for c in made.columns
@@ -297,7 +297,7 @@ def schema(
     screen.table(
         ["column", "kind", "words or unit", "may be missing"],
         rows,
-        f"{made.label}: {few(made.classes) or 'a number'}",
+        f"{made.label}: {join_names(made.classes) or 'a number'}",
         words=4,
     )
     for column, why in made.left_out.items():
@@ -307,24 +307,27 @@ def schema(
     )
 
 
-@data_app.command("deal")
+@data_app.command("split")
 @with_experiment
-def deal(
+def split(
     settings: Settings,
     out: Annotated[
         Path, typer.Option("--out", help="folder for the parties' files; it must not exist yet")
     ],
 ) -> None:
-    """Write each party's own file from a split: what it would have if the data were really in
-    several places.
+    """Split a dataset: write each party's samples to a file of its own.
+
+    The files are what the parties would have if the data had never been pooled.
     """
     from comity.cli import screen
-    from comity.data.dealing import deal as write
-    from comity.data.formats.common import few
+    from comity.data.formats.common import join_names
+    from comity.data.split_files import write_party_files
     from comity.runs.build import federation_of
 
     asked = experiment(settings)
-    files = write(federation_of(asked).without(asked.without or ()), asked.data, out)
+    federation = federation_of(asked).without(asked.without or ())
+    files = write_party_files(federation, asked.data, out)
     screen.out.print(
-        f"{len(files)} files are in {out}: {few((file.name for file in files), 8)}", soft_wrap=True
+        f"{len(files)} files are in {out}: {join_names((file.name for file in files), 8)}",
+        soft_wrap=True,
     )

@@ -60,7 +60,7 @@ def init(
         agreed.write(folder / SCHEMA)
     path = folder / startup_kits.INVITE
     told = json.loads(path.read_text(encoding="utf-8")) | {
-        "schema": agreed.told() if agreed else None
+        "schema": agreed.to_dict() if agreed else None
     }
     path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     screen.out.print(
@@ -98,7 +98,7 @@ def join(
     neither key nor data.
     """
     from comity.cli import screen
-    from comity.data.party_files import stem
+    from comity.data.party_files import source_name
     from comity.data.preparation import Schema, Unusable
     from comity.deploy import policy
     from comity.deploy.data import bring
@@ -106,7 +106,7 @@ def join(
 
     asked = startup_kits.Invite.load(invite)
     told = json.loads(invite.read_text(encoding="utf-8")).get("schema")
-    display_name = name or stem(data)
+    display_name = name or source_name(data)
     folder = out or Path(display_name)
     if folder.exists():
         raise UsageError(f"{folder} is there already: choose another --out.")
@@ -117,7 +117,7 @@ def join(
         agreed = None
         if told:
             agreed = folder / "schema.json"
-            Schema.of(told).write(agreed)
+            Schema.from_dict(told).write(agreed)
         made = bring(data, folder / "data", agreed, classes)
         policy.write(folder, display_name, "data")
         request = startup_kits.join(asked, display_name, folder)
@@ -128,7 +128,7 @@ def join(
         raise
     sent = Path(f"{display_name}.request.zip")
     shutil.copy(request, sent)
-    for note in made.notes:
+    for note in made.warnings:
         screen.out.print(note, soft_wrap=True)
     screen.out.print(
         f"{len(made)} samples are in {folder / 'data'}, and stay there.", soft_wrap=True

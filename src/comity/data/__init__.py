@@ -1,4 +1,4 @@
-"""Data: datasets, how they are shared out to parties, and the federations that come of it."""
+"""Datasets, partitions of their samples among parties, and the resulting federations."""
 
 from comity.base.samples import PartyData, Samples
 from comity.data.dataset import Dataset

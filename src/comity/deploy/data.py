@@ -12,7 +12,7 @@ from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
 from comity.data.groups import Groups
 from comity.data.importing import read_federation
-from comity.data.party_files import parties_in
+from comity.data.party_files import find_party_files
 from comity.data.preparation import Schema
 from comity.data.prepared import save
 from comity.errors import UsageError
@@ -28,7 +28,7 @@ def bring(source: Path, out: Path, schema: Path | None, classes: int | None = No
     """Import a site's own file, or its one folder of pictures; a table follows the schema, arrays
     have so many classes.
     """
-    found = parties_in(source) if source.is_file() else {source.name: source}
+    found = find_party_files(source) if source.is_file() else {source.name: source}
     made = read_federation(
         found, source.name, schema=Schema.read(schema) if schema else None, classes=classes
     )
@@ -65,4 +65,4 @@ def own_federation(name: str, data: Path, experiment: Experiment) -> Federation:
 
 def schema_mark(schema: Schema | None) -> str:
     """A digest of the schema that data follow; nothing where they are no table."""
-    return digest(json.dumps(schema.told(), sort_keys=True)) if schema else ""
+    return digest(json.dumps(schema.to_dict(), sort_keys=True)) if schema else ""

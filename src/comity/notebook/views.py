@@ -173,7 +173,7 @@ def of_federation(fed: Federation) -> str:
         f"{fed.name}, {fed.split.partition}: {len(fed.names)} parties, samples of shape"
         f" {fed.shape}, {kinds}",
         table(heads, rows, shade=lambda r, k: shades[r][k]),
-        sentences([*below, *fed.notes]),
+        sentences([*below, *fed.warnings]),
     )
 
 
@@ -187,9 +187,12 @@ def of_dataset(data: Dataset) -> str:
     )
     groups = [f"Natural parties by {by}: {len(group.names)}." for by, group in data.groups.items()]
     kinds = f"{data.classes} classes" if data.classes else "a number to predict"
-    how = f"Not yet dealt to parties: dataset.partition('{data.home}', parties=10, seed=0)."
+    how = (
+        f"Not yet dealt to parties: dataset.partition('{data.default_partition}', parties=10,"
+        " seed=0)."
+    )
     return page(
         f"{data.name}: {len(data):,} samples of shape {data.shape}, {kinds}",
         table(["class", *display_name], [["samples", *map(str, counts)]]) if counts else "",
-        sentences([data.description, *groups, *data.notes, how]),
+        sentences([data.description, *groups, *data.warnings, how]),
     )

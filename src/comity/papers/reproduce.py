@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from comity import algorithms
-from comity.data.files import Missing
+from comity.data.files import DatasetNotFound
 from comity.errors import UsageError
 from comity.papers import Column, MethodRow, Scale, Table
 from comity.runs.build import SimulatedRun, prepare
@@ -92,7 +92,7 @@ def _checked(run: Run) -> Run:
     """The run, or why it cannot be."""
     try:
         prepare(run.experiments[0], federation_for(run.experiments[0]))
-    except Missing as why:
+    except DatasetNotFound as why:
         return Run(run.name, run.row, why=f"no data: {why.name}")
     except UsageError as why:
         return Run(run.name, run.row, why=str(why))

@@ -69,7 +69,7 @@ class SimulatedRun(ServerRun):
         """What a user should know before this run, a sentence each: of the data, and of the method
         on them.
         """
-        return [*self.federation.notes, *self.method_warnings()]
+        return [*self.federation.warnings, *self.method_warnings()]
 
     def engine(self) -> Engine:
         """The engine that the experiment names, with all parties on it."""

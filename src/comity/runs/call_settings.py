@@ -103,8 +103,8 @@ def check_federation(call: str, method: str | Sequence[str], given: object) -> N
     begin = f"comity.{call}({method!r}, "
     if isinstance(given, Dataset):
         how = (
-            f"A dataset is not yet dealt to parties: {begin}dataset.partition('{given.home}',"
-            " parties=10), ...)."
+            f"A dataset is not yet dealt to parties: {begin}dataset.partition("
+            f"'{given.default_partition}', parties=10), ...)."
         )
     elif isinstance(given, str | Path):
         how = (

@@ -63,13 +63,13 @@ class Deployed:
         """
         if not self.task.classes:
             raise UsageError("This model predicts a number, which has no classes: use predict.")
-        return self.logits(self.inputs.prepared(x)).softmax(1)
+        return self.logits(self.inputs.prepare(x)).softmax(1)
 
     def predict(self, x: Any) -> Tensor:
         """The most likely class of each sample, by its number, or the number that it predicts; `x`
         as for `predict_proba`.
         """
-        found = self.logits(self.inputs.prepared(x))
+        found = self.logits(self.inputs.prepare(x))
         if self.task.classes:
             return found.argmax(1)
         mean, std = self.inputs.preprocess.label

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from comity.data.preparation import Schema, Unusable, encode, filled, normalised, read_table
+from comity.data.preparation import Schema, Unusable, encode, fill_missing, normalise, read_table
 
 HERE = Path(__file__).resolve().parent
 ROWS = 512  # at a time
@@ -182,12 +182,12 @@ def predict(
     schema = Schema.read(HERE / "schema.json") if (HERE / "schema.json").exists() else None
     values, warnings = values_of(path, settings, schema, allow_unknown)
     how = settings["preprocess"]
-    x = normalised(values, how["divisor"], how["mean"], how["std"])
+    x = normalise(values, how["divisor"], how["mean"], how["std"])
     if schema is not None:
         warnings = (*warnings, *warn_of_outliers(schema, values, x))
     fill = next(iter(how["fills"].values()), None)
     if fill is not None:
-        x = filled(x, fill, how["marked"])
+        x = fill_missing(x, fill, how["marked"])
     if not np.isfinite(x).all():
         raise Unusable(
             f"{path} has values that are missing or not finite, which this model cannot take."

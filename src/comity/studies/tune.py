@@ -13,7 +13,7 @@ from typing import Any
 
 from comity.checksums import with_crc
 from comity.data import Federation
-from comity.data.formats.common import few
+from comity.data.formats.common import join_names
 from comity.errors import ComityError, UsageError
 from comity.measure.caveats import caveats
 from comity.measure.seeds import interval_over_seeds
@@ -240,7 +240,7 @@ def _not_validated(
         party for party, figure in summary[metric.name]["per_party"].items() if figure is not None
     ]
     lacking = [party for party in tested if party not in validated]
-    many = f"{len(lacking)} of {len(tested)} parties ({few(lacking)})"
+    many = f"{len(lacking)} of {len(tested)} parties ({join_names(lacking)})"
     return (
         [f"the mean on validation samples is without {many}, who have no figure there."]
         if lacking

@@ -52,7 +52,7 @@ def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
         section.say("Samples are at the sites, and only there; this is how many there are.")
     federation = _opened(section, run) if reopen else None
     if federation is not None:
-        for note in federation.notes:
+        for note in federation.warnings:
             section.say(note)
     changed = changes(run)
     if changed:
@@ -362,8 +362,8 @@ def png(image: Tensor) -> bytes:
 def feature_names(federation: Federation) -> list[str]:
     """What the values of a sample are called; x0, x1, ... where nothing is known of them."""
     (width,) = federation.shape
-    if federation.schema and len(federation.schema.display_name) == width:
-        return list(federation.schema.display_name)
+    if federation.schema and len(federation.schema.feature_names) == width:
+        return list(federation.schema.feature_names)
     marked = federation.preprocess.marked
     return [*(f"x{k}" for k in range(width - len(marked))), *(f"x{k} missing" for k in marked)]
 
