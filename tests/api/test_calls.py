@@ -182,7 +182,7 @@ WRONG: list[tuple[Any, str]] = [
     ),
     (lambda fed: untyped.run("fedavg", fed, progress="yes"), "progress is True, False"),
     (lambda fed: comity.open("/no/where"), "There is no folder"),
-    (lambda fed: untyped.report(7), "not of a int"),
+    (lambda fed: untyped.report(7), "not a int"),
     (lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").report(), "temporary"),
     (
         lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").to_pandas("metric"),
@@ -319,7 +319,7 @@ def test_damage_is_not_opened(made: comity.Comparison, tmp_path: Path) -> None:
 def test_what_is_no_run_or_not_finished(made: comity.Comparison, tmp_path: Path) -> None:
     with pytest.raises(comity.UsageError, match="neither a run nor a comparison"):
         comity.open(tmp_path)
-    with pytest.raises(comity.UsageError, match="runs inside, as seed-0, seed-1"):
+    with pytest.raises(comity.UsageError, match="there are runs in seed-0, seed-1"):
         comity.open(made.folder / "fedavg")
     copy = Path(shutil.copytree(made.folder / "fedavg" / "seed-0", tmp_path / "run"))
     (copy / "summary.json").unlink()

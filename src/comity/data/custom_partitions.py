@@ -11,7 +11,7 @@ import numpy as np
 
 from comity.base.samples import Ints
 from comity.data.split import check_name
-from comity.errors import UsageError, shown
+from comity.errors import UsageError, quote
 from comity.plugins import from_file
 from comity.spec import Spec, call
 
@@ -60,7 +60,7 @@ def deal(
     if not isinstance(made, Mapping | list | tuple) or not len(made):
         raise UsageError(
             f"{display_name} must return a list with the positions of each party's samples (or a"
-            f" dict), not {shown(made)}."
+            f" dict), not {quote(made)}."
         )
     dealt = (
         dict(made)
@@ -98,7 +98,7 @@ def _positions(display_name: str, name: str, given: Any, samples: int) -> Ints:
     if found.ndim != 1 or found.dtype.kind not in "iu":
         raise UsageError(
             f"{display_name} must give party {name!r} a list of positions (whole numbers), not"
-            f" {shown(given)}."
+            f" {quote(given)}."
         )
     if found.min() < 0 or found.max() >= samples:
         wrong = int(found.min() if found.min() < 0 else found.max())

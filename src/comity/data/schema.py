@@ -32,7 +32,7 @@ from comity.data.preparation import (
     folded,
     text_of,
 )
-from comity.errors import UsageError, shown, unknown
+from comity.errors import UsageError, quote, unknown
 
 WORDS = 256  # a column with more different words is a name or a date, not a kind
 MANY = 20  # rows from which on it says something that all of them differ
@@ -82,7 +82,7 @@ class Wishes:
             if kind not in KINDS:
                 raise unknown(f"kind (of {name}) called", kind, KINDS)
         if self.scale not in ("own", "shared", "none"):
-            raise UsageError(f"scale must be own, shared or none, not {shown(self.scale)}.")
+            raise UsageError(f"scale must be own, shared or none, not {quote(self.scale)}.")
 
     def about_label(self) -> Schema:
         """What is said of the label, as a schema says it."""
@@ -163,7 +163,7 @@ def _names(table: Table, wishes: Wishes) -> dict[str, str]:
 
 def _without_label(label: str, table: Table) -> UsageError:
     return UsageError(
-        f"{table.path} has no column called {shown(label)}, which is to be learned: name it with"
+        f"{table.path} has no column called {quote(label)}, which is to be learned: name it with"
         f" --label, or with --rename where a file calls it otherwise; it has {few(table.names)}."
     )
 
@@ -187,7 +187,7 @@ def _described(plain: Column, texts: list[str], wishes: Wishes, where: str) -> C
     if told is None and sum(numeric) > len(there) / 2:
         row = next(row for row, text in enumerate(texts) if text and not NUMBER.fullmatch(text))
         raise UsageError(
-            f"The column {plain.name!r} of {where} has {shown(texts[row])} in row {row + 1}, but"
+            f"The column {plain.name!r} of {where} has {quote(texts[row])} in row {row + 1}, but"
             f" numbers in most: correct it, or say --missing {texts[row]!r} or --kind"
             f" '{plain.name}=words'."
         )
@@ -249,7 +249,7 @@ def _classes(cells: Cells, schema: Schema, where: str, kind: str | None) -> tupl
     if kind == "number" and not numbers:
         word = next(text for text in sorted(there) if not NUMBER.fullmatch(text))
         raise UsageError(
-            f"The label {schema.label!r} of {where} has {shown(word)} among its values, which is"
+            f"The label {schema.label!r} of {where} has {quote(word)} among its values, which is"
             " not a number."
         )
     if kind == "number" or (
@@ -322,7 +322,7 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
     if any(not schema.classes for schema in parties.values()):  # an amount somewhere, so everywhere
         if word := next((word for word in sorted(seen) if not NUMBER.fullmatch(word)), ""):
             raise UsageError(
-                f"{label} is a number at one party, but {shown(word)} at another: they must agree."
+                f"{label} is a number at one party, but {quote(word)} at another: they must agree."
             )
         seen = set()
     numbered = {
@@ -468,7 +468,7 @@ def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
         words_there = [word for one in own for word in one.column.words]
         word = min(words_there, key=lambda word: bool(NUMBER.fullmatch(word)))
         raise UsageError(
-            f"The column {name!r} of party {kinds['words']!r} has {shown(word)}, but that of party"
+            f"The column {name!r} of party {kinds['words']!r} has {quote(word)}, but that of party"
             f" {kinds[other]!r} only numbers: correct one of them, or say --kind '{name}=words'."
         )
     kind = next(iter(kinds)) if len(kinds) == 1 else "number" if kinds else ""
@@ -507,7 +507,7 @@ def _one_meaning(parties: Sequence[Mapping[str, str]], what: str) -> dict[str, s
         for written, meant in own.items():
             if made.setdefault(written, meant) != meant:
                 raise UsageError(
-                    f"{what} has {shown(written)}, which stands for {shown(meant)} at one party"
+                    f"{what} has {quote(written)}, which stands for {quote(meant)} at one party"
                     " only: they must agree."
                 )
     return made
@@ -523,7 +523,7 @@ def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
     doubled = next((same for same in alike.values() if len(same) > 1), None)
     if doubled and wishes.merge_case is None:
         raise UsageError(
-            f"{what} has {shown(doubled[0])} and {shown(doubled[1])}, which differ in case or"
+            f"{what} has {quote(doubled[0])} and {quote(doubled[1])}, which differ in case or"
             " blanks only: say --merge-case if they are one, --keep-case if they are two."
         )
     if not wishes.merge_case:
@@ -562,14 +562,14 @@ def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
         if not known:
             if not NUMBER.fullmatch(text) or not isfinite(float(text)):
                 raise UsageError(
-                    f"{where} has the label {shown(text)} in row {row + 1} of {name!r}, which is"
+                    f"{where} has the label {quote(text)} in row {row + 1} of {name!r}, which is"
                     " not a number."
                 )
             made[row] = float(text)
             continue
         if plain(text) not in known:
             raise UsageError(
-                f"{where} has the label {shown(text)} in row {row + 1}, which is not one of"
+                f"{where} has the label {quote(text)} in row {row + 1}, which is not one of"
                 f" {few(schema.classes)}."
             )
         made[row] = known[plain(text)]

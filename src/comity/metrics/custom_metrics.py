@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comity.errors import UsageError, shown
+from comity.errors import UsageError, quote
 from comity.metrics.metrics import METRICS, TWO, Metric
 from comity.plugins import from_file, is_code
 from comity.text import first_paragraph
@@ -78,7 +78,7 @@ class OwnMetric:
         if found is None:
             return None
         if np.ndim(found) != 0 or np.asarray(found).dtype.kind not in "fiub":
-            what = f"an array of shape {np.shape(found)}" if np.ndim(found) else shown(found)
+            what = f"an array of shape {np.shape(found)}" if np.ndim(found) else quote(found)
             raise UsageError(f"metric {self.name} must give one number (or None), but gave {what}.")
         value = float(found)
         if not math.isfinite(value):
@@ -125,9 +125,9 @@ def metric(
     if function is None:
         return lambda given: metric(given, name=name, low=low)
     if not callable(function):
-        raise UsageError(f"A metric is a function of (truth, answer), not {shown(function)}.")
+        raise UsageError(f"A metric is a function of (truth, answer), not {quote(function)}.")
     if low not in (0, -1, -math.inf):
-        raise UsageError(f"A metric's low is 0, -1 or -inf, not {shown(low)}.")
+        raise UsageError(f"A metric's low is 0, -1 or -inf, not {quote(low)}.")
     display_name = name or str(getattr(function, "__name__", type(function).__name__)).strip("<>")
     about = first_paragraph(inspect.getdoc(function) or "a metric of the user's own").rstrip(".")
     return OwnMetric(function, display_name, about, low)
@@ -138,7 +138,7 @@ def _checked(name: str) -> str:
     plain = name.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]\w{0,39}", plain, re.ASCII):
         raise UsageError(
-            f"A metric cannot be called {shown(name)}: use up to 40 letters, digits and"
+            f"A metric cannot be called {quote(name)}: use up to 40 letters, digits and"
             " underscores."
         )
     if plain in METRICS or plain in TAKEN:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from comity.metrics.custom_metrics import is_own
 from comity.metrics.metrics import ACCURACY, ELIGIBLE
 from comity.training.settings import Training
-from comity.errors import UsageError, shown, unknown
+from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import located
 from comity.plugins import is_code
 from comity.privacy.budget import Budget
@@ -376,7 +376,7 @@ def _check_plain(name: str, given: Any) -> None:
     ):
         raise UsageError(f"{name} is too large: it must be less than {most:,}.")
     elif isinstance(given, str) and ("\0" in given or not _is_text(given)):
-        raise UsageError(f"{name} holds a character that is no text: {shown(given)}.")
+        raise UsageError(f"{name} holds a character that is no text: {quote(given)}.")
 
 
 def _is_text(given: str) -> bool:
@@ -414,6 +414,9 @@ KINDS = {
 
 
 def _sentence(why: ValidationError) -> str:
+    for error in why.errors():
+        if isinstance(raised := error.get("ctx", {}).get("error"), UsageError):
+            return str(raised)  # raised by a validator of this module, already a sentence
     first = why.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     given = first.get("input")
@@ -438,10 +441,10 @@ def _sentence(why: ValidationError) -> str:
                 )
             )
         case "extra_forbidden":
-            return f"There is no setting called {shown(name)}."
+            return f"There is no setting called {quote(name)}."
         case _:
             return f"{name}: {first['msg']}."
-    return f"{name} must be {wish}, not {shown(given)}."
+    return f"{name} must be {wish}, not {quote(given)}."
 
 
 def read(path: str | Path) -> Experiment:
@@ -451,11 +454,11 @@ def read(path: str | Path) -> Experiment:
         if any(line.partition("=")[0].count(".") > MOST_DOTS for line in text.splitlines()):
             raise RecursionError
         return experiment(tomllib.loads(text))
+    except UsageError:
+        raise
     except OSError as why:
         raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
-    except (
-        ValueError
-    ) as why:  # also of text that is not UTF-8, and of numbers of thousands of digits
+    except ValueError as why:  # also for text that is not UTF-8, and numbers with too many digits
         raise UsageError(f"{path} is not valid TOML: {why}.") from why
     except RecursionError as why:
         raise UsageError(f"{path} is nested too deeply to be an experiment.") from why

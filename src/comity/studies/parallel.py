@@ -28,8 +28,8 @@ from comity.data import Federation
 from comity.engines.process import held_back
 from comity.engines.ray_cluster import actors_kept
 from comity.engines.site_store import state_bytes
-from comity.errors import ComityError, CorruptedFile, UsageError, fate, shown
-from comity.machine import available, private
+from comity.errors import ComityError, CorruptedFile, UsageError, describe_exit, quote
+from comity.machine import available_memory, private_memory
 from comity.models import OwnModel
 from comity.names import display_name
 from comity.runs import config
@@ -61,7 +61,7 @@ def chosen_jobs(given: int | str) -> int:
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise UsageError(
-            f"jobs is how many runs go on at once, a number from 1 or auto, not {shown(given)}."
+            f"jobs is how many runs go on at once, a number from 1 or auto, not {quote(given)}."
         )
     return given
 
@@ -325,11 +325,11 @@ class _Crew:
 
     def _room(self) -> int | None:
         """Bytes of memory that nobody has, nor is going to have."""
-        free = available()
+        free = available_memory()
         if free is None:
             return None
         return free - sum(
-            max(0, self._runs[k].cost.memory - private(m.process.pid))
+            max(0, self._runs[k].cost.memory - private_memory(m.process.pid))
             for k, m in self._at_work.items()
         )
 
@@ -387,7 +387,9 @@ class _Crew:
                 gone = True
             if gone and k in self._at_work:
                 member.process.join(1)
-                raise ComityError(f"The run {self._runs[k].title} {fate(member.process.exitcode)}.")
+                raise ComityError(
+                    f"The run {self._runs[k].title} {describe_exit(member.process.exitcode)}."
+                )
         if isinstance(self._progress, Overview):
             self._progress.overview(len(self._waiting) + len(self._at_work), self._left())
 

@@ -24,7 +24,7 @@ from comity.data.formats.common import (
     parsing,
     reading,
     same_length,
-    shown,
+    quote,
     take,
 )
 from comity.errors import UsageError
@@ -165,7 +165,7 @@ class _Arrays(pickle.Unpickler):
             return super().find_class(module, name)
         raise bad(
             self._where,
-            f"asks for {shown(f'{module}.{name}')}, which no file of CIFAR does: do not open it",
+            f"asks for {quote(f'{module}.{name}')}, which no file of CIFAR does: do not open it",
         )
 
 

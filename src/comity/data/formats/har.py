@@ -16,7 +16,7 @@ from comity.data.formats.common import (
     labels,
     opened,
     same_length,
-    shown,
+    quote,
 )
 
 SIGNALS = tuple(
@@ -90,7 +90,7 @@ def _numbers(path: Path, columns: int) -> NDArray[np.float32]:
             except ValueError as why:
                 text = line.decode("utf-8", "replace").strip()
                 raise bad(
-                    path, f"has something other than numbers in line {number}: {shown(text)}"
+                    path, f"has something other than numbers in line {number}: {quote(text)}"
                 ) from why
             if not np.isfinite(row).all():
                 raise bad(path, f"has a value in line {number} that is not a finite number")

@@ -28,7 +28,7 @@ from comity.data.formats.common import (
     parsing,
     present,
     reading,
-    shown,
+    quote,
 )
 from comity.errors import UsageError
 
@@ -97,7 +97,7 @@ def read_image_folder(
     if classes is not None:
         missing = [name for name in classes if name not in names]
         if missing:
-            raise bad(folder, f"has no folder for the class {shown(missing[0])}")
+            raise bad(folder, f"has no folder for the class {quote(missing[0])}")
         names = list(classes)
     found = [
         (path, label) for label, name in enumerate(names) for path in picture_files(root / name)
@@ -127,7 +127,7 @@ def read_image_list(
         if not name or not (label.isascii() and label.isdigit()) or len(label) > 9:
             raise bad(
                 list_file,
-                f"has {shown(line)} in line {number}, but each line is a path, a space and a label"
+                f"has {quote(line)} in line {number}, but each line is a path, a space and a label"
                 " from 0",
             )
         if classes is not None and int(label) >= classes:
@@ -140,7 +140,7 @@ def read_image_list(
         if within.is_absolute() or ".." in within.parts:
             raise bad(
                 list_file,
-                f"has a path in line {number} that leads out of the folder: {shown(name)}",
+                f"has a path in line {number} that leads out of the folder: {quote(name)}",
             )
         paths.append(base / within)
         answers.append(int(label))
@@ -176,6 +176,6 @@ def _sides(size: Size) -> tuple[int, int]:
     for side in sides:
         if not 1 <= side <= MOST_SIDE:
             raise UsageError(
-                f"size is the number of pixels a side, from 1 to {MOST_SIDE}, not {shown(side)}."
+                f"size is the number of pixels a side, from 1 to {MOST_SIDE}, not {quote(side)}."
             )
     return sides

@@ -20,7 +20,7 @@ from comity.data.formats.common import (
     inside,
     labels,
     opened,
-    shown,
+    quote,
 )
 
 SIDE = 28
@@ -60,7 +60,7 @@ def read_leaf(folder: Source) -> Leaf:
                 if name in seen:
                     raise bad(
                         path,
-                        f"has the user {shown(name)}, who is already in {seen[name].name}: remove"
+                        f"has the user {quote(name)}, who is already in {seen[name].name}: remove"
                         " the copy",
                     )
                 seen[name] = path
@@ -104,7 +104,7 @@ def _users(path: Path) -> Iterator[tuple[str, Pixels, Labels]]:
     for name, count in zip(users, counts, strict=True):
         own = data.get(name) if isinstance(name, str) else None
         if not isinstance(own, dict):
-            raise bad(path, f"lists the user {shown(name)} but has no data of theirs")
+            raise bad(path, f"lists the user {quote(name)} but has no data of theirs")
         yield name, *_samples(path, name, own, count)
 
 
@@ -115,19 +115,19 @@ def _samples(path: Path, name: str, own: dict[str, Any], count: object) -> tuple
     if x is None or y is None or y.ndim != 1 or (x.shape != (len(y), SIDE * SIDE) and len(y)):
         raise bad(
             path,
-            f"has data of {shown(name)} that are not lists of {SIDE * SIDE} pixels and a label for"
+            f"has data of {quote(name)} that are not lists of {SIDE * SIDE} pixels and a label for"
             " each",
         )
     if len(y) != count or len(x) != count:
         raise bad(
             path,
-            f"says that {shown(name)} has {shown(count)} samples, but there are {len(y)}: get a new"
+            f"says that {quote(name)} has {quote(count)} samples, but there are {len(y)}: get a new"
             " copy of it",
         )
     if not ((x >= 0) & (x <= 1)).all():  # NaN is neither
-        raise bad(path, f"has a pixel of {shown(name)} that is not between 0 and 1")
+        raise bad(path, f"has a pixel of {quote(name)} that is not between 0 and 1")
     pixels = np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE)
-    return pixels, labels(f"The data of {shown(name)} in {path}", y, CLASSES)
+    return pixels, labels(f"The data of {quote(name)} in {path}", y, CLASSES)
 
 
 def _numbers(values: object) -> NDArray[Any] | None:

@@ -30,7 +30,7 @@ from comity.data.formats.common import (
     parsing,
     present,
     reading,
-    shown,
+    quote,
 )
 from comity.data.preparation import DECIMAL_COMMA, NUMBER, separator_of, without_decimal_comma
 
@@ -59,7 +59,7 @@ class Table:
     def __getitem__(self, name: str) -> Array:
         """The column of that name."""
         if name not in self:
-            raise bad(self.path, f"has no column called {shown(name)}; it has {few(self.names)}")
+            raise bad(self.path, f"has no column called {quote(name)}; it has {few(self.names)}")
         return self.columns[self._places[name]]
 
     def numeric(self, name: str) -> NDArray[np.float64]:
@@ -86,7 +86,7 @@ def numeric(column: Array, what: str = "The column") -> NDArray[np.float64]:
         if cell in MISSING:
             continue
         if not NUMBER.fullmatch(cell) or not isfinite(value := float(cell)):
-            raise bad(what, f"has {shown(cell)} in row {row + 1}, which is not a number")
+            raise bad(what, f"has {quote(cell)} in row {row + 1}, which is not a number")
         made[row] = value
     return made
 
@@ -99,7 +99,7 @@ def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDA
         if cell not in known:
             choice = f": it must be one of {', '.join(values)}" if len(values) <= 12 else ""
             raise bad(
-                what, f"has {shown(cell)} in row {row + 1}, which is not a known value{choice}"
+                what, f"has {quote(cell)} in row {row + 1}, which is not a known value{choice}"
             )
         made[row] = known[cell]
     return made
@@ -195,9 +195,9 @@ class Points:
         """Refuse a file in which both occur."""
         for cell in cells:
             if not self.comma and DECIMAL_COMMA.fullmatch(cell):
-                self.comma = f"{shown(cell)} in line {line}"
+                self.comma = f"{quote(cell)} in line {line}"
             elif not self.point and THOUSANDS.fullmatch(cell):
-                self.point = f"{shown(cell)} in line {line}"
+                self.point = f"{quote(cell)} in line {line}"
             else:
                 continue
             if self.comma and self.point:
@@ -245,7 +245,7 @@ def read_parquet(path: Source) -> Table:
             else:
                 raise bad(
                     path,
-                    f"has a column {name!r} of type {shown(str(values.type))}, but only numbers and"
+                    f"has a column {name!r} of type {quote(str(values.type))}, but only numbers and"
                     " text can be read",
                 )
     return Table(path, list(held.column_names), columns)
@@ -339,5 +339,5 @@ def _check_names(path: Source, names: Iterable[str]) -> None:
         if not name:
             raise bad(path, f"has no name for column {number}")
         if name in seen:
-            raise bad(path, f"has two columns called {shown(name)}")
+            raise bad(path, f"has two columns called {quote(name)}")
         seen.add(name)

@@ -17,7 +17,7 @@ from torch import Tensor
 from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.formats import read_images
-from comity.data.formats.common import bad, labels, opened, same_length, shown
+from comity.data.formats.common import bad, labels, opened, quote, same_length
 from comity.data.groups import Groups
 from comity.data.library import Card
 from comity.data.protocols import stratified
@@ -153,7 +153,7 @@ def table(path: Path, *columns: str) -> list[list[str]]:
         cells = line.strip().rsplit(maxsplit=len(columns) - 1)
         if cells and len(cells) != len(columns):
             raise bad(
-                path, f"has {shown(line)} in line {number}, but each line is: {', '.join(columns)}"
+                path, f"has {quote(line)} in line {number}, but each line is: {', '.join(columns)}"
             )
         rows += [cells] if cells else []
     if not rows:
@@ -165,5 +165,5 @@ def within(folder: Path, name: str, source: Path) -> Path:
     """The file of a folder that `source` names; it must not lead out of it."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        raise bad(source, f"has a path that leads out of the folder: {shown(name)}")
+        raise bad(source, f"has a path that leads out of the folder: {quote(name)}")
     return folder / path

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way, obtain
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.formats.common import bad, folder_of, inside, quote
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Shot, album, table, within
@@ -126,7 +126,7 @@ def _by_list(folder: Path, *lists: Path) -> Iterator[Sight]:
             if told is None or not identity.isdecimal():
                 raise bad(
                     file,
-                    f"has {shown(f'{name} {identity}')}, but lines are as"
+                    f"has {quote(f'{name} {identity}')}, but lines are as"
                     " 0000/0000_000_01_0303noon_0008_0.jpg 0",
                 )
             yield Sight(within(folder, name, file), int(identity), int(told[1]))

@@ -7,7 +7,7 @@ from pathlib import Path
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
 from comity.data.formats import picture_files
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.formats.common import bad, folder_of, inside, quote
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Shot, album, table, within
 
@@ -49,7 +49,7 @@ def _tiny(found: Found) -> Dataset:
         if kind not in label:
             raise bad(
                 notes,
-                f"has {shown(name)} of the class {shown(kind)}, of which {root / 'train'} has no"
+                f"has {quote(name)} of the class {quote(kind)}, of which {root / 'train'} has no"
                 " folder",
             )
         shots.append(Shot(within(root / "val" / "images", name, notes), label[kind], test=True))
@@ -84,7 +84,7 @@ def _numbered(
         if not value.isdecimal() or not first <= int(value) < first + many:
             raise bad(
                 path,
-                f"has {shown(value)} for image {shown(number)}, but it must be from {first} to"
+                f"has {quote(value)} for image {quote(number)}, but it must be from {first} to"
                 f" {first + many - 1}",
             )
         found[number] = int(value) - first

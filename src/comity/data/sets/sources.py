@@ -14,7 +14,7 @@ from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.files import Found, Way
 from comity.data.formats import picture_files, read_leaf, read_npz
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.formats.common import bad, folder_of, inside, quote
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import (
@@ -249,7 +249,7 @@ def _by_folders(root: Path, here: list[str], kinds: Iterable[str], every: bool) 
         for label, kind in enumerate(kinds):
             folder = root / source / kind
             if every and not folder.is_dir():
-                raise bad(root / source, f"has no folder for the class {shown(kind)}")
+                raise bad(root / source, f"has no folder for the class {quote(kind)}")
             shots += [
                 Shot(path, label, group)
                 for path in (picture_files(folder) if folder.is_dir() else [])
@@ -271,7 +271,7 @@ def _by_lists(root: Path, lists: list[Path], here: list[str], kinds: Iterable[st
             if numbers.setdefault(kind, number) != number:
                 raise bad(
                     file,
-                    f"has the label {shown(number)} for {shown(name)}, but {kind} is"
+                    f"has the label {quote(number)} for {quote(name)}, but {kind} is"
                     f" {numbers[kind]} elsewhere",
                 )
             if kind in label:
