@@ -24,8 +24,8 @@ def inspect_data(settings: Settings) -> None:
     from comity.data.inspection import inspect
     from comity.runs.build import federation_of
 
-    chosen = experiment(settings)
-    federation = federation_of(chosen).without(chosen.without or ())
+    base = experiment(settings)
+    federation = federation_of(base).without(base.without or ())
     counts = federation.counts().tolist()
     shares = federation.split.parties
     shifts = any(share.shift for share in shares.values())
@@ -45,7 +45,7 @@ def inspect_data(settings: Settings) -> None:
         f" {federation.split.partition}"
     )
     screen.table(columns, rows, title, words=1 + shifts)
-    inspection = inspect(federation, load(chosen.data))
+    inspection = inspect(federation, load(base.data))
     parties = federation.names[:MAX_PARTIES]
     if any(share for by_party in inspection.missing.values() for share in by_party.values()):
         lines = [
@@ -328,8 +328,8 @@ def deal(
     from comity.data.formats.common import few
     from comity.runs.build import federation_of
 
-    chosen = experiment(settings)
-    files = write(federation_of(chosen).without(chosen.without or ()), chosen.data, out)
+    base = experiment(settings)
+    files = write(federation_of(base).without(base.without or ()), base.data, out)
     screen.out.print(
         f"{len(files)} files are in {out}: {few((file.name for file in files), 8)}", soft_wrap=True
     )

@@ -214,8 +214,8 @@ def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
     """Parse texts such as `p1.model=lenet5` into settings by party."""
     tables: dict[str, dict[str, Any]] = {}
     for text in texts:
-        left, equals, right = text.partition("=")
-        name, dot, setting = left.strip().rpartition(".")
+        key, equals, right = text.partition("=")
+        name, dot, setting = key.strip().rpartition(".")
         if not (equals and dot and name and setting):
             raise UsageError(
                 f"--party takes name.setting=value, as in p1.model=lenet5, not {text!r}."

@@ -67,17 +67,17 @@ def run(
     from comity.runs.recording import one_process
     from comity.runs.run import start
 
-    chosen = chosen_experiment(algo, settings, trust)
+    base = chosen_experiment(algo, settings, trust)
     if federation is not None:
         check_not_recorded(record_messages)
-        submit_run(chosen, settings, federation, out, track, deadline, wait)
+        submit_run(base, settings, federation, out, track, deadline, wait)
         return
-    chosen = one_process(chosen) if record_messages else chosen
-    job = prepare(chosen, federation_of(chosen))
+    base = one_process(base) if record_messages else base
+    job = prepare(base, federation_of(base))
     for text in job.warnings():
         print_warning(text)
-    name = display_name(chosen.algorithm)
-    folder = out or free_folder(f"{name}-{Path(chosen.data).stem}-s{chosen.seed}")
+    name = display_name(base.algorithm)
+    folder = out or free_folder(f"{name}-{Path(base.data).stem}-s{base.seed}")
     run_trackers = trackers(track, folder.parent)
     with resumable(f"comity resume {folder}"):
         progress = screen.progress(name)
@@ -308,11 +308,13 @@ def compare(
         write_report(folder)
 
 
-def chosen_methods(named: list[str] | None, all_with: Experiment | None = None) -> list[str]:
+def chosen_methods(
+    typed_methods: list[str] | None, all_with: Experiment | None = None
+) -> list[str]:
     """Return the methods to compare.
 
     Args:
-        named: the typed methods
+        typed_methods: the typed methods
         all_with: if set, all methods that can run with these settings are added. A warning names
             the others.
     """
@@ -320,16 +322,16 @@ def chosen_methods(named: list[str] | None, all_with: Experiment | None = None) 
     from comity.studies.compare import every_method
 
     if all_with is None:
-        if not named:
+        if not typed_methods:
             raise UsageError(
                 "Name the methods to compare, as in: comity compare fedavg fedavg+dbe, or use"
                 " --all."
             )
-        return named
+        return typed_methods
     runnable, reasons = every_method(all_with, federation_of(all_with))
     for reason in reasons:
         print_warning(reason)
-    return [*runnable, *(named or ())]
+    return [*runnable, *(typed_methods or ())]
 
 
 def check_not_recorded(record_messages: bool) -> None:
@@ -487,8 +489,8 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     from comity.runs.build import federation_of, prepare
     from comity.studies.plan import plan as estimate
 
-    chosen = chosen_experiment(algo, settings, trust)
-    job = prepare(chosen, federation_of(chosen))
+    base = chosen_experiment(algo, settings, trust)
+    job = prepare(base, federation_of(base))
     costs = estimate(job)
     directions = ("up", "down", "peer")
     rows = [
@@ -502,7 +504,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     screen.table(
         ["bytes", *directions],
         rows,
-        f"{display_name(chosen.algorithm)} on {chosen.data}, {len(job.parties)} parties",
+        f"{display_name(base.algorithm)} on {base.data}, {len(job.parties)} parties",
     )
     screen.out.print(f"closed form: {job.algorithm.bytes_formula}")
     screen.out.print(
@@ -526,7 +528,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f" {screen.duration(costs.train_seconds)}, evaluation"
         f" {screen.duration(costs.evaluate_seconds)}; {costs.steps:,} steps on engine {where}"
     )
-    if costs.counted < chosen.rounds:
+    if costs.counted < base.rounds:
         screen.out.print(
-            f"estimated from {costs.counted:,} of {chosen.rounds:,} rounds at equal distances"
+            f"estimated from {costs.counted:,} of {base.rounds:,} rounds at equal distances"
         )

@@ -204,7 +204,7 @@ def _cells(run: RunMonitor) -> list[str]:
         block = run.summary.get(run.metric.name) or {}
         mean = block.get("mean")
         worst = None if mean is None else block["per_party"][block["worst_party"]]
-        sent = run.summary["bytes"]["total"]
+        traffic = run.summary["bytes"]["total"]
         last_round = run.rounds
         seconds = run.summary["seconds"]["total"] / max(1, run.rounds)
     else:
@@ -215,7 +215,7 @@ def _cells(run: RunMonitor) -> list[str]:
                 key=lambda figure: run.metric.sign * figure,
                 default=None,
             )
-        sent = sum(n for kind, n in run.bytes.items() if kind != "eval")
+        traffic = sum(n for kind, n in run.bytes.items() if kind != "eval")
         last_round = run.last_round
         seconds = run.seconds_per_round
     if run.seconds_left is not None:
@@ -227,7 +227,7 @@ def _cells(run: RunMonitor) -> list[str]:
         state,
         f"{max(0, min(last_round, run.rounds))}/{run.rounds}",
         *percent,
-        size(sent),
+        size(traffic),
         "" if seconds is None else f"{seconds:.3g} s",
     ]
 
