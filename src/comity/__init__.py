@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-# typing's own takes longer to import than all that stands here; where it is plainly False, Jedi
-# completes nothing.
+# Importing typing takes longer than the rest of this module. A literal False here would hide the
+# imports below from Jedi, which then completes nothing.
 TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from typing import Any
@@ -53,7 +53,7 @@ __all__ = [
 ]
 __version__: str
 
-_HOMES = {
+_MODULES = {
     "ComityError": "comity.errors",
     "Comparison": "comity.studies.finished",
     "Dataset": "comity.data",
@@ -74,22 +74,21 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """A public name from where it is at home, when it is first asked for: `comity --version` does
-    not wait for torch.
+    """Import a public name on first use, so that `comity --version` does not wait for torch.
 
-    The version too: reading it takes longer than all that stands here, and the command line must be
-    quick to hear Ctrl-C.
+    The version is also read on first use. Reading it is slow, and the command line must respond to
+    Ctrl-C soon after it starts.
     """
     if name == "__version__":
-        found: Any = import_module("importlib.metadata").version("comity")
+        value: Any = import_module("importlib.metadata").version("comity")
     elif name in ("audit", "report"):
-        found = import_module(f"comity.{name}")  # a folder of modules that can be called: see there
-    elif name in _HOMES:
-        found = getattr(import_module(_HOMES[name]), name)
+        value = import_module(f"comity.{name}")  # these packages are callable modules
+    elif name in _MODULES:
+        value = getattr(import_module(_MODULES[name]), name)
     else:
         raise AttributeError(f"module 'comity' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

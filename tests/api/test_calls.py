@@ -22,14 +22,13 @@ import torch
 from torch import nn
 
 import comity
+from comity.calls import FROM_FEDERATION, Settings
 from comity.report import report as write_page
 from comity.runs.config import Experiment
 from comity.runs.extend import ask_for
 from comity.runs.run import reopen, resume_in
 from comity.runs.server_run import Quiet
 
-CALLS = (comity.run, comity.compare, comity.tune, comity.leave_one_out)
-FROM_FEDERATION = {"data", "partition", "parties", "test", "validation"}
 SMALL: dict[str, Any] = {"rounds": 2, "model": "linear", "engine": "loop"}
 
 
@@ -51,28 +50,36 @@ def made(fed: comity.Federation, tmp_path_factory: pytest.TempPathFactory) -> co
         ["fedavg", "fedavg+dbe"],
         fed,
         seeds=(0, 1),
-        kappa=50,
         out=tmp_path_factory.mktemp("c") / "out",
-        **SMALL,
+        **SMALL | {"kappa": 50},  # type checkers know options only in set={...}
     )
 
 
 # What an editor completes.
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_every_setting_is_a_keyword_with_its_default(call: Any) -> None:
-    given = inspect.signature(call).parameters
+def test_every_setting_is_a_keyword_of_run_with_its_default() -> None:
+    parameters = inspect.signature(comity.run).parameters
     for name, field in Experiment.model_fields.items():
         if name == "algorithm":
             continue
-        assert given[name].kind is inspect.Parameter.KEYWORD_ONLY
-        usual = field.get_default(call_default_factory=True)
-        assert given[name].default == (None if name in FROM_FEDERATION or usual == {} else usual), (
-            name
-        )
-        assert given[name].annotation not in ("Any", inspect.Parameter.empty)
-    assert given["options"].annotation == "Option"
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+        default = field.get_default(call_default_factory=True)
+        expected = None if name in FROM_FEDERATION or default == {} else default
+        assert parameters[name].default == expected, name
+        assert parameters[name].annotation not in ("Any", inspect.Parameter.empty)
+    assert parameters["options"].annotation == "Option"
+
+
+@pytest.mark.parametrize("call", [comity.compare, comity.tune, comity.leave_one_out])
+def test_the_other_calls_take_the_same_settings(call: Any) -> None:
+    assert inspect.signature(call).parameters["settings"].annotation == "Unpack[Settings]"
+    assert list(Settings.__annotations__) == [
+        name for name in Experiment.model_fields if name != "algorithm"
+    ]
+    parameters = inspect.signature(comity.run).parameters
+    for name, annotation in Settings.__annotations__.items():
+        assert annotation.__forward_arg__ == parameters[name].annotation, name
 
 
 def test_help_says_what_each_setting_means() -> None:
@@ -116,6 +123,9 @@ def test_editors_complete_settings_and_results() -> None:
     for line, expected in (
         ('comity.run("fedavg", None, roun', "rounds="),
         ('comity.compare(["fedavg"], None, see', "seeds="),
+        ('comity.compare(["fedavg"], None, roun', "rounds="),
+        ('comity.tune("fedavg", None, particip', "participation="),
+        ('comity.leave_one_out("fedavg", None, batc', "batch="),
         ("comity.run('fedavg').to_pan", "to_pandas"),
         ("comity.rep", "report"),
     ):
@@ -148,7 +158,7 @@ WRONG: list[tuple[Any, str]] = [
     (lambda fed: untyped.compare(["fedavg"], fed, seeds=(1, 1)), "seeds must differ"),
     (lambda fed: untyped.tune("adcol", fed, grid={"mmu": [1]}), "Did you mean 'mu'?"),
     (lambda fed: untyped.tune("adcol", fed, grid={"mu": 1}), "must be a list"),
-    (lambda fed: untyped.tune("adcol", fed, grid={"parties": [2]}), "parties was settled"),
+    (lambda fed: untyped.tune("adcol", fed, grid={"parties": [2]}), "parties is fixed by"),
     (lambda fed: untyped.run("fedavg", fed, validation=0.2), "validation was settled"),
     (lambda fed: untyped.run("fedavg", fed, partition="iid"), "partition was settled"),
     (lambda fed: untyped.run("fedavg", comity.load("digits")), "dataset.partition("),
@@ -172,7 +182,7 @@ WRONG: list[tuple[Any, str]] = [
     ),
     (lambda fed: untyped.run("fedavg", fed, progress="yes"), "progress is True, False"),
     (lambda fed: comity.open("/no/where"), "There is no folder"),
-    (lambda fed: untyped.report(7), "not of a int"),
+    (lambda fed: untyped.report(7), "not a int"),
     (lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").report(), "temporary"),
     (
         lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").to_pandas("metric"),
@@ -309,7 +319,7 @@ def test_damage_is_not_opened(made: comity.Comparison, tmp_path: Path) -> None:
 def test_what_is_no_run_or_not_finished(made: comity.Comparison, tmp_path: Path) -> None:
     with pytest.raises(comity.UsageError, match="neither a run nor a comparison"):
         comity.open(tmp_path)
-    with pytest.raises(comity.UsageError, match="runs inside, as seed-0, seed-1"):
+    with pytest.raises(comity.UsageError, match="there are runs in seed-0, seed-1"):
         comity.open(made.folder / "fedavg")
     copy = Path(shutil.copytree(made.folder / "fedavg" / "seed-0", tmp_path / "run"))
     (copy / "summary.json").unlink()

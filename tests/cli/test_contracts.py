@@ -382,7 +382,7 @@ def test_newcomers_and_cautions_are_on_the_screen(tmp_path: Path) -> None:
         "1",
     )
     ended = works("run", "adcol", *args, "--set", "hidden=8", "--out", tmp_path / "run")
-    assert "Caution: adcol is meant for parties whose inputs differ" in ended.out
+    assert "Warning: adcol is meant for parties whose inputs differ" in ended.out
     assert "newcomer p3: offered" in " ".join(ended.out.split())
     table = works("compare", "fedavg", *args, "--out", tmp_path / "both").out
     assert "newcomers" in table

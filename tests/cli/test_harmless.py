@@ -195,7 +195,7 @@ def test_a_method(here: Path) -> None:
     )
     card = shown(works("show", "./nasty_method.py"))
     assert card.startswith("Mine.\n \\x1b[2J\n")
-    assert "Caution: " in shown(works("run", "./nasty_method.py", *SMALL, "--out", "out"))
+    assert "Warning: " in shown(works("run", "./nasty_method.py", *SMALL, "--out", "out"))
     Path("nasty_failure.py").write_text(f"raise ValueError({LINES!r})", encoding="utf-8")
     shown(complaint_of("run", "./nasty_failure.py", *SMALL))
     assert "\\x1b" in shown(works("tune", "fedprox", "--grid", "mu=0.1,1", *SMALL, "--out", NAME))

@@ -149,8 +149,8 @@ def test_help_has_every_setting_once_with_its_choices(here: Path) -> None:
         "Data",
         "Model and training",
         "Rounds",
-        "Judging",
-        "Who is not heard",
+        "Evaluation",
+        "Absent parties",
         "Privacy",
         "Where it runs",
     ]

@@ -164,7 +164,7 @@ def test_inspect(imported: Path) -> None:
         "dead",
         "missing",
         "5th, middle, 95th",
-        "Look at this: south never has ward.",
+        "Warning: south never has ward.",
     ):
         assert part in said
 

@@ -258,12 +258,12 @@ def test_no_more_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "fedavg": Cost(2, memory=3 << 30),
         "scaffold": Cost(3, memory=50 << 30),
     }
-    monkeypatch.setattr(parallel, "available", lambda: 4 << 30)
+    monkeypatch.setattr(parallel, "available_memory", lambda: 4 << 30)
     titles, found, most = made(costs, tmp_path / "little", jobs=3)
     assert (titles, found, most) == (["fedavg", "solo", "scaffold"], list(costs), 1)
-    monkeypatch.setattr(parallel, "available", lambda: 6 << 30)
+    monkeypatch.setattr(parallel, "available_memory", lambda: 6 << 30)
     assert made(costs, tmp_path / "more", jobs=3)[2] == 2
-    monkeypatch.setattr(parallel, "available", lambda: None)
+    monkeypatch.setattr(parallel, "available_memory", lambda: None)
     assert made(costs, tmp_path / "unknown", jobs=3)[2] == 3
 
 
@@ -271,7 +271,7 @@ def test_data_that_are_not_there_yet_take_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that a run under way has are there."""
-    monkeypatch.setattr(parallel, "available", lambda: 5 << 30)
+    monkeypatch.setattr(parallel, "available_memory", lambda: 5 << 30)
     costs = {
         "solo": Cost(1, memory=1 << 30, data=3 << 30),
         "fedavg": Cost(2, memory=1 << 30, data=3 << 30),
@@ -280,12 +280,12 @@ def test_data_that_are_not_there_yet_take_memory(
 
 
 def test_memory_as_the_system_tells() -> None:
-    free, most = machine.available(), machine.memory()
+    free, most = machine.available_memory(), machine.total_memory()
     assert free is not None
     assert most is not None
     assert 0 < free < most
-    assert 1 << 20 < machine.private(os.getpid()) < most
-    assert machine.private(2**30) == 0
+    assert 1 << 20 < machine.private_memory(os.getpid()) < most
+    assert machine.private_memory(2**30) == 0
 
 
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +504,7 @@ def test_trackers_by_name_follow_each_run_in_its_process(tmp_path: Path) -> None
         encoding="utf-8"
     ) == "True 2"
     assert not (tmp_path / "out" / "solo" / "seed-0" / "told.txt").exists()
-    assert said.count("Caution: Told failed and is left out") == 1
+    assert said.count("Warning: Told failed and is left out") == 1
 
 
 def test_a_tracker_that_is_an_object_is_refused(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
     text = (out / "table.md").read_text(encoding="utf-8")
     assert "comity reproduce" in text
     assert "Not put to the test: FedAvg > q-FFL." in text
-    assert "fedavg > unheard: not put to the test" in shown
+    assert "fedavg > unheard: not tested" in shown
     assert "seeds 0" in text
     made = read(out / "result.json")
     assert page(made) == text

@@ -414,9 +414,9 @@ def test_an_unreachable_store_does_not_stop_the_run(
     ended = works("compare", "fedavg", *SMALL, "--track", "mlflow", "--out", tmp_path)
     assert (
         ended.out.count(
-            "Caution: MLflow failed and is left out from now on; the run itself goes on."
+            "Warning: MLflow failed and is left out from now on; the run itself goes on."
         )
         == 1
     )
-    assert "Caution" not in ended.err
+    assert "Warning" not in ended.err
     assert summary(tmp_path / "fedavg" / "seed-0")["rounds"] == 2

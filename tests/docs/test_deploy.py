@@ -15,7 +15,16 @@ import yaml
 
 # All of them, as the command line is made once for all tests (conftest.py): what is missing here
 # would be missing there.
-from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401 -- each adds its commands
+from comity.cli import (  # noqa: F401 -- each adds its commands
+    audit,
+    catalogue,
+    data,
+    deploy,
+    finished_runs,
+    papers,
+    run_commands,
+    watch_command,
+)
 from comity.cli.options import app
 from comity.core.algorithm import LEAVES
 from comity.deploy.policy import SitePolicy

@@ -616,8 +616,8 @@ def test_the_screen_says_what_each_newcomer_gained(
     for name, new in got.items():
         points = 100 * (new["joined"] - new["alone"])
         line = (
-            f"newcomer {name}: offered {100 * new['offered']:.1f}%, after its warm-up"
-            f" {100 * new['joined']:.1f}%, alone {100 * new['alone']:.1f}%:"
+            f"newcomer {name}: {100 * new['offered']:.1f}% with the offered model,"
+            f" {100 * new['joined']:.1f}% after its warm-up, {100 * new['alone']:.1f}% alone:"
             f" {'+' if points >= 0 else '-'}{abs(points):.1f} points by joining"
         )
         assert line in said

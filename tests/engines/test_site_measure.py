@@ -234,4 +234,4 @@ def test_a_site_that_was_in_no_run(
     sites = Sites(tmp_path / "sites", SIZES)
     code, _, err = said(capsys, monkeypatch, "deploy", "measure", sites.site("east"))
     assert code
-    assert "has taken part in no run that has ended" in err
+    assert "has not taken part in a run that has ended" in err

@@ -429,7 +429,7 @@ def test_the_exit_code_of_a_run_whose_ending_failed(
     assert code == 1
     assert f"The run was not completed at east: {FAULT}" in said
     assert (
-        err == "comity: The run was not completed at every site (east). Go on with: comity resume"
+        err == "comity: The run was not completed at every site (east). Resume with: comity resume"
         f" {out}"
     )
     assert ended(out)["accuracy"]["mean"] is not None
@@ -488,7 +488,7 @@ def test_a_comparison_with_an_ending_that_failed(
     assert code == 1
     assert "The run was not completed at north" in said
     assert err.startswith(
-        "comity: The run was not completed at every site (north). Go on with: the same command"
+        "comity: The run was not completed at every site (north). Resume with: the same command"
     )
     assert (out / "comparison.json").exists()
     code, said, err = command(capsys, monkeypatch, *words)

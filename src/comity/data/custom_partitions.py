@@ -9,7 +9,7 @@ import numpy as np
 
 from comity.base.samples import Ints
 from comity.data.split import check_name
-from comity.errors import UsageError, shown
+from comity.errors import UsageError, quote
 from comity.plugins import from_file
 from comity.spec import Spec, call
 
@@ -73,7 +73,7 @@ def apply_custom_partition(
     if not isinstance(result, Mapping | list | tuple) or not len(result):
         raise UsageError(
             f"{display_name} must return a list with the positions of each party's samples (or a"
-            f" dict), not {shown(result)}."
+            f" dict), not {quote(result)}."
         )
     positions_by_party = (
         dict(result)
@@ -121,7 +121,7 @@ def _check_positions(display_name: str, name: str, value: Any, samples: int) -> 
     if positions.ndim != 1 or positions.dtype.kind not in "iu":
         raise UsageError(
             f"{display_name} must give party {name!r} a list of positions (whole numbers), not"
-            f" {shown(value)}."
+            f" {quote(value)}."
         )
     if positions.min() < 0 or positions.max() >= samples:
         wrong = int(positions.min() if positions.min() < 0 else positions.max())

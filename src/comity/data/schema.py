@@ -31,7 +31,7 @@ from comity.data.preparation import (
     fold_case,
     read_cells,
 )
-from comity.errors import UsageError, shown, unknown
+from comity.errors import UsageError, quote, unknown
 
 MOST_WORDS = 256
 """A column with more distinct words holds names or dates, not categories."""
@@ -84,7 +84,7 @@ class ColumnOptions:
             if kind not in KINDS:
                 raise unknown(f"kind (of {name}) called", kind, KINDS)
         if self.scale not in ("own", "shared", "none"):
-            raise UsageError(f"scale must be own, shared or none, not {shown(self.scale)}.")
+            raise UsageError(f"scale must be own, shared or none, not {quote(self.scale)}.")
 
     def label_schema(self) -> Schema:
         """A schema that holds only the options about the label."""
@@ -175,7 +175,7 @@ def _agreed_names(table: Table, options: ColumnOptions) -> dict[str, str]:
 def _missing_label_error(label: str, table: Table) -> UsageError:
     """The error for a table without the label."""
     return UsageError(
-        f"{table.path} has no column called {shown(label)}, the label to predict: name it with"
+        f"{table.path} has no column called {quote(label)}, the label to predict: name it with"
         " --label, or with --rename if it has another name in some files; it has"
         f" {join_names(table.names)}."
     )
@@ -203,7 +203,7 @@ def _describe_column(
     if kind is None and sum(numeric) > len(present) / 2:
         row = next(row for row, text in enumerate(texts) if text and not NUMBER.fullmatch(text))
         raise UsageError(
-            f"The column {column.name!r} of {where} has {shown(texts[row])} in row {row + 1}, but"
+            f"The column {column.name!r} of {where} has {quote(texts[row])} in row {row + 1}, but"
             f" numbers in most: correct it, or say --missing {texts[row]!r} or --kind"
             f" '{column.name}=words'."
         )
@@ -266,7 +266,7 @@ def _classes(cells: Cells, schema: Schema, where: str, kind: str | None) -> tupl
     if kind == "number" and not all_numbers:
         word = next(text for text in sorted(present) if not NUMBER.fullmatch(text))
         raise UsageError(
-            f"The label {schema.label!r} of {where} has {shown(word)} among its values, which is"
+            f"The label {schema.label!r} of {where} has {quote(word)} among its values, which is"
             " not a number."
         )
     if kind == "number" or (
@@ -346,7 +346,7 @@ def merge_schemas(parties: Mapping[str, Schema], options: ColumnOptions) -> Sche
     if any(not schema.classes for schema in parties.values()):  # regression for all parties
         if word := next((word for word in sorted(class_words) if not NUMBER.fullmatch(word)), ""):
             raise UsageError(
-                f"{label} is a number at one party, but {shown(word)} at another: they must agree."
+                f"{label} is a number at one party, but {quote(word)} at another: they must agree."
             )
         class_words = set()
     numbered = {
@@ -506,7 +506,7 @@ def _merge_column(name: str, parties: Mapping[str, Schema], options: ColumnOptio
         all_words = [word for entry in party_columns for word in entry.column.words]
         word = min(all_words, key=lambda word: bool(NUMBER.fullmatch(word)))
         raise UsageError(
-            f"The column {name!r} of party {kinds['words']!r} has {shown(word)}, but that of party"
+            f"The column {name!r} of party {kinds['words']!r} has {quote(word)}, but that of party"
             f" {kinds[other]!r} only numbers: correct one of them, or say --kind '{name}=words'."
         )
     kind = next(iter(kinds)) if len(kinds) == 1 else "number" if kinds else ""
@@ -548,7 +548,7 @@ def _merge_spellings(parties: Sequence[Mapping[str, str]], where: str) -> dict[s
         for written, meaning in spellings.items():
             if merged.setdefault(written, meaning) != meaning:
                 raise UsageError(
-                    f"{where} has {shown(written)}, which stands for {shown(meaning)} at one party"
+                    f"{where} has {quote(written)}, which stands for {quote(meaning)} at one party"
                     " only: they must agree."
                 )
     return merged
@@ -566,7 +566,7 @@ def _merge_case(words: set[str], options: ColumnOptions, where: str) -> list[str
     ambiguous = next((spellings for spellings in groups.values() if len(spellings) > 1), None)
     if ambiguous and options.merge_case is None:
         raise UsageError(
-            f"{where} has {shown(ambiguous[0])} and {shown(ambiguous[1])}, which differ in case or"
+            f"{where} has {quote(ambiguous[0])} and {quote(ambiguous[1])}, which differ in case or"
             " blanks only: say --merge-case if they are one, --keep-case if they are two."
         )
     if not options.merge_case:
@@ -612,14 +612,14 @@ def encode_labels(schema: Schema, table: Table) -> NDArray[Any]:
         if not numbers:
             if not NUMBER.fullmatch(text) or not isfinite(float(text)):
                 raise UsageError(
-                    f"{where} has the label {shown(text)} in row {row + 1} of {name!r}, which is"
+                    f"{where} has the label {quote(text)} in row {row + 1} of {name!r}, which is"
                     " not a number."
                 )
             labels[row] = float(text)
             continue
         if fold(text) not in numbers:
             raise UsageError(
-                f"{where} has the label {shown(text)} in row {row + 1}, which is not one of"
+                f"{where} has the label {quote(text)} in row {row + 1}, which is not one of"
                 f" {join_names(schema.classes)}."
             )
         labels[row] = numbers[fold(text)]

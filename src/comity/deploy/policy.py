@@ -17,12 +17,12 @@ from typing import Any
 from comity import algorithms
 from comity.core.algorithm import LEAVES, AnyAlgorithm
 from comity.core.wrapper import chain
-from comity.errors import UsageError, shown, unknown
+from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import base_file
 from comity.names import display_name
 from comity.plugins import is_code
 from comity.runs.config import Experiment
-from comity.spec import parse, show, split
+from comity.spec import format_value, parse, split
 from comity.units import size
 
 NAME = "site.toml"
@@ -100,18 +100,18 @@ class SitePolicy:
         """Refuse a run by what it names, before anything is made of that: a file would run as soon as it is looked at."""
         if not any(fnmatchcase(submitter, one) for one in self.submitters):
             raise UsageError(
-                f"{self.name} takes no orders from {shown(submitter, 100)} (submitters)."
+                f"{self.name} takes no orders from {quote(submitter, 100)} (submitters)."
             )
         own = [party.model or "" for party in experiment.party.values()]
         for text in (experiment.algorithm, experiment.model, experiment.metric, *own):
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
                 raise UsageError(
-                    f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a package there."
+                    f"{self.name} runs no files that a run names, as {quote(text, 100)}: install a package there."
                 )
         for text in (experiment.model, *own):
             if base_file(text):
                 raise UsageError(
-                    f"{self.name} reads no files that a run names, as {shown(text, 100)}: a base can be a seed only."
+                    f"{self.name} reads no files that a run names, as {quote(text, 100)}: a base can be a seed only."
                 )
 
     def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
@@ -188,7 +188,7 @@ def _rules(path: Path, told: dict[str, Any]) -> dict[str, Any]:
     for part, (names, prefix) in parts.items():
         table = tables[part] if part in tables else told.get(part, {})
         if not isinstance(table, dict):
-            raise UsageError(f"{path}: {part} must be a table, as in [{part}], not {shown(table)}.")
+            raise UsageError(f"{path}: {part} must be a table, as in [{part}], not {quote(table)}.")
         given = {prefix + name: value for name, value in table.items()}
         if strangers := sorted(given.keys() - names):
             where = (
@@ -218,7 +218,8 @@ def _is(one: AnyAlgorithm, forbidden: str) -> bool:
     spec = parse(forbidden)
     same = isinstance(one, algorithms.find(spec.name))
     return same and all(
-        show(getattr(one, option, None)) == show(value) for option, value in spec.options.items()
+        format_value(getattr(one, option, None)) == format_value(value)
+        for option, value in spec.options.items()
     )
 
 
@@ -231,13 +232,13 @@ def _value(path: Path, name: str, given: Any) -> Any:
         return _epsilon(path, given)
     if kind.startswith("tuple"):
         if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-            raise UsageError(f"{path}: {name} must be a list of names, not {shown(given)}.")
+            raise UsageError(f"{path}: {name} must be a list of names, not {quote(given)}.")
         return tuple(given)
     wanted = {"int": "a whole number", "bool": "true or false", "str": "a text", "Path": "a text"}[
         kind
     ]
     if type(given).__name__ != kind.replace("Path", "str") or (kind == "int" and given < 0):
-        raise UsageError(f"{path}: {name} must be {wanted}, not {shown(given)}.")
+        raise UsageError(f"{path}: {name} must be {wanted}, not {quote(given)}.")
     return given
 
 
@@ -247,7 +248,7 @@ def _epsilon(path: Path, given: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not number >= 0:  # what is no number is not at least 0 either
-        raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {shown(given)}.")
+        raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {quote(given)}.")
     return number
 
 
@@ -255,7 +256,7 @@ def _bytes(path: Path, name: str, given: Any) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", str(given).strip().upper())
     if isinstance(given, bool) or not (found or (isinstance(given, int) and given >= 0)):
         raise UsageError(
-            f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {shown(given)}."
+            f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {quote(given)}."
         )
     return int(float(found[1]) * SCALES[found[2]]) if found else int(given)
 

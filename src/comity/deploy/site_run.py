@@ -44,7 +44,7 @@ from comity.deploy.site_store import (
     write_view,
 )
 from comity.engines.site import Site
-from comity.errors import ComityError, UsageError, shown
+from comity.errors import ComityError, UsageError, quote
 from comity.measure.gain import gains
 from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score
 from comity.metrics.metrics import METRICS, Metric, check_fits, count_by_class
@@ -322,7 +322,7 @@ class SiteRun:
         self.check_round(head.round)
         if head.stage not in STAGES:
             raise UsageError(
-                f"There is no stage {shown(head.stage)} at which models are evaluated."
+                f"There is no stage {quote(head.stage)} at which models are evaluated."
             )
         content = decode(body, most_bytes=policy.message, records=seat.validator.records)
         seat.validator.check_view(content)

@@ -21,7 +21,7 @@ from comity.engines.allocator import give_back, keep_freed_memory
 from comity.engines.engine import Scheduler
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
-from comity.errors import ComityError, UsageError, describe, fate
+from comity.errors import ComityError, UsageError, describe, describe_exit
 from comity.wire.channel import Channel
 from comity.wire.sealing import Handover
 
@@ -113,7 +113,7 @@ class ProcessEngine(WorkersEngine):
         """What is said of a worker that is no longer there."""
         self._processes[w].join(timeout=1)  # its line ends a moment before it does
         return ComityError(
-            f"A worker process {fate(self._processes[w].exitcode)}; the run can be resumed."
+            f"A worker process {describe_exit(self._processes[w].exitcode)}; the run can be resumed."
         )
 
 

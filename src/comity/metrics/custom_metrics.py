@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comity.errors import UsageError, shown
+from comity.errors import UsageError, quote
 from comity.metrics.metrics import METRICS, TWO, Metric
 from comity.plugins import from_file, is_code
 from comity.text import first_paragraph
@@ -106,7 +106,7 @@ class CustomMetric:
         if output is None:
             return None
         if np.ndim(output) != 0 or np.asarray(output).dtype.kind not in "fiub":
-            what = f"an array of shape {np.shape(output)}" if np.ndim(output) else shown(output)
+            what = f"an array of shape {np.shape(output)}" if np.ndim(output) else quote(output)
             raise UsageError(f"metric {self.name} must give one number (or None), but gave {what}.")
         value = float(output)
         if not math.isfinite(value):
@@ -157,9 +157,9 @@ def metric(
     if function is None:
         return lambda wrapped: metric(wrapped, name=name, low=low)
     if not callable(function):
-        raise UsageError(f"A metric is a function of (truth, answer), not {shown(function)}.")
+        raise UsageError(f"A metric is a function of (truth, answer), not {quote(function)}.")
     if low not in (0, -1, -math.inf):
-        raise UsageError(f"A metric's low is 0, -1 or -inf, not {shown(low)}.")
+        raise UsageError(f"A metric's low is 0, -1 or -inf, not {quote(low)}.")
     display_name = name or str(getattr(function, "__name__", type(function).__name__)).strip("<>")
     about = first_paragraph(inspect.getdoc(function) or "a metric of the user's own").rstrip(".")
     return CustomMetric(function, display_name, about, low)
@@ -170,7 +170,7 @@ def _check_name(name: str) -> str:
     plain = name.replace("-", "_")
     if not re.fullmatch(r"[A-Za-z]\w{0,39}", plain, re.ASCII):
         raise UsageError(
-            f"A metric cannot be called {shown(name)}: use up to 40 letters, digits and"
+            f"A metric cannot be called {quote(name)}: use up to 40 letters, digits and"
             " underscores."
         )
     if plain in METRICS or plain in RESERVED:

@@ -15,7 +15,7 @@ from comity.models.modules import Modules
 from comity.models.stack import Stack
 from comity.models.zoo import ZOO
 from comity.plugins import call_from_file, is_code
-from comity.spec import call, parse, show
+from comity.spec import call, format_value, parse
 from comity.training.task import Network
 
 Pair = tuple[nn.Module, nn.Module]
@@ -153,7 +153,7 @@ def catalogue() -> list[dict[str, str]]:
             {
                 "name": name,
                 "description": " ".join((builder.__doc__ or "").split()),
-                "options": ", ".join(f"{p.name}={show(p.default)}" for p in options),
+                "options": ", ".join(f"{p.name}={format_value(p.default)}" for p in options),
             }
         )
     return rows

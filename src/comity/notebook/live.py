@@ -13,7 +13,7 @@ from typing import Any
 
 from comity.errors import UsageError
 from comity.runs.server_run import Progress, Quiet, ServerRun
-from comity.text import Turns
+from comity.text import RunNumbers
 from comity.units import size
 from comity.wire.ledger import Ledger
 
@@ -49,7 +49,7 @@ def watching(
         elif progress:
             from comity.cli import screen
 
-            yield screen.several(runs, jobs) if runs > 1 else screen.progress
+            yield screen.progress_of_runs(runs, jobs) if runs > 1 else screen.progress
         else:
             yield lambda title: Quiet()
     elif isinstance(progress, Progress):
@@ -95,7 +95,7 @@ class Live:
     def __init__(self, runs: int = 1) -> None:
         from IPython.display import display
 
-        self._named: Callable[[str], str] = Turns(runs) if runs > 1 else str
+        self._named: Callable[[str], str] = RunNumbers(runs) if runs > 1 else str
         self._handle: Any = display(Line("", 0, 1), display_id=True)  # type: ignore[no-untyped-call]
         self._shown = 0.0
         self.under_way: list[Followed] = []

@@ -79,11 +79,12 @@ def check_options(methods: Sequence[str], names: Iterable[str], call: Callable[.
                 for part in split(method, "+")
                 for option in options(find(parse(part).name))
             }
-            known = {
+            keywords = {
                 p.name
                 for p in inspect.signature(call).parameters.values()
                 if p.kind == p.KEYWORD_ONLY
-            } | own
+            }
+            known = keywords | (Experiment.model_fields.keys() - {"algorithm"}) | own
             raise unknown(f"setting, and no option of {', '.join(methods)}, called", name, known)
 
 

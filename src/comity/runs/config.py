@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from comity.metrics.custom_metrics import is_custom
 from comity.metrics.metrics import ACCURACY, ELIGIBLE
 from comity.training.settings import Training
-from comity.errors import UsageError, shown, unknown
+from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import located
 from comity.plugins import is_code
 from comity.privacy.budget import Budget
@@ -110,33 +110,41 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
+    algorithm: Named = Field(
+        "fedavg", description="method with optional wrappers, as in fedavg+dbe"
+    )
     data: Annotated[str, BeforeValidator(_placed)] = Field(
-        "digits", description="dataset by name, or a user's file"
+        "digits", description="dataset name, or path to your own data"
     )
     partition: Annotated[str, BeforeValidator(_dealt)] = Field(
         "auto",
         description=(
-            "how samples are dealt to parties, a saved split.json, or a user's file; auto: the"
-            " data's own parties (persons, sites, sources), or dirichlet(alpha=0.5)"
+            "how samples are split among parties: a partition, a saved split.json, or a"
+            " ./file.py; auto: the natural parties of the dataset (persons, sites, sources),"
+            " otherwise dirichlet(alpha=0.5)"
         ),
     )
     parties: int | None = Field(
-        None, ge=1, description="number of parties; 10, or as many as the data have of their own"
+        None, ge=1, description="number of parties; default: 10, or the number of natural parties"
     )
-    model: Network = Field("mlp2", description="network by name, or a user's file")
-    rounds: int = Field(20, ge=1, description="communication rounds")
-    epochs: int = Field(1, ge=1, description="local epochs a round")
-    steps: int | None = Field(None, ge=1, description="local steps a round, instead of epochs")
+    model: Network = Field("mlp2", description="network name, or a ./file.py")
+    rounds: int = Field(20, ge=1, description="number of communication rounds")
+    epochs: int = Field(1, ge=1, description="local epochs per round")
+    steps: int | None = Field(None, ge=1, description="local steps per round, instead of epochs")
     batch: int = Field(10, ge=1, description="mini-batch size")
     optimizer: str = Field("sgd", description="sgd, sgd(momentum=0.9,decay=1e-5) or adam")
     lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="learning rate")
-    participation: float = Field(1.0, gt=0, le=1, description="share of the parties in a round")
+    participation: float = Field(
+        1.0, gt=0, le=1, description="fraction of parties that train in a round"
+    )
     test: str = Field(
         "own(0.25)", description="test protocol: own(0.25), tail(0.25), official, matched or common"
     )
     validation: float = Field(
-        0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by"
+        0.1,
+        ge=0,
+        lt=1,
+        description="fraction of each party's training samples held out for validation",
     )
     eval_every: int = Field(
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
@@ -146,48 +154,55 @@ class Experiment(BaseModel):
         gt=0,
         le=1,
         description=(
-            "share of the parties that evaluate, others each time; after the last round all do"
+            "fraction of parties evaluated per round (a new sample each time; all parties after"
+            " the last round)"
         ),
     )
     patience: int | None = Field(
         None,
         ge=1,
         description=(
-            "end the run when it got no better for so many rounds, judged on "
-            "validation data (on test data if validation is 0)"
+            "stop after this many rounds without improvement on validation data (on test data"
+            " if validation is 0)"
         ),
     )
     metric: Annotated[str, BeforeValidator(_judge)] = Field(
         ACCURACY.name,
         description=(
-            f"what rounds, settings and methods are chosen and judged by: {', '.join(ELIGIBLE)}, or"
-            " a user's file"
+            f"metric that rounds, settings and methods are chosen by: {', '.join(ELIGIBLE)}, or a"
+            " ./file.py"
         ),
     )
     augment: str = Field(
         "none",
-        description="random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)",
+        description=(
+            "random augmentation of training images, as in flip|crop(pad=4)|rotate(degrees=10)"
+        ),
     )
     bn: Literal["all", "params_only", "none"] = Field(
         "all", description="which BatchNorm values are shared"
     )
     init: Literal["common", "own"] = Field(
-        "common", description="the weights that parties start from: the same, or each its own"
+        "common",
+        description=("initial weights: the same for all parties, or different for each party"),
     )
     cut: str | None = Field(
         None,
-        description="stage after which the representation is taken; the model's own unless told",
+        description=("stage whose output is the representation; default: chosen by the model"),
     )
     opt_state: Literal["reset", "keep"] = Field(
-        "reset", description="parties' optimizers from round to round: new, or kept"
+        "reset", description="optimizer state of the parties between rounds"
     )
     last_batch: Literal["keep", "drop"] = Field(
-        "keep", description="a party's last batch of an epoch, if smaller"
+        "keep", description="last batch of an epoch, if it is smaller than the others"
     )
     newcomers: int = Field(
         0,
         ge=0,
-        description="parties held out until the end (the last ones), then joined and judged",
+        description=(
+            "number of parties (the last ones) that join only after training, and are then"
+            " evaluated"
+        ),
     )
     join_epochs: int = Field(10, ge=1, description="epochs of a newcomer's warm-up")
     without: Annotated[
@@ -201,56 +216,59 @@ class Experiment(BaseModel):
     absent: Annotated[str | None, BeforeValidator(_located)] = Field(
         None,
         description=(
-            "who misses what, to study it: a table as absences.csv, or random(offline=0.1,lost=0.1)"
+            "simulated absences: a table such as absences.csv, or random(offline=0.1,lost=0.1)"
         ),
     )
     min_replies: int = Field(
         1,
         ge=1,
         description=(
-            "replies that make an exchange count (all, if fewer are asked), else the round is void"
+            "minimum number of replies to a call (or all, if fewer parties are called);"
+            " otherwise the round is discarded"
         ),
     )
     on_nonfinite: Literal["drop", "stop"] = Field(
-        "drop", description="a reply with values that are not finite: leave it out, or stop"
+        "drop", description="reply that contains NaN or infinity: drop the reply, or stop the run"
     )
     budget: Annotated[str | None, AfterValidator(_budget)] = Field(
         None,
         description=(
-            "the most that a run may give away of a party, as in epsilon=8,delta=1e-5; dp finds its"
-            " noise by it"
+            "privacy budget of each party, as in epsilon=8,delta=1e-5; dp solves for its noise"
+            " level"
         ),
     )
-    seed: int = Field(0, ge=0, description="the one seed")
+    seed: int = Field(0, ge=0, description="random seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto",
-        description="where tensors live; auto: a GPU if there is one, but none was ever tested",
+        description=("device of the tensors; auto: a GPU if there is one (GPUs are untested)"),
     )
     engine: Literal["auto", "loop", "process", "stacked", "ray", "flare"] = Field(
         "auto",
         description=(
-            "where parties live: one after another, in processes, many as one computation, or on a"
-            " Ray cluster; flare: at sites of their own, with --federation"
+            "how parties are run: one after another (loop), in worker processes, batched"
+            " (stacked), or on a Ray cluster; flare: at real sites, with --federation"
         ),
     )
-    workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
+    workers: int | None = Field(
+        None, ge=1, description="number of worker processes; default: one per core"
+    )
     gpus: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="GPUs, or a share of one, that each worker on Ray takes; none was ever tested",
+        description="GPUs, or a fraction of one, per Ray worker (untested)",
     )
     partial_sums: bool = Field(
         False,
         strict=True,
         description=(
-            "have each worker (of process or ray) add up what its parties reply, where a method"
-            " only averages it: less crosses, and figures differ by rounding"
+            "let each worker (process or ray) sum its parties' replies where the method only"
+            " averages them: less traffic; results differ by rounding"
         ),
     )
-    set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
+    set: dict[str, Any] = Field(default_factory=dict, description="options of the method")
     party: dict[str, PartySettings] = Field(
-        default_factory=dict, description="what single parties do their own way"
+        default_factory=dict, description="settings of individual parties"
     )
 
     def training(self) -> Training:
@@ -358,7 +376,7 @@ def _check_plain(name: str, given: Any) -> None:
     ):
         raise UsageError(f"{name} is too large: it must be less than {most:,}.")
     elif isinstance(given, str) and ("\0" in given or not _is_text(given)):
-        raise UsageError(f"{name} holds a character that is no text: {shown(given)}.")
+        raise UsageError(f"{name} holds a character that is no text: {quote(given)}.")
 
 
 def _is_text(given: str) -> bool:
@@ -396,6 +414,9 @@ KINDS = {
 
 
 def _sentence(why: ValidationError) -> str:
+    for error in why.errors():
+        if isinstance(raised := error.get("ctx", {}).get("error"), UsageError):
+            return str(raised)  # raised by a validator of this module, already a sentence
     first = why.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
     given = first.get("input")
@@ -420,10 +441,10 @@ def _sentence(why: ValidationError) -> str:
                 )
             )
         case "extra_forbidden":
-            return f"There is no setting called {shown(name)}."
+            return f"There is no setting called {quote(name)}."
         case _:
             return f"{name}: {first['msg']}."
-    return f"{name} must be {wish}, not {shown(given)}."
+    return f"{name} must be {wish}, not {quote(given)}."
 
 
 def read(path: str | Path) -> Experiment:
@@ -433,11 +454,11 @@ def read(path: str | Path) -> Experiment:
         if any(line.partition("=")[0].count(".") > MOST_DOTS for line in text.splitlines()):
             raise RecursionError
         return experiment(tomllib.loads(text))
+    except UsageError:
+        raise
     except OSError as why:
         raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
-    except (
-        ValueError
-    ) as why:  # also of text that is not UTF-8, and of numbers of thousands of digits
+    except ValueError as why:  # also for text that is not UTF-8, and numbers with too many digits
         raise UsageError(f"{path} is not valid TOML: {why}.") from why
     except RecursionError as why:
         raise UsageError(f"{path} is nested too deeply to be an experiment.") from why

@@ -128,6 +128,8 @@ def _read(path: Path) -> str:
         if path.stat().st_size > MOST:
             raise UsageError(f"{path} is too large for a plan of absences.")
         return path.read_text(encoding="utf-8-sig")
+    except UsageError:
+        raise
     except (OSError, ValueError) as why:
         raise UsageError(
             f"{path} cannot be read ({getattr(why, 'strerror', None) or 'it is no text'})."

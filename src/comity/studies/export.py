@@ -238,6 +238,8 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
         middle, spread = how.get("label", (0.0, 1.0))  # earlier versions had classes only
         preprocess = Preprocess(how["divisor"], mean, std, marked, fills, label=(middle, spread))
         schema = Schema.read(folder / "schema.json") if (folder / "schema.json").exists() else None
+    except UsageError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Unusable) as why:
         raise no_model_in(folder) from why
     network = models.build(settings["model"], shape, max(1, classes))

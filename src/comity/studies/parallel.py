@@ -27,8 +27,8 @@ from comity.data import Federation
 from comity.engines.process import held_back
 from comity.engines.ray_cluster import actors_kept
 from comity.engines.site_store import state_bytes
-from comity.errors import ComityError, CorruptedFile, UsageError, fate, shown
-from comity.machine import available, private
+from comity.errors import ComityError, CorruptedFile, UsageError, describe_exit, quote
+from comity.machine import available_memory, private_memory
 from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs import config
@@ -59,7 +59,7 @@ def parse_jobs(jobs: int | str) -> int:
         jobs = int(jobs)
     if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise UsageError(
-            f"jobs is how many runs go on at once, a number from 1 or auto, not {shown(jobs)}."
+            f"jobs is how many runs go on at once, a number from 1 or auto, not {quote(jobs)}."
         )
     return jobs
 
@@ -330,11 +330,11 @@ class _RunPool:
 
     def _room(self) -> int | None:
         """Return the free memory in bytes, without what running processes are expected to need."""
-        free = available()
+        free = available_memory()
         if free is None:
             return None
         return free - sum(
-            max(0, self._runs[k].cost.memory - private(m.process.pid))
+            max(0, self._runs[k].cost.memory - private_memory(m.process.pid))
             for k, m in self._running.items()
         )
 
@@ -394,7 +394,9 @@ class _RunPool:
                 gone = True
             if gone and k in self._running:
                 member.process.join(1)
-                raise ComityError(f"The run {self._runs[k].title} {fate(member.process.exitcode)}.")
+                raise ComityError(
+                    f"The run {self._runs[k].title} {describe_exit(member.process.exitcode)}."
+                )
         if isinstance(self._progress, Overview):
             self._progress.overview(len(self._waiting) + len(self._running), self._seconds_left())
 

@@ -26,7 +26,7 @@ from comity.runs.config import Experiment
 from comity.runs.figures import by_round, mean
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Progress
-from comity.spec import value
+from comity.spec import parse_value
 from comity.studies.parallel import (
     Cost,
     Planned,
@@ -132,7 +132,7 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         if not equals or not name or not values:
             raise UsageError(f"{text!r} is not of the form name=value,value,...")
-        grid[name.strip()] = [value(v) for v in values.split(",")]
+        grid[name.strip()] = [parse_value(v) for v in values.split(",")]
     if not grid:
         raise UsageError("tune needs at least one --grid name=value,value,...")
     return grid

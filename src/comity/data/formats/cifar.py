@@ -22,8 +22,8 @@ from comity.data.formats.common import (
     file_error,
     labels,
     open_binary,
+    quote,
     read_bytes,
-    shown,
     wrap_parse_errors,
     wrap_read_errors,
 )
@@ -164,7 +164,7 @@ class _Arrays(pickle.Unpickler):
             return super().find_class(module, name)
         raise file_error(
             self._where,
-            f"asks for {shown(f'{module}.{name}')}, which no file of CIFAR does: do not open it",
+            f"asks for {quote(f'{module}.{name}')}, which no file of CIFAR does: do not open it",
         )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.errors import UsageError
-from comity.errors import shown as shown  # noqa: PLC0414
+from comity.errors import quote as quote  # noqa: PLC0414
 
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]

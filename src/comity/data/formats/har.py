@@ -16,7 +16,7 @@ from comity.data.formats.common import (
     file_error,
     labels,
     open_binary,
-    shown,
+    quote,
 )
 
 SIGNALS = tuple(
@@ -88,7 +88,7 @@ def _numbers(path: Path, columns: int) -> NDArray[np.float32]:
             except ValueError as error:
                 text = line.decode("utf-8", "replace").strip()
                 raise file_error(
-                    path, f"has something other than numbers in line {number}: {shown(text)}"
+                    path, f"has something other than numbers in line {number}: {quote(text)}"
                 ) from error
             if not np.isfinite(row).all():
                 raise file_error(path, f"has a value in line {number} that is not a finite number")

@@ -26,7 +26,7 @@ from comity.data.formats.common import (
     import_optional,
     list_folder,
     open_binary,
-    shown,
+    quote,
     wrap_parse_errors,
     wrap_read_errors,
 )
@@ -100,7 +100,7 @@ def read_image_folder(
     if classes is not None:
         missing = [name for name in classes if name not in names]
         if missing:
-            raise file_error(folder, f"has no folder for the class {shown(missing[0])}")
+            raise file_error(folder, f"has no folder for the class {quote(missing[0])}")
         names = list(classes)
     labelled_files = [
         (path, label) for label, name in enumerate(names) for path in picture_files(root / name)
@@ -131,7 +131,7 @@ def read_image_list(
         if not name or not (label.isascii() and label.isdigit()) or len(label) > 9:
             raise file_error(
                 list_file,
-                f"has {shown(line)} in line {number}, but each line is a path, a space and a label"
+                f"has {quote(line)} in line {number}, but each line is a path, a space and a label"
                 " from 0",
             )
         if classes is not None and int(label) >= classes:
@@ -144,7 +144,7 @@ def read_image_list(
         if relative.is_absolute() or ".." in relative.parts:
             raise file_error(
                 list_file,
-                f"has a path in line {number} that leads out of the folder: {shown(name)}",
+                f"has a path in line {number} that leads out of the folder: {quote(name)}",
             )
         paths.append(base / relative)
         labels.append(int(label))
@@ -180,6 +180,6 @@ def _sides(size: Size) -> tuple[int, int]:
     for side in sides:
         if not 1 <= side <= MOST_SIDE:
             raise UsageError(
-                f"size must be a side length in pixels, from 1 to {MOST_SIDE}, not {shown(side)}."
+                f"size must be a side length in pixels, from 1 to {MOST_SIDE}, not {quote(side)}."
             )
     return sides

@@ -20,7 +20,7 @@ from comity.data.formats.common import (
     labels,
     list_folder,
     open_binary,
-    shown,
+    quote,
 )
 
 SIDE = 28
@@ -59,7 +59,7 @@ def read_leaf(folder: Source) -> Leaf:
                 if name in file_of_user:
                     raise file_error(
                         path,
-                        f"has the user {shown(name)}, who is already in"
+                        f"has the user {quote(name)}, who is already in"
                         f" {file_of_user[name].name}: remove the copy",
                     )
                 file_of_user[name] = path
@@ -103,7 +103,7 @@ def _users(path: Path) -> Iterator[tuple[str, Pixels, Labels]]:
     for name, count in zip(users, counts, strict=True):
         user_data = data.get(name) if isinstance(name, str) else None
         if not isinstance(user_data, dict):
-            raise file_error(path, f"lists the user {shown(name)} but has no data of that user")
+            raise file_error(path, f"lists the user {quote(name)} but has no data of that user")
         yield name, *_samples(path, name, user_data, count)
 
 
@@ -116,19 +116,19 @@ def _samples(
     if x is None or y is None or y.ndim != 1 or (x.shape != (len(y), SIDE * SIDE) and len(y)):
         raise file_error(
             path,
-            f"has data of {shown(name)} that are not lists of {SIDE * SIDE} pixels and a label for"
+            f"has data of {quote(name)} that are not lists of {SIDE * SIDE} pixels and a label for"
             " each",
         )
     if len(y) != count or len(x) != count:
         raise file_error(
             path,
-            f"says that {shown(name)} has {shown(count)} samples, but there are {len(y)}: get a new"
+            f"says that {quote(name)} has {quote(count)} samples, but there are {len(y)}: get a new"
             " copy of it",
         )
     if not ((x >= 0) & (x <= 1)).all():  # false for NaN
-        raise file_error(path, f"has a pixel of {shown(name)} that is not between 0 and 1")
+        raise file_error(path, f"has a pixel of {quote(name)} that is not between 0 and 1")
     pixels = np.rint(x * 255).astype(np.uint8).reshape(-1, 1, SIDE, SIDE)
-    return pixels, labels(f"The data of {shown(name)} in {path}", y, CLASSES)
+    return pixels, labels(f"The data of {quote(name)} in {path}", y, CLASSES)
 
 
 def _numbers(values: object) -> NDArray[Any] | None:

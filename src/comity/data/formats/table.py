@@ -28,7 +28,7 @@ from comity.data.formats.common import (
     import_optional,
     join_names,
     open_binary,
-    shown,
+    quote,
     wrap_parse_errors,
     wrap_read_errors,
 )
@@ -60,7 +60,7 @@ class Table:
         """The column of that name."""
         if name not in self:
             raise file_error(
-                self.path, f"has no column called {shown(name)}; it has {join_names(self.names)}"
+                self.path, f"has no column called {quote(name)}; it has {join_names(self.names)}"
             )
         return self.columns[self._positions[name]]
 
@@ -90,7 +90,7 @@ def numeric(column: Array, what: str = "The column") -> NDArray[np.float64]:
         if cell in MISSING:
             continue
         if not NUMBER.fullmatch(cell) or not isfinite(value := float(cell)):
-            raise file_error(what, f"has {shown(cell)} in row {row + 1}, which is not a number")
+            raise file_error(what, f"has {quote(cell)} in row {row + 1}, which is not a number")
         values[row] = value
     return values
 
@@ -107,7 +107,7 @@ def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDA
         if cell not in positions:
             choice = f": it must be one of {', '.join(values)}" if len(values) <= 12 else ""
             raise file_error(
-                what, f"has {shown(cell)} in row {row + 1}, which is not a known value{choice}"
+                what, f"has {quote(cell)} in row {row + 1}, which is not a known value{choice}"
             )
         result[row] = positions[cell]
     return result
@@ -208,9 +208,9 @@ class DecimalMarks:
         """Refuse a file in which decimal commas and such points occur."""
         for cell in cells:
             if not self.comma and DECIMAL_COMMA.fullmatch(cell):
-                self.comma = f"{shown(cell)} in line {line}"
+                self.comma = f"{quote(cell)} in line {line}"
             elif not self.point and THOUSANDS.fullmatch(cell):
-                self.point = f"{shown(cell)} in line {line}"
+                self.point = f"{quote(cell)} in line {line}"
             else:
                 continue
             if self.comma and self.point:
@@ -259,7 +259,7 @@ def read_parquet(path: Source) -> Table:
             else:
                 raise file_error(
                     path,
-                    f"has a column {name!r} of type {shown(str(values.type))}, but only numbers and"
+                    f"has a column {name!r} of type {quote(str(values.type))}, but only numbers and"
                     " text can be read",
                 )
     return Table(path, list(table.column_names), columns)
@@ -355,5 +355,5 @@ def _check_names(path: Source, names: Iterable[str]) -> None:
         if not name:
             raise file_error(path, f"has no name for column {number}")
         if name in known_names:
-            raise file_error(path, f"has two columns called {shown(name)}")
+            raise file_error(path, f"has two columns called {quote(name)}")
         known_names.add(name)

@@ -15,7 +15,7 @@ from torch import Tensor
 from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.formats import read_images
-from comity.data.formats.common import check_same_length, file_error, labels, open_binary, shown
+from comity.data.formats.common import check_same_length, file_error, labels, open_binary, quote
 from comity.data.groups import Groups
 from comity.data.library import Card
 from comity.data.protocols import stratified
@@ -159,7 +159,7 @@ def table(path: Path, *columns: str) -> list[list[str]]:
         cells = line.strip().rsplit(maxsplit=len(columns) - 1)
         if cells and len(cells) != len(columns):
             raise file_error(
-                path, f"has {shown(line)} in line {number}, but each line is: {', '.join(columns)}"
+                path, f"has {quote(line)} in line {number}, but each line is: {', '.join(columns)}"
             )
         rows += [cells] if cells else []
     if not rows:
@@ -171,5 +171,5 @@ def path_inside(folder: Path, name: str, source: Path) -> Path:
     """The path of a file that the list `source` names; refuse paths that leave the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        raise file_error(source, f"has a path that leads out of the folder: {shown(name)}")
+        raise file_error(source, f"has a path that leads out of the folder: {quote(name)}")
     return folder / path

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from comity.data.dataset import Dataset
 from comity.data.files import FileLayout, FilePaths, load_dataset
-from comity.data.formats.common import existing_folder, file_error, list_folder, shown
+from comity.data.formats.common import existing_folder, file_error, list_folder, quote
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import ImageFile, image_file_dataset, path_inside, table
@@ -124,7 +124,7 @@ def _by_list(folder: Path, *lists: Path) -> Iterator[Sighting]:
             if match is None or not identity.isdecimal():
                 raise file_error(
                     file,
-                    f"has {shown(f'{name} {identity}')}, but lines are as"
+                    f"has {quote(f'{name} {identity}')}, but lines are as"
                     " 0000/0000_000_01_0303noon_0008_0.jpg 0",
                 )
             yield Sighting(path_inside(folder, name, file), int(identity), int(match[1]))

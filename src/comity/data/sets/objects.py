@@ -7,7 +7,7 @@ from pathlib import Path
 from comity.data.dataset import Dataset
 from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import picture_files
-from comity.data.formats.common import existing_folder, file_error, list_folder, shown
+from comity.data.formats.common import existing_folder, file_error, list_folder, quote
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import ImageFile, image_file_dataset, path_inside, table
 
@@ -50,7 +50,7 @@ def _tiny(paths: FilePaths) -> Dataset:
         if kind not in label:
             raise file_error(
                 annotations,
-                f"has {shown(name)} of the class {shown(kind)}, of which {root / 'train'} has no"
+                f"has {quote(name)} of the class {quote(kind)}, of which {root / 'train'} has no"
                 " folder",
             )
         images.append(
@@ -87,7 +87,7 @@ def _read_numbers(
         if not value.isdecimal() or not first <= int(value) < first + count:
             raise file_error(
                 path,
-                f"has {shown(value)} for image {shown(number)}, but it must be from {first} to"
+                f"has {quote(value)} for image {quote(number)}, but it must be from {first} to"
                 f" {first + count - 1}",
             )
         values[number] = int(value) - first

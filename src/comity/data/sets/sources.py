@@ -12,7 +12,7 @@ from comity.base.key import Key
 from comity.data.dataset import Dataset
 from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import picture_files, read_leaf, read_npz
-from comity.data.formats.common import existing_folder, file_error, list_folder, shown
+from comity.data.formats.common import existing_folder, file_error, list_folder, quote
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import (
@@ -251,7 +251,7 @@ def _list_folders(
         for label, kind in enumerate(kinds):
             folder = root / source / kind
             if require_all and not folder.is_dir():
-                raise file_error(root / source, f"has no folder for the class {shown(kind)}")
+                raise file_error(root / source, f"has no folder for the class {quote(kind)}")
             images += [
                 ImageFile(path, label, group)
                 for path in (picture_files(folder) if folder.is_dir() else [])
@@ -276,7 +276,7 @@ def _read_lists(
             if numbers.setdefault(kind, number) != number:
                 raise file_error(
                     file,
-                    f"has the label {shown(number)} for {shown(name)}, but {kind} is"
+                    f"has the label {quote(number)} for {quote(name)}, but {kind} is"
                     f" {numbers[kind]} elsewhere",
                 )
             if kind in label:

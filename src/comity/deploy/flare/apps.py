@@ -24,7 +24,7 @@ from nvflare.collab import collab
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from comity.deploy.transport import Aborted, Transport
-from comity.errors import ComityError, shown
+from comity.errors import ComityError, quote
 
 FOLDER = (
     "COMITY_SITES_FOLDER"  # the folder of this server or site, set by whoever started the process
@@ -155,7 +155,7 @@ class FlareTransport:
             return name, None
         if isinstance(answer, bytes):
             return name, answer
-        log.warning("%s did not answer: %s", name, shown(answer, 200))
+        log.warning("%s did not answer: %s", name, quote(answer, 200))
         return name, None
 
 

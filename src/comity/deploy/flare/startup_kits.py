@@ -23,7 +23,7 @@ from typing import Any
 
 from comity.deploy.flare import needs_flare
 from comity.deploy.flare.hardening import harden_server, harden_site
-from comity.errors import ComityError, UsageError, shown
+from comity.errors import ComityError, UsageError, quote
 from comity.runs.checkpoint import write_atomically
 
 ROOT = "root"  # in the operator's folder: the root's key, and a record of what was signed
@@ -83,7 +83,7 @@ def init(
     if not RESEARCHER.fullmatch(researcher):
         raise UsageError(
             "A researcher is named like an address, lead@comity.local for instance, not"
-            f" {shown(researcher)}."
+            f" {quote(researcher)}."
         )
     if (folder / ROOT).exists():
         raise UsageError(
@@ -147,7 +147,7 @@ def join(invite: Invite, name: str, folder: Path) -> Path:
     needs_flare()
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"A site's name has letters, digits and hyphens, and at most 63 of them: {shown(name)}"
+            f"A site's name has letters, digits and hyphens, and at most 63 of them: {quote(name)}"
             " does not."
         )
     if (folder / KIT).exists():
@@ -173,11 +173,11 @@ def approve(folder: Path, request: Path, signed: Path | None = None, again: bool
     asked = requested(request)
     if asked.get("kind") != "site":
         raise UsageError(
-            f"{request} asks to be {shown(asked.get('kind'))}, not a site: it is not signed."
+            f"{request} asks to be {quote(asked.get('kind'))}, not a site: it is not signed."
         )
     if asked.get("name") in approved(folder, but=asked.get("public_key_sha256")) and not again:
         raise UsageError(
-            f"A site {shown(asked.get('name'))} with another key was approved before: whoever has"
+            f"A site {quote(asked.get('name'))} with another key was approved before: whoever has"
             " both keys is both."
         )
     return _sign(

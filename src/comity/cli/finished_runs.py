@@ -1,6 +1,4 @@
-"""Commands about finished runs: a report, what was learned in figures, a party's model to take
-along.
-"""
+"""The commands about finished runs: measure, report, export and disclose."""
 
 from __future__ import annotations
 
@@ -10,15 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from comity.cli.options import Out, RunDir, Trust, app, caution
+from comity.cli.options import Out, RunDir, Trust, app, print_warning
 from comity.text import escape_terminal
 
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
-Samples = Annotated[int, typer.Option(help="how many samples of all who are measured together")]
-Full = Annotated[
-    bool, typer.Option("--full", help="description length as its authors measure it: slow")
+Samples = Annotated[
+    int, typer.Option(help="number of test samples, over all parties that are measured")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="for programs")]
+Full = Annotated[
+    bool, typer.Option("--full", help="measure description length as in its paper (slow)")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @app.command()
@@ -27,14 +27,15 @@ def measure(
     layers: Some = None,
     samples: Samples = 2000,
     party: Annotated[
-        str | None, typer.Option("--party", help="only what this party could measure by itself")
+        str | None, typer.Option("--party", help="only what this party can measure by itself")
     ] = None,
     full: Full = False,
     as_json: AsJson = False,
     trust: Trust = False,
 ) -> None:
-    """A finished run's representations (description length, distances, drift), and its accuracy in
-    every paper's convention.
+    """Measure the representations of a finished run, and its accuracy by each paper's convention.
+
+    The measures are description length, Fréchet distance, separability of parties, and drift.
     """
     from comity.cli import screen
     from comity.measure import conventions, mdl, study
@@ -44,26 +45,29 @@ def measure(
     run = RunFolder(run_dir)
     run.check_begun()
     run.check()
-    found = study.study(
+    measures = study.study(
         run_dir,
-        listed(layers),
+        split_names(layers),
         samples,
         mdl=mdl.FULL if full else mdl.CHEAP,
         party=party,
         trust=trust,
-        progress=measuring,
+        progress=show_progress,
     )
-    if party is not None:  # measures.json is of all parties
-        found |= {"accuracy": conventions.party_figures(run_dir, party)}
-        print(json.dumps(found)) if as_json else show_own_measures(found)
+    if party is not None:  # not written: measures.json is for all parties
+        measures |= {"accuracy": conventions.party_figures(run_dir, party)}
+        if as_json:
+            print(json.dumps(measures))
+        else:
+            show_party_measures(measures)
         return
     accuracy = conventions.run_figures(run_dir)
-    run.write_measures(found | {"accuracy": accuracy})
+    run.write_measures(measures | {"accuracy": accuracy})
     if as_json:
-        print(json.dumps(found | {"accuracy": accuracy}))
+        print(json.dumps(measures | {"accuracy": accuracy}))
         return
     rows = []
-    for layer, entry in found["layers"].items():
+    for layer, entry in measures["layers"].items():
         for when in ("before", "after"):
             if when in entry:
                 rows.append([layer, when, *_figures(entry[when])])
@@ -71,29 +75,29 @@ def measure(
     screen.table(
         heads,
         rows,
-        f"{display_name(found['algorithm'])} on {found['dataset']}, {found['samples']} test"
-        " samples",
+        f"{display_name(measures['algorithm'])} on {measures['dataset']},"
+        f" {measures['samples']} test samples",
         words=2,
     )
-    shown = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
-    screen.table(["accuracy", ""], shown)
+    figures = [[name, f"{value:.4f}"] for name, value in accuracy.items() if value is not None]
+    screen.table(["accuracy", ""], figures)
     screen.out.print(
-        "before, after: local training. MDL: description length of the labels, given the"
-        " representations. Fréchet: each party's distance to all together. told apart: how often a"
-        " probe names the party. drift: distance of class centroids between parties, over the"
-        " spread within a class.",
+        "training: before or after local training. MDL: description length of the labels, given the"
+        " representations. Fréchet: mean distance between a party and all parties pooled. told"
+        " apart: accuracy of a probe that predicts the party. drift: distance of class centroids"
+        " between parties, divided by the spread within a class.",
         style="dim",
     )
     screen.out.print(f"Written to {run.measures}", soft_wrap=True)
 
 
-def show_own_measures(found: dict[str, Any]) -> None:
-    """What was measured of one party alone: its table, and a sentence on what could not be."""
+def show_party_measures(measures: dict[str, Any]) -> None:
+    """Print the measures of one party, and what a single party cannot measure."""
     from comity.cli import screen
     from comity.names import display_name
 
     rows = []
-    for layer, entry in found["layers"].items():
+    for layer, entry in measures["layers"].items():
         for when in ("before", "after"):
             if when in entry:
                 mdl = entry[when]["mdl"] or {}
@@ -105,53 +109,54 @@ def show_own_measures(found: dict[str, Any]) -> None:
                 ]
                 rows.append([layer, when, *figures])
     title = (
-        f"{display_name(found['algorithm'])} at {found['party']}, {found['samples']} of its test"
-        " samples"
+        f"{display_name(measures['algorithm'])} at {measures['party']},"
+        f" {measures['samples']} of its test samples"
     )
     screen.table(["layer", "training", "MDL nats", "bits", "moved"], rows, title, words=2)
-    accuracy = {name: value for name, value in found["accuracy"].items() if value is not None}
+    accuracy = {name: value for name, value in measures["accuracy"].items() if value is not None}
     screen.table(["accuracy", ""], [[name, f"{value:.4f}"] for name, value in accuracy.items()])
     screen.out.print(
-        "before, after: local training. MDL: description length of the labels, given the"
-        " representations. moved: how far local training moves the centroids of classes, over the"
-        " spread within a class.",
+        "training: before or after local training. MDL: description length of the labels, given the"
+        " representations. moved: distance by which local training moves class centroids, divided"
+        " by the spread within a class.",
         style="dim",
     )
-    for sentence in found["not_measured"]:
+    for sentence in measures["not_measured"]:
         screen.out.print(sentence, soft_wrap=True)
 
 
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="the folder of a run, or of several")
+        Path, typer.Argument(metavar="DIR", help="folder of a run, or of several runs")
     ],
     methods: Annotated[
         str | None,
-        typer.Option(help="whose representations to draw, as in a,b; the best unless told"),
+        typer.Option(help="methods whose representations are drawn, as in a,b; default: the best"),
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(help="count rounds and bytes to this accuracy; SOLO's unless told"),
+        typer.Option(help="count rounds and bytes up to this accuracy; default: that of SOLO"),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="only what the files say; no data or models are opened")
+        bool,
+        typer.Option("--quick", help="use only the files of runs, without opening data or models"),
     ] = False,
     samples: Annotated[
         bool, typer.Option("--samples/--no-samples", help="show some of the parties' samples")
     ] = True,
     figures: Annotated[
-        str | None, typer.Option(help="pdf, svg or png: also every chart as a file, for papers")
+        str | None, typer.Option(help="also write every chart as a file: pdf, svg or png")
     ] = None,
     table: Annotated[
-        str | None, typer.Option(help="markdown or latex: print the ranking as that")
+        str | None, typer.Option(help="only print the ranking, as markdown or latex")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="the page's file; DIR/report.html unless told")
+        Path | None, typer.Option("--out", help="file of the page; default: DIR/report.html")
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """Write DIR/report.html, one page that shows a run, or a folder of runs."""
+    """Write a report of a run, or of a folder of runs, as one HTML page."""
     from comity.cli import screen
     from comity.report import report as write
     from comity.report.static import ranking
@@ -163,32 +168,32 @@ def report(
         return
     path = write(
         folder,
-        methods=listed(methods),
+        methods=split_names(methods),
         target=target,
         quick=quick,
         samples=samples,
         figures=figures,
         out=out,
         trust=trust,
-        told=caution,
-        answered=screen.say,
+        told=print_warning,
+        answered=screen.print_sentence,
     )
     screen.out.print(f"The report is in {path}", soft_wrap=True)
     if figures is not None:
         screen.out.print(f"The figures are in {folder / 'figures'}", soft_wrap=True)
 
 
-def listed(names: str | None) -> list[str] | None:
-    """`a,b` as a list."""
+def split_names(names: str | None) -> list[str] | None:
+    """Return names such as `a,b` as a list."""
     return None if names is None else [part.strip() for part in names.split(",")]
 
 
-def measuring(what: str) -> None:
-    """Say what is being measured, where somebody watches."""
+def show_progress(text: str) -> None:
+    """Print what is being measured, if stderr is a terminal."""
     from comity.cli import screen
 
     if screen.err.is_terminal:
-        screen.err.print(what, style="dim")
+        screen.err.print(text, style="dim")
 
 
 def _number(value: float | None, digits: int = 1) -> str:
@@ -213,11 +218,11 @@ def _figures(entry: dict[str, Any]) -> list[str]:
 @app.command()
 def export(
     run_dir: RunDir,
-    party: Annotated[str, typer.Option("--party", help="whose model")],
+    party: Annotated[str, typer.Option("--party", help="name of the party")],
     out: Out = None,
     trust: Trust = False,
 ) -> None:
-    """A party's model to take along: weights, preprocessing, a script that predicts, a card."""
+    """Export a party's model: weights, preprocessing, a script that predicts, and a model card."""
     from comity.cli import screen
     from comity.errors import ComityError
     from comity.runs.folder import RunFolder
@@ -229,7 +234,7 @@ def export(
     run = RunFolder(run_dir)
     if (summary := run.read_summary()) is None:
         raise ComityError(
-            f"The run in {run_dir} is not finished: go on with 'comity resume {run_dir}'."
+            f"The run in {run_dir} is not finished: resume it with 'comity resume {run_dir}'."
         )
     run.check()
     folder = out or run_dir / "exported" / party
@@ -248,20 +253,16 @@ def export(
 @app.command()
 def disclose(
     run_dir: RunDir,
-    party: Annotated[str, typer.Option("--party", help="whose page")],
+    party: Annotated[str, typer.Option("--party", help="name of the party")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="the folder for both files; the run's own unless told"),
+        typer.Option("--out", help="folder for both files; default: the folder of the run"),
     ] = None,
     trust: Trust = False,
 ) -> None:
-    """What left a party in a finished run, on a page for whoever answers for its data: HTML and
-    PDF.
-    """
+    """Write what left a party in a finished run, as HTML and PDF for the party's data officer."""
     from comity.cli import screen
     from comity.disclosure import disclose as write
 
-    page, sheets = write(run_dir, party, out, trust=trust)
-    screen.out.print(
-        f"What left {escape_terminal(party)} is in {page} and {sheets}", soft_wrap=True
-    )
+    page, pdf = write(run_dir, party, out, trust=trust)
+    screen.out.print(f"What left {escape_terminal(party)} is in {page} and {pdf}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The command that looks on: watch."""
+"""The command `comity watch`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from comity.cli.options import app
 def watch(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="a run's folder, or one with runs in it at any depth"),
+        typer.Argument(metavar="DIR", help="folder of a run, or a folder that contains runs"),
     ],
     once: Annotated[
-        bool, typer.Option("--once", help="show it once and end, as where there is no terminal")
+        bool, typer.Option("--once", help="print once and exit (default without a terminal)")
     ] = False,
 ) -> None:
-    """Look on while runs go on, or at what they came to; Ctrl-C ends the watching, never the run."""
+    """Show running or finished runs, and update until Ctrl-C. Runs are not affected."""
     with contextlib.suppress(KeyboardInterrupt):
         from comity.cli import screen, watch
 

@@ -1,4 +1,4 @@
-"""Commands that tell what there is: list and show."""
+"""The commands `comity list` and `comity show`."""
 
 from __future__ import annotations
 
@@ -10,42 +10,38 @@ import typer
 
 from comity.cli.options import Algo, app
 from comity.errors import unknown
-from comity.spec import show as show_value
+from comity.spec import format_value
 
 if TYPE_CHECKING:
     from comity.algorithms import Option
 
 
-def _cell(thing: Any) -> str:
-    """A value of a catalogue for people: shapes as 1x8x8, options as in a call."""
-    if isinstance(thing, dict):
+def _cell(value: Any) -> str:
+    """Return a value of a catalogue as text: shapes as 1x8x8, options as in a call."""
+    if isinstance(value, dict):
         return ", ".join(
-            name if v is None else f"{name}={show_value(v)}" for name, v in thing.items()
+            name if v is None else f"{name}={format_value(v)}" for name, v in value.items()
         )
-    if isinstance(thing, bool):
-        return "yes" if thing else ""
-    return "x".join(map(str, thing)) if isinstance(thing, list | tuple) else str(thing)
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-FOR_PROGRAMS = {
-    "licence",
-    "hub",
-    "missing",
-    "files",
-}  # too much for a table: `list --json` has them
+JSON_ONLY = {"licence", "hub", "missing", "files"}
+"""Columns that are too long for a table: only `list --json` has them."""
 LISTS = ("algorithms", "datasets", "models", "partitions", "experiments")
 
 
 @app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(metavar="|".join(LISTS))],
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """What there is."""
+    """List methods, datasets, models, partitions or experiments."""
     from comity import algorithms, data, models, papers
     from comity.cli import screen
 
-    makers: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    catalogues: dict[str, Callable[[], list[dict[str, Any]]]] = {
         "algorithms": algorithms.catalogue,
         "datasets": data.catalogue,
         "models": models.catalogue,
@@ -53,13 +49,13 @@ def list_(
         "experiments": papers.catalogue,
     }
     what = {"methods": "algorithms", "data": "datasets"}.get(what, what)
-    if what not in makers:
-        raise unknown("list of", what, makers)
-    rows = makers[what]()
+    if what not in catalogues:
+        raise unknown("list of", what, catalogues)
+    rows = catalogues[what]()
     if as_json:
         print(json.dumps(rows))
         return
-    columns = [c for c in rows[0] if c not in FOR_PROGRAMS]
+    columns = [c for c in rows[0] if c not in JSON_ONLY]
     wide = [k for k, c in enumerate(columns) if c in ("description", "paper", "options", "source")]
     screen.table(
         columns, [[_cell(row[c]) for c in columns] for row in rows], words=len(columns), wide=wide
@@ -67,27 +63,26 @@ def list_(
 
 
 def _meaning(option: Option) -> str:
-    """What an option does, and what it may be if that is one of a few words."""
-    words = (
-        [str(word) for word in get_args(option.kind)] if get_origin(option.kind) is Literal else []
-    )
-    return option.doc + (f"; one of {', '.join(words)}" if words else "")
+    """Return the description of an option, with its choices if it has any."""
+    if get_origin(option.kind) is not Literal:
+        return option.doc
+    return f"{option.doc}; one of {', '.join(map(str, get_args(option.kind)))}"
 
 
 @app.command()
 def show(algo: Algo) -> None:
-    """A method's card: idea, equations, defaults, options, deviations, bytes in closed form."""
+    """Show the card of a method: idea, equations, options, deviations, bytes in closed form."""
     from comity import algorithms
     from comity.cli import screen
 
     for part in algo.split("+"):
         card = algorithms.card(part)
-        told = [f"Bytes: {card.bytes}"] if card.bytes else []
-        told += [f"Privacy: {card.privacy}"] if card.privacy else []
-        for line in [*card.text.split("\n"), "", *told]:
+        facts = [f"Bytes: {card.bytes}"] if card.bytes else []
+        facts += [f"Privacy: {card.privacy}"] if card.privacy else []
+        for line in [*card.text.split("\n"), "", *facts]:
             screen.out.print(line)
         rows = [
-            [o.name, "none" if o.default in ("", None) else show_value(o.default), _meaning(o)]
+            [o.name, "none" if o.default in ("", None) else format_value(o.default), _meaning(o)]
             for o in card.options
         ]
         if rows:
