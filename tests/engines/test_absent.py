@@ -344,7 +344,11 @@ def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
         (["east,1,2"], "party,round,when", "needs the columns party and round"),
         (["east"], "party,round", "the cells do not match the columns"),
         (["east,1,,,"], "party,round", "the cells do not match the columns"),
-        (["east,1,,-3,"], "party,round,call,occurrence,how", "an occurrence is a whole number, not '-3'"),
+        (
+            ["east,1,,-3,"],
+            "party,round,call,occurrence,how",
+            "an occurrence is a whole number, not '-3'",
+        ),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(
@@ -418,13 +422,13 @@ def test_a_party_that_is_out_of_step_says_so() -> None:
     s = site()
     first = CallId("local", 0, 1, 0)
     s.run(first, message_of(s, None), {})
-    s.versions.settle(first)
+    s.versions.commit(first)
     with pytest.raises(
-        ComityError, match="out of step with the server: it is to go on from the beginning"
+        ComityError, match="out of step with the server: it should continue from the beginning"
     ):
         s.run(CallId("local", 0, 2, 0), message_of(s, None), {})
     with pytest.raises(
-        ComityError, match="out of step with the server: it is to go on after align in round 7"
+        ComityError, match="out of step with the server: it should continue after align in round 7"
     ):
         s.run(CallId("local", 0, 8, 0), message_of(s, CallId("align", 0, 7, 0)), {})
 

@@ -89,7 +89,7 @@ class Party:
         loss: Loss[None],
         theta: Params,
         key: Key,
-        own: None = None,
+        aux: None = None,
         *,
         task: LearningTask | None = None,
         samples: Samples | None = None,
@@ -106,7 +106,7 @@ class Party:
         loss: Loss[O],
         theta: Params,
         key: Key,
-        own: O,
+        aux: O,
         *,
         task: LearningTask | None = None,
         samples: Samples | None = None,
@@ -122,7 +122,7 @@ class Party:
         loss: Loss[Any],
         theta: Params,
         key: Key,
-        own: Any = None,
+        aux: Any = None,
         *,
         task: LearningTask | None = None,
         samples: Samples | None = None,
@@ -133,14 +133,14 @@ class Party:
         draw: Draw[Any] | None = None,
         batched: bool = True,
     ) -> FitRequest[Any]:
-        """Ask for a training: `done = await party.fit(self.loss, theta, key, own)`, then
+        """Ask for a training: `done = await party.fit(self.loss, theta, key, aux)`, then
         `done.theta`.
 
-        `loss(task, theta, batch, own)` is minimised from `theta`, which is not changed, on the
-        party's data, by its task and its way of training, unless others are given. `own` is a
+        `loss(task, theta, batch, aux)` is minimised from `theta`, which is not changed, on the
+        party's data, by its task and its way of training, unless others are given. `aux` is a
         record of all that the loss needs beside the task. `only` names what is trained (all but the
         buffers, unless told). `add` is added to every gradient; `pull` is a pull to a fixed point.
-        `draw(batch, key, own)` makes a batch's random tensors, which the loss finds in
+        `draw(batch, key, aux)` makes a batch's random tensors, which the loss finds in
         `batch.drawn`. With `batched=False` it is never one computation with other parties'
         trainings.
         """
@@ -158,7 +158,7 @@ class Party:
             key=key,
             training=training or self.training,
             task=task or self.task,
-            own=own,
+            aux=aux,
             only=only,
             add=add,
             pull=pull,

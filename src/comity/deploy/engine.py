@@ -137,7 +137,7 @@ class SitesEngine(Engine):
                 continue
             yield i, found
 
-    def settle(self, versions: Mapping[int, CallId | None]) -> None:
+    def commit(self, versions: Mapping[int, CallId | None]) -> None:
         """Nothing is to be said: the next letter names the state that counts."""
 
     def save(self, folder: Path, t: int) -> list[Saved]:
@@ -146,7 +146,7 @@ class SitesEngine(Engine):
         """
         return []
 
-    def committed(self, versions: Mapping[int, CallId]) -> None:
+    def checkpoint_written(self, versions: Mapping[int, CallId]) -> None:
         heads = {i: Committed(self._run, named(version)) for i, version in versions.items()}
         for _ in self._asked(heads, {}, Done):
             pass  # who does not hear of it keeps more than it needs to
@@ -156,7 +156,7 @@ class SitesEngine(Engine):
         folder: Path,
         states: Iterable[Saved],
         versions: Mapping[int, CallId],
-        homes: Mapping[int, int],
+        workers_by_party: Mapping[int, int],
     ) -> None:
         """Nothing is to be sent: the next letters name the states."""
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from comity.base.call import CallId
 from comity.checksums import with_crc, without_crc
 from comity.core.server import Note
-from comity.engines.saved import OURS, Saved, read_state, write_state
+from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.privacy.account import Spent
@@ -111,7 +111,7 @@ class States:
         self._write_index()
         named = {saved.file for saved in self._kept.values()}
         for path in self._folder.iterdir():
-            if OURS.fullmatch(path.name) and path.name not in named:
+            if STATE_FILE.fullmatch(path.name) and path.name not in named:
                 path.unlink()
 
     def _write_index(self) -> None:

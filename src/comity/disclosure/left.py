@@ -11,7 +11,7 @@ from typing import Any, get_origin
 
 import torch
 
-from comity.base.declared import declared
+from comity.base.declared import resolve_field_type
 from comity.base.record import Params
 from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
 from comity.core.signature import party_functions, records_in, sealed_fields, signature
@@ -356,7 +356,7 @@ def _form(source: Source, function: str, name: str) -> str:
         shapes |= shapes_on_wire(server_run.algorithm, depth, task, len(server_run.info.names))
         reply = signature(server_run.algorithm, depth, place).reply
         hints |= {
-            f"{kind.__name__}.{f.name}": declared(kind, f)
+            f"{kind.__name__}.{f.name}": resolve_field_type(kind, f)
             for kind in records_in(reply)
             for f in fields(kind)
         }

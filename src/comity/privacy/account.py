@@ -16,7 +16,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from comity.base.call import CallId
-from comity.base.declared import declared
+from comity.base.declared import resolve_field_type
 from comity.base.record import Sealed, is_record, payload, sealed_in
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.release import (
@@ -41,7 +41,7 @@ from comity.privacy.composition import (
     renyi_epsilon,
     weakest_unit,
 )
-from comity.wire.ledger import EVERYBODY, MOST_APART
+from comity.wire.ledger import EVERYBODY, MAX_PARTY_ROWS
 
 INFINITE = "infinite"
 """How an infinite ε is written where numbers are expected."""
@@ -112,7 +112,7 @@ class Account:
         then none is protected.
         """
         self._planned: Mapping[int, Counter[Release]] | None = None
-        self._together = count > MOST_APART
+        self._together = count > MAX_PARTY_ROWS
         self._rows: list[Spent] = []
         self._known: dict[tuple[int, str, int], Fields] = {}
         self._bare: dict[tuple[int, str], Fields | None] = {}
@@ -351,7 +351,7 @@ def held_fields(reply: Any) -> Iterator[str]:
     for field in fields(reply):
         value = getattr(reply, field.name)
         if isinstance(value, Sealed):
-            yield from fields_on_wire(declared(type(reply), field))
+            yield from fields_on_wire(resolve_field_type(type(reply), field))
         elif _has_records(value):
             for inner in (
                 value.values()

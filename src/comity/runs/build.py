@@ -4,6 +4,8 @@ they meet on.
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,23 +13,28 @@ import torch
 import torch.nn.functional as F
 
 from comity import models
-from comity.metrics.custom_metrics import is_own, use
 from comity.base.key import Key, SecretKey
-from comity.metrics.metrics import METRICS, check_fits
-from comity.core.party import Party
 from comity.base.samples import PartyData, Samples, combine
+from comity.core.party import Party
 from comity.core.wrapper import check_can_be_summed
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.dataset import AUTO
+from comity.data.split import Split
 from comity.engines.engine import Engine, Scheduler
 from comity.engines.loop import LoopEngine, Sequential
 from comity.engines.process import ProcessEngine
-from comity.engines.ray_cluster import Recipe, check_installed
+from comity.engines.ray_cluster import BuiltSites, Recipe, check_installed
 from comity.engines.ray_engine import RayEngine
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import Batched, gains_by_stacking
 from comity.errors import UsageError
+from comity.metrics.custom_metrics import is_own, use
+from comity.metrics.metrics import METRICS, check_fits
+from comity.models.low_rank import base_file
+from comity.models.modules import Modules
+from comity.names import display_name
+from comity.plugins import digest
 from comity.runs import config
 from comity.runs.config import WHERE, Experiment
 from comity.runs.context import PartyInfos, RunContext
@@ -37,10 +44,6 @@ from comity.runs.planned_absences import planned
 from comity.runs.server_run import ServerRun, judged_by
 from comity.runs.server_side import resolve_method
 from comity.runs.trust import code_of
-from comity.models.low_rank import base_file
-from comity.models.modules import Modules
-from comity.names import display_name
-from comity.plugins import digest
 from comity.spec import split
 
 
@@ -96,7 +99,37 @@ class SimulatedRun(ServerRun):
             engine="loop", workers=None, gpus=None, partial_sums=False, absent=None
         )
         settings = config.write(here)
-        return Recipe(settings, self.federation.split.to_json(), code)
+        return Recipe(f"{__name__}.build_sites", settings, self.federation.split.to_json(), code)
+
+
+@dataclass(frozen=True)
+class _LoadedData:
+    """A dataset with a split, as a worker elsewhere keeps it from run to run."""
+
+    dataset: str
+    split: str
+    federation: Federation
+
+
+def build_sites(settings: str, split: str, code: Mapping[str, str], data: object) -> BuiltSites:
+    """Build the parties of a run where the data are: a `Builder` of the Ray engine.
+
+    Refuses users' files (`code`: digests by path) that differ from those of the run.
+    """
+    experiment = config.experiment(tomllib.loads(settings))
+    other = next((file for file, expected in code.items() if digest(file) != expected), None)
+    if other:
+        raise UsageError(f"{other} is not the same file there as here.")
+    on_gpu = experiment.device != "cpu"
+    if on_gpu and not torch.cuda.is_available():
+        raise UsageError("Ray has given it a GPU, or a share of one, but torch finds none there.")
+    dataset_and_split = (experiment.data, split)
+    if not isinstance(data, _LoadedData) or (data.dataset, data.split) != dataset_and_split:
+        data = None  # frees the earlier data before others are loaded
+        federation = load_dataset(experiment.data).split(Split.from_json(split))
+        data = _LoadedData(experiment.data, split, federation)
+    job = prepare(experiment, data.federation)
+    return BuiltSites(SiteStore(job.algorithm, job.parties, job.root), on_gpu, data)
 
 
 def federation_of(experiment: Experiment) -> Federation:

@@ -20,7 +20,7 @@ from typing import Any
 from comity.checksums import CRC, Checksum, with_crc, without_crc
 from comity.wire.codec import encode
 from comity.engines.engine import Engine
-from comity.engines.saved import OURS, Saved, read_state, write_state
+from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.errors import CorruptedFile, UsageError
 
 MANIFEST = "manifest.json"
@@ -95,7 +95,7 @@ class Manifest:
         }  # of an earlier version
         files = {name: Checksum(*known) for name, known in told.get("files", lengths).items()}
         server, *parties = (Saved(*saved) for saved in (told["server"], *told["parties"]))
-        if not all(saved.bytes >= 0 and OURS.fullmatch(saved.file) for saved in (server, *parties)):
+        if not all(saved.bytes >= 0 and STATE_FILE.fullmatch(saved.file) for saved in (server, *parties)):
             raise ValueError("a state has another name")
         if not all(known.length >= 0 for known in files.values()):
             raise ValueError("a length is negative")
@@ -176,7 +176,7 @@ class Checkpoints:
         assert self.manifest is not None
         named = {saved.file for saved in (self.manifest.server, *self.manifest.parties.values())}
         with os.scandir(self.folder) as found:
-            old = [one for one in found if OURS.fullmatch(one.name) and one.name not in named]
+            old = [one for one in found if STATE_FILE.fullmatch(one.name) and one.name not in named]
         for one in old:
             if one.is_file(follow_symlinks=False):
                 os.unlink(one)

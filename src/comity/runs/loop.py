@@ -349,14 +349,14 @@ class _Rounds:
                     " finite."
                 )
         except (NoReplies, BudgetSpent) as why:
-            self._engine.settle(self.server.undo())
+            self._engine.commit(self.server.undo())
             if isinstance(why, BudgetSpent):
                 self._end_here()
             self.server.note("silence", 1.0)
             self._discarded[self.server.round] = str(why)
             return str(why)
         self._state = state
-        self._engine.settle(kept)
+        self._engine.commit(kept)
         return ""
 
     def _end_here(self) -> None:
@@ -410,7 +410,7 @@ class _Rounds:
             counters["schedule"] = self.schedule.dump()
             counters["remarks"] = self._warnings()
             counters["versions"] = {i: list(version) for i, version in self.server.versions.items()}
-            counters["homes"] = dict(self._engine.homes)
+            counters["homes"] = dict(self._engine.workers_by_party)
             counters["discarded"] = self._discarded
             counters["waiting"] = sorted(self.server.participation_log.waiting)
             counters["first"] = self.server.first
@@ -419,7 +419,7 @@ class _Rounds:
             counters |= {"gained": self._gained} if self._gained else {}
             counters |= {"ending": self._ending} if self._ending else {}
             self._checkpoints.save(t, self._state, self._engine, self._tables.files, counters)
-            self._engine.committed(self.server.versions)
+            self._engine.checkpoint_written(self.server.versions)
         return self._checkpoints.seconds - before
 
     def _warnings(self) -> list[str]:

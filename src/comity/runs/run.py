@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from comity import models
-from comity.metrics.custom_metrics import describe
-from comity.training.task import fixed_in
 from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
-from comity.engines.allocator import freed_memory_kept
+from comity.engines.allocator import keeping_freed_memory
 from comity.errors import ComityError, UsageError
+from comity.metrics.custom_metrics import describe
+from comity.models.modules import Modules
 from comity.runs import config
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.checkpoint import interval
@@ -30,8 +30,8 @@ from comity.runs.loop import execute
 from comity.runs.result import Result
 from comity.runs.server_run import Progress
 from comity.runs.trust import changes, check, code_of, mark
-from comity.models.modules import Modules
 from comity.track import Trackers
+from comity.training.task import fixed_in
 
 
 def start(
@@ -61,7 +61,9 @@ def start(
         mark(folder, settings, code_of(job.experiment))
         told = environment(settings, job.federation.fingerprint(), split=split, plan=plan)
         own = describe(job.experiment.metric)
-        told |= ({"metric": own} if own else {}) | ({"record_messages": True} if record_messages else {})
+        told |= ({"metric": own} if own else {}) | (
+            {"record_messages": True} if record_messages else {}
+        )
         new.begin(settings, told | _given_network(job), split=split, plan=plan)
         return Result(
             folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False)
@@ -117,7 +119,7 @@ def at_work(folder: RunFolder) -> Iterator[None]:
     # second
     gc.freeze()
     try:
-        with folder.locked(), freed_memory_kept():
+        with folder.locked(), keeping_freed_memory():
             yield
     finally:
         gc.unfreeze()

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from comity.data import Federation
-from comity.engines.process import held_back
-from comity.engines.ray_cluster import actors_kept
+from comity.engines.process import signals_blocked
+from comity.engines.ray_cluster import keep_actors
 from comity.engines.site_store import state_bytes
 from comity.errors import ComityError, CorruptedFile, UsageError, fate, shown
 from comity.machine import available, private
@@ -189,7 +189,7 @@ def run_all(
     `Overview`. With more than one of `jobs` the experiments must be `settled` for that.
     """
     if jobs == 1:
-        with actors_kept():
+        with keep_actors():
             for run in runs:
                 how = (run.experiment, data(run.experiment), run.folder)
                 yield run_once(*how, progress(run.title), track, model, None, run.record_messages)
@@ -362,7 +362,7 @@ class _Crew:
         process = multiprocessing.get_context("fork").Process(
             target=live, args=(there, strangers, os.getpid(), work)
         )
-        with held_back():
+        with signals_blocked():
             process.start()
             there.close()
             self._at_work[k] = _Member(
