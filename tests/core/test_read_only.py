@@ -160,7 +160,7 @@ def test_an_array_is_a_copy_and_its_mark_tells_of_every_way_to_write() -> None:
         before = tensor_versions(own)
         check_unwritten(own, before)
         write(own["table"])
-        with pytest.raises(ComityError, match="let it make a new one"):
+        with pytest.raises(ComityError, match="create a new tensor instead"):
             check_unwritten(own, before)
     assert given.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
@@ -435,7 +435,7 @@ def test_a_foreign_object_is_refused_before_the_training() -> None:
         display_name.append(batch.number)
         return task.loss(theta, batch)
 
-    with pytest.raises(ComityError, match="a Counter is in it"):
+    with pytest.raises(ComityError, match="holds a Counter"):
         train(asked(loss, {"counter": Counter()}))
     assert not display_name
 
@@ -452,5 +452,5 @@ def test_versions_tell_of_every_way_to_write() -> None:
             before = tensor_versions(own)
             check_unwritten(own, before)
             write(tensor)
-            with pytest.raises(ComityError, match="let it make a new one"):
+            with pytest.raises(ComityError, match="create a new tensor instead"):
                 check_unwritten(own, before)
