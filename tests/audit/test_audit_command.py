@@ -136,7 +136,7 @@ def test_a_damaged_tape_is_not_attacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comity.run("fedavg", out=tmp_path / "run", record_messages=True, **FEW)
-    record_messages = tmp_path / "run" / "record_messages" / "messages"
+    record_messages = tmp_path / "run" / "tape" / "messages"
     record_messages.write_bytes(record_messages.read_bytes()[:-1] + b"?")
     code, _, err = command(capsys, monkeypatch, "audit", tmp_path / "run")
     assert code != 0

@@ -4,6 +4,7 @@ lines that are not ours.
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import os
@@ -183,7 +184,7 @@ from comity.core import *
 @algorithm
 class Mine(FedAvg):
     word: str = option("a", WORDS)
-    def cautions(self, info): return [WORDS]
+    def warnings(self, info): return [WORDS]
 '''
 
 
@@ -289,13 +290,14 @@ def test_every_console_is_the_screens() -> None:
     for path in folder.glob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"(?<!class Screen\()\bConsole\(", text), path.name
-        for line in text.splitlines():
-            if re.match(r"\s+print\(", line):
+        for call in ast.walk(ast.parse(text)):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "print":
                 ours = (
-                    r"harmless\(|json\.dumps|version_line\(\)|script\(shell\)|format_message\(\)|Stopped"
-                    r" before anything was run"
+                    r"escape_terminal\(|json\.dumps|version_line\(\)|script\(shell\)"
+                    r"|format_message\(\)|Stopped before anything was run"
                 )
-                assert re.search(ours, line), f"{path.name}: {line}"
+                source = ast.unparse(call)
+                assert re.search(ours, source), f"{path.name}: {source}"
 
 
 def test_names_that_are_no_text(here: Path) -> None:

@@ -286,7 +286,7 @@ MODEL = FLOATS * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
 
 
 @pytest.mark.parametrize(
-    ("text", "letters"),
+    ("text", "messages"),
     [
         ("solo", {}),
         ("fedavg", {"warm_up": MODEL}),

@@ -94,7 +94,7 @@ class Result:
         >>> pictures = comity.load("digits").x[:3]  # as they are in the dataset, from 0 to 1
         >>> model.predict(pictures).shape, model.predict_proba(pictures.numpy()).shape
         (torch.Size([3]), torch.Size([3, 10]))
-        # Samples are prepared already
+        >>> # Samples of a party are prepared already.
         >>> model.predict(fed.parties["p0"].test).shape == fed.parties["p0"].test.y.shape
         True
         >>> result

@@ -252,7 +252,7 @@ def _kinds(methods: list[Method]) -> Table:
             if n
         ]
     mean = ", mean over seeds" if any(len(method.finished) > 1 for method in methods) else ""
-    heads = ["method", "work", "direction", f"bytes{mean}"]
+    heads = ["method", "call", "direction", f"bytes{mean}"]
     return Table("messages", "Bytes by kind of message", heads, rows, words=3, folded=True)
 
 
