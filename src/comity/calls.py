@@ -23,16 +23,16 @@ from comity.notebook.live import Watched, watching
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
-    asked,
     check_federation,
     check_options,
+    experiment_from_call,
     settings_in,
 )
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.result import Result
-from comity.runs.run import check_same, elsewhere, reopen, resume_in, start
+from comity.runs.run import check_same, engine_warnings, reopen, resume_in, start
 from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
@@ -164,7 +164,7 @@ def run(
     """
     told, own = _told(locals())
     check_federation("run", algorithm, federation)
-    experiment = asked([algorithm], federation, told, options, run)
+    experiment = experiment_from_call([algorithm], federation, told, options, run)
     experiment = one_process(experiment) if record_messages else experiment
     if out is None and any(isinstance(one, str) for one in track):
         raise UsageError("A tracker writes beside the run: give the run a folder with out=...")
@@ -176,9 +176,11 @@ def run(
     with watching(progress) as watched:
         if resume and RunFolder(folder).begun:
             check_same(folder, job.experiment, record_messages)
-            for text in elsewhere(folder, experiment):
+            for text in engine_warnings(folder, experiment):
                 warnings.warn(escape_terminal(text), stacklevel=2)
-            again = reopen(folder, federation, own, trust=True)  # the caller has named its code
+            again = reopen(
+                folder, federation, own, trust=True, prepared=job
+            )  # the caller has named its code
             result = resume_in(again, folder, watched(comparing.title(experiment, False)), trackers)
         else:
             result = start(
@@ -273,7 +275,7 @@ def compare(
     at_once = chosen_jobs(jobs)
     methods = _methods(algorithms)
     check_federation("compare", methods, federation)
-    base = asked(methods, federation, told, options, compare)
+    base = experiment_from_call(methods, federation, told, options, compare)
     keep, folder = _folder(out)
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
@@ -365,7 +367,7 @@ def tune(
     told, own = _told(locals())
     at_once = chosen_jobs(jobs)
     check_federation("tune", algorithm, federation)
-    base = asked([algorithm], federation, told, options, tune)
+    base = experiment_from_call([algorithm], federation, told, options, tune)
     points = _grid(grid, federation)
     check_options(
         [algorithm], [name for name in points if name not in Experiment.model_fields], tune
@@ -459,7 +461,7 @@ def leave_one_out(
             "leave_one_out takes a model by name or as a file: put the function into a ./mine.py"
             " that defines build."
         )
-    base = asked(methods, federation, told, options, leave_one_out)
+    base = experiment_from_call(methods, federation, told, options, leave_one_out)
     _, folder = kept = _folder(out)
     every = _seeds(seeds, base)
     with watching(

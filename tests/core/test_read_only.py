@@ -411,9 +411,7 @@ def test_a_loss_that_writes_to_what_it_is_given_is_stopped(loss: Any) -> None:
 )
 def test_a_loss_that_writes_to_a_tensor_in_place_is_refused_after_the_training(loss: Any) -> None:
     """Nobody can keep a tensor from being written to, but its version tells."""
-    said = (
-        "^A loss wrote to a tensor of its aux argument or of its task: create a new tensor instead.$"
-    )
+    said = "^A loss wrote to a tensor of its aux argument or of its task: create a new tensor instead.$"
     with pytest.raises(ComityError, match=said):
         train(asked(loss, inner()))
     with pytest.raises(ComityError, match=said):

@@ -367,7 +367,7 @@ def test_a_wish_that_is_no_plan_is_refused(wish: str, tmp_path: Path) -> None:
 def test_a_plan_for_works_that_are_not_there_says_so(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning,
-        match="the plan of absences speaks of 'assist', which is no work of this method",
+        match="the plan of absences names 'assist', which is no party function of this method",
     ):
         run("fedavg", tmp_path / "run", absent=plan(tmp_path, "east,1,assist,lost"), **QUICK)
 

@@ -381,9 +381,7 @@ READ_ONLY = (
     "A loss may not write to its arguments: values that it keeps from batch to batch go into"
     " batch.scratch."
 )
-WROTE = (
-    "A loss wrote to a tensor of its aux argument or of its task: create a new tensor instead."
-)
+WROTE = "A loss wrote to a tensor of its aux argument or of its task: create a new tensor instead."
 
 
 @pytest.mark.sweep("loop", "stacked-2")

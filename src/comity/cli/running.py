@@ -108,7 +108,7 @@ def resume(
     """
     from comity.cli import screen
     from comity.deploy.job_submission import SubmittedJob, was_ordered
-    from comity.runs.extend import ask_for
+    from comity.runs.extend import extend
     from comity.runs.folder import RunFolder
     from comity.runs.run import reopen, resume_in
 
@@ -119,7 +119,7 @@ def resume(
     begun.check_begun()
     others = trackers(track, run_dir.resolve().parent)
     if rounds is not None:
-        ask_for(run_dir, rounds, trust=trust)
+        extend(run_dir, rounds, trust=trust)
         if (run_dir.resolve().parents[1] / "comparison.json").is_file():
             caution(
                 f"{run_dir} is part of a comparison, whose other runs keep the rounds that they"
@@ -349,11 +349,11 @@ def say_tape(folder: Path, runs: Sequence[Path]) -> None:
     """How large the tape is that runs have left, and what to do with it."""
     from comity.cli import screen
     from comity.runs.folder import RunFolder
-    from comity.runs.recording import SAID
+    from comity.runs.recording import RECORDED
 
     large = sum(RunFolder(run).record_messages.stat().st_size for run in runs)
     screen.out.print(
-        f"{SAID} It is {screen.size(large)}. See what can be learned from it: comity audit"
+        f"{RECORDED} It is {screen.size(large)}. See what can be learned from it: comity audit"
         f" {folder}",
         soft_wrap=True,
     )
@@ -509,7 +509,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"memory beside torch itself: data {screen.size(made.data_bytes)}, party states"
         f" {screen.size(made.state_bytes)}, messages of a round {screen.size(made.message_bytes)}"
     )
-    for text in guarantees(job.planned_privacy(), always=True):
+    for text in guarantees(job.privacy.guarantees(), always=True):
         screen.out.print(text, soft_wrap=True)
     for name, unit in (("dp", "the clipping norm"), ("ldp", "what one row or party can change")):
         if noise := job.experiment.set.get(f"{name}.noise"):

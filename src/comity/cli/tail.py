@@ -55,7 +55,7 @@ class Followed:
             with contextlib.suppress(OSError, ValueError):
                 self.settings = tomllib.loads(self._files.config.read_text(encoding="utf-8"))
         running = (
-            self._files.held()
+            self._files.is_locked()
         )  # before the summary: a run that ends between the two is finished, not stopped
         self._look_for_summary()
         over = self.summary or self._files.ended  # be its summary readable or not

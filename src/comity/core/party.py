@@ -299,6 +299,21 @@ class Info:
                 )
 
 
+class _WatchedField:
+    """A field of `WatchedInfo` that writes down when it is read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, info: WatchedInfo, owner: type) -> int:
+        info.looked.add(self._name)
+        value: int = vars(info)[self._name]
+        return value
+
+    def __set__(self, info: WatchedInfo, value: int) -> None:
+        vars(info)[self._name] = value
+
+
 @dataclass(frozen=True)
 class WatchedInfo(Info):
     """Info that writes down in `looked` whether a method looks at what depends on how long the run
@@ -310,17 +325,15 @@ class WatchedInfo(Info):
 
     looked: set[str] = field(default_factory=set, repr=False, compare=False)
 
+    rounds = _WatchedField()
+    cohort = _WatchedField()
+
     @staticmethod
     def of(info: Info, looked: set[str]) -> WatchedInfo:
         """The same info, watched."""
         return WatchedInfo(
             **{each.name: getattr(info, each.name) for each in fields(info)}, looked=looked
         )
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("rounds", "cohort"):
-            self.looked.add(name)
-        return super().__getattribute__(name)
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,13 @@ class SitesEngine(Engine):
     ) -> None:
         self._courier = transport
         self._outline = server_run
-        self._names = server_run.common.seats.names
+        self._names = server_run.context.roster.names
         self._run = run
         self._deadline = deadline
         self._most = most_bytes
         self._gates = [
             MessageValidator(
-                server_run.algorithm, server_run.common.task(name), len(self._names), most_bytes
+                server_run.algorithm, server_run.context.task(name), len(self._names), most_bytes
             )
             for name in self._names
         ]
@@ -224,7 +224,7 @@ def _check_figures(found: Any, server_run: ServerRun, i: int) -> None:
     """
     if not isinstance(found, Evaluation):
         raise ComityError("it sent something else than an evaluation.")
-    said, classes = server_run.everybody[i], server_run.info.task.classes
+    said, classes = server_run.party_infos[i], server_run.info.task.classes
     known = {metric.name for metric in (*fitting(classes), server_run.metric)}
     for score, samples in ((found.validation, said.validation), (found.test, said.test)):
         if (

@@ -26,7 +26,7 @@ from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.privacy.account import Spent
-from comity.runs.checkpoint import to_disk, write_atomically
+from comity.runs.checkpoint import flush_to_disk, write_atomically
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
 from comity.runs.tables import LEDGER, METRICS, PRIVACY, Table
@@ -88,7 +88,7 @@ class States:
             default=-1,
         )
         saved = write_state(self._folder, f"party-{party}-{serial}.safetensors", party, blob)
-        to_disk(self._folder / saved.file)
+        flush_to_disk(self._folder / saved.file)
         self._kept.pop(version, None)  # asked for again: the same state, but the newest
         self._kept[version] = saved
         self._write_index()

@@ -237,7 +237,7 @@ def _names(row: Spent) -> list[str]:
 
 def _releases(source: Source, function: str) -> dict[str, Any]:
     server_run = source.server_run
-    i = server_run.common.seats.names.index(source.party)
+    i = server_run.context.roster.names.index(source.party)
     asked = Asked(server_run.info, i, source.said.train, server_run.info.training)
     found: dict[str, Any] = {}
     for depth, name in _places(source, function):
@@ -349,7 +349,7 @@ def _records(source: Source, behind: Behind) -> str:
 def _form(source: Source, function: str, name: str) -> str:
     """The shape of a field, in words."""
     server_run = source.server_run
-    task = server_run.common.task(source.party)
+    task = server_run.context.task(source.party)
     shapes: dict[str, Any] = {}
     hints: dict[str, Any] = {}
     for depth, place in _places(source, function):

@@ -220,7 +220,7 @@ def summarise(
 
     With `needs_figures`, raises `ComityError` if no party told a figure of its test samples.
     """
-    parties = job.introduced
+    parties = job.initial_party_infos
     charged = {kind: total[kind] for kind in KINDS}
     tests = {name: said.test for name, said in parties.items()}
     validations = {name: said.validation for name, said in parties.items()}

@@ -141,6 +141,8 @@ class Account:
         """Parties are about to be asked: write down what their replies will give away, or refuse if
         that is more than may be.
         """
+        if self._undeclared(call) is not None:
+            return  # the method declares no releases: nothing is protected, and nothing charged
         due = [(i, given) for i in ids if (given := _apart(self._releases(call, i)))]
         for i, given in due:
             if not self._affordable(i, Counter(release for release, _ in given)):
@@ -194,15 +196,20 @@ class Account:
             else:
                 self.note_open(round, "server", i, name, FROM_SERVER)
 
-    def _releases(self, call: CallId, i: int) -> Fields:
+    def _undeclared(self, call: CallId) -> Fields | None:
+        """The fields of a reply if nobody declares releases of it; None if releases are declared."""
         place = call.depth, call.function
         if place not in self._bare:
             declared = declares(self._algorithm, call.depth)
             self._bare[place] = (
                 None if declared else dict.fromkeys(reply_fields(self._algorithm, *place))
             )
-        if (bare := self._bare[place]) is not None:
+        return self._bare[place]
+
+    def _releases(self, call: CallId, i: int) -> Fields:
+        if (bare := self._undeclared(call)) is not None:
             return bare
+        place = call.depth, call.function
         if (*place, i) not in self._known:
             self._known[*place, i] = releases_of(self._algorithm, *place, self._asked(i))
         return self._known[*place, i]

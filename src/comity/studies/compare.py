@@ -27,7 +27,7 @@ from comity.runs.recording import one_process
 from comity.runs.server_run import Progress, judged_by
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, foremost, overall
-from comity.studies.parallel import Cost, Planned, run_all, settled, shared
+from comity.studies.parallel import SHARED_DATA, Cost, Planned, run_all, settled, shared
 from comity.studies.party_verdicts import (
     Parties,
     PartyVerdict,
@@ -123,6 +123,7 @@ def compare(
                 run_folder(out, one.algorithm, one.seed),
                 Cost.of(job),
                 record_messages,
+                job if len(seeds) <= SHARED_DATA else None,
             )
         )
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}

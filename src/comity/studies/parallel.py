@@ -37,7 +37,7 @@ from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.config import Experiment
 from comity.runs.environment import code, cores
 from comity.runs.folder import RunFolder
-from comity.runs.run import check_given, check_same, elsewhere, reopen, resume_in, start
+from comity.runs.run import check_same, check_same_data, engine_warnings, reopen, resume_in, start
 from comity.runs.server_run import Progress
 from comity.studies.plan import held
 from comity.studies.run_process import PATIENCE, live
@@ -45,6 +45,8 @@ from comity.track import Trackers
 from comity.wire.ledger import Ledger
 
 AUTO = "auto"
+SHARED_DATA = 2
+"""How many federations are kept for further runs on the same data."""
 DATA = ("data", "partition", "parties", "test", "validation", "seed")
 """The settings that say which data a run has."""
 FLOOR = (
@@ -87,7 +89,7 @@ def shared(given: Federation | None = None) -> Callable[[Experiment], Federation
     others on the same data.
     """
 
-    @lru_cache(maxsize=2)
+    @lru_cache(maxsize=SHARED_DATA)
     def dealt(*which: Any) -> Federation:
         return federation_of(config.experiment(dict(zip(DATA, which, strict=True))))
 
@@ -118,7 +120,7 @@ class Cost:
             3 * known.states, state_bytes()
         )  # in a round a party keeps up to three; what is more is spilled to a file
         return Cost(
-            job.seconds(),
+            job.cost.seconds(),
             FLOOR * processes + states + 2 * known.messages + 4 * job.info.task.bytes(),
             known.data,
         )
@@ -134,6 +136,8 @@ class Planned:
     cost: Cost = Cost()
     record_messages: bool = False
     """Whether it keeps its messages."""
+    job: SimulatedRun | None = None
+    """The experiment made concrete, if that is kept until the run starts."""
 
 
 @runtime_checkable
@@ -167,11 +171,14 @@ def run_once(
     check_same(folder, job.experiment, record_messages)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
-        check_given(folder, job)
+        check_same_data(folder, job)
     else:
-        again = reopen(folder, federation, model, trust=True)  # its code has just run, in `prepare`
+        # Trusted: `prepare` has just run its code.
+        again = reopen(folder, federation, model, trust=True, prepared=job)
         summary = resume_in(again, folder, progress, track).summary
-    return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
+    return summary | {
+        "remarks": [*summary.get("remarks", ()), *engine_warnings(folder, experiment)]
+    }
 
 
 def run_all(
@@ -192,7 +199,8 @@ def run_all(
         with keep_actors():
             for run in runs:
                 how = (run.experiment, data(run.experiment), run.folder)
-                yield run_once(*how, progress(run.title), track, model, None, run.record_messages)
+                watched = progress(run.title)
+                yield run_once(*how, watched, track, model, run.job, run.record_messages)
         return
     crew = _Crew(runs, data, progress, track or Trackers(), model, jobs)
     try:
@@ -337,7 +345,7 @@ class _Crew:
         run = self._runs[k]
         self._waiting.remove(k)
         federation = self._data(run.experiment)
-        job = prepare(run.experiment, federation, self._model)
+        job = run.job or prepare(run.experiment, federation, self._model)
         if job.experiment.device != "cpu":
             raise UsageError(
                 f"Runs side by side are on the CPU, not on {job.experiment.device}: choose --device"

@@ -75,7 +75,7 @@ def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
     finish = job.algorithm.finish_traffic(job.info)
     counted = sum(rounds, Traffic())
     scaled = {
-        kind: job.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
+        kind: job.cost.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
     }
     return (
         start
@@ -99,7 +99,7 @@ class Held:
 def held(job: SimulatedRun) -> Held:
     """What a run holds, counted."""
     samples = [part for p in job.parties for part in (p.data.train, p.data.validation, p.data.test)]
-    largest = _largest(_of_rounds(job, job.counted))
+    largest = _largest(_of_rounds(job, job.cost.counted_cohorts))
     return Held(
         data=sum(part.x.nbytes + part.y.nbytes for part in samples),
         states=payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties),
@@ -114,7 +114,7 @@ def _largest(rounds: list[Traffic]) -> Traffic:
 def plan(job: SimulatedRun) -> Plan:
     """Count what can be counted and try the rest."""
     start = _before(job)
-    rounds = _of_rounds(job, job.counted)
+    rounds = _of_rounds(job, job.cost.counted_cohorts)
     task = job.info.task
     known = held(job)
     train, evaluate = _try(job)
@@ -125,7 +125,7 @@ def plan(job: SimulatedRun) -> Plan:
         per_round=_largest(rounds),
         total=_total(job, start, rounds),
         counted=len(rounds),
-        steps=job.steps(),
+        steps=job.cost.steps(),
         data_bytes=known.data,
         state_bytes=known.states,
         message_bytes=known.messages,
@@ -154,10 +154,12 @@ def _try(job: SimulatedRun) -> tuple[float, float]:
         "partial_sums": False,
     }
     here = job.experiment.but(**where)
-    one = _round_with(replace(job, experiment=here, absent=PlannedAbsences()), sorted(largest))
+    one = _round_with(replace(job, experiment=here, absences=PlannedAbsences()), sorted(largest))
     workers = job.experiment.workers or 1
     tried = sum(sizes[i] for i in largest)
-    seen = job.in_all_rounds(sum(sizes[i] for cohort in job.counted.values() for i in cohort))
+    seen = job.cost.in_all_rounds(
+        sum(sizes[i] for cohort in job.cost.counted_cohorts.values() for i in cohort)
+    )
     seen += sum(sizes[i] for t in job.algorithm.tried_rounds for i in job.cohort(t))
     scale = seen / tried / workers if one.steps else job.experiment.rounds
     often = job.experiment.rounds // job.experiment.eval_every * job.experiment.eval_share + 1
