@@ -125,7 +125,7 @@ def run(
         validation: share of a party's training samples held out to choose by; 0.1 unless told, and always the
             federation's own if one is given
         eval_every: rounds between evaluations; the last round is always evaluated
-        eval_share: share of the parties that evaluate, others each time; after the last round all do
+        eval_share: fraction of parties evaluated per round (a new sample each time; all parties after the last round)
         patience: end the run when it got no better for so many rounds, judged on validation data (on test data if
             validation is 0)
         metric: what rounds, settings and methods are chosen and judged by: accuracy, balanced_accuracy, macro_f1,
@@ -133,21 +133,21 @@ def run(
         augment: random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)
         bn: which BatchNorm values are shared
         init: the weights that parties start from: the same, or each its own
-        cut: stage after which the representation is taken; the model's own unless told
+        cut: stage after which the representation is taken; default: the model's own
         opt_state: parties' optimizers from round to round: new, or kept
         last_batch: a party's last batch of an epoch, if smaller
         newcomers: parties held out until the end (the last ones), then joined and judged
         join_epochs: epochs of a newcomer's warm-up
         without: parties to leave out, as in p1,p2; the others keep their data and their random streams
         absent: who misses what, to study it: a table as absences.csv, or random(offline=0.1,lost=0.1)
-        min_replies: replies that make an exchange count (all, if fewer are asked), else the round is void
+        min_replies: replies that make an exchange count (all, if fewer parties are called), else the round is discarded
         on_nonfinite: a reply with values that are not finite: leave it out, or stop
         budget: the most that a run may give away of a party, as in epsilon=8,delta=1e-5; dp finds its noise by it
         seed: the one seed
         device: where tensors live; auto: a GPU if there is one, but none was ever tested
         engine: where parties live: one after another, in processes, many as one computation, or on a Ray cluster; flare: at
             sites of their own, with --federation
-        workers: worker processes; one a core unless told
+        workers: worker processes; default: one per core
         gpus: GPUs, or a share of one, that each worker on Ray takes; none was ever tested
         partial_sums: have each worker (of process or ray) add up what its parties reply, where a method only averages
             it: less crosses, and figures differ by rounding

@@ -150,7 +150,8 @@ class Experiment(BaseModel):
         gt=0,
         le=1,
         description=(
-            "share of the parties that evaluate, others each time; after the last round all do"
+            "fraction of parties evaluated per round (a new sample each time; all parties after the"
+            " last round)"
         ),
     )
     patience: int | None = Field(
@@ -180,7 +181,7 @@ class Experiment(BaseModel):
     )
     cut: str | None = Field(
         None,
-        description="stage after which the representation is taken; the model's own unless told",
+        description="stage after which the representation is taken; default: the model's own",
     )
     opt_state: Literal["reset", "keep"] = Field(
         "reset", description="parties' optimizers from round to round: new, or kept"
@@ -212,7 +213,8 @@ class Experiment(BaseModel):
         1,
         ge=1,
         description=(
-            "replies that make an exchange count (all, if fewer are asked), else the round is void"
+            "replies that make an exchange count (all, if fewer parties are called), else the round"
+            " is discarded"
         ),
     )
     on_nonfinite: Literal["drop", "stop"] = Field(
@@ -237,7 +239,7 @@ class Experiment(BaseModel):
             " Ray cluster; flare: at sites of their own, with --federation"
         ),
     )
-    workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
+    workers: int | None = Field(None, ge=1, description="worker processes; default: one per core")
     gpus: float | None = Field(
         None,
         gt=0,
