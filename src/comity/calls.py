@@ -25,16 +25,16 @@ from comity.notebook.live import Watched, watching
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
-    asked,
     check_federation,
     check_options,
+    experiment_from_call,
     settings_in,
 )
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.result import Result
-from comity.runs.run import check_same, elsewhere, reopen, resume_in, start
+from comity.runs.run import check_same, engine_warnings, reopen, resume_in, start
 from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
@@ -230,7 +230,7 @@ def run(
     """
     settings, custom_model = _read_settings(locals())
     check_federation("run", algorithm, federation)
-    experiment = asked([algorithm], federation, settings, options, run)
+    experiment = experiment_from_call([algorithm], federation, settings, options, run)
     experiment = one_process(experiment) if record_messages else experiment
     if out is None and any(isinstance(tracker, str) for tracker in track):
         raise UsageError("Trackers write beside the run: give the run a folder with out=...")
@@ -243,10 +243,10 @@ def run(
         display = progress_for(comparing.title(experiment, False))
         if resume and RunFolder(folder).begun:
             check_same(folder, job.experiment, record_messages)
-            for text in elsewhere(folder, experiment):
+            for text in engine_warnings(folder, experiment):
                 warnings.warn(escape_terminal(text), stacklevel=2)
             # trust: the caller itself names the code that the folder names
-            interrupted = reopen(folder, federation, custom_model, trust=True)
+            interrupted = reopen(folder, federation, custom_model, trust=True, prepared=job)
             result = resume_in(interrupted, folder, display, trackers)
         else:
             result = start(job, folder, display, trackers, record_messages=record_messages)
@@ -482,7 +482,7 @@ def _experiment(
     check_federation(call.__name__, methods, federation)
     settings, custom_model = _read_settings(keywords)
     options = {name: value for name, value in keywords.items() if name not in SETTING_NAMES}
-    return asked(methods, federation, settings, options, call), custom_model
+    return experiment_from_call(methods, federation, settings, options, call), custom_model
 
 
 def _read_settings(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], CustomModel | None]:

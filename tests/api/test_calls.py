@@ -25,7 +25,7 @@ import comity
 from comity.calls import FROM_FEDERATION, Settings
 from comity.report import report as write_page
 from comity.runs.config import Experiment
-from comity.runs.extend import ask_for
+from comity.runs.extend import extend
 from comity.runs.run import reopen, resume_in
 from comity.runs.server_run import Quiet
 
@@ -489,7 +489,7 @@ def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Pa
         progress=False,
     )
     longer = tmp_path / "it" / "fedavg" / "seed-0"
-    ask_for(longer, 2)  # comity resume --rounds 2
+    extend(longer, 2)  # comity resume --rounds 2
     resume_in(reopen(longer), longer, Quiet())
     with pytest.raises(comity.ComityError, match="is not of these runs"):
         comity.open(tmp_path / "it")

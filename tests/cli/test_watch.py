@@ -307,13 +307,13 @@ def test_a_run_that_is_only_beginning(run: Path, tmp_path: Path) -> None:
 
 
 def test_held(tmp_path: Path) -> None:
-    assert not RunFolder(tmp_path).held()
+    assert not RunFolder(tmp_path).is_locked()
     with RunFolder(tmp_path).locked():
-        assert RunFolder(tmp_path).held()
+        assert RunFolder(tmp_path).is_locked()
         with pytest.raises(ComityError, match="Another process"), RunFolder(tmp_path).locked():
             pass
-    assert not RunFolder(tmp_path).held()
-    assert not RunFolder(tmp_path / "nowhere").held()
+    assert not RunFolder(tmp_path).is_locked()
+    assert not RunFolder(tmp_path / "nowhere").is_locked()
 
 
 def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
         with RunFolder(tmp_path).locked():
-            assert RunFolder(tmp_path).held()
+            assert RunFolder(tmp_path).is_locked()
 
 
 # --- While it runs ----------------------------------------------------------------------------------------------------

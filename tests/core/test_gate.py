@@ -18,7 +18,7 @@ from comity.algorithms.dbe import OFFSET
 from comity.algorithms.fedavg import AveragedModel, FedAvg
 from comity.algorithms.scaffold import Change, Control
 from comity.base.call import CallId
-from comity.base.declared import declared
+from comity.base.declared import resolve_field_type
 from comity.base.record import Cipher, is_record_type
 from comity.components.bank import Teacher
 from comity.components.overlap import Help
@@ -226,13 +226,13 @@ def test_the_shape_of_every_tensor_on_the_wire_is_told(text: str) -> None:
         f"{kind.__name__}.{f.name}"
         for kind in kinds
         for f in fields(kind)
-        if Tensor in _parts([declared(kind, f)])
+        if Tensor in _parts([resolve_field_type(kind, f)])
     }
     weights = {
         f"{kind.__name__}.{f.name}"
         for kind in kinds
         for f in fields(kind)
-        if declared(kind, f) in MODELS
+        if resolve_field_type(kind, f) in MODELS
     }
     told: dict[str, Any] = {}
     for owner in chain(made):

@@ -210,7 +210,7 @@ def loss_of(
 ) -> Callable[[Params, Batch], Tensor]:
     """What a party minimises when it has heard this: its draws are made for each batch."""
     request = asked(made, of, m)
-    own = read_only(request.own)
+    own = read_only(request.aux)
 
     def value(theta: Params, batch: Batch) -> Tensor:
         batch.drawn = (
@@ -490,7 +490,7 @@ def test_alg2_what_is_drawn(method: Any) -> None:
     for negatives, m in (("class", several), ("marginal", one), ("marginal", several)):
         request = asked(method(negatives=negatives), task(), m)
         assert request.draw is not None
-        drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), request.own)
+        drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), request.aux)
         assert drawn.pick.shape == (7,)
         assert set(drawn.pick.tolist()) <= set(range(len(m.obs)))
         assert (drawn.negatives is None) == (negatives == "class")

@@ -78,8 +78,8 @@ class View:
         self.summary: dict[str, Any] = self._summary()
         if not self.folder.recorded:
             raise UsageError(
-                f"{folder} has no tape: messages are kept by runs with --record-messages (in Python"
-                " record_messages=True)."
+                f"{folder} has no recorded messages: start the run with --record-messages (in"
+                " Python record_messages=True)."
             )
         self.folder.check()
         self.job: SimulatedRun = reopen(folder, federation, model, trust=trust)

@@ -103,7 +103,7 @@ def resume(
     """
     from comity.cli import screen
     from comity.deploy.job_submission import SubmittedJob, was_ordered
-    from comity.runs.extend import ask_for
+    from comity.runs.extend import extend
     from comity.runs.folder import RunFolder
     from comity.runs.run import reopen, resume_in
 
@@ -114,7 +114,7 @@ def resume(
     folder.check_begun()
     run_trackers = trackers(track, run_dir.resolve().parent)
     if rounds is not None:
-        ask_for(run_dir, rounds, trust=trust)
+        extend(run_dir, rounds, trust=trust)
         if (run_dir.resolve().parents[1] / "comparison.json").is_file():
             print_warning(
                 f"{run_dir} is part of a comparison; the other runs keep their number of rounds."
@@ -347,11 +347,11 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     """Print the size of the recorded messages of runs, and how to audit them."""
     from comity.cli import screen
     from comity.runs.folder import RunFolder
-    from comity.runs.recording import SAID
+    from comity.runs.recording import RECORDED
 
     total = sum(RunFolder(run).record_messages.stat().st_size for run in runs)
     screen.out.print(
-        f"{SAID} It is {screen.size(total)}. See what can be learned from it: comity audit"
+        f"{RECORDED} It is {screen.size(total)}. See what can be learned from it: comity audit"
         f" {folder}",
         soft_wrap=True,
     )
@@ -515,7 +515,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"memory in addition to torch: data {screen.size(costs.data_bytes)}, party states"
         f" {screen.size(costs.state_bytes)}, messages of a round {screen.size(costs.message_bytes)}"
     )
-    for text in guarantees(job.planned_privacy(), always=True):
+    for text in guarantees(job.privacy.guarantees(), always=True):
         screen.out.print(text, soft_wrap=True)
     for name, unit in (("dp", "the clipping norm"), ("ldp", "the sensitivity to one row or party")):
         if noise := job.experiment.set.get(f"{name}.noise"):

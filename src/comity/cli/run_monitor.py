@@ -60,7 +60,7 @@ class RunMonitor:
             with contextlib.suppress(OSError, ValueError):
                 self.settings = tomllib.loads(self._files.config.read_text(encoding="utf-8"))
         # Before the summary: a run that ends between the two is finished, not stopped.
-        running = self._files.held()
+        running = self._files.is_locked()
         self._update_summary()
         ended = self.summary or self._files.ended  # its summary may be unreadable
         self.state = "finished" if ended else "running" if running else "stopped"

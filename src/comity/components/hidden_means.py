@@ -97,7 +97,7 @@ def hidden_means(
 ) -> tuple[Tensor, Tensor]:
     """Class means of a party's samples, and of how many each is, both behind noise."""
     told = noisy(how, in_chunks(values, how.samples.x), classes, key)
-    how.made.append(classes)
+    how.class_counts.append(classes)
     if how.level == "party":
         return within(told, how.clip), torch.ones(classes, dtype=torch.int32, device=told.device)
     counts = told[:, 0] / how.clip

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from comity.base.record import once_called
+from comity.base.record import register_earlier_name
 from comity.core import (
     Info,
     Key,
@@ -112,7 +112,7 @@ class Mean:
     """What is known of kappa if it is chosen in a pilot."""
 
 
-once_called(Mean, "comity.algorithms.dbe:Mean")
+register_earlier_name(Mean, "comity.algorithms.dbe:Mean")
 
 
 class Piloted(Wrapper[Mean]):

@@ -14,7 +14,7 @@ from comity.base.record import Params
 from comity.core.diagnostics import Diagnostic
 from comity.core.party import Info, Party, Traffic
 from comity.errors import UsageError
-from comity.training.requests import Working
+from comity.training.requests import PartyCoroutine
 from comity.training.settings import Training
 from comity.training.task import LearningTask
 
@@ -32,7 +32,7 @@ C = TypeVar("C")
 """A party's state."""
 M = TypeVar("M")
 """What the server sends a party."""
-PartyFunction = Callable[[Any, Any, Party, Key], Working[tuple[Any, Any]]]
+PartyFunction = Callable[[Any, Any, Party, Key], PartyCoroutine[tuple[Any, Any]]]
 """async (party state, letter, party, key) -> (new party state, reply): all that ever happens at a
 party.
 """

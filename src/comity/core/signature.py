@@ -14,7 +14,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from comity.base.declared import declared
+from comity.base.declared import resolve_field_type
 from comity.base.record import Cipher, Empty, Sealed, is_record_type
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.wrapper import Hosts, chain, is_party_function
@@ -90,7 +90,7 @@ def fields_on_wire(hint: Any) -> list[str]:
         f"{kind.__name__}.{f.name}"
         for kind in kinds
         for f in fields(kind)
-        if not records_in(declared(kind, f))
+        if not records_in(resolve_field_type(kind, f))
     ]
     return found if kinds or hint in (None, type(None)) else ["message"]
 
@@ -120,7 +120,7 @@ def _parts(hints: list[Any]) -> Iterator[Any]:
         hints += get_args(hint)
         kind = get_origin(hint) or hint
         if is_record_type(kind):
-            hints += [declared(kind, f) for f in fields(kind)]
+            hints += [resolve_field_type(kind, f) for f in fields(kind)]
 
 
 def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:

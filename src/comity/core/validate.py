@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from comity.base.call import CallId
-from comity.base.declared import declared, fits, mismatch
+from comity.base.declared import fits, mismatch, resolve_field_type
 from comity.base.finite import first_not_finite, is_finite
 from comity.base.record import Params, is_record, payload
 from comity.core.algorithm import AnyAlgorithm, WireShapes
@@ -163,7 +163,7 @@ def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: LearningTask) 
         if free := [
             f.name
             for f in fields(tree)
-            if declared(type(tree), f) is Any and getattr(tree, f.name) is not None
+            if resolve_field_type(type(tree), f) is Any and getattr(tree, f.name) is not None
         ]:
             return f"has something in {free[0]}, and nobody says what that is"
     elif isinstance(tree, dict | list | tuple):

@@ -90,7 +90,7 @@ def measure(
             f"{policy.name} took no part in run {run.path.name}: site.toml had another name then."
         )
     site, whole = seated(run, at, policy.name, experiment, own, said)
-    if site.party.id >= whole.common.seats.from_start:
+    if site.party.id >= whole.context.roster.from_start:
         raise UsageError(
             f"{policy.name} was a newcomer in run {run.path.name}, and newcomers are not measured."
         )
@@ -154,7 +154,7 @@ def _write_summary(run: SiteRun, rounds: int) -> list[str]:
     for row in run.book.ledger():
         total[row.kind] += row.bytes
     made = {"rounds": rounds, "steps": run.book.steps, "remarks": [], "discarded": []}
-    made["privacy"] = run.account.summary(server_run.privacy_assumptions())
+    made["privacy"] = run.account.summary(server_run.privacy.assumptions())
     rows = _with_joined(run.book.metrics(), rounds)
     summary = summarise(server_run, rows, [], total, made, {}, needs_figures=False)
     tables = (METRICS.name, LEDGER.name, PRIVACY.name, OUTCOMES)
@@ -178,7 +178,7 @@ def _write_model(run: SiteRun) -> list[str]:
     if (out / CARD).exists():
         return []
     shutil.rmtree(out, ignore_errors=True)  # what was left of an export that failed
-    known = (server_run.experiment, server_run.common, server_run.algorithm, server_run.info)
+    known = (server_run.experiment, server_run.context, server_run.algorithm, server_run.info)
     job = SimulatedRun(*known, federation=run.federation, parties=[run.seat.site.party])
     summary = run.folder.read_summary()
     assert summary is not None

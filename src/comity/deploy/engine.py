@@ -61,13 +61,13 @@ class SitesEngine(Engine):
     ) -> None:
         self._courier = transport
         self._outline = server_run
-        self._names = server_run.common.seats.names
+        self._names = server_run.context.roster.names
         self._run = run
         self._deadline = deadline
         self._most = most_bytes
         self._gates = [
             MessageValidator(
-                server_run.algorithm, server_run.common.task(name), len(self._names), most_bytes
+                server_run.algorithm, server_run.context.task(name), len(self._names), most_bytes
             )
             for name in self._names
         ]
@@ -137,7 +137,7 @@ class SitesEngine(Engine):
                 continue
             yield i, found
 
-    def settle(self, versions: Mapping[int, CallId | None]) -> None:
+    def commit(self, versions: Mapping[int, CallId | None]) -> None:
         """Nothing is to be said: the next letter names the state that counts."""
 
     def save(self, folder: Path, t: int) -> list[Saved]:
@@ -146,7 +146,7 @@ class SitesEngine(Engine):
         """
         return []
 
-    def committed(self, versions: Mapping[int, CallId]) -> None:
+    def checkpoint_written(self, versions: Mapping[int, CallId]) -> None:
         heads = {i: Committed(self._run, named(version)) for i, version in versions.items()}
         for _ in self._asked(heads, {}, Done):
             pass  # who does not hear of it keeps more than it needs to
@@ -156,7 +156,7 @@ class SitesEngine(Engine):
         folder: Path,
         states: Iterable[Saved],
         versions: Mapping[int, CallId],
-        homes: Mapping[int, int],
+        workers_by_party: Mapping[int, int],
     ) -> None:
         """Nothing is to be sent: the next letters name the states."""
 
@@ -224,7 +224,7 @@ def _check_figures(found: Any, server_run: ServerRun, i: int) -> None:
     """
     if not isinstance(found, Evaluation):
         raise ComityError("it sent something else than an evaluation.")
-    said, classes = server_run.everybody[i], server_run.info.task.classes
+    said, classes = server_run.party_infos[i], server_run.info.task.classes
     known = {metric.name for metric in (*metrics_for(classes), server_run.metric)}
     for score, samples in ((found.validation, said.validation), (found.test, said.test)):
         if (

@@ -48,8 +48,8 @@ from comity.runs.context import PartyInfo, PartyInfos, RunContext
 from comity.runs.environment import environment
 from comity.runs.folder import RunFolder
 from comity.runs.loop import execute
-from comity.runs.planned_absences import planned
-from comity.runs.run import at_work
+from comity.runs.planned_absences import read_plan
+from comity.runs.run import prepared_process
 from comity.runs.server_run import Progress, Quiet, ServerRun, judged_by
 from comity.runs.server_side import resolve_method
 from comity.track import Trackers
@@ -153,7 +153,7 @@ def conduct(
         experiment, everybody, run.read_plan() if begun else None, run_secret(folder, order.run)
     )
     _begin_everywhere(transport, order, answers, everybody)
-    with at_work(run):
+    with prepared_process(run):
         summary = run.read_summary()
         if summary is not None and not summary.get(FAILED_ENDINGS):
             _tell(transport, order, answers, End(order.run, summary["rounds"], True))
@@ -238,7 +238,7 @@ def server_run_of(
         common,
         algorithm,
         info,
-        planned(experiment.absent, experiment.seed, told.names, plan),
+        read_plan(experiment.absent, experiment.seed, told.names, plan),
         secret,
     )
     made.check_judged()
@@ -375,7 +375,7 @@ def _write_beginning(
     settings = config.write(server_run.experiment)
     parties = json.dumps({name: asdict(one) for name, one in everybody.items()}, indent=2) + "\n"
     fingerprint = combine((name, one.digest) for name, one in everybody.items())
-    plan = server_run.absent.text
+    plan = server_run.absences.text
     run.begin(
         settings,
         environment(settings, fingerprint, parties=parties, plan=plan),

@@ -83,7 +83,7 @@ class Seat:
 
     def name_of(self, number: int) -> str:
         """The name of the party with that number."""
-        return self.server_run.common.seats.names[number]
+        return self.server_run.context.roster.names[number]
 
 
 @dataclass
@@ -217,7 +217,7 @@ class SiteRun:
         site, whole = seated(
             self.folder, self.at, self.party, self.experiment, self.federation, head.parties
         )
-        names, algorithm = whole.common.seats.names, site.algorithm
+        names, algorithm = whole.context.roster.names, site.algorithm
         self._account_for(whole, site.party.id, policy)
         self._seat = Seat(
             site,
@@ -237,13 +237,15 @@ class SiteRun:
         """
         if math.isfinite(policy.budget_epsilon):
             before = [row.made() for row in given_away(self.at, self.name)]
-            total = server_run.planned_releases()[number] + Counter(made for made in before if made)
-            bounded = all(before) and not server_run.everybody[number].own_constants
+            total = server_run.privacy.planned_releases()[number] + Counter(
+                made for made in before if made
+            )
+            bounded = all(before) and not server_run.party_infos[number].own_constants
             policy.check_epsilon(
                 epsilon(total, DELTA) if bounded else math.inf,
                 display_name(self.experiment.algorithm),
             )
-        self._account = server_run.account()
+        self._account = server_run.privacy.account()
         self._account.restore(self.book.privacy())
 
     @property
@@ -453,7 +455,7 @@ def seated(
     )
     common = RunContext(experiment, told)
     algorithm, info = resolve_method(common)
-    names = common.seats.names
+    names = common.roster.names
     if party not in names:
         raise UsageError(f"{party} is left out of this run.")
     made = make_party(common, names.index(party), own.parties[party])

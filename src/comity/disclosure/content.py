@@ -59,7 +59,7 @@ def page_of(source: Source) -> Page:
 
 def _facts(source: Source) -> dict[str, str]:
     server_run, said = source.server_run, source.said
-    names = server_run.common.seats.names
+    names = server_run.context.roster.names
     data = (
         "its own data, at the site" if source.place != "simulation" else server_run.experiment.data
     )

@@ -11,7 +11,7 @@ from typing import Any, get_origin
 
 import torch
 
-from comity.base.declared import declared
+from comity.base.declared import resolve_field_type
 from comity.base.record import Params
 from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
 from comity.core.signature import party_functions, records_in, sealed_fields, signature
@@ -237,7 +237,7 @@ def _names(row: Spent) -> list[str]:
 
 def _releases(source: Source, function: str) -> dict[str, Any]:
     server_run = source.server_run
-    i = server_run.common.seats.names.index(source.party)
+    i = server_run.context.roster.names.index(source.party)
     asked = Asked(server_run.info, i, source.said.train, server_run.info.training)
     found: dict[str, Any] = {}
     for depth, name in _places(source, function):
@@ -349,14 +349,14 @@ def _records(source: Source, behind: Behind) -> str:
 def _form(source: Source, function: str, name: str) -> str:
     """The shape of a field, in words."""
     server_run = source.server_run
-    task = server_run.common.task(source.party)
+    task = server_run.context.task(source.party)
     shapes: dict[str, Any] = {}
     hints: dict[str, Any] = {}
     for depth, place in _places(source, function):
         shapes |= shapes_on_wire(server_run.algorithm, depth, task, len(server_run.info.names))
         reply = signature(server_run.algorithm, depth, place).reply
         hints |= {
-            f"{kind.__name__}.{f.name}": declared(kind, f)
+            f"{kind.__name__}.{f.name}": resolve_field_type(kind, f)
             for kind in records_in(reply)
             for f in fields(kind)
         }

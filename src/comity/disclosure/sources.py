@@ -45,7 +45,7 @@ class Source:
     @property
     def said(self) -> PartyInfo:
         """What the party told of itself."""
-        return self.server_run.common.introductions.parties[self.party]
+        return self.server_run.context.party_infos.parties[self.party]
 
     @property
     def answers_left(self) -> bool | None:
@@ -93,7 +93,7 @@ def read(
         )
     place = _place(run)
     server_run = made or _outline(run, place, federation, model, trust)
-    names = list(server_run.common.seats.names)
+    names = list(server_run.context.roster.names)
     if place == "site" and party in names and party != (own := _at_home(run)):
         raise UsageError(f"{folder} is what {own} keeps of the run: of {party} it knows nothing.")
     if party not in names:

@@ -14,7 +14,7 @@ from typing import Any
 from comity.base.record import Params
 from comity.checksums import Checksum, without_crc
 from comity.errors import ComityError
-from comity.wire.blob import Wrong, read_blob
+from comity.wire.blob import InvalidBlob, read_blob
 
 WEIGHTS = "weights.safetensors"
 SETTINGS = "model.json"
@@ -47,5 +47,13 @@ def read_parameters(folder: Path) -> Params:
         skeleton, tensors = read_blob(read_weights(folder, settings))
         parameters, _ = skeleton["v"]  # the fields of `comity.studies.export.State`
         return {name: tensors[node["t"]] for name, node in parameters["d"]}
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, Wrong) as why:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        InvalidBlob,
+    ) as why:
         raise no_model_in(folder) from why

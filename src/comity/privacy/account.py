@@ -16,7 +16,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from comity.base.call import CallId
-from comity.base.declared import declared
+from comity.base.declared import resolve_field_type
 from comity.base.record import Sealed, is_record, payload, sealed_in
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.release import (
@@ -41,7 +41,7 @@ from comity.privacy.composition import (
     renyi_epsilon,
     weakest_unit,
 )
-from comity.wire.ledger import EVERYBODY, MOST_APART
+from comity.wire.ledger import EVERYBODY, MAX_PARTY_ROWS
 
 INFINITE = "infinite"
 """How an infinite ε is written where numbers are expected."""
@@ -112,7 +112,7 @@ class Account:
         then none is protected.
         """
         self._planned: Mapping[int, Counter[Release]] | None = None
-        self._together = count > MOST_APART
+        self._together = count > MAX_PARTY_ROWS
         self._rows: list[Spent] = []
         self._known: dict[tuple[int, str, int], Fields] = {}
         self._bare: dict[tuple[int, str], Fields | None] = {}
@@ -141,6 +141,8 @@ class Account:
         """Parties are about to be asked: write down what their replies will give away, or refuse if
         that is more than may be.
         """
+        if self._undeclared(call) is not None:
+            return  # the method declares no releases: nothing is protected, and nothing charged
         due = [(i, given) for i in ids if (given := _apart(self._releases(call, i)))]
         for i, given in due:
             if not self._affordable(i, Counter(release for release, _ in given)):
@@ -194,15 +196,20 @@ class Account:
             else:
                 self.note_open(round, "server", i, name, FROM_SERVER)
 
-    def _releases(self, call: CallId, i: int) -> Fields:
+    def _undeclared(self, call: CallId) -> Fields | None:
+        """The fields of a reply if nobody declares releases of it; None if releases are declared."""
         place = call.depth, call.function
         if place not in self._bare:
             declared = declares(self._algorithm, call.depth)
             self._bare[place] = (
                 None if declared else dict.fromkeys(reply_fields(self._algorithm, *place))
             )
-        if (bare := self._bare[place]) is not None:
+        return self._bare[place]
+
+    def _releases(self, call: CallId, i: int) -> Fields:
+        if (bare := self._undeclared(call)) is not None:
             return bare
+        place = call.depth, call.function
         if (*place, i) not in self._known:
             self._known[*place, i] = releases_of(self._algorithm, *place, self._asked(i))
         return self._known[*place, i]
@@ -351,7 +358,7 @@ def held_fields(reply: Any) -> Iterator[str]:
     for field in fields(reply):
         value = getattr(reply, field.name)
         if isinstance(value, Sealed):
-            yield from fields_on_wire(declared(type(reply), field))
+            yield from fields_on_wire(resolve_field_type(type(reply), field))
         elif _has_records(value):
             for inner in (
                 value.values()

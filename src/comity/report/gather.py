@@ -14,13 +14,13 @@ from comity.metrics.metrics import ACCURACY, Metric
 from comity.names import display_name
 from comity.report.readable import Run
 from comity.runs.config import WHERE, Experiment
-from comity.runs.folder import MARKS, RunFolder
+from comity.runs.folder import TRACES, RunFolder
 from comity.spec import parse
 from comity.studies.party_verdicts import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
-ASIDE = {"leave-one-out", "exported", "checkpoints", "record_messages", "tensorboard"}
+ASIDE = {"leave-one-out", "exported", "checkpoints", "tape", "tensorboard"}
 """Folders whose runs, if any, are no methods of their own."""
 
 
@@ -159,8 +159,8 @@ def gather(folder: Path, trust: bool = False) -> list[Group]:
         found.setdefault(group, {}).setdefault(run.method, []).append(run)
     if not found:
         raise UsageError(
-            f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a"
-            f" {MARKS[-1]}."
+            f"{folder} holds no runs: nothing in it has a {', a '.join(TRACES[:-1])} or a"
+            f" {TRACES[-1]}."
         )
     groups: list[Group] = []
     for name, methods in sorted(found.items(), key=lambda item: _natural(item[0])):

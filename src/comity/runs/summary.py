@@ -224,7 +224,7 @@ def summarise(
         seconds: The time by phase.
         needs_figures: Raise ComityError if no party reported a figure of its test samples.
     """
-    parties = job.introduced
+    parties = job.initial_party_infos
     charged = {kind: total[kind] for kind in KINDS}
     tests = {name: info.test for name, info in parties.items()}
     validations = {name: info.validation for name, info in parties.items()}

@@ -28,6 +28,7 @@ from comity.runs.server_run import Progress, judged_by
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
 from comity.studies.parallel import (
+    SHARED_DATA,
     Cost,
     Planned,
     cached_federations,
@@ -137,6 +138,7 @@ def compare(
                 run_folder(out, experiment.algorithm, seed),
                 Cost.of(job),
                 record_messages,
+                job if len(seeds) <= SHARED_DATA else None,
             )
         )
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}

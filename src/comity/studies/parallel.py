@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from comity.data import Federation
-from comity.engines.process import held_back
-from comity.engines.ray_cluster import actors_kept
+from comity.engines.process import signals_blocked
+from comity.engines.ray_cluster import keep_actors
 from comity.engines.site_store import state_bytes
 from comity.errors import ComityError, CorruptedFile, UsageError, describe_exit, quote
 from comity.machine import available_memory, private_memory
@@ -36,7 +36,7 @@ from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.config import Experiment
 from comity.runs.environment import code, cores
 from comity.runs.folder import RunFolder
-from comity.runs.run import check_given, check_same, elsewhere, reopen, resume_in, start
+from comity.runs.run import check_same, check_same_data, engine_warnings, reopen, resume_in, start
 from comity.runs.server_run import Progress
 from comity.studies.plan import memory_of
 from comity.studies.run_process import PATIENCE, run_and_report
@@ -44,6 +44,8 @@ from comity.track import Trackers
 from comity.wire.ledger import Ledger
 
 AUTO = "auto"
+SHARED_DATA = 2
+"""How many federations are kept for further runs on the same data."""
 DATA = ("data", "partition", "parties", "test", "validation", "seed")
 """The settings that determine the data of a run."""
 # The least private memory of a forked run, in bytes: its heap, torch's buffers, written pages.
@@ -91,7 +93,7 @@ def cached_federations(
     If a federation is given, it is the data of all experiments.
     """
 
-    @lru_cache(maxsize=2)
+    @lru_cache(maxsize=SHARED_DATA)
     def load(*settings: Any) -> Federation:
         return federation_of(config.experiment(dict(zip(DATA, settings, strict=True))))
 
@@ -121,7 +123,7 @@ class Cost:
         # A party has up to three states in a round; those beyond the limit are spilled to a file.
         states = min(3 * usage.states, state_bytes())
         return Cost(
-            job.seconds(),
+            job.cost.seconds(),
             FLOOR * processes + states + 2 * usage.messages + 4 * job.info.task.bytes(),
             usage.data,
         )
@@ -137,6 +139,8 @@ class Planned:
     cost: Cost = Cost()
     record_messages: bool = False
     """Whether it stores its messages."""
+    job: SimulatedRun | None = None
+    """The prepared run, if it is kept until the run starts."""
 
 
 @runtime_checkable
@@ -168,11 +172,14 @@ def run_once(
     check_same(folder, job.experiment, record_messages)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
-        check_given(folder, job)
+        check_same_data(folder, job)
     else:
-        again = reopen(folder, federation, model, trust=True)  # `prepare` has run its code
+        # Trusted: `prepare` has just run its code.
+        again = reopen(folder, federation, model, trust=True, prepared=job)
         summary = resume_in(again, folder, progress, track).summary
-    return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
+    return summary | {
+        "remarks": [*summary.get("remarks", ()), *engine_warnings(folder, experiment)]
+    }
 
 
 def run_all(
@@ -190,10 +197,11 @@ def run_all(
     (`with_one_worker`).
     """
     if jobs == 1:
-        with actors_kept():
+        with keep_actors():
             for run in runs:
                 how = (run.experiment, data(run.experiment), run.folder)
-                yield run_once(*how, progress(run.title), track, model, None, run.record_messages)
+                watched = progress(run.title)
+                yield run_once(*how, watched, track, model, run.job, run.record_messages)
         return
     pool = _RunPool(runs, data, progress, track or Trackers(), model, jobs)
     try:
@@ -342,7 +350,7 @@ class _RunPool:
         run = self._runs[k]
         self._waiting.remove(k)
         federation = self._data(run.experiment)
-        job = prepare(run.experiment, federation, self._model)
+        job = run.job or prepare(run.experiment, federation, self._model)
         if job.experiment.device != "cpu":
             raise UsageError(
                 f"Parallel runs are on the CPU, not on {job.experiment.device}: choose --device"
@@ -367,7 +375,7 @@ class _RunPool:
         process = multiprocessing.get_context("fork").Process(
             target=run_and_report, args=(sender, inherited, os.getpid(), run_in_process)
         )
-        with held_back():
+        with signals_blocked():
             process.start()
             sender.close()
             self._running[k] = _RunningRun(

@@ -76,7 +76,7 @@ def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
     finish = job.algorithm.finish_traffic(job.info)
     counted = sum(rounds, Traffic())
     scaled = {
-        kind: job.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
+        kind: job.cost.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
     }
     return (
         start
@@ -98,7 +98,7 @@ class Memory:
 def memory_of(job: SimulatedRun) -> Memory:
     """Count the memory of a run."""
     samples = [part for p in job.parties for part in (p.data.train, p.data.validation, p.data.test)]
-    largest = _largest(_of_rounds(job, job.counted))
+    largest = _largest(_of_rounds(job, job.cost.counted_cohorts))
     return Memory(
         data=sum(part.x.nbytes + part.y.nbytes for part in samples),
         states=payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties),
@@ -113,7 +113,7 @@ def _largest(rounds: list[Traffic]) -> Traffic:
 def plan(job: SimulatedRun) -> Plan:
     """Return the expected cost of a run; it tries one round to measure the time."""
     start = _before(job)
-    rounds = _of_rounds(job, job.counted)
+    rounds = _of_rounds(job, job.cost.counted_cohorts)
     task = job.info.task
     memory = memory_of(job)
     train, evaluate = _try(job)
@@ -124,7 +124,7 @@ def plan(job: SimulatedRun) -> Plan:
         per_round=_largest(rounds),
         total=_total(job, start, rounds),
         counted=len(rounds),
-        steps=job.steps(),
+        steps=job.cost.steps(),
         data_bytes=memory.data,
         state_bytes=memory.states,
         message_bytes=memory.messages,
@@ -154,10 +154,12 @@ def _try(job: SimulatedRun) -> tuple[float, float]:
         "partial_sums": False,
     }
     local = job.experiment.but(**where)
-    trial = _round_with(replace(job, experiment=local, absent=PlannedAbsences()), sorted(largest))
+    trial = _round_with(replace(job, experiment=local, absences=PlannedAbsences()), sorted(largest))
     workers = job.experiment.workers or 1
     tried = sum(sizes[i] for i in largest)
-    total = job.in_all_rounds(sum(sizes[i] for cohort in job.counted.values() for i in cohort))
+    total = job.cost.in_all_rounds(
+        sum(sizes[i] for cohort in job.cost.counted_cohorts.values() for i in cohort)
+    )
     total += sum(sizes[i] for t in job.algorithm.tried_rounds for i in job.cohort(t))
     scale = total / tried / workers if trial.steps else job.experiment.rounds
     times = job.experiment.rounds // job.experiment.eval_every * job.experiment.eval_share + 1

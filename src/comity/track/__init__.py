@@ -112,7 +112,7 @@ class Trackers:
         if not self._all:
             return
         settings = job.experiment.model_dump(exclude_none=True)
-        self._sizes = {job.info.name(i): said.test for i, said in job.everybody.items()}
+        self._sizes = {job.info.name(i): said.test for i, said in job.party_infos.items()}
         self._metric = job.metric.name
         self._following = self._each(self._all, lambda one: one.begin(folder, settings))
         charges = defaultdict(list)
