@@ -84,7 +84,7 @@ def report(
         figures: also every chart as a file, in DIR/figures
         trust: whether files may run that somebody else's runs name
     """
-    from comity.report import report as write
+    from comity.reporting import report as write
 
     if isinstance(what, Result | Comparison):
         if what.temporary and out is None:

@@ -64,8 +64,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """
     from browser import KINDS
     from comity import run
-    from comity.report import report
-    from comity.report.sections import space
+    from comity.reporting import report
+    from comity.reporting.sections import space
     from comity.runs.config import experiment
     from comity.runs.server_run import Quiet
     from comity.studies.compare import compare

@@ -11,7 +11,7 @@ import pytest
 from harness import SMALL, comity, one_sentence, works
 
 from comity import report
-from comity.report.sections import space
+from comity.reporting.sections import space
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from elsewhere import Sites
 
-from comity.report import report, sections_of
-from comity.report.blocks import Facts, Section, Table, Text
-from comity.report.gather import gather
+from comity.reporting import report, sections_of
+from comity.reporting.blocks import Facts, Section, Table, Text
+from comity.reporting.gather import gather
 
 
 @pytest.fixture(scope="module")

@@ -26,9 +26,9 @@ from comity.deploy.policy import write
 from comity.deploy.server import FAILURE, SCHEMA
 from comity.errors import ComityError
 from comity.measure.caveats import caveats
-from comity.report import report, sections_of
-from comity.report.blocks import Table, Text
-from comity.report.gather import gather
+from comity.reporting import report, sections_of
+from comity.reporting.blocks import Table, Text
+from comity.reporting.gather import gather
 from comity.runs import config
 from comity.runs.folder import RunFolder
 

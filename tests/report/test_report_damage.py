@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from written import SMALL, Written, compared, without_checksums
 
 from comity import run
-from comity.report import report, sections_of
-from comity.report.blocks import Text
-from comity.report.gather import gather
+from comity.reporting import report, sections_of
+from comity.reporting.blocks import Text
+from comity.reporting.gather import gather
 
 FILES = (
     "config.toml",

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from written import Written, compared
 
 from comity.errors import ComityError
-from comity.report import report
-from comity.report.plane import LEAST_DISTINCT, plane
+from comity.reporting import report
+from comity.reporting.plane import LEAST_DISTINCT, plane
 
 ROWS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 NO_MAP = {

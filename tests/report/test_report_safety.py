@@ -16,10 +16,10 @@ import vl_convert
 from written import SMALL, Written, compared, without_checksums
 
 from comity import run
-from comity.report import report, sections_of
-from comity.report.blocks import Chart
-from comity.report.gather import gather
-from comity.report.static import figure
+from comity.reporting import report, sections_of
+from comity.reporting.blocks import Chart
+from comity.reporting.gather import gather
+from comity.reporting.static import figure
 
 EVIL = [
     "</script><script>alert(1)</script>",

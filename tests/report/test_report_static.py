@@ -14,10 +14,10 @@ import vl_convert
 from written import compared
 
 from comity.errors import UsageError
-from comity.report import report, sections_of
-from comity.report.blocks import Chart, Table
-from comity.report.gather import Group, gather
-from comity.report.static import figure, ranking
+from comity.reporting import report, sections_of
+from comity.reporting.blocks import Chart, Table
+from comity.reporting.gather import Group, gather
+from comity.reporting.static import figure, ranking
 
 SVG = "{http://www.w3.org/2000/svg}"
 HELPS = """method,left_out,party,effect,low,high,seed

@@ -22,9 +22,9 @@ def audit(
     """What can be learned of samples from what a run with --record-messages has sent: attacks,
     beside guessing.
     """
-    from comity.audit.auditing import CANNOT, HEADS, JSON, PAGE, WORDS
-    from comity.audit.auditing import audit as attack
-    from comity.audit.page import READING
+    from comity.auditing.audit import CANNOT, HEADS, JSON, PAGE, WORDS
+    from comity.auditing.audit import audit as attack
+    from comity.auditing.page import READING
     from comity.cli import screen
 
     def told(text: str) -> None:

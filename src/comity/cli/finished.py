@@ -153,8 +153,8 @@ def report(
 ) -> None:
     """Write DIR/report.html, one page that shows a run, or a folder of runs."""
     from comity.cli import screen
-    from comity.report import report as write
-    from comity.report.static import ranking
+    from comity.reporting import report as write
+    from comity.reporting.static import ranking
 
     if table is not None:
         print(

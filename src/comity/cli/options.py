@@ -295,7 +295,7 @@ def resumable(how: str) -> Iterator[None]:
 def write_report(folder: Path) -> None:
     """The page at the end of a command; what it cannot show must not fail what was computed."""
     from comity.cli import screen
-    from comity.report import report
+    from comity.reporting import report
 
     try:
         path = report(folder, told=caution)

@@ -25,7 +25,7 @@ from comity.measure import summarise
 from comity.measure.mdl import CHEAP, Settings
 from comity.measure.representations import Offered
 from comity.measure.study import studied
-from comity.report import PAGE, report
+from comity.reporting import PAGE, report
 from comity.runs.build import SimulatedRun
 from comity.runs.folder import OUTCOMES, RunFolder
 from comity.runs.result import Deployed, Result
