@@ -84,7 +84,7 @@ def report(
         figures: also every chart as a file, in DIR/figures
         trust: whether files may run that somebody else's runs name
     """
-    from comity.reporting import report as write
+    from comity.reporting import report as write_report
 
     if isinstance(what, Result | Comparison):
         if what.temporary and out is None:
@@ -98,10 +98,10 @@ def report(
             f"A page is of a folder, a result or a comparison, not of a {type(what).__name__}."
         )
 
-    def told(text: str) -> None:
+    def warn(text: str) -> None:
         warnings.warn(escape_terminal(text), stacklevel=4)
 
-    return write(
+    return write_report(
         what,
         methods=methods,
         target=target,
@@ -110,7 +110,7 @@ def report(
         figures=figures,
         out=out,
         trust=trust,
-        told=told,
+        warn=warn,
     )
 
 

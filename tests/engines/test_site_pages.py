@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from elsewhere import Sites
 
-from comity.reporting import report, sections_of
+from comity.reporting import build_sections, report
 from comity.reporting.blocks import Facts, Section, Table, Text
 from comity.reporting.gather import gather
 
@@ -29,7 +29,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 
 def sections(folder: Path) -> dict[str, Section]:
     (group,) = gather(folder)
-    return {one.name: one for one in sections_of(group, folder, None, None, False, True)}
+    return {one.name: one for one in build_sections(group, folder, None, None, False, True)}
 
 
 def words(folder: Path) -> str:

@@ -37,7 +37,7 @@ class Mine(FedAvg):
             for j in server.info.parties:
                 if i != j:
                     server.note(f"trust/{server.info.name(j)}", i + j / 10, party=i)
-        return super().round(s, net, t)
+        return super().round(s, server, t)
 """
 
 WRAPPER = """
@@ -54,7 +54,7 @@ class Around(Wrapper):
 
     def round(self, s, server, t):
         server.note("around/air", 1.0)
-        return super().round(s, net, t)
+        return super().round(s, server, t)
 """
 
 

@@ -20,7 +20,7 @@ from written import Written, amounts, compared, loaded
 
 from comity.data import load
 from comity.reporting import report
-from comity.reporting.charts import MANY, colour_of
+from comity.reporting.charts import DISTINGUISHABLE, method_colours
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 
@@ -225,10 +225,10 @@ def test_more_methods_than_colours() -> None:
     """Those that meet in a setting are told apart as long as there are colours."""
     page: list[Group] = []
     for k in range(3):
-        names = ["common", *(f"m{k}-{j}" for j in range(MANY - 1))]
+        names = ["common", *(f"m{k}-{j}" for j in range(DISTINGUISHABLE - 1))]
         page.append(Group(f"g{k}", [Method(name, [Run(Path(name), name)]) for name in names], page))
-    colours = [colour_of(group) for group in page]
-    assert all(len(set(some.values())) == MANY for some in colours)
+    colours = [method_colours(group) for group in page]
+    assert all(len(set(some.values())) == DISTINGUISHABLE for some in colours)
     assert len({some["common"] for some in colours}) == 1
 
 

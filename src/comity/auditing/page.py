@@ -122,4 +122,4 @@ def _run(one: Audited) -> str:
 def _blocks(blocks: list[Block]) -> str:
     """As on a report's page."""
     page = Page()
-    return "".join(page.rendered(block) for block in blocks)
+    return "".join(page.render(block) for block in blocks)

@@ -170,8 +170,8 @@ def report(
         figures=figures,
         out=out,
         trust=trust,
-        told=caution,
-        answered=screen.say,
+        warn=caution,
+        announce=screen.say,
     )
     screen.out.print(f"The report is in {path}", soft_wrap=True)
     if figures is not None:

@@ -298,7 +298,7 @@ def write_report(folder: Path) -> None:
     from comity.reporting import report
 
     try:
-        path = report(folder, told=caution)
+        path = report(folder, warn=caution)
     except KeyboardInterrupt:
         raise Stopped(
             "Stopped; the runs are finished, and only the page is not. Go on with: comity report"

@@ -1,8 +1,7 @@
-"""`comity report DIR`: one page that shows what came out of a run, or of a folder of runs, and
-figures and tables for papers.
+"""The report: one HTML page about a run or a folder of runs, and figures and tables for papers.
 
-`gather` reads the folder, `sections` make text, tables and charts of it, `page` puts them into one
-file.
+`gather` reads the folder, `sections` turns its content into text, tables and charts, and `page`
+puts them into one file. `comity report DIR` and `comity.report` call `report`.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from typing import Any
 from comity.checksums import without_crc
 from comity.errors import UsageError, describe, unknown
 from comity.reporting.blocks import Block, Section, Table, Text
-from comity.reporting.gather import Group, Method, complaints, gather
+from comity.reporting.gather import Group, Method, file_problems, gather
 from comity.reporting.page import Page
 from comity.reporting.sections.again import again
-from comity.reporting.sections.answer import answer, standings
+from comity.reporting.sections.answer import answer, rank_methods
 from comity.reporting.sections.curves import curves
 from comity.reporting.sections.data import data
 from comity.reporting.sections.gains import gains
@@ -32,8 +31,8 @@ from comity.units import spread
 
 PAGE = "report.html"
 PATIENCE = 8.0
-"""Seconds of computing after which no further method's representations are begun, unless methods
-are asked for by name; several settings share them.
+"""CPU seconds after which the page starts no further map of representations. All settings of a page
+share them. Methods that are requested by name have no limit.
 """
 
 
@@ -47,18 +46,26 @@ def report(
     figures: str | None = None,
     out: str | Path | None = None,
     trust: bool = False,
-    told: Callable[[str], None] = lambda text: None,
-    answered: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
+    announce: Callable[[str], None] = lambda text: None,
 ) -> Path:
-    """Write a folder's page and return its path.
+    """Write the page of a folder and return its path.
 
-    `methods` are those whose representations are drawn (the best three and SOLO unless told);
-    `target` is the accuracy to which rounds and bytes are counted (SOLO's unless told); `quick`
-    shows only what the files say, without opening data or models; `samples=False` keeps parties'
-    samples off the page; `figures` (pdf, svg or png) also writes every chart to DIR/figures. A
-    stranger's run that names Python files is not opened unless `trust` says that these may run; the
-    page shows what it can without, and `told` hears what is left out. Of several settings,
-    `answered` hears each one's answer.
+    Args:
+        folder: a run's folder, or a folder with runs
+        methods: methods whose representations are drawn (default: the best three and SOLO)
+        target: accuracy to which rounds and bytes are counted (default: the accuracy of SOLO)
+        quick: show only what the files say, without opening data or models
+        samples: show some of the parties' samples
+        figures: also write every chart to FOLDER/figures, as `pdf`, `svg` or `png`
+        out: the page's file (default: FOLDER/report.html)
+        trust: allow runs of other people to execute the Python files that their settings name.
+            Without it, the page leaves out what needs these files.
+        warn: called with a sentence that says what the page leaves out
+        announce: called with the answer of each setting, if the folder has several
+
+    Raises:
+        UsageError: if an argument is invalid, or the folder has no runs
     """
     folder = Path(folder)
     if figures is not None:
@@ -66,33 +73,39 @@ def report(
     if target is not None and not 0 < target <= 1:
         raise UsageError(f"A target is an accuracy between 0 and 1, not {target:g}.")
     groups = gather(folder, trust)
+    finished = {m.name for group in groups for m in group.methods if m.finished}
     for name in methods or ():
-        known = {m.name for group in groups for m in group.methods if m.finished}
-        if name not in known:
-            raise unknown("finished method called", name, known)
+        if name not in finished:
+            raise unknown("finished method called", name, finished)
     seconds = None if methods else PATIENCE / len(groups)
-    made = [
-        (group, sections_of(group, folder, methods, target, quick, samples, seconds))
+    pairs = [
+        (group, build_sections(group, folder, methods, target, quick, samples, seconds))
         for group in groups
     ]
-    if not quick and (
-        left_out := [run.closed for group in groups for run in group.runs if run.closed]
-    ):
-        more = f" So it is with {len(left_out) - 1} more." if len(left_out) > 1 else ""
-        told(
-            "What takes the data, the models or the closed form of bytes is left out of the page."
-            f" {left_out[0]}{more}"
-        )
+    if not quick:
+        _warn_of_closed_runs(groups, warn)
     path = Path(out) if out else folder / PAGE
-    write_atomically(path, Page().html(folder.resolve().name, folder, made, front(folder)))
-    for name, said in headlines(made).items():
-        answered(f"{name}: {said}")
+    write_atomically(path, Page().html(folder.resolve().name, folder, pairs, front_matter(folder)))
+    for name, headline in headlines(pairs).items():
+        announce(f"{name}: {headline}")
     if figures is not None:
-        draw(made, folder / "figures", figures)
+        draw(pairs, folder / "figures", figures)
     return path
 
 
-def sections_of(
+def _warn_of_closed_runs(groups: Sequence[Group], warn: Callable[[str], None]) -> None:
+    """Say why the page leaves out what needs runs that could not be opened."""
+    reasons = [run.closed for group in groups for run in group.runs if run.closed]
+    if not reasons:
+        return
+    more = f" The same holds for {len(reasons) - 1} more." if len(reasons) > 1 else ""
+    warn(
+        "The page leaves out everything that needs the data, the models or the closed form of"
+        f" bytes. {reasons[0]}{more}"
+    )
+
+
+def build_sections(
     group: Group,
     folder: Path,
     methods: Sequence[str] | None,
@@ -101,89 +114,90 @@ def sections_of(
     samples: bool,
     seconds: float | None = None,
 ) -> list[Section]:
-    """A group's sections; one that fails says why, in its place."""
-    quick = quick or group.between_sites  # neither data nor models are here
-    parts: list[tuple[str, str, Callable[[], Section]]] = [
+    """Return the sections of a group. A section that fails shows the reason in its place."""
+    quick = quick or group.between_sites  # the data and the models are at the sites
+
+    def build_space() -> Section:
+        mapped = [] if quick else methods_to_map(group, methods)
+        return space(group, mapped, seconds, not quick)
+
+    builders: list[tuple[str, str, Callable[[], Section]]] = [
         ("answer", "The answer", lambda: answer(group, folder, target)),
         ("curves", f"How {group.metric.title} grows", lambda: curves(group)),
         ("gains", "Who gains", lambda: gains(group, folder)),
         ("data", "The data", lambda: data(group, not quick, samples)),
-        (
-            "space",
-            "The representation space",
-            lambda: space(group, [] if quick else chosen(group, methods), seconds, not quick),
-        ),
+        ("space", "The representation space", build_space),
         ("wire", "What crossed the wire", lambda: wire(group, not quick)),
         ("again", "How to get this again", lambda: again(group, folder)),
     ]
-    left_out = {"space"} if group.between_sites else set()
+    omitted = {"space"} if group.between_sites else set()
     if group.site and not (group.solo and group.others):
-        left_out |= {"gains"}  # it knows neither others nor what training alone would have given
-    made = []
-    for name, title, part in parts:
-        if name in left_out:
+        omitted |= {"gains"}  # a site has nothing to compare its figures with
+    sections = []
+    for name, title, build in builders:
+        if name in omitted:
             continue
         try:
-            made.append(part())
+            sections.append(build())
         except Exception as why:  # one damaged file must not cost the page
-            made.append(
-                Section(
-                    name, title, [Text(f"This part cannot be shown: {describe(why)}", "missing")]
-                )
-            )
-    made[0].blocks[:0] = [Text(text, "missing") for text in complaints(group, folder)]
-    return made
+            reason = Text(f"This part cannot be shown: {describe(why)}", "missing")
+            sections.append(Section(name, title, [reason]))
+    sections[0].blocks[:0] = [Text(text, "missing") for text in file_problems(group, folder)]
+    return sections
 
 
-def chosen(group: Group, names: Sequence[str] | None) -> list[Method]:
-    """The methods whose representations are drawn."""
+def methods_to_map(group: Group, names: Sequence[str] | None) -> list[Method]:
+    """Return the methods whose representations are drawn: the named ones, or the best and SOLO."""
     finished = {m.name: m for m in group.methods if m.finished}
     if names is not None:
         return [finished[name] for name in names if name in finished]
-    ranked = [s.method for s in standings(group)[0] if s.method.finished]
+    ranked = [row.method for row in rank_methods(group)[0] if row.method.finished]
     return [*[m for m in ranked if not m.alone][:3], *[m for m in ranked if m.alone]]
 
 
-def headlines(made: Sequence[tuple[Group, list[Section]]]) -> dict[str, str]:
-    """Each setting's answer, if there are several."""
-    return (
-        {group.name or group.title: some[0].headline for group, some in made if some[0].headline}
-        if len(made) > 1
-        else {}
-    )
+def headlines(pairs: Sequence[tuple[Group, list[Section]]]) -> dict[str, str]:
+    """Return the answer of each setting by the setting's name; empty if there is one setting."""
+    if len(pairs) == 1:
+        return {}
+    return {
+        group.name or group.title: sections[0].headline
+        for group, sections in pairs
+        if sections[0].headline
+    }
 
 
-def front(folder: Path) -> list[Block]:
-    """What stands before all groups: a reproduction's table, or what a tuning chose."""
-    return [*_reproduced(folder / "table.csv"), *_tuned(folder / TUNED)]
+def front_matter(folder: Path) -> list[Block]:
+    """Return what stands before all groups: the table of a reproduction, the result of a tuning."""
+    return [*_reproduction(folder / "table.csv"), *_tuning(folder / TUNED)]
 
 
-def _tuned(path: Path) -> list[Block]:
-    """All trials by what they were chosen by."""
+def _tuning(path: Path) -> list[Block]:
+    """Return the verdict of a tuning and the table of its trials."""
     if not path.exists():
         return []
     try:
-        told = without_crc(json.loads(path.read_text(encoding="utf-8")))
-        heads = list(told["trials"][0]["settings"])
+        content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        settings = list(content["trials"][0]["settings"])
         rows = [
             [
-                *(str(one["settings"][head]) for head in heads),
-                *(spread(one[k]) for k in ("validations", "tests")),
-                _rounds(one),
+                *(str(trial["settings"][name]) for name in settings),
+                *(spread(trial[key]) for key in ("validations", "tests")),
+                _rounds(trial),
             ]
-            for one in told["trials"]
+            for trial in content["trials"]
         ]
-        verdict = str(told["verdict"])
+        verdict = str(content["verdict"])
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return [Text(f"{path.name} is damaged: what was chosen cannot be shown.", "missing")]
-    columns = [*heads, "validation", "test", "round"]
+    heads = [*settings, "validation", "test", "round"]
     about = (
-        "Both are means over parties after the round that is best on all validation samples. The"
-        " ranking below is by test samples after the last round, by which nothing was chosen."
+        "Validation and test are means over parties after the round that is best on all validation"
+        " samples. The ranking below is by test samples after the last round; nothing was chosen"
+        " by it."
     )
     return [
         Text(verdict, "lead"),
-        Table("trials", "What was tried", columns, rows, words=len(heads)),
+        Table("trials", "What was tried", heads, rows, words=len(settings)),
         Text(about),
     ]
 
@@ -192,42 +206,32 @@ def _rounds(trial: dict[str, Any]) -> str:
     return ", ".join(map(str, trial["rounds"]))
 
 
-def _reproduced(path: Path) -> list[Block]:
-    """Paper beside measured."""
+def _reproduction(path: Path) -> list[Block]:
+    """Return the table of a reproduction, with the paper's figures beside the measured ones."""
     if not path.exists():
         return []
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = [_beside(row) for row in csv.DictReader(file)]
+            rows = [_reproduced_row(row) for row in csv.DictReader(file)]
     except (OSError, ValueError, KeyError, TypeError, csv.Error):
         rows = []
     if not rows:
         return [Text("table.csv is damaged.", "missing")]
-    return [
-        Table(
-            "paper",
-            "Paper beside measured",
-            ["column", "method", "paper", "measured", "difference"],
-            rows,
-            words=2,
-        )
-    ]
+    heads = ["column", "method", "paper", "measured", "difference"]
+    return [Table("paper", "Paper beside measured", heads, rows, words=2)]
 
 
-def _beside(row: dict[str, str]) -> list[str]:
-    """A line of a reproduction's table."""
-    paper, measured = (
-        (
-            f"{float(row[name]):.2f}"
-            + (f" ± {float(row[f'{name}_std']):.2f}" if row[f"{name}_std"] else "")
-            if row[name]
-            else ""
-        )
-        for name in ("paper", "measured")
-    )
-    difference = (
-        f"{float(row['measured']) - float(row['paper']):+.2f}"
-        if row["paper"] and row["measured"]
-        else ""
-    )
+def _reproduced_row(row: dict[str, str]) -> list[str]:
+    """Return the cells of one row of `table.csv`."""
+    paper, measured = _mean_and_std(row, "paper"), _mean_and_std(row, "measured")
+    difference = ""
+    if paper and measured:
+        difference = f"{float(row['measured']) - float(row['paper']):+.2f}"
     return [row["column"], row["row"], paper, measured or row["note"], difference]
+
+
+def _mean_and_std(row: dict[str, str], name: str) -> str:
+    if not row[name]:
+        return ""
+    std = f" ± {float(row[f'{name}_std']):.2f}" if row[f"{name}_std"] else ""
+    return f"{float(row[name]):.2f}{std}"

@@ -1,5 +1,6 @@
-"""What a section is made of: text, tables, charts. A chart is a Vega-Lite specification over one of
-the page's tables of data.
+"""The blocks that a section consists of: text, tables, charts.
+
+A chart is a Vega-Lite specification over one of the page's data tables.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ VegaSpec = dict[str, Any]
 
 @dataclass(frozen=True)
 class Data:
-    """A table of data behind one or more charts, by columns; readers may download it as csv."""
+    """A data table behind one or more charts, by columns. Readers can download it as CSV."""
 
     name: str
     columns: Mapping[str, Sequence[Any]]
 
     @staticmethod
     def of(name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Data:
-        """A table of these columns, from rows; what a row does not have is None."""
+        """Return the table of these columns from rows. A value that a row lacks becomes None."""
         return Data(name, {column: [row.get(column) for row in rows] for column in columns})
 
     def rows(self) -> list[dict[str, Any]]:
-        """The table row by row, each by column."""
+        """Return the table as a list of rows, each a dict by column."""
         return [
             dict(zip(self.columns, row, strict=True))
             for row in zip(*self.columns.values(), strict=True)
@@ -34,17 +35,17 @@ class Data:
 
 @dataclass(frozen=True)
 class Checkbox:
-    """A box to tick above a chart: it changes one or several places of the specification."""
+    """A checkbox above a chart, which changes values at one or more paths of the specification."""
 
     label: str
     sets: tuple[tuple[tuple[str | int, ...], Any, Any], ...]
-    """Of each place: the way to it, what stands there if the box is ticked, and what if not."""
+    """For each path: the path, its value if the box is ticked, and its value otherwise."""
     ticked: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture. `alt` says in words what is to be seen, with figures."""
+    """A chart. `alt` describes in words, with figures, what the chart shows."""
 
     name: str
     title: str
@@ -53,12 +54,14 @@ class Chart:
     spec: VegaSpec
     checkboxes: tuple[Checkbox, ...] = ()
     half: bool = False
-    """Whether two of its kind stand side by side."""
+    """Whether the chart takes half of the page's width."""
     method: str = ""
-    """The one method that it is about: without its box ticked, the chart goes."""
+    """The method that the chart is about, if it is about one. The page hides the chart when the
+    method's box is not ticked.
+    """
 
-    def method_summary(self) -> VegaSpec:
-        """The specification with its data inside: complete, for a file of its own."""
+    def standalone_spec(self) -> VegaSpec:
+        """Return the specification with the data inside, complete for a file."""
         spec = copy.deepcopy(self.spec)
         spec["data"] = {"values": self.data.rows()}
         return spec
@@ -66,22 +69,22 @@ class Chart:
 
 @dataclass(frozen=True)
 class Table:
-    """Figures in rows; the first column names the row."""
+    """A table of text cells. The first column names the row."""
 
     name: str
     title: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     words: int = 1
-    """How many columns are words, not figures."""
+    """How many columns at the left hold words instead of figures."""
     figures: Sequence[str] = ()
-    """Heads of columns that are figures although they stand among the words."""
+    """Heads of columns that hold figures although they are among the first `words` columns."""
     best: int | None = None
-    """The row to set off."""
+    """The index of the row to highlight."""
     folded: bool = False
-    """Whether a reader has to ask for it."""
+    """Whether the table is collapsed until the reader opens it."""
     minor: Sequence[str] = ()
-    """Heads of columns that a narrow screen leaves out until they are asked for."""
+    """Heads of columns that a narrow screen hides until the reader asks for all columns."""
 
     def is_figure(self, k: int) -> bool:
         """Whether the k-th column holds figures."""
@@ -90,7 +93,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; a warning or a note of something missing looks different."""
+    """A paragraph. Warnings and statements about missing content have a style of their own."""
 
     text: str
     kind: Literal["plain", "lead", "warning", "missing"] = "plain"
@@ -98,16 +101,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Facts:
-    """Questions with their answers, in large letters: what is read first."""
+    """Questions with their answers in large letters, for what a reader should see first."""
 
     rows: Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Images made here, as data addresses, a named row each, with the share of the row's width that
-    they fill.
-    """
+    """Strips of images. A row has a name, a data URL, and the fraction of the width it fills."""
 
     title: str
     alt: str
@@ -116,7 +117,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Code:
-    """Commands, or a file, to copy."""
+    """Commands, or the content of a file, to copy."""
 
     title: str
     text: str
@@ -127,15 +128,15 @@ Block = Chart | Table | Text | Facts | Pictures | Code
 
 @dataclass
 class Section:
-    """A part of the page."""
+    """A section of the page."""
 
     name: str
     title: str
     blocks: list[Block] = field(default_factory=list)
     folded: str = ""
-    """What is in it, in a line, if it opens only for who asks."""
+    """A line about the content, if the section is collapsed until the reader opens it."""
     headline: str = ""
-    """What it says, in a sentence, to whoever reads no further."""
+    """The section's message in one sentence."""
 
     def say(
         self, text: str, kind: Literal["plain", "lead", "warning", "missing"] = "plain"

@@ -1,5 +1,6 @@
-"""Pieces of Vega-Lite specifications that several charts share. Colours are named, as in "@bad": a
-theme says what they are.
+"""Parts of Vega-Lite specifications that several charts share.
+
+Colours have names such as "@bad", which a theme (`themes`) maps to values.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import Any
 from comity.reporting.blocks import Checkbox, VegaSpec
 from comity.reporting.gather import Group
 
-SHOWN = "shown"
-"""The parameter that holds the methods whose boxes are ticked."""
-MANY = 8
-"""Colours for methods, and shapes, that a reader can tell apart."""
-PARTIES = 60
-"""Parties in a chart that has a line for each: more do not fit."""
-HALF = 500
-"""Points that a chart of half the page's width has beside its frame."""
+SHOWN_METHODS = "shown"
+"""The name of the Vega parameter that holds the methods whose boxes are ticked."""
+DISTINGUISHABLE = 8
+"""How many colours of methods, or shapes of points, a reader can tell apart."""
+MAX_PARTIES = 60
+"""The most parties in a chart that has a line for each: more do not fit."""
+HALF_WIDTH = 500
+"""Pixels for the content of a chart of half the page's width, without its frame."""
 SHAPES = [
     "circle",
     "square",
@@ -28,105 +29,123 @@ SHAPES = [
     "triangle-right",
     "triangle-left",
 ]
-SIZES = " : ".join(f"{{0}} >= {scale} ? format({{0}} / {scale}, '{{1}}') + ' {unit}'" for scale, unit in
-                   (("1e9", "GB"), ("1e6", "MB"), ("1e3", "kB"))) + " : format({0}, '{1}') + ' B'"  # fmt: skip
+SIZE_EXPRESSION = (
+    "{0} >= 1e9 ? format({0} / 1e9, '{1}') + ' GB'"
+    " : {0} >= 1e6 ? format({0} / 1e6, '{1}') + ' MB'"
+    " : {0} >= 1e3 ? format({0} / 1e3, '{1}') + ' kB'"
+    " : format({0}, '{1}') + ' B'"
+)
+"""A Vega expression that writes bytes with a unit: {0} is the value, {1} the number format."""
 
 
-def colour_of(group: Group) -> dict[str, str]:
-    """Every method's colour, the same wherever on the page the method stands: training alone is
-    grey.
+def method_colours(group: Group) -> dict[str, str]:
+    """Return the colour of each method, which is the same on the whole page. SOLO is grey."""
+    numbers = _assign_colours(group.page or [group])
+    return {m.name: "@grey" if m.alone else f"@c{numbers[m.name]}" for m in group.methods}
+
+
+def _assign_colours(groups: Sequence[Group]) -> dict[str, int]:
+    """Return a colour number for each method of a page.
+
+    If the colours do not suffice, methods that never occur in the same group share one first.
     """
-    chosen = _colours(group.page or [group])
-    return {m.name: "@grey" if m.alone else f"@c{chosen[m.name]}" for m in group.methods}
-
-
-def _colours(groups: Sequence[Group]) -> dict[str, int]:
-    """A colour for each name; if there are not enough for a page, those that never meet in a group
-    are the first to share one.
-    """
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for name in dict.fromkeys(m.name for group in groups for m in group.others):
-        met = {found.get(m.name) for group in groups if name in group.names for m in group.others}
-        used = list(found.values())
-        found[name] = min(
-            range(MANY), key=lambda colour: (colour in met, used.count(colour), colour)
+        neighbours = {
+            numbers.get(m.name) for group in groups if name in group.names for m in group.others
+        }
+        used = list(numbers.values())
+        numbers[name] = min(
+            range(DISTINGUISHABLE),
+            key=lambda number: (number in neighbours, used.count(number), number),
         )
-    return found
+    return numbers
 
 
-def by_method(group: Group, legend: bool = False, only: Sequence[str] | None = None) -> VegaSpec:
-    """Colour by method, the same on the whole page, though `only` some are there.
+def colour_by_method(
+    group: Group, legend: bool = False, only: Sequence[str] | None = None
+) -> VegaSpec:
+    """Return the colour encoding by method, for all methods of a group or `only` some of them.
 
-    The page's own boxes are the legend; a file needs one inside.
+    The page needs no `legend`, since its boxes are one. A figure in a file does.
     """
-    colours = {m: colour for m, colour in colour_of(group).items() if only is None or m in only}
-    how: VegaSpec = {"domain": list(colours), "range": list(colours.values())}
+    colours = {
+        method: colour
+        for method, colour in method_colours(group).items()
+        if only is None or method in only
+    }
+    scale: VegaSpec = {"domain": list(colours), "range": list(colours.values())}
     return {
         "field": "method",
         "type": "nominal",
-        "scale": how,
+        "scale": scale,
         "legend": {"title": None} if legend else None,
     }
 
 
-def shown(methods: Sequence[str]) -> VegaSpec:
-    """The parameter of charts that follow the page's boxes."""
-    return {"name": SHOWN, "value": list(methods)}
+def shown_methods_param(methods: Sequence[str]) -> VegaSpec:
+    """Return the parameter of charts that follow the page's boxes."""
+    return {"name": SHOWN_METHODS, "value": list(methods)}
 
 
-SIZED: VegaSpec = {"calculate": SIZES.format("datum.bytes", ".3~r"), "as": "sent"}
-"""Bytes in words, for `tip("sent", ...)`."""
-ONLY_SHOWN: VegaSpec = {"filter": f"indexof({SHOWN}, datum.method) >= 0"}
+BYTES_AS_TEXT: VegaSpec = {"calculate": SIZE_EXPRESSION.format("datum.bytes", ".3~r"), "as": "sent"}
+"""A transform that adds the field `sent`, the bytes with a unit, for tooltips."""
+KEEP_SHOWN: VegaSpec = {"filter": f"indexof({SHOWN_METHODS}, datum.method) >= 0"}
+"""A transform that keeps the rows of methods whose boxes are ticked."""
 
 
-def quantity(field: str, title: str | None, **more: Any) -> VegaSpec:
-    """An axis of numbers."""
+def quantitative(field: str, title: str | None, **more: Any) -> VegaSpec:
+    """Return the encoding of a number."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
-def fraction(field: str, title: str | None, over: Sequence[float] = (), **more: Any) -> VegaSpec:
-    """An axis of fractions, shown in percent, that need not begin at zero.
+def percent_axis(
+    field: str, title: str | None, over: Sequence[float] = (), **more: Any
+) -> VegaSpec:
+    """Return an axis of fractions, shown in percent, which need not begin at zero.
 
-    Charts that are to be compared are given the same values to stretch `over`, so that their axes
-    are the same.
+    With values to stretch `over`, the axis covers exactly their range. Charts to be compared get
+    the same values.
     """
-    how: VegaSpec = {"zero": False, "nice": True} | (
-        {"domain": [min(over), max(over)]} if over else {}
-    )
-    return quantity(field, title, axis={"format": ".0%"}, scale=how, **more)
+    scale: VegaSpec = {"zero": False, "nice": True}
+    if over:
+        scale["domain"] = [min(over), max(over)]
+    return quantitative(field, title, axis={"format": ".0%"}, scale=scale, **more)
 
 
-def capital(title: str) -> str:
-    """A title as one begins a line."""
+def capitalize_first(title: str) -> str:
+    """Return the text with its first letter in upper case and the rest unchanged."""
     return title[:1].upper() + title[1:]
 
 
-def whole_rounds(rounds: Iterable[int]) -> VegaSpec:
-    """The axis of rounds: there are no halves, which Vega would find between few of them."""
-    first, last = min(found := set(rounds)), max(found)
-    few = {"values": list(range(first, last + 1))} if last - first <= 10 else {}
-    return quantity("round", "round", axis={"format": "d", **few})
+def round_axis(rounds: Iterable[int]) -> VegaSpec:
+    """Return an axis of rounds, without the fractions that Vega puts between few integers."""
+    distinct = set(rounds)
+    first, last = min(distinct), max(distinct)
+    ticks = {"values": list(range(first, last + 1))} if last - first <= 10 else {}
+    return quantitative("round", "round", axis={"format": "d", **ticks})
 
 
-def count_of_bytes(field: str, title: str | None, settled: Sequence[float] = ()) -> VegaSpec:
-    """An axis of bytes; with `settled` values it is logarithmic, and theirs, whatever is shown:
-    such an axis cannot be empty.
+def bytes_axis(field: str, title: str | None, over: Sequence[float] = ()) -> VegaSpec:
+    """Return an axis of bytes.
+
+    With values to stretch `over`, the axis is logarithmic and covers their range, whichever of
+    them the chart shows: a logarithmic axis without values fails.
     """
-    reach = [0.8 * min(settled), 1.25 * max(settled)] if settled else []
-    how: VegaSpec = (
-        {"type": "log", "domain": reach, "nice": False} if settled else {"type": "linear"}
-    )
+    scale: VegaSpec = {"type": "linear"}
+    if over:
+        scale = {"type": "log", "domain": [0.8 * min(over), 1.25 * max(over)], "nice": False}
     axis = {
-        "labelExpr": SIZES.format("datum.value", "~g"),
+        "labelExpr": SIZE_EXPRESSION.format("datum.value", "~g"),
         "tickCount": 6,
         "labelSeparation": 10,
         "labelBound": 5,
     }
-    return quantity(field, title, axis=axis, scale=how)
+    return quantitative(field, title, axis=axis, scale=scale)
 
 
-def logarithmic(*paths: tuple[str | int, ...]) -> Checkbox:
-    """A box for an axis of bytes that several layers have."""
+def log_checkbox(*paths: tuple[str | int, ...]) -> Checkbox:
+    """Return a checkbox that makes the axes of bytes at these paths logarithmic."""
     return Checkbox(
         "logarithmic",
         tuple(((*path, "scale", "type"), "log", "linear") for path in paths),
@@ -134,8 +153,8 @@ def logarithmic(*paths: tuple[str | int, ...]) -> Checkbox:
     )
 
 
-def word(field: str, title: str | None, order: Sequence[str] | None = None) -> VegaSpec:
-    """An axis of names, in the given order, or in that in which they come."""
+def nominal(field: str, title: str | None, order: Sequence[str] | None = None) -> VegaSpec:
+    """Return the encoding of names, in the given order or that of the data."""
     return {
         "field": field,
         "type": "nominal",
@@ -144,15 +163,17 @@ def word(field: str, title: str | None, order: Sequence[str] | None = None) -> V
     }
 
 
-def tip(field: str, title: str, form: str | None = None) -> VegaSpec:
-    """A line of what is said where the pointer rests."""
-    kind = "nominal" if form is None else "quantitative"
-    return {"field": field, "title": title, "type": kind} | ({"format": form} if form else {})
+def tooltip(field: str, title: str, number_format: str | None = None) -> VegaSpec:
+    """Return a line of a tooltip: a number with a format, or text."""
+    if number_format is None:
+        return {"field": field, "title": title, "type": "nominal"}
+    return {"field": field, "title": title, "type": "quantitative", "format": number_format}
 
 
-def line_of_points(encoding: VegaSpec, tips: list[VegaSpec], size: int) -> list[VegaSpec]:
-    """A line, and its points, which alone answer the pointer: a line would tell its first point's
-    figures all along.
+def line_with_points(encoding: VegaSpec, tips: list[VegaSpec], size: int) -> list[VegaSpec]:
+    """Return the layers of a line and of its points.
+
+    Only the points have tooltips: a line would show the figures of its first point everywhere.
     """
     return [
         {"mark": {"type": "line"}, "encoding": encoding},
@@ -165,48 +186,55 @@ def line_of_points(encoding: VegaSpec, tips: list[VegaSpec], size: int) -> list[
     ]
 
 
-def legend(where: str, columns: int, title: str | None = None) -> VegaSpec:
-    """A legend above or below a chart; on a narrow screen the page halves its columns."""
-    return {"title": title, "orient": where, "columns": columns}
+def legend(orient: str, columns: int, title: str | None = None) -> VegaSpec:
+    """Return a legend above or below a chart. On a narrow screen the page halves its columns."""
+    return {"title": title, "orient": orient, "columns": columns}
 
 
-def legend_of(names: Sequence[str], title: str, most: int) -> VegaSpec:
-    """A legend below a chart of half the page's width, with as many names in a row as there is room
-    for.
+def fitting_legend(names: Sequence[str], title: str, most: int) -> VegaSpec:
+    """Return a legend below a chart of half the page's width, with as many names in a row as fit,
+    between 2 and `most`.
     """
-    return legend("bottom", max(2, min(most, HALF // (7 * max(map(len, names)) + 26))), title)
+    name_width = 7 * max(map(len, names)) + 26
+    return legend("bottom", max(2, min(most, HALF_WIDTH // name_width)), title)
 
 
-def tall(rows: int, each: int = 20) -> int:
-    """The height of a chart with so many rows."""
-    return each * max(rows, 1) + 10
+def rows_height(rows: int, row_height: int = 20) -> int:
+    """Return the height of a chart with that many rows."""
+    return row_height * max(rows, 1) + 10
 
 
-def first_of(count: int, most: int = PARTIES) -> str:
-    """What is said of a chart that shows the first parties only."""
+def truncation_note(count: int, most: int = MAX_PARTIES) -> str:
+    """Return a sentence about a chart that shows only the first parties; empty if it shows all."""
     return f" The first {most} of {count} parties." if count > most else ""
 
 
-def unused(name: str, used: Container[str]) -> str:
-    """The name, with a number after it if it is taken: a user's method may call its diagnostics
-    what it likes.
+def unique_name(name: str, used: Container[str]) -> str:
+    """Return the name, with a number appended if it is in use.
+
+    Names are not unique by themselves: users choose the names of their methods' diagnostics.
     """
-    free = name
+    candidate = name
     count = 1
-    while free in used:
+    while candidate in used:
         count += 1
-        free = f"{name}-{count}"
-    return free
+        candidate = f"{name}-{count}"
+    return candidate
 
 
-def heat(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]) -> VegaSpec:
-    """A matrix of colours, with figures in it where there is room for them; both axes name their
-    words in `sort`.
+def heatmap(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]) -> VegaSpec:
+    """Return a matrix of colours, with figures in its cells if there is room for them.
+
+    Both axes list their names in `sort`.
     """
-    wide = len(across["sort"])
-    high = len(down["sort"])
-    flat = sum(len(word) for word in across["sort"]) < 60
-    numbers: VegaSpec = {
+    columns, rows = len(across["sort"]), len(down["sort"])
+    labels_fit = sum(len(name) for name in across["sort"]) < 60
+    figures_fit = columns <= 10
+    colour = {k: v for k, v in value.items() if k != "format"}
+    if figures_fit:
+        colour["legend"] = None
+    cells: VegaSpec = {"mark": {"type": "rect", "stroke": "@page"}, "encoding": {"color": colour}}
+    figures: VegaSpec = {
         "mark": {"type": "text", "fontSize": 11},
         "encoding": {
             "text": {
@@ -216,17 +244,12 @@ def heat(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]
             },
         },
     }
-    written = wide <= 10
-    colour = {k: v for k, v in value.items() if k != "format"} | (
-        {"legend": None} if written else {}
-    )
-    cells: VegaSpec = {"mark": {"type": "rect", "stroke": "@page"}, "encoding": {"color": colour}}
     return {
-        "height": tall(high, 26 if high <= 12 else 16),
+        "height": rows_height(rows, 26 if rows <= 12 else 16),
         "encoding": {
-            "x": {**across, "axis": {"labelAngle": 0 if flat else -40}},
+            "x": {**across, "axis": {"labelAngle": 0 if labels_fit else -40}},
             "y": down,
             "tooltip": tips,
         },
-        "layer": [cells, numbers] if written else [cells],
+        "layer": [cells, figures] if figures_fit else [cells],
     }

@@ -1,4 +1,4 @@
-"""All runs in a folder, by method and by the data they were run on."""
+"""Reads all runs in a folder and groups them by the data they were run on and by method."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from comity.studies.party_verdicts import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
-ASIDE = {"leave-one-out", "exported", "checkpoints", "record_messages", "tensorboard"}
-"""Folders whose runs, if any, are no methods of their own."""
+SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "record_messages", "tensorboard"}
+"""Folders whose runs, if any, are not methods of the report."""
 
 
 @dataclass
 class Method:
-    """One method's runs, a seed each."""
+    """The runs of one method, one for each seed."""
 
     name: str
     runs: list[Run]
 
     @property
     def alone(self) -> bool:
-        """Whether it is training alone, whatever it is called here."""
+        """Whether the method is SOLO, training alone, under whatever name."""
         return self._is(SOLO)
 
     @property
     def pools(self) -> bool:
-        """Whether it pools the data, which is what the others must do without."""
+        """Whether the method pools the data, which collaborative methods cannot do."""
         return self._is(CENTRALIZED)
 
     def _is(self, algorithm: str) -> bool:
-        known = next((run.experiment.algorithm for run in self.runs if run.experiment), self.name)
-        return parse(known).name == algorithm if "+" not in known else False
+        spec = next((run.experiment.algorithm for run in self.runs if run.experiment), self.name)
+        return "+" not in spec and parse(spec).name == algorithm
 
     @property
     def finished(self) -> list[Run]:
-        """Those that came to their end."""
+        """The finished runs with a readable summary."""
         return [run for run in self.runs if run.summary]
 
     @property
     def summaries(self) -> list[dict[str, Any]]:
-        """Their summaries."""
+        """The summaries of the finished runs."""
         return [run.summary for run in self.runs if run.summary]
 
 
@@ -63,7 +63,7 @@ class Group:
     name: str
     methods: list[Method]
     page: list[Group] = field(default_factory=list, repr=False)
-    """All groups of the page, this one among them."""
+    """All groups of the page, including this one."""
 
     @property
     def runs(self) -> list[Run]:
@@ -72,112 +72,119 @@ class Group:
 
     @property
     def solo(self) -> Method | None:
-        """Training alone, if it was run."""
+        """SOLO, if it was run."""
         return next((m for m in self.methods if m.alone), None)
 
     @property
     def others(self) -> list[Method]:
-        """All but training alone."""
+        """All methods except SOLO."""
         return [m for m in self.methods if not m.alone]
 
     @cached_property
     def same_parties(self) -> bool:
-        """Whether a party has the same samples under every seed; if not, its name is all it has in
-        common with itself.
+        """Whether each party has the same samples under every seed.
+
+        If not, parties of the same name under different seeds are different parties.
         """
         return same_parties({run.seed: run.split for run in self.runs if run.split}.values())
 
     def comparable(self, method: Method) -> list[Run]:
-        """A method's finished runs that may be averaged party by party."""
+        """Return the finished runs of a method that can be averaged party by party."""
         return method.finished if self.same_parties else method.finished[:1]
 
-    def alone(self, run: Run) -> Run | None:
-        """The finished SOLO run on the same split."""
-        return (
-            next((r for r in self.solo.finished if r.seed == run.seed), None) if self.solo else None
-        )
+    def solo_run(self, run: Run) -> Run | None:
+        """Return the finished SOLO run with the seed of this run, and so with the same split."""
+        if self.solo is None:
+            return None
+        return next((r for r in self.solo.finished if r.seed == run.seed), None)
 
     @property
     def experiment(self) -> Experiment | None:
-        """Some run's configuration: they share all but the method."""
+        """The configuration of some run. The runs share all settings except the method's."""
         return next((run.experiment for run in self.runs if run.experiment), None)
 
     @property
-    def judged_by(self) -> set[str]:
+    def chosen_metrics(self) -> set[str]:
         """The names of the metrics that the runs chose."""
-        return {run.judged_by.name for run in self.runs if run.judged_by}
+        return {run.chosen_metric.name for run in self.runs if run.chosen_metric}
 
     @property
     def metric(self) -> Metric:
-        """What the runs are shown by: the one metric that they chose or, if they differ, accuracy,
-        which all have.
-        """
-        chosen = {run.judged_by for run in self.runs if run.judged_by}
+        """The metric of the page: the one that all runs chose, or accuracy if they differ."""
+        chosen = {run.chosen_metric for run in self.runs if run.chosen_metric}
         return chosen.pop() if len(chosen) == 1 else ACCURACY
 
     @cached_property
     def between_sites(self) -> bool:
-        """Whether runs were between sites."""
+        """Whether the parties were at separate sites."""
         return any(run.between_sites for run in self.runs)
 
     @cached_property
     def site(self) -> str:
-        """The site whose own folder this is, which knows of nobody else; empty if it is none."""
-        known = {party for run in self.runs for party in run.split}
-        return known.pop() if self.between_sites and len(known) == 1 else ""
+        """The name of the site, if this is a site's own folder; otherwise empty.
+
+        Such a folder knows no other party.
+        """
+        parties = {party for run in self.runs for party in run.split}
+        return parties.pop() if self.between_sites and len(parties) == 1 else ""
 
     @property
     def names(self) -> list[str]:
-        """The methods' names."""
+        """The names of the methods."""
         return [m.name for m in self.methods]
 
     @property
     def title(self) -> str:
-        """The setting in a line."""
+        """The setting in one line."""
         e = self.experiment
         if e is None:
             return self.name or "unknown data"
-        where = f"{e.data}, {e.partition}, {e.parties} parties"
-        if self.between_sites:
-            many = max(len(run.amounts) for run in self.runs)
-            where = f"at {self.site}, between sites" if self.site else f"between {many} sites"
-        return f"{where}, {e.model}, {e.rounds} rounds"
+        place = f"{e.data}, {e.partition}, {e.parties} parties"
+        if self.site:
+            place = f"at {self.site}, between sites"
+        elif self.between_sites:
+            place = f"between {max(len(run.amounts) for run in self.runs)} sites"
+        return f"{place}, {e.model}, {e.rounds} rounds"
 
 
 def gather(folder: Path, trust: bool = False) -> list[Group]:
-    """The runs in a folder, grouped by what they were run on; methods in the order of their first
-    run's start.
+    """Return the runs in a folder, grouped by their data.
 
-    With `trust` they may run files that their settings name, whoever made them.
+    Methods are in the order in which their first runs started, with SOLO first. With `trust`, runs
+    of other people may execute the Python files that their settings name.
+
+    Raises:
+        UsageError: if the folder does not exist or has no runs
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder.")
-    found: dict[str, dict[str, list[Run]]] = {}
-    for path in sorted(_run_folders(folder), key=_started):
-        group, run = _placed(folder, path)
+    runs_by_group: dict[str, dict[str, list[Run]]] = {}
+    for path in sorted(_run_folders(folder), key=_start_time):
+        group_name, run = _locate(folder, path)
         run.trust = trust
-        found.setdefault(group, {}).setdefault(run.method, []).append(run)
-    if not found:
+        runs_by_group.setdefault(group_name, {}).setdefault(run.method, []).append(run)
+    if not runs_by_group:
         raise UsageError(
             f"{folder} holds no runs: nothing in it has a {', a '.join(MARKS[:-1])} or a"
             f" {MARKS[-1]}."
         )
     groups: list[Group] = []
-    for name, methods in sorted(found.items(), key=lambda item: _natural(item[0])):
-        made = [
+    for name, runs_by_method in sorted(runs_by_group.items(), key=lambda item: _natural(item[0])):
+        methods = [
             Method(runs[0].method, sorted(runs, key=lambda r: r.seed))
-            for some in methods.values()
-            for runs in _seeds(some)
+            for namesakes in runs_by_method.values()
+            for runs in _split_by_settings(namesakes)
         ]
-        groups.append(Group(name, sorted(made, key=lambda m: not m.alone), groups))
+        groups.append(Group(name, sorted(methods, key=lambda m: not m.alone), groups))
         for run in groups[-1].runs:
             run.metric = groups[-1].metric
     return groups
 
 
-def complaints(group: Group, folder: Path) -> list[str]:
-    """What is wrong with the files of a group's runs, a sentence each: what was read by now, and
-    what was changed.
+def file_problems(group: Group, folder: Path) -> list[str]:
+    """Return a sentence for each file of the group's runs that is missing, damaged or changed.
+
+    Damage inside a file is known only if the file has been read before this call.
     """
     for run in group.runs:
         run.check_files()
@@ -189,18 +196,20 @@ def complaints(group: Group, folder: Path) -> list[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """The order in which people count: mnist-2 before mnist-10."""
+    """Return a sort key that puts mnist-2 before mnist-10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _seeds(runs: list[Run]) -> list[list[Run]]:
-    """Runs of one name, as one method's if they differ in the seed alone; if not, each goes by its
-    folder's name too.
+def _split_by_settings(runs: list[Run]) -> list[list[Run]]:
+    """Return runs of one name as the runs of one method, if they differ only in the seed.
+
+    Otherwise each run is a method, and its name includes the name of its folder.
     """
     settings = [
         run.experiment.model_dump(exclude={"seed", *WHERE}) for run in runs if run.experiment
     ]
-    if len({run.seed for run in runs}) == len(runs) and all(one == settings[0] for one in settings):
+    distinct_seeds = len({run.seed for run in runs}) == len(runs)
+    if distinct_seeds and all(values == settings[0] for values in settings):
         return [runs]
     for run in runs:
         run.method += f" ({run.folder.name})"
@@ -212,32 +221,33 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         yield folder
         return
     for inner in sorted(folder.iterdir()):
-        if inner.is_dir() and inner.name not in ASIDE and not inner.is_symlink():
+        if inner.is_dir() and inner.name not in SKIPPED_FOLDERS and not inner.is_symlink():
             yield from _run_folders(inner)
 
 
-def _started(path: Path) -> float:
+def _start_time(path: Path) -> float:
     try:
         return RunFolder(path).config.stat().st_mtime
     except OSError:
         return 0.0
 
 
-def _placed(root: Path, path: Path) -> tuple[str, Run]:
-    """A run's group and name: by its folders where they follow `compare` or `reproduce`, otherwise
-    by its configuration.
+def _locate(root: Path, path: Path) -> tuple[str, Run]:
+    """Return the group and the run of a folder.
+
+    In folders as `compare` and `reproduce` make them, the folder names say both. In other folders
+    the configuration does.
     """
     inside = path.relative_to(root).parts
     if len(inside) > 1 and re.fullmatch(r"seed-\d+", inside[-1]):
         return "/".join(inside[:-2]), Run(path, inside[-2])
     run = Run(path, path.name)
+    group = list(inside[:-1])
     if run.experiment:
-        run.method = display_name(run.experiment.algorithm)
         e = run.experiment
-        own = (
-            []
-            if path == root
-            else [f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"]
-        )
-        return "/".join([*inside[:-1], *own]), run
-    return "/".join(inside[:-1]), run
+        run.method = display_name(e.algorithm)
+        if path != root:
+            group.append(
+                f"{e.data}, {e.partition}, {e.parties} parties, {e.model}, {e.rounds} rounds"
+            )
+    return "/".join(group), run

@@ -1,4 +1,4 @@
-"""The page itself: every group's sections, the charts' specifications and data, and the library
+"""The HTML page: the sections of all groups, the charts' specifications and data, and the library
 that draws them, in one file.
 """
 
@@ -14,13 +14,13 @@ from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from markupsafe import Markup
 
 from comity.data.files import cache_folder
 from comity.reporting.blocks import Block, Chart, Code, Data, Facts, Pictures, Section, Table, Text
-from comity.reporting.charts import colour_of, unused
+from comity.reporting.charts import method_colours, unique_name
 from comity.reporting.gather import Group
 from comity.reporting.themes import CONFIG, DARK, LIGHT
 from comity.runs.checkpoint import write_atomically
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Page:
-    """A page under construction: charts and data get names that are unique in it."""
+    """Builds a page. Charts and data tables get names that are unique in it."""
 
     def __init__(self) -> None:
         self.charts: dict[str, dict[str, Any]] = {}
@@ -45,27 +45,45 @@ class Page:
         groups: Sequence[tuple[Group, list[Section]]],
         front: Sequence[Block],
     ) -> str:
-        """The whole file."""
-        first = [self.rendered(block) for block in front]
-        made: list[dict[str, Any]] = []
+        """Return the HTML of the whole page.
+
+        Args:
+            title: the title of the page
+            folder: the folder that the page is about
+            groups: the groups with their sections
+            front: blocks before all groups
+        """
+        front_blocks = [self.render(block) for block in front]
+        group_contexts: list[dict[str, Any]] = []
         for k, (group, sections) in enumerate(groups):
             self._group = f"g{k}"
             name = group.name or group.title
-            place = unused(f"setting={_plain(name)}", {one["place"] for one in made})
-            before = f"{place}/" if len(groups) > 1 else ""
-            parts = [
+            anchor = unique_name(
+                f"setting={_slug(name)}", {context["place"] for context in group_contexts}
+            )
+            prefix = f"{anchor}/" if len(groups) > 1 else ""
+            section_contexts = [
                 {
-                    "place": before + s.name,
-                    "name": s.name,
-                    "title": s.title,
-                    "folded": s.folded,
-                    "blocks": [self.rendered(b) for b in _paired(s.blocks)],
+                    "place": prefix + section.name,
+                    "name": section.name,
+                    "title": section.title,
+                    "folded": section.folded,
+                    "blocks": [
+                        self.render(block) for block in _widen_single_halves(section.blocks)
+                    ],
                 }
-                for s in sections
+                for section in sections
             ]
-            headline = sections[0].headline if len(groups) > 1 else ""
-            own = {"id": self._group, "place": place, "name": name, "headline": headline}
-            made.append({**own, "sections": parts, "methods": colour_of(group)})
+            group_contexts.append(
+                {
+                    "id": self._group,
+                    "place": anchor,
+                    "name": name,
+                    "headline": sections[0].headline if len(groups) > 1 else "",
+                    "sections": section_contexts,
+                    "methods": method_colours(group),
+                }
+            )
         content = {
             "charts": self.charts,
             "data": self.data,
@@ -75,18 +93,18 @@ class Page:
         text = _template().render(
             title=title,
             folder=str(folder),
-            groups=made,
-            front=first,
+            groups=group_contexts,
+            front=front_blocks,
             css=_asset("page.css"),
             script=_asset("page.js"),
             library=library(),
             content=_json(content),
             version=version("comity"),
         )
-        return text.encode("utf-8", "replace").decode()  # a file's name need not be text
+        return text.encode("utf-8", "replace").decode()  # file names may be invalid Unicode
 
-    def rendered(self, block: Block) -> Markup:
-        """A block as HTML."""
+    def render(self, block: Block) -> Markup:
+        """Return the HTML of a block."""
         if isinstance(block, Chart):
             return self._chart(block)
         if isinstance(block, Table):
@@ -102,12 +120,12 @@ class Page:
 
     def _chart(self, chart: Chart) -> Markup:
         name = f"{self._group}-{chart.name}" if self._group != "g0" else chart.name
-        slug = f"chart-{len(self.charts)}-{_plain(name)}"
+        slug = f"chart-{len(self.charts)}-{_slug(name)}"
         self.charts[slug] = {
             "name": chart.name,
             "title": chart.title,
             "alt": chart.alt,
-            "data": self._put(chart.data),
+            "data": self._add_data(chart.data),
             "spec": chart.spec,
             "options": [vars(box) for box in chart.checkboxes],
             "group": self._group,
@@ -123,53 +141,50 @@ class Page:
             f"<figcaption>{html.escape(chart.alt)}</figcaption></figure>"
         )
 
-    def _put(self, data: Data) -> str:
-        """A table of data, once; its name in the page."""
+    def _add_data(self, data: Data) -> str:
+        """Add a data table to the page, unless it is there, and return its name in the page."""
         if id(data) not in self._names:
-            plain = data.name if self._group in ("", "g0") else f"{data.name}-{self._group}"
-            name = unused(plain, self.data)
+            name = data.name if self._group in ("", "g0") else f"{data.name}-{self._group}"
+            name = unique_name(name, self.data)
             self._names[id(data)] = name
-            self.data[name] = {column: _packed(values) for column, values in data.columns.items()}
+            self.data[name] = {column: _pack(values) for column, values in data.columns.items()}
         return self._names[id(data)]
 
 
-def _plain(name: str) -> str:
-    """A name as it can stand in an address."""
+def _slug(name: str) -> str:
+    """Return a name with only letters, digits and hyphens, for use in URLs."""
     return re.sub(r"[^A-Za-z0-9]+", "-", name)
 
 
 def _table(table: Table) -> Markup:
-    def cell(kind: str, text: str, k: int) -> str:
-        how = "figure" if table.is_figure(k) else "word long" if len(text) > 40 else "word"
-        how += " minor" if table.heads[k] in table.minor else ""
-        scope = ' scope="col"' if kind == "th" else ""
-        return f'<{kind} class="{how}"{scope}>{html.escape(text)}</{kind}>'
+    def cell(tag: str, text: str, k: int) -> str:
+        css = "figure" if table.is_figure(k) else "word long" if len(text) > 40 else "word"
+        css += " minor" if table.heads[k] in table.minor else ""
+        scope = ' scope="col"' if tag == "th" else ""
+        return f'<{tag} class="{css}"{scope}>{html.escape(text)}</{tag}>'
 
+    def line(n: int, row: Sequence[str]) -> str:
+        css = " class=best" if n == table.best else ""
+        cells = "".join(cell("td", text, k) for k, text in enumerate(row))
+        return f"<tr{css}>{cells}</tr>"
+
+    title = html.escape(table.title)
     head = "".join(cell("th", text, k) for k, text in enumerate(table.heads))
-    body = "".join(
-        f"<tr{' class=best' if n == table.best else ''}>{''.join(cell('td', text, k) for k, text in enumerate(row))}</tr>"
-        for n, row in enumerate(table.rows)
+    body = "".join(line(n, row) for n, row in enumerate(table.rows))
+    content = (
+        f'<table data-name="{html.escape(table.name)}"><caption>{title}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     )
-    caption = f"<caption>{html.escape(table.title)}</caption>"
-    whole = (
-        "<table"
-        f' data-name="{html.escape(table.name)}">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    )
-    scroll = (
-        '<div class="scroll" tabindex="0" role="region"'
-        f' aria-label="{html.escape(table.title)}">{whole}</div>'
-    )
-    return Markup(
-        f"<details><summary>{html.escape(table.title)}</summary>{scroll}</details>"
-        if table.folded
-        else scroll
-    )
+    scroll = f'<div class="scroll" tabindex="0" role="region" aria-label="{title}">{content}</div>'
+    if table.folded:
+        return Markup(f"<details><summary>{title}</summary>{scroll}</details>")
+    return Markup(scroll)
 
 
 def _facts(facts: Facts) -> Markup:
     rows = "".join(
-        f"<dt>{html.escape(asked)}</dt><dd>{html.escape(said)}</dd>"
-        for asked, said in facts.rows.items()
+        f"<dt>{html.escape(question)}</dt><dd>{html.escape(answer)}</dd>"
+        for question, answer in facts.rows.items()
     )
     return Markup(f'<dl class="facts">{rows}</dl>')
 
@@ -185,24 +200,24 @@ def _pictures(pictures: Pictures) -> Markup:
     return Markup(f"<figure><h3>{title}</h3>{rows}<figcaption>{alt}</figcaption></figure>")
 
 
-def _paired(blocks: Sequence[Block]) -> list[Block]:
-    """A half that would stand alone in its row gets the whole of it."""
-    found: list[Block] = []
-    row = 0
+def _widen_single_halves(blocks: Sequence[Block]) -> list[Block]:
+    """Give the whole width to a chart of half the width that has no other beside it."""
+    widened: list[Block] = []
+    halves_before = 0
     for k, block in enumerate(blocks):
-        half = isinstance(block, Chart) and block.half
-        follows = blocks[k + 1] if k + 1 < len(blocks) else None
-        if (
-            half
-            and row % 2 == 0
-            and not (isinstance(follows, Chart) and follows.half)
-            and isinstance(block, Chart)
-        ):
-            found.append(replace(block, half=False))
-        else:
-            found.append(block)
-        row = row + 1 if half else 0
-    return found
+        follower = blocks[k + 1] if k + 1 < len(blocks) else None
+        if not _is_half(block):
+            widened.append(block)
+            halves_before = 0
+            continue
+        single = halves_before % 2 == 0 and not _is_half(follower)
+        widened.append(replace(block, half=False) if single else block)
+        halves_before += 1
+    return widened
+
+
+def _is_half(block: Block | None) -> TypeGuard[Chart]:
+    return isinstance(block, Chart) and block.half
 
 
 def _code(code: Code) -> Markup:
@@ -212,8 +227,8 @@ def _code(code: Code) -> Markup:
     )
 
 
-def _packed(values: Sequence[Any]) -> Any:
-    """A column: words by number, and nothing that JSON does not know."""
+def _pack(values: Sequence[Any]) -> Any:
+    """Return a column for JSON: words as indices into a list, and None for NaN and infinity."""
     if any(isinstance(v, str) for v in values):
         words = list(dict.fromkeys(v for v in values if v is not None))
         number = {word: k for k, word in enumerate(words)}
@@ -222,7 +237,7 @@ def _packed(values: Sequence[Any]) -> Any:
 
 
 def _json(content: Any) -> str:
-    """For a script element: no text in it can end the element."""
+    """Return JSON for a script element, escaped so that no text can end the element."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -241,19 +256,19 @@ def _asset(name: str) -> str:
 
 
 def library() -> str:
-    """Vega-Lite's code, put together by vl-convert without any network; kept, as that takes
-    seconds.
+    """Return the JavaScript of Vega-Lite, which vl-convert bundles without a network.
+
+    Bundling takes seconds, so the result is cached in a file.
     """
     import vl_convert
 
-    kept = cache_folder() / f"vega-{version('vl-convert-python')}.js"
-    if not kept.exists():
-        made = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;").replace(
-            "</script", "<\\/script"
-        )
+    path = cache_folder() / f"vega-{version('vl-convert-python')}.js"
+    if not path.exists():
+        bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+        bundle = bundle.replace("</script", "<\\/script")
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(kept, made)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, bundle)
         except OSError:
-            return made
-    return kept.read_text(encoding="utf-8")
+            return bundle
+    return path.read_text(encoding="utf-8")

@@ -1,5 +1,5 @@
-"""One run's folder as the page reads it: what is missing or damaged becomes a sentence, never an
-exception.
+"""A run's folder as the report reads it. A missing or damaged file becomes a problem to show on the
+page, never an exception.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,119 +34,130 @@ from comity.runs.trust import Untrusted, check, code_of
 from comity.wire.ledger import Charge
 
 BETWEEN_SITES = "flare"
-"""The engine of runs between sites."""
+"""The engine of runs whose parties are at separate sites."""
 PARTS = ("train", "validation", "test")
 T = TypeVar("T")
 
 
 @dataclass
 class Run:
-    """One run's folder; its files are read when they are asked for, and once."""
+    """A run's folder. Each file is read at its first use."""
 
     folder: Path
     method: str
     trust: bool = False
-    """Whether files that its settings name may run, whoever made it."""
+    """Whether the run may execute the Python files that its settings name, even if it is not the
+    user's own run.
+    """
     metric: Metric = ACCURACY
-    """What it is shown by."""
+    """The metric by which the page shows the run."""
     gains: dict[Path, list[Gain]] = field(default_factory=dict, repr=False)
-    """Its parties' gains over other runs, once they were worked out."""
+    """The parties' gains over other runs, by the folder of the other run: a cache."""
     problems: list[str] = field(default_factory=list)
+    """What is wrong with the files, in a phrase each."""
 
     @cached_property
     def _files(self) -> RunFolder:
         return RunFolder(self.folder)
 
-    def _try(self, path: Path, reading: Callable[[], T], otherwise: T) -> T:
-        """What a file says. If it is missing or makes no sense, the page says so and goes without
-        it.
+    def _read(self, path: Path, read: Callable[[], T], default: T) -> T:
+        """Return what `read` returns, or the default if the file is missing or damaged.
+
+        A missing or damaged file is added to `problems`.
         """
         if not path.exists():
-            self._complain(f"{path.name} is missing")
-            return otherwise
+            self._add_problem(f"{path.name} is missing")
+            return default
         try:
-            return reading()
-        except Exception:  # whatever it is that cannot be understood
-            self._complain(f"{path.name} is damaged")
-            return otherwise
+            return read()
+        except Exception:  # a damaged file can cause any error
+            self._add_problem(f"{path.name} is damaged")
+            return default
 
     def check_files(self) -> None:
-        """Complain of files that are not what the run wrote, even if what they say makes sense."""
+        """Add to `problems` the files that differ from what the run wrote, even if readable."""
         for name in self._files.damaged():
-            if name != CONFIG and not any(problem.startswith(name) for problem in self.problems):
-                lost = not (self.folder / name).exists()
-                self._complain(
-                    f"{name} is missing"
-                    if lost
-                    else f"{name} is damaged: it is not what the run wrote"
-                )
+            if name == CONFIG or any(problem.startswith(name) for problem in self.problems):
+                continue
+            if (self.folder / name).exists():
+                self._add_problem(f"{name} is damaged: it is not what the run wrote")
+            else:
+                self._add_problem(f"{name} is missing")
 
-    def _complain(self, sentence: str) -> None:
-        if sentence not in self.problems:
-            self.problems.append(sentence)
+    def _add_problem(self, phrase: str) -> None:
+        if phrase not in self.problems:
+            self.problems.append(phrase)
 
     @cached_property
     def experiment(self) -> Experiment | None:
-        """The resolved configuration, if it is still the one that the run was started with."""
-        found: Experiment | None = self._try(
+        """The resolved configuration, if the run was started with it."""
+        experiment: Experiment | None = self._read(
             self._files.config, lambda: config.read(self._files.config), None
         )
-        started = self.environment.get("config")
-        if found and started and started != digest(self._files.config.read_text(encoding="utf-8")):
-            self._complain("config.toml and env.json do not agree")
-            return None
-        return found
+        expected = self.environment.get("config")
+        if experiment and expected:
+            actual = digest(self._files.config.read_text(encoding="utf-8"))
+            if actual != expected:
+                self._add_problem("config.toml and env.json do not agree")
+                return None
+        return experiment
 
     @property
     def seed(self) -> int:
-        """The run's seed; its folder may be called after it."""
-        named = re.fullmatch(r"seed-(\d+)", self.folder.name)
-        return self.experiment.seed if self.experiment else int(named[1]) if named else 0
+        """The seed, by the configuration or, without one, by the name of the folder."""
+        if self.experiment:
+            return self.experiment.seed
+        match = re.fullmatch(r"seed-(\d+)", self.folder.name)
+        return int(match[1]) if match else 0
 
     @property
     def ended(self) -> bool:
-        """Whether it came to its end, be its summary readable or not."""
+        """Whether the run has ended. Its summary need not be readable."""
         return self._files.ended
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
-        """The summary; None while the run is not finished."""
-        return self._try(self._files.summary, self._checked_summary, None) if self.ended else None
+        """The summary. None if the run has not ended or the summary is damaged."""
+        return self._read(self._files.summary, self._checked_summary, None) if self.ended else None
 
     def _checked_summary(self) -> dict[str, Any]:
-        """A summary that has all that the page takes from it."""
-        absent: dict[str, Any] = {
+        """Return the summary with everything that the page uses.
+
+        Raises an error if a value is missing, not finite, or of a wrong type.
+        """
+        defaults: dict[str, Any] = {
             "newcomers": {},
             "diverged": [],
             "classes": [],
             "cautions": [],
             "too_few": [],
+            "withheld": [],
+            "failed_endings": {},
         }
-        absent |= {"withheld": [], "failed_endings": {}}
-        found = absent | self._files.salvage_summary()
-        figures = [*found["bytes"].values(), found["seconds"]["total"]]
-        heard = _figures(found["accuracy"]) or _figures(found[found["metric"]])
+        summary = defaults | self._files.salvage_summary()
+        figures = [*summary["bytes"].values(), summary["seconds"]["total"]]
         figures += [
-            new[stage]
-            for new in found["newcomers"].values()
+            newcomer[stage]
+            for newcomer in summary["newcomers"].values()
             for stage in ("offered", "joined", "alone", "gain")
         ]
-        for _, block in blocks(found):
-            figures += [
-                figure
-                for figure in (block["mean"], *block["per_party"].values())
-                if figure is not None
-            ]
-        may_lack_figures = found["withheld"] or self.between_sites
-        if not (heard or may_lack_figures) or "total" not in found["bytes"]:
-            raise ValueError
+        for _, block in blocks(summary):
+            figures += _without_none([block["mean"], *block["per_party"].values()])
         if not all(math.isfinite(figure) for figure in figures):
-            raise ValueError
-        ", ".join(
-            [*found["diverged"], *found["classes"], *found["cautions"], *found["too_few"]]
-        )  # fails if these are no texts
-        ", ".join([*found["withheld"], *found["failed_endings"].values()])
-        return found
+            raise ValueError("a figure is not finite")
+        has_figures = _party_figures(summary["accuracy"]) or _party_figures(
+            summary[summary["metric"]]
+        )
+        may_lack_figures = summary["withheld"] or self.between_sites
+        if not (has_figures or may_lack_figures) or "total" not in summary["bytes"]:
+            raise ValueError("figures are missing")
+        texts = [
+            *(summary[key] for key in ("diverged", "classes", "cautions", "too_few", "withheld")),
+            summary["failed_endings"].values(),
+        ]
+        for values in texts:
+            ", ".join(values)  # raises TypeError if a value is not text
+        return summary
 
     @cached_property
     def metrics(self) -> list[Note]:
@@ -160,12 +171,12 @@ class Run:
 
     @cached_property
     def absences(self) -> list[Absence]:
-        """Rows of absences.csv, which is there only if somebody was not heard."""
+        """Rows of absences.csv. The file exists only if some party was absent."""
         return self._rows(ABSENCES) if (self.folder / ABSENCES.name).exists() else []
 
     @property
-    def all_heard(self) -> bool:
-        """Whether everybody was heard at the end."""
+    def all_evaluated(self) -> bool:
+        """Whether all parties were evaluated after the last round."""
         return not (self.summary or {}).get("accuracy", {}).get("as_of")
 
     @cached_property
@@ -174,128 +185,127 @@ class Run:
         return self._rows(TIMING)
 
     def _rows(self, table: Table[T]) -> list[T]:
-        """A table's rows up to the first that makes no sense. While a run goes on, the last line
-        may be half written.
+        """Return the rows of a table up to the first damaged one.
+
+        While a run is under way, its last line may be incomplete.
         """
 
-        def reading() -> list[T]:
-            found = table.salvage(self.folder)
+        def read() -> list[T]:
+            content = table.salvage(self.folder)
             may_be_empty = table is METRICS and self.between_sites  # sites may withhold all figures
-            incomplete = found.open_end or not (found.rows or may_be_empty)
-            if found.damaged or (self.ended and incomplete):
-                self._complain(f"{table.name} is damaged")
-            return found.rows
+            incomplete = content.open_end or not (content.rows or may_be_empty)
+            if content.damaged or (self.ended and incomplete):
+                self._add_problem(f"{table.name} is damaged")
+            return content.rows
 
-        return self._try(self.folder / table.name, reading, [])
+        return self._read(self.folder / table.name, read, [])
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The finished run's figures by what it is shown by, as its summary tells them; nothing if
-        there are none.
-        """
+        """The summary's block of the page's metric; empty if the summary has none."""
         return (self.summary or {}).get(self.metric.name) or {}
 
-    def _check(
-        self, name: str, found: float, told: Callable[[dict[str, Any]], float | None]
+    def _agrees(
+        self, name: str, figure: float, expected_from: Callable[[dict[str, Any]], float | None]
     ) -> bool:
-        """Whether a file's figure is the finished run's: one that was cut short can look whole."""
-        if self.summary is None or (true := told(self.summary)) is None or abs(found - true) < 1e-9:
+        """Whether a figure of a file agrees with the summary.
+
+        A disagreement is a problem of the file: a file that was cut off can look complete.
+        """
+        expected = expected_from(self.summary) if self.summary is not None else None
+        if expected is None or abs(figure - expected) < 1e-9:
             return True
-        self._complain(f"{name} and summary.json do not agree")
+        self._add_problem(f"{name} and summary.json do not agree")
         return False
 
     @cached_property
     def outcomes(self) -> dict[str, list[int]]:
-        """Which test samples were right after the last round, by party."""
-        found: dict[str, list[int]] = (
-            self._try(self._files.outcomes, self._checked_outcomes, {}) if self.summary else {}
+        """For each party, 1 or 0 by test sample: whether it was classified correctly at the end.
+
+        Empty if the run has not ended or `outcomes.csv` is damaged.
+        """
+        if not self.summary:
+            return {}
+        outcomes: dict[str, list[int]] = self._read(
+            self._files.outcomes, self._checked_outcomes, {}
         )
-        shares = {party: statistics.fmean(right) for party, right in found.items()}
-        if found and not self.all_heard:  # those who were not heard have no outcomes
-            return found
-        return found if not found or self._check("outcomes.csv", mean(shares), _mean) else {}
+        if not outcomes or not self.all_evaluated:  # without all parties, the mean is another one
+            return outcomes
+        accuracy = mean({party: statistics.fmean(right) for party, right in outcomes.items()})
+        return outcomes if self._agrees("outcomes.csv", accuracy, _mean_accuracy) else {}
 
     def _checked_outcomes(self) -> dict[str, list[int]]:
-        found = self._files.salvage_outcomes()
-        if (
-            not found and not self.between_sites
-        ):  # sites keep them, unless their law lets them leave
-            raise ValueError
-        return found
+        outcomes = self._files.salvage_outcomes()
+        if not outcomes and not self.between_sites:  # a site policy may withhold them
+            raise ValueError("outcomes.csv is empty")
+        return outcomes
 
     @cached_property
     def answers(self) -> dict[str, Answers]:
-        """What models said of the test samples after the last round, by party, if outcomes.csv can
-        be trusted.
+        """For each party, the models' outputs on the test samples at the end.
+
+        Empty if `outcomes` is.
         """
-        return (
-            self._try(self._files.outcomes, self._files.salvage_answers, {})
-            if self.outcomes
-            else {}
-        )
+        if not self.outcomes:
+            return {}
+        return self._read(self._files.outcomes, self._files.salvage_answers, {})
 
     @cached_property
     def split(self) -> dict[str, Share]:
-        """Which samples each party has, if they are here."""
-        if self._files.parties.exists():  # they are at sites
+        """The samples of each party. Empty if the parties are at separate sites."""
+        if self._files.parties.exists():
             return {}
-        return self._try(self._files.split, lambda: Split.read(self._files.split).parties, {})
+        return self._read(self._files.split, lambda: Split.read(self._files.split).parties, {})
 
     @cached_property
     def amounts(self) -> dict[str, dict[str, int]]:
-        """How many samples each party has in each part, by the split or, if they are at sites, by
-        what these said.
-        """
+        """How many samples each party has in each part: by the split, or as the sites reported."""
         if self._files.parties.exists():
-            return self._try(self._files.parties, self._told_amounts, {})
+            return self._read(self._files.parties, self._reported_amounts, {})
         return {
             party: {part: len(getattr(share, part)) for part in PARTS}
             for party, share in self.split.items()
         }
 
-    def _told_amounts(self) -> dict[str, dict[str, int]]:
+    def _reported_amounts(self) -> dict[str, dict[str, int]]:
         return {
-            party: {part: int(one["said"][part]) for part in PARTS}
-            for party, one in self._files.read_parties().items()
+            party: {part: int(entry["said"][part]) for part in PARTS}
+            for party, entry in self._files.read_parties().items()
         }
 
     @property
     def between_sites(self) -> bool:
-        """Whether parties were at sites of their own: then neither data nor models can be opened
-        here.
-        """
+        """Whether the parties were at separate sites. If so, neither data nor models are here."""
         return self.experiment is not None and self.experiment.engine == BETWEEN_SITES
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """Versions and machine."""
-        return self._try(self._files.environment, self._files.read_environment, {})
+        """Versions of the software, and the machine."""
+        return self._read(self._files.environment, self._files.read_environment, {})
 
     @cached_property
     def measures(self) -> dict[str, Any] | None:
-        """What `comity measure` found, if it was asked."""
-        return (
-            self._try(self._files.measures, self._files.read_measures, None)
-            if self._files.measures.exists()
-            else None
-        )
+        """The result of `comity measure`; None if it was not run."""
+        if not self._files.measures.exists():
+            return None
+        return self._read(self._files.measures, self._files.read_measures, None)
 
     @cached_property
     def curve(self) -> Line:
-        """The mean over parties on their test samples, by round."""
+        """The mean of the metric over the parties' test sets, by round."""
         line = {
             t: value
             for t, value in curve(self.metrics, metric=self.metric.name).items()
             if math.isfinite(value)
         }
         if line:
-            self._check("metrics.csv", line[max(line)], lambda summary: self.figures.get("mean"))
+            self._agrees("metrics.csv", line[max(line)], lambda summary: self.figures.get("mean"))
         return line
 
     @cached_property
     def parties(self) -> dict[str, Line]:
-        """Each party's figures on its test samples, by round; newcomers, who join after the last,
-        are left out.
+        """Each party's metric on its test set, by round, without newcomers: these join after the
+        last round.
         """
         lines = party_curves(self.metrics, self.metric.name)
         last = max(self.curve, default=0)
@@ -303,69 +313,66 @@ class Run:
 
     @cached_property
     def traffic(self) -> Line:
-        """All bytes that had crossed by the end of each round, evaluation left out."""
-        each: dict[int, float] = dict.fromkeys(self.curve, 0.0)
+        """Cumulative bytes by the end of each round, without evaluation."""
+        bytes_by_round: dict[int, float] = dict.fromkeys(self.curve, 0.0)
         for row in self.ledger:
             if row.kind != "eval":
-                each[row.round] = each.get(row.round, 0.0) + row.bytes
+                bytes_by_round[row.round] = bytes_by_round.get(row.round, 0.0) + row.bytes
         total = 0.0
-        found = {}
-        for t in sorted(each):
-            total += each[t]
-            found[t] = total
+        totals = {}
+        for t in sorted(bytes_by_round):
+            total += bytes_by_round[t]
+            totals[t] = total
         if self.ledger:
-            self._check("ledger.csv", total, lambda summary: float(summary["bytes"]["total"]))
-        return found
+            self._agrees("ledger.csv", total, lambda summary: float(summary["bytes"]["total"]))
+        return totals
 
     @property
-    def rounds_done(self) -> int:
+    def last_round(self) -> int:
         """The last round in the tables."""
         return max((row.round for row in self.timing), default=max(self.curve, default=0))
 
     @cached_property
     def job(self) -> SimulatedRun:
-        """The run made concrete again, with its data."""
+        """The run, opened again with its data."""
         return reopen(self.folder, trust=self.trust)
 
     @cached_property
-    def judged_by(self) -> Metric | None:
-        """The metric that it chose; of a user's own maybe no more than the run says of it."""
+    def chosen_metric(self) -> Metric | None:
+        """The metric that the run chose. A user's metric may lack its function."""
         return metric_of(self._files, self.experiment, self.trust) if self.experiment else None
 
     @cached_property
     def closed(self) -> str | None:
-        """Why the run is not made concrete: it would run files that are not known to be the user's
-        own, or lacks a function.
+        """The reason why the run cannot be opened; None if it can.
+
+        It would execute files that are not known to be the user's own, or it lacks a function.
         """
         if self.experiment is None:
             return None
+        text = self._files.config.read_text(encoding="utf-8")
         try:
-            check(
-                self.folder,
-                self._files.config.read_text(encoding="utf-8"),
-                code_of(self.experiment),
-                self.trust,
-            )
+            check(self.folder, text, code_of(self.experiment), self.trust)
         except Untrusted as why:
             return str(why)
-        if self.judged_by and not self.judged_by.known:
+        if self.chosen_metric and not self.chosen_metric.known:
             return (
-                f"The metric {self.judged_by.name} was given from Python as a function, which is"
-                " not here: gains need it, too."
+                f"The metric {self.chosen_metric.name} is a function that was passed from Python"
+                " and is not stored in the folder; gains need it, too."
             )
         return None
 
 
-def _figures(block: dict[str, Any] | None) -> list[float]:
-    """The parties' figures in a summary's block."""
-    return [
-        figure
-        for figure in (block or {"per_party": {}})["per_party"].values()
-        if figure is not None
-    ]
+def _without_none(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
-def _mean(summary: dict[str, Any]) -> float | None:
-    """The accuracy; None where the label is a number."""
-    mean: float | None = summary["accuracy"]["mean"]
-    return mean
+def _party_figures(block: dict[str, Any] | None) -> list[float]:
+    """Return the parties' figures in a block of a summary."""
+    return _without_none(block["per_party"].values()) if block else []
+
+
+def _mean_accuracy(summary: dict[str, Any]) -> float | None:
+    """Return the mean accuracy; None for regression, which has none."""
+    accuracy: float | None = summary["accuracy"]["mean"]
+    return accuracy

@@ -1,6 +1,4 @@
-"""Figures and tables for papers: every chart of the page as a file, the ranking as markdown or
-LaTeX.
-"""
+"""Figures and tables for papers: the page's charts as files, the ranking as Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -11,39 +9,39 @@ from typing import Any
 
 from comity.errors import UsageError
 from comity.reporting.blocks import Chart, Section, Table, VegaSpec
-from comity.reporting.charts import SHOWN, unused
-from comity.reporting.gather import Group, complaints, gather
+from comity.reporting.charts import SHOWN_METHODS, unique_name
+from comity.reporting.gather import Group, file_problems, gather
 from comity.reporting.sections.answer import ANSWERS, IDEAS, MEASURES, answer
-from comity.reporting.themes import CONFIG, LIGHT, coloured
+from comity.reporting.themes import CONFIG, LIGHT, apply_theme
 
 KINDS = ("pdf", "svg", "png")
 COLUMN = 252
-"""Points: the width of a column in the two-column formats of IEEE and ACM."""
+"""The width of a column in the two-column formats of IEEE and ACM, in points."""
 
 
 def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str) -> list[Path]:
-    """Write every chart to a folder, a column wide."""
-    made: list[Path] = []
+    """Write every chart to a folder, with the width of a column, and return the paths."""
+    paths: list[Path] = []
     for group, sections in groups:
-        for chart in (
-            block for section in sections for block in section.blocks if isinstance(block, Chart)
-        ):
-            plain = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
-            name = unused(re.sub(r"[^\w+.-]+", "-", plain).strip("-"), {path.stem for path in made})
-            made.append(_write(folder, name, kind, figure(chart, group)))
-    return made
+        blocks = [block for section in sections for block in section.blocks]
+        for chart in (block for block in blocks if isinstance(block, Chart)):
+            name = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
+            name = re.sub(r"[^\w+.-]+", "-", name).strip("-")
+            name = unique_name(name, {path.stem for path in paths})
+            paths.append(_write(folder, name, kind, figure(chart, group)))
+    return paths
 
 
 def check_kind(kind: str) -> None:
-    """Refuse what figures cannot be."""
+    """Raise UsageError if figures cannot be of this kind."""
     if kind not in KINDS:
         raise UsageError(f"Figures are {', '.join(KINDS)}, not {kind!r}.")
 
 
 def figure(chart: Chart, group: Group) -> VegaSpec:
-    """A chart as it stands in a paper: as wide as a column, with its own legend."""
-    spec = chart.method_summary()
-    _with_legend(spec, group.names)
+    """Return a chart's specification for a paper: of the width of a column, with a legend."""
+    spec = chart.standalone_spec()
+    _add_legends(spec, group.names)
     spec = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": COLUMN - 70,
@@ -58,22 +56,22 @@ def figure(chart: Chart, group: Group) -> VegaSpec:
         "line": {"strokeWidth": 1.3},
         "legend": CONFIG["legend"] | small | {"orient": "bottom", "columns": 3, "symbolSize": 40},
     }
-    made: VegaSpec = coloured(spec | {"config": config, "background": "#ffffff"}, LIGHT)
-    return made
+    themed: VegaSpec = apply_theme(spec | {"config": config, "background": "#ffffff"}, LIGHT)
+    return themed
 
 
-def _with_legend(spec: Any, methods: list[str]) -> None:
-    """The page's boxes are the legend there; here each chart that colours methods needs its own."""
+def _add_legends(spec: Any, methods: list[str]) -> None:
+    """Add a legend to each colour encoding by method, in place: a file has no boxes as a legend."""
     if isinstance(spec, dict):
         if spec.get("field") == "method" and "scale" in spec and spec.get("legend", 0) is None:
             spec["legend"] = {"title": None}
-        if spec.get("name") == SHOWN:
+        if spec.get("name") == SHOWN_METHODS:
             spec["value"] = methods
         for part in spec.values():
-            _with_legend(part, methods)
+            _add_legends(part, methods)
     elif isinstance(spec, list):
         for part in spec:
-            _with_legend(part, methods)
+            _add_legends(part, methods)
 
 
 def _write(folder: Path, name: str, kind: str, spec: VegaSpec) -> Path:
@@ -83,30 +81,34 @@ def _write(folder: Path, name: str, kind: str, spec: VegaSpec) -> Path:
     path = folder / f"{name}.{kind}"
     if kind == "svg":
         path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+    elif kind == "pdf":
+        path.write_bytes(vl_convert.vegalite_to_pdf(spec))
     else:
-        path.write_bytes(
-            vl_convert.vegalite_to_pdf(spec)
-            if kind == "pdf"
-            else vl_convert.vegalite_to_png(spec, ppi=300)
-        )
+        path.write_bytes(vl_convert.vegalite_to_png(spec, ppi=300))
     return path
 
 
 def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:
-    """The first table of every group, as markdown or LaTeX; before it, what is wrong with the files
-    that it is made of.
+    """Return the ranking of every group as Markdown or LaTeX.
+
+    Before each ranking stand the problems of the files that it was made from.
+
+    Args:
+        folder: a run's folder, or a folder with runs
+        kind: `markdown` or `latex`
+        target: accuracy to which rounds and bytes are counted (default: the accuracy of SOLO)
+
+    Raises:
+        UsageError: if the kind is another one, or the folder has no runs
     """
     if kind not in ("markdown", "latex"):
         raise UsageError(f"A table is printed as markdown or latex, not {kind!r}.")
-    write, warning = (_markdown, "> ") if kind == "markdown" else (_latex, "% ")
+    write, comment = (_markdown, "> ") if kind == "markdown" else (_latex, "% ")
     parts = []
     for group in gather(Path(folder)):
-        tables = [
-            block
-            for block in answer(group, Path(folder), target).blocks
-            if isinstance(block, Table)
-        ]
-        parts += [warning + sentence for sentence in complaints(group, Path(folder))]
+        blocks = answer(group, Path(folder), target).blocks
+        tables = [block for block in blocks if isinstance(block, Table)]
+        parts += [comment + sentence for sentence in file_problems(group, Path(folder))]
         parts += [write(table) for table in tables if table.name not in (ANSWERS, IDEAS, MEASURES)]
     return "\n\n".join(parts)
 

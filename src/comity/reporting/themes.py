@@ -1,6 +1,7 @@
-"""Colours and type of charts, light, dark, and for print. Methods have the colours of Okabe and Ito
-(2008), which colour-blind readers can tell apart; on dark ground they are lighter. A text can be
-read on the colours of a matrix.
+"""Colours and fonts of charts: a light theme, a dark theme, and the common Vega configuration.
+
+Methods have the colours of Okabe and Ito (2008), which colour-blind readers can tell apart, and
+lighter versions of them on a dark background. Text is legible on the colours of a matrix.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ DARK: Theme = {
 }
 
 
-def coloured(spec: Any, theme: Theme) -> Any:
-    """A specification with its named colours as they are in a theme."""
+def apply_theme(spec: Any, theme: Theme) -> Any:
+    """Return a specification with the colour names replaced by the theme's values."""
     if isinstance(spec, dict):
-        return {key: coloured(value, theme) for key, value in spec.items()}
+        return {key: apply_theme(value, theme) for key, value in spec.items()}
     if isinstance(spec, list | tuple):
-        return [coloured(value, theme) for value in spec]
+        return [apply_theme(value, theme) for value in spec]
     return theme.get(spec, spec) if isinstance(spec, str) else spec
 
 

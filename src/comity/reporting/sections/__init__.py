@@ -1,1 +1,1 @@
-"""The parts of the page, in the order in which a reader wants them."""
+"""The sections of the page, a module each. `reporting.build_sections` has their order."""

@@ -1,4 +1,4 @@
-"""Who was not heard, on the page: every party, with the rounds."""
+"""The table of absences: the parties that did not reply, with the rounds."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from comity.reporting.gather import Group
 
 
 def absences(group: Group) -> list[Table]:
-    """A table of all absences, if there are any: by method, seed, party, work and how, with the
-    rounds.
+    """Return a table of all absences by method, seed, party, call and kind, with the rounds.
+
+    The list is empty if there were none.
     """
-    found: dict[tuple[str, str, str, str, str], set[int]] = defaultdict(set)
+    rounds_by_absence: dict[tuple[str, str, str, str, str], set[int]] = defaultdict(set)
     for run in group.runs:
         for row in run.absences:
-            found[run.method, str(run.seed), row.party, row.call, row.how].add(row.round)
+            absence = (run.method, str(run.seed), row.party, row.call, row.how)
+            rounds_by_absence[absence].add(row.round)
+    if not rounds_by_absence:
+        return []
     rows = [
-        [method, seed, party, work, f"{how}: {MEANING.get(how, '')}", spans(rounds)]
-        for (method, seed, party, work, how), rounds in found.items()
+        [method, seed, party, call, f"{how}: {MEANING.get(how, '')}", format_spans(rounds)]
+        for (method, seed, party, call, how), rounds in rounds_by_absence.items()
     ]
     heads = ["method", "seed", "party", "asked for", "what happened", "rounds"]
-    return (
-        [Table("absences", "Who was not heard", heads, rows, words=6, folded=len(rows) > 12)]
-        if rows
-        else []
-    )
+    return [Table("absences", "Who was not heard", heads, rows, words=6, folded=len(rows) > 12)]
 
 
-def spans(rounds: set[int]) -> str:
-    """Rounds in few words: 1-3, 7."""
+def format_spans(rounds: set[int]) -> str:
+    """Return rounds as spans, as in `1-3, 7`."""
     ordered = sorted(rounds)
     breaks = [0, *(k + 1 for k, (a, b) in enumerate(pairwise(ordered)) if b > a + 1), len(ordered)]
-    parts = [(ordered[a], ordered[b - 1]) for a, b in pairwise(breaks)]
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    spans = [(ordered[a], ordered[b - 1]) for a, b in pairwise(breaks)]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)

@@ -1,4 +1,4 @@
-"""How to get this again: commands, configurations, versions, seeds."""
+"""The section on reproducing the results: commands, configurations, versions, seeds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from comity.reporting.readable import Run
 
 
 def again(group: Group, folder: Path) -> Section:
-    """The page's last section: what to type and to install for the same outcome."""
+    """Return the last section: the commands and versions that give the same results."""
     section = Section(
         "again", "How to get this again", folded="commands, seeds, versions, settings"
     )
@@ -24,78 +24,61 @@ def again(group: Group, folder: Path) -> Section:
 
 
 def _command(run: Run) -> str:
-    """The resolved file says it all, whatever command it came from; only who may order runs can use
-    one between sites.
+    """Return the command that repeats a run from its resolved configuration.
+
+    A run between sites also needs the folder of the federation, which only those who submit runs
+    have.
     """
-    where = " --federation DIR" if run.between_sites else ""
-    return f"comity run {shlex.quote(str(run.folder / 'config.toml'))}{where}"
+    federation = " --federation DIR" if run.between_sites else ""
+    return f"comity run {shlex.quote(str(run.folder / 'config.toml'))}{federation}"
+
+
+ENVIRONMENT = {
+    "Comity": "comity",
+    "code": "code",
+    "Python": "python",
+    "torch": "torch",
+    "numpy": "numpy",
+    "machine": "machine",
+    "data's fingerprint": "fingerprint",
+}
+"""Columns of the table of versions, and their keys in `env.json`."""
 
 
 def _environments(group: Group) -> Table:
     rows = []
     for method in group.methods:
         seeds = ", ".join(str(run.seed) for run in method.runs)
-        e = next((run.environment for run in method.runs if run.environment), {})
-        rows.append(
-            [
-                method.name,
-                seeds,
-                *(
-                    str(e.get(k, ""))
-                    for k in (
-                        "comity",
-                        "code",
-                        "python",
-                        "torch",
-                        "numpy",
-                        "machine",
-                        "fingerprint",
-                    )
-                ),
-            ]
-        )
-    heads = [
-        "method",
-        "seeds",
-        "Comity",
-        "code",
-        "Python",
-        "torch",
-        "numpy",
-        "machine",
-        "data's fingerprint",
-    ]
+        environment = next((run.environment for run in method.runs if run.environment), {})
+        versions = [str(environment.get(key, "")) for key in ENVIRONMENT.values()]
+        rows.append([method.name, seeds, *versions])
+    heads = ["method", "seeds", *ENVIRONMENT]
     return Table("environments", "Seeds and versions", heads, rows, words=len(heads))
 
 
 def _configurations(group: Group) -> Table:
-    """All settings: one line where methods agree."""
-    chosen = {m.name: m.runs[0].experiment for m in group.methods}
-    told = {
-        name: e.model_dump(mode="json", exclude_none=True)
-        for name, e in chosen.items()
-        if e is not None
+    """Return the table of all settings, with one value where the methods agree."""
+    experiments = {method.name: method.runs[0].experiment for method in group.methods}
+    settings_of = {
+        method: experiment.model_dump(mode="json", exclude_none=True)
+        for method, experiment in experiments.items()
+        if experiment is not None
     }
     rows = []
-    for setting in dict.fromkeys(key for settings in told.values() for key in settings):
-        values = {name: _plain(settings.get(setting)) for name, settings in told.items()}
+    for setting in dict.fromkeys(key for settings in settings_of.values() for key in settings):
+        values = {name: _as_text(settings.get(setting)) for name, settings in settings_of.items()}
         if len(set(values.values())) == 1:
             value = next(iter(values.values()))
         else:
             value = "; ".join(f"{name}: {value or 'none'}" for name, value in values.items())
         if value and setting != "algorithm":
             rows.append([setting, value])
-    return Table(
-        "configuration",
-        "The resolved configuration",
-        ["setting", "value"],
-        rows,
-        words=2,
-        folded=True,
-    )
+    heads = ["setting", "value"]
+    title = "The resolved configuration"
+    return Table("configuration", title, heads, rows, words=2, folded=True)
 
 
-def _plain(value: object) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{k}={v}" for k, v in value.items())
     return "" if value is None else str(value)

@@ -20,7 +20,7 @@ from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
 from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.reporting.blocks import Block, Facts, Section, Table, Text
-from comity.reporting.charts import capital
+from comity.reporting.charts import capitalize_first
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.reporting.sections.absences import absences
@@ -72,7 +72,7 @@ def answer(group: Group, folder: Path, target: float | None = None) -> Section:
     """
     section = Section("answer", "The answer")
     asked = target
-    ranked, target = standings(group, asked)
+    ranked, target = rank_methods(group, asked)
     told = _answers(section, group, folder / group.name / "comparison.json")
     _say_outcome(section, group, [s for s in ranked if s.mean is not None], told)
     _say_warnings(section, group)
@@ -116,7 +116,7 @@ def _say_warnings(section: Section, group: Group) -> None:
         if not run.ended:
             planned = f" of {run.experiment.rounds}" if run.experiment else ""
             section.say(
-                f"{run.method}, seed {run.seed}, is not finished: it has {run.rounds_done}{planned}"
+                f"{run.method}, seed {run.seed}, is not finished: it has {run.last_round}{planned}"
                 f" rounds. Go on with: comity resume {shlex.quote(str(run.folder))}",
                 "missing",
             )
@@ -128,7 +128,7 @@ def _say_warnings(section: Section, group: Group) -> None:
     for run in group.runs:
         for text in caveats(run.summary) if run.summary else ():
             section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
-    if len(group.judged_by) > 1:
+    if len(group.chosen_metrics) > 1:
         section.say(
             "These runs were judged by different metrics: they are shown by accuracy, which all of"
             " them have.",
@@ -163,19 +163,17 @@ def _unlike(group: Group) -> list[str]:
 def _about(group: Group, target: float | None, asked: bool) -> str:
     """What the columns of the ranking mean."""
     about = (
-        f"{capital(group.metric.title)}: mean over parties on their own test samples after the last"
+        f"{capitalize_first(group.metric.title)}: mean over parties on their own test samples after the last"
         " round, ± standard deviation over seeds. Worst: the worst party, mean over seeds. Sent:"
         " all bytes of a run, evaluation left out. Time: of a run here."
     )
     if group.site:
         about = (
-            f"{capital(group.metric.title)}: on this site's own test samples after the last round."
+            f"{capitalize_first(group.metric.title)}: on this site's own test samples after the last round."
             " Sent: what left this site and what came to it, evaluation left out."
         )
     if group.metric is not ACCURACY:
-        about += (
-            f" {capital(group.metric.title)} is {group.metric.about}; methods are ranked by it."
-        )
+        about += f" {capitalize_first(group.metric.title)} is {group.metric.about}; methods are ranked by it."
     classes: list[str] = next((run.summary["classes"] for run in group.runs if run.summary), [])
     if len(classes) == TWO:
         about += f" Class 1 is {classes[1]!r}, class 0 {classes[0]!r}."
@@ -368,7 +366,7 @@ def _measures(group: Group) -> list[Block]:
     return [table, Text(f"{whose} after the last round.{said}")]
 
 
-def standings(group: Group, target: float | None = None) -> tuple[list[Ranked], float | None]:
+def rank_methods(group: Group, target: float | None = None) -> tuple[list[Ranked], float | None]:
     """All methods, the best first, and the figure that they are timed to."""
     if target is None:
         target = _target(group)

@@ -7,16 +7,16 @@ from typing import Any
 
 from comity.reporting.blocks import Chart, Checkbox, Data, Section, VegaSpec
 from comity.reporting.charts import (
-    ONLY_SHOWN,
-    SIZED,
-    by_method,
-    capital,
-    count_of_bytes,
-    fraction,
-    logarithmic,
-    shown,
-    tip,
-    whole_rounds,
+    BYTES_AS_TEXT,
+    KEEP_SHOWN,
+    bytes_axis,
+    capitalize_first,
+    colour_by_method,
+    log_checkbox,
+    percent_axis,
+    round_axis,
+    shown_methods_param,
+    tooltip,
 )
 from comity.reporting.gather import Group, Method
 
@@ -141,7 +141,7 @@ def _y(data: Data, group: Group) -> VegaSpec:
         for name in ("low", "high")
         if row[name] is not None and row["round"] >= first
     ]
-    return fraction(group.metric.name, f"test {group.metric.title}", reach)
+    return percent_axis(group.metric.name, f"test {group.metric.title}", reach)
 
 
 def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
@@ -151,15 +151,15 @@ def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
     "undefined".
     """
     whole = {"filter": f"datum.party == '' && datum.round >= {_first(group)}"}
-    colour = by_method(group)
+    colour = colour_by_method(group)
     tips = [
-        tip("method", "method"),
-        tip("round", "round"),
-        tip(group.metric.name, group.metric.title, ".1%"),
+        tooltip("method", "method"),
+        tooltip("round", "round"),
+        tooltip(group.metric.name, group.metric.title, ".1%"),
     ]
     if several(group):
-        tips += [tip("spread", "± over seeds", ".1%"), tip("seeds", "seeds", "d")]
-    tips.append(tip("sent", "sent so far"))
+        tips += [tooltip("spread", "± over seeds", ".1%"), tooltip("seeds", "seeds", "d")]
+    tips.append(tooltip("sent", "sent so far"))
     few = max(len(run.curve) for run in group.runs) <= FEW
     mark = {"type": "line", "point": {"size": 25}} if few else {"type": "line"}
     band: VegaSpec = {
@@ -173,7 +173,7 @@ def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
         "encoding": {"x": x, "y": y, "color": colour},
     }
     near: VegaSpec = {
-        "transform": [whole, SIZED],
+        "transform": [whole, BYTES_AS_TEXT],
         "params": [
             {
                 "name": "near",
@@ -193,7 +193,7 @@ def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
 
 
 def _by_round(data: Data, group: Group, alt: str) -> Chart:
-    x = whole_rounds(data.columns["round"])
+    x = round_axis(data.columns["round"])
     y = _y(data, group)
     alone: VegaSpec = {
         "transform": [{"filter": "false"}],
@@ -201,16 +201,16 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
         "encoding": {
             "x": x,
             "y": y,
-            "color": by_method(group),
+            "color": colour_by_method(group),
             "detail": {"field": "party"},
-            "tooltip": [tip("method", "method"), tip("party", "party")],
+            "tooltip": [tooltip("method", "method"), tooltip("party", "party")],
         },
     }
     layers = [alone, *_layers(x, y, group)]
     spec: VegaSpec = {
         "height": 300,
-        "params": [shown(group.names)],
-        "transform": [ONLY_SHOWN],
+        "params": [shown_methods_param(group.names)],
+        "transform": [KEEP_SHOWN],
         "layer": layers,
     }
     means = y["scale"]["domain"]
@@ -227,7 +227,7 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
     boxes = () if group.site else (box,)  # its line is the mean
     return Chart(
         f"{group.metric.name}-by-round",
-        f"{capital(group.metric.title)} by round",
+        f"{capitalize_first(group.metric.title)} by round",
         alt,
         data,
         spec,
@@ -238,7 +238,7 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
 
 def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
     whose = f"to and from {group.site}" if group.site else "all parties together"
-    x = count_of_bytes("bytes", f"bytes sent so far, {whose}", sent)
+    x = bytes_axis("bytes", f"bytes sent so far, {whose}", sent)
     y = _y(data, group)
     still: VegaSpec = {  # training alone sends nothing: a line to beat
         "transform": [
@@ -249,11 +249,11 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         "mark": {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5},
         "encoding": {
             "y": y,
-            "color": by_method(group),
+            "color": colour_by_method(group),
             "tooltip": [
-                tip("method", "method"),
-                tip("round", "round"),
-                tip(group.metric.name, group.metric.title, ".1%"),
+                tooltip("method", "method"),
+                tooltip("round", "round"),
+                tooltip(group.metric.name, group.metric.title, ".1%"),
             ],
         },
     }
@@ -265,17 +265,17 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
         ]
     spec = {
         "height": 300,
-        "params": [shown(group.names)],
-        "transform": [ONLY_SHOWN],
+        "params": [shown_methods_param(group.names)],
+        "transform": [KEEP_SHOWN],
         "layer": [*layers, still],
     }
-    box = logarithmic(*(("layer", k, "encoding", "x") for k in range(len(layers))))
+    box = log_checkbox(*(("layer", k, "encoding", "x") for k in range(len(layers))))
     words = alt + (
         " Training alone, which sends nothing in its rounds: the dashed line." if group.solo else ""
     )
     return Chart(
         f"{group.metric.name}-by-bytes",
-        f"{capital(group.metric.title)} by bytes",
+        f"{capitalize_first(group.metric.title)} by bytes",
         words,
         data,
         spec,

@@ -19,7 +19,16 @@ from comity.measure.frechet import pairwise
 from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
 from comity.reporting.blocks import Chart, Data, Pictures, Section, VegaSpec
-from comity.reporting.charts import PARTIES, first_of, heat, legend, quantity, tall, tip, word
+from comity.reporting.charts import (
+    MAX_PARTIES,
+    heatmap,
+    legend,
+    nominal,
+    quantitative,
+    rows_height,
+    tooltip,
+    truncation_note,
+)
 from comity.reporting.gather import Group
 from comity.reporting.readable import PARTS, Run
 from comity.spec import parse
@@ -56,8 +65,8 @@ def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
             section.say(note)
     changed = changes(run)
     if changed:
-        each = ", ".join(f"{party} {how}" for party, how in list(changed.items())[:PARTIES])
-        section.say(f"Parties see things differently: {each}.{first_of(len(changed))}")
+        each = ", ".join(f"{party} {how}" for party, how in list(changed.items())[:MAX_PARTIES])
+        section.say(f"Parties see things differently: {each}.{truncation_note(len(changed))}")
     if federation is not None:
         section.blocks.append(
             _bubbles(federation, changed) if federation.classes else _amounts(federation)
@@ -123,22 +132,22 @@ def _bubbles(federation: Federation, changed: dict[str, str]) -> Chart:
             "samples": int(counts[i, c]),
             "shift": changed.get(party),
         }
-        for i, party in enumerate(federation.names[:PARTIES])
+        for i, party in enumerate(federation.names[:MAX_PARTIES])
         for c in range(federation.classes)
         if counts[i, c]
     ]
     table = Data.of("classes", rows, ("party", "class", "samples", *(["shift"] if changed else [])))
     spec: VegaSpec = {
-        "height": tall(min(len(federation.names), PARTIES), 22),
+        "height": rows_height(min(len(federation.names), MAX_PARTIES), 22),
         "mark": {"type": "circle", "opacity": 0.85, "color": "@c0"},
         "encoding": {
             "x": {
-                **word("class", "class", names),
+                **nominal("class", "class", names),
                 "scale": {"domain": names},
                 "axis": {"labelAngle": 0 if max(map(len, names)) < 4 else -40},
             },
-            "y": word("party", None),
-            "size": quantity(
+            "y": nominal("party", None),
+            "size": quantitative(
                 "samples",
                 None,
                 scale={"rangeMax": 380},
@@ -150,9 +159,9 @@ def _bubbles(federation: Federation, changed: dict[str, str]) -> Chart:
                 },
             ),
             "tooltip": [
-                tip("party", "party"),
-                tip("class", "class"),
-                tip("samples", "samples", ",d"),
+                tooltip("party", "party"),
+                tooltip("class", "class"),
+                tooltip("samples", "samples", ",d"),
                 *_shift_tip(changed),
             ],
         },
@@ -166,19 +175,19 @@ def _bubbles(federation: Federation, changed: dict[str, str]) -> Chart:
     )
     alt = (
         f"Training samples by party and class: {len(held)} parties hold"
-        f" {how_many}.{first_of(len(held))}"
+        f" {how_many}.{truncation_note(len(held))}"
     )
     return Chart("classes", "Who holds which classes", alt, table, spec, half=True)
 
 
 def _shift_tip(changed: dict[str, str]) -> list[VegaSpec]:
-    return [tip("shift", "seen")] if changed else []
+    return [tooltip("shift", "seen")] if changed else []
 
 
 def _amounts(federation: Federation) -> Chart:
     """Where a label is a number: what parties' values are."""
     label = federation.schema.label if federation.schema else "label"
-    names = federation.names[:PARTIES]
+    names = federation.names[:MAX_PARTIES]
     rows = []
     for party in names:
         middle, unit = federation.preprocess.for_party(party).label
@@ -188,30 +197,30 @@ def _amounts(federation: Federation) -> Chart:
         ).tolist()
         rows.append({"party": party, "low": tenth, "median": median, "high": most})
     tips = [
-        tip("party", "party"),
-        tip("median", "median", ".4~g"),
-        tip("low", "a tenth is below", ".4~g"),
-        tip("high", "a tenth is above", ".4~g"),
+        tooltip("party", "party"),
+        tooltip("median", "median", ".4~g"),
+        tooltip("low", "a tenth is below", ".4~g"),
+        tooltip("high", "a tenth is above", ".4~g"),
     ]
     plain = {"scale": {"zero": False}}
     spec: VegaSpec = {
-        "height": tall(len(names), 22),
-        "encoding": {"y": word("party", None), "tooltip": tips},
+        "height": rows_height(len(names), 22),
+        "encoding": {"y": nominal("party", None), "tooltip": tips},
         "layer": [
             {
                 "mark": {"type": "rule", "strokeWidth": 6, "opacity": 0.35, "color": "@c0"},
-                "encoding": {"x": quantity("low", label, **plain), "x2": {"field": "high"}},
+                "encoding": {"x": quantitative("low", label, **plain), "x2": {"field": "high"}},
             },
             {
                 "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1, "color": "@c0"},
-                "encoding": {"x": quantity("median", label, **plain)},
+                "encoding": {"x": quantitative("median", label, **plain)},
             },
         ],
     }
     low, high = (min(row["median"] for row in rows), max(row["median"] for row in rows))
     alt = (
         "Each party's training labels: the median, and a bar from the lowest to the highest tenth."
-        f" Medians lie between {low:.4g} and {high:.4g}.{first_of(len(federation.names))}"
+        f" Medians lie between {low:.4g} and {high:.4g}.{truncation_note(len(federation.names))}"
     )
     table = Data.of("labels", rows, ("party", "low", "median", "high"))
     return Chart("labels", f"What is to be predicted: {label}", alt, table, spec, half=True)
@@ -226,7 +235,7 @@ def _sizes(run: Run, changed: dict[str, str]) -> Chart:
             "place": PARTS.index(part),
             "shift": changed.get(party),
         }
-        for party, amount in list(run.amounts.items())[:PARTIES]
+        for party, amount in list(run.amounts.items())[:MAX_PARTIES]
         for part in PARTS
     ]
     table = Data.of(
@@ -241,17 +250,17 @@ def _sizes(run: Run, changed: dict[str, str]) -> Chart:
         "scale": {"domain": list(PARTS), "range": ["@c0", "@c5", "@c4"]},
     }
     spec: VegaSpec = {
-        "height": tall(min(len(run.amounts), PARTIES), 22),
+        "height": rows_height(min(len(run.amounts), MAX_PARTIES), 22),
         "mark": {"type": "bar"},
         "encoding": {
-            "y": word("party", None),
-            "x": quantity("samples", "samples"),
+            "y": nominal("party", None),
+            "x": quantitative("samples", "samples"),
             "color": colour,
             "order": {"field": "place"},
             "tooltip": [
-                tip("party", "party"),
-                tip("part", "part"),
-                tip("samples", "samples", ",d"),
+                tooltip("party", "party"),
+                tooltip("part", "part"),
+                tooltip("samples", "samples", ",d"),
                 *_shift_tip(changed),
             ],
         },
@@ -263,7 +272,7 @@ def _sizes(run: Run, changed: dict[str, str]) -> Chart:
         if min(train) < max(train)
         else f"{min(train):,}{each}"
     )
-    alt = f"Samples by party: {many} for training.{first_of(len(train))}"
+    alt = f"Samples by party: {many} for training.{truncation_note(len(train))}"
     title = "How much each party has" if each else "How much there is"
     return Chart("sizes", title, alt, table, spec, half=True)
 
@@ -290,7 +299,7 @@ def _look(section: Section, federation: Federation, changed: dict[str, str], key
         }
         alt = (
             "Some training samples of each party, all in one scale of"
-            f" grey.{first_of(len(federation.names), PICTURED)}"
+            f" grey.{truncation_note(len(federation.names), PICTURED)}"
         )
         alt = (
             alt
@@ -382,7 +391,7 @@ def _measured(values: Tensor, display_name: Sequence[str]) -> Tensor:
 
 def _features(federation: Federation) -> Chart:
     """Features in which parties differ most: a party's mean, in standard deviations of all."""
-    names = federation.names[:PARTIES]
+    names = federation.names[:MAX_PARTIES]
     display_name = feature_names(federation)
     values = {
         n: _measured(unscaled(federation, n, p.train.x.double()), display_name)
@@ -421,14 +430,17 @@ def _features(federation: Federation) -> Chart:
         },
     }
     tips = [
-        tip("party", "party"),
-        tip("feature", "feature"),
-        tip("shift", "mean, in std of all", "+.2f"),
-        tip("mean", "mean", ".4~g"),
+        tooltip("party", "party"),
+        tooltip("feature", "feature"),
+        tooltip("shift", "mean, in std of all", "+.2f"),
+        tooltip("mean", "mean", ".4~g"),
     ]
-    axes = [word("party", None, names), word("feature", None, [display_name[f] for f in chosen])]
+    axes = [
+        nominal("party", None, names),
+        nominal("feature", None, [display_name[f] for f in chosen]),
+    ]
     across, down = axes if len(names) <= PICTURED else reversed(axes)
-    spec = heat(across, down, value, tips)
+    spec = heatmap(across, down, value, tips)
     alt = (
         f"{len(chosen)} of {len(display_name)} features, those in which parties differ most: a"
         " party's mean less that of all, in standard deviations of all. The largest shift is"
@@ -467,15 +479,19 @@ def _differences(
         "format": ".3~s",
         "scale": {"range": ["@low", "@high"]},
     }
-    tips = [tip("party", "party"), tip("other", "and"), tip("distance", "Fréchet distance", ".3f")]
-    spec = heat(word("other", None, names), word("party", None, names), value, tips)
+    tips = [
+        tooltip("party", "party"),
+        tooltip("other", "and"),
+        tooltip("distance", "Fréchet distance", ".3f"),
+    ]
+    spec = heatmap(nominal("other", None, names), nominal("party", None, names), value, tips)
     far = max(rows, key=lambda row: float(str(row["distance"])))
     a, b = (_called(str(far[which]), changed) for which in ("party", "other"))
     alt = (
         f"Fréchet distances between the parties' inputs. Farthest apart are {a} and {b},"
         f" {far['distance']:.3g}."
     )
-    cut = first_of(len(federation.names), COMPARED)
+    cut = truncation_note(len(federation.names), COMPARED)
     table = Data.of("distances", rows, ("party", "other", "distance"))
     section.blocks.append(
         Chart(

@@ -23,16 +23,16 @@ from comity.core.wrapper import chain
 from comity.errors import UsageError, describe
 from comity.reporting.blocks import Chart, Data, Section, VegaSpec
 from comity.reporting.charts import (
-    PARTIES,
-    by_method,
-    first_of,
-    heat,
-    line_of_points,
-    quantity,
-    tall,
-    tip,
-    whole_rounds,
-    word,
+    MAX_PARTIES,
+    colour_by_method,
+    heatmap,
+    line_with_points,
+    nominal,
+    quantitative,
+    round_axis,
+    rows_height,
+    tooltip,
+    truncation_note,
 )
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
@@ -190,14 +190,18 @@ def _curve(group: Group, methods: list[Method], one: CurveByRound) -> Chart | No
     )
     form = ".1%" if one.percent else ".3g"
     how: VegaSpec = {"axis": {"format": ".0%"}, "scale": {"domainMin": 0}} if one.percent else {}
-    y = quantity(one.value, one.axis_title, **how)
-    tips = [tip("method", "method"), tip("round", "round"), tip(one.value, one.value, form)]
-    tips += [tip(SPREAD, "± over seeds", form)] if several else []
-    layers = line_of_points(
+    y = quantitative(one.value, one.axis_title, **how)
+    tips = [
+        tooltip("method", "method"),
+        tooltip("round", "round"),
+        tooltip(one.value, one.value, form),
+    ]
+    tips += [tooltip(SPREAD, "± over seeds", form)] if several else []
+    layers = line_with_points(
         {
-            "x": whole_rounds(t for line in lines.values() for t in line),
+            "x": round_axis(t for line in lines.values() for t in line),
             "y": y,
-            "color": by_method(group, only=list(lines)),
+            "color": colour_by_method(group, only=list(lines)),
         },
         tips,
         40,
@@ -274,7 +278,7 @@ def _matrix(method: Method, one: PartyMatrix) -> Chart | None:
     if not last:
         return None
     everyone = list(dict.fromkeys(name for pair in last for name in pair))
-    names = everyone[:PARTIES]
+    names = everyone[:MAX_PARTIES]
     rows = [
         {"party": a, "peer": b, one.value: v}
         for (a, b), v in last.items()
@@ -287,12 +291,16 @@ def _matrix(method: Method, one: PartyMatrix) -> Chart | None:
         "format": ".2f",
         "scale": {"range": ["@low", "@high"]},
     }
-    tips = [tip("party", "party"), tip("peer", "peer"), tip(one.value, one.value, ".3f")]
-    spec = heat(word("peer", "peer", names), word("party", "party", names), value, tips)
+    tips = [
+        tooltip("party", "party"),
+        tooltip("peer", "peer"),
+        tooltip(one.value, one.value, ".3f"),
+    ]
+    spec = heatmap(nominal("peer", "peer", names), nominal("party", "party", names), value, tips)
     (a, b), most = max(last.items(), key=lambda item: item[1])
     alt = (
         f"{method.name}: {one.meaning}. Most: {a} and {b},"
-        f" {most:.2f}.{first_of(len(everyone))}{_which(method, method.runs[0])}"
+        f" {most:.2f}.{truncation_note(len(everyone))}{_which(method, method.runs[0])}"
     )
     return _about(method, one, alt, rows, ("party", "peer", one.value), spec)
 
@@ -312,19 +320,19 @@ def _norms(method: Method, one: ParameterNorms) -> Chart | None:
         return None
     rows = [
         {"method": method.name, "party": party, one.value: norm} for party, norm in norms.items()
-    ][:PARTIES]
+    ][:MAX_PARTIES]
     spec: VegaSpec = {
-        "height": tall(len(rows)),
+        "height": rows_height(len(rows)),
         "mark": {"type": "bar"},
         "encoding": {
-            "y": {**word("party", None), "sort": "-x"},
-            "x": quantity(one.value, one.axis_title),
+            "y": {**nominal("party", None), "sort": "-x"},
+            "x": quantitative(one.value, one.axis_title),
             "color": {"value": "@c0"},
-            "tooltip": [tip("party", "party"), tip(one.value, one.value, ".3f")],
+            "tooltip": [tooltip("party", "party"), tooltip(one.value, one.value, ".3f")],
         },
     }
     between = f"between {min(norms.values()):.2f} and {max(norms.values()):.2f}"
-    alt = f"{_sentence(one.meaning)}, {between}.{first_of(len(norms))}{_which(method, run)}"
+    alt = f"{_sentence(one.meaning)}, {between}.{truncation_note(len(norms))}{_which(method, run)}"
     return _about(method, one, alt, rows, ("method", "party", one.value), spec)
 
 

@@ -17,7 +17,16 @@ from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_of, paired
 from comity.metrics.metrics import ACCURACY, Metric
 from comity.reporting.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.reporting.charts import by_method, capital, fraction, heat, legend, tall, tip, word
+from comity.reporting.charts import (
+    capitalize_first,
+    colour_by_method,
+    heatmap,
+    legend,
+    nominal,
+    percent_axis,
+    rows_height,
+    tooltip,
+)
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.studies.party_verdicts import Estimate, estimates, judged, named
@@ -91,7 +100,7 @@ def by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
     return {
         run.seed: between(run, alone)
         for run in method.finished
-        if (alone := group.alone(run)) and alone is not run
+        if (alone := group.solo_run(run)) and alone is not run
     }
 
 
@@ -117,7 +126,7 @@ def parties(group: Group, method: Method) -> list[PartyResult]:
     clear = judged(by_seed(group, method), too_few(group), group.same_parties)
     gained = estimates(clear, group.same_parties, picked(group), group.metric)
     for run in method.finished:
-        alone = group.alone(run)
+        alone = group.solo_run(run)
         for party, value in run.figures.get("per_party", {}).items():
             if value is None:  # who was never heard has no figure
                 continue
@@ -262,7 +271,7 @@ def _dumbbells(
     data = Data.of(f"gains-{method}", rows, columns)
 
     def along(field: str) -> VegaSpec:
-        return fraction(field, f"test {metric.title}", reach)
+        return percent_axis(field, f"test {metric.title}", reach)
 
     how = {"domain": list(VERDICTS), "range": ["@good", "@grey", "@bad"]}
     colour: VegaSpec = {
@@ -272,16 +281,16 @@ def _dumbbells(
         "legend": legend("top", 3),
     }
     tips = [
-        tip("party", "party"),
-        tip("solo", "alone", ".1%"),
-        tip(metric.name, method, ".1%"),
-        tip("points", "gain, points", "+.1f"),
-        tip("from_points", "95% from", "+.1f"),
-        tip("to_points", "to", "+.1f"),
+        tooltip("party", "party"),
+        tooltip("solo", "alone", ".1%"),
+        tooltip(metric.name, method, ".1%"),
+        tooltip("points", "gain, points", "+.1f"),
+        tooltip("from_points", "95% from", "+.1f"),
+        tooltip("to_points", "to", "+.1f"),
     ]
-    y = word("party", None)
+    y = nominal("party", None)
     spec: VegaSpec = {
-        "height": tall(len(rows)),
+        "height": rows_height(len(rows)),
         "encoding": {"y": y, "tooltip": tips},
         "layer": [
             {
@@ -333,16 +342,16 @@ def _dots(group: Group, found: dict[str, list[PartyResult]]) -> Chart:
     ]
     data = Data.of("parties", rows, ("method", "party", metric.name))
     spec: VegaSpec = {
-        "height": tall(len({row["party"] for row in rows})),
+        "height": rows_height(len({row["party"] for row in rows})),
         "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
         "encoding": {
-            "y": {**word("party", None), "sort": "-x"},
-            "x": fraction(metric.name, f"test {metric.title}"),
-            "color": by_method(group, legend=len(found) > 1, only=list(found)),
+            "y": {**nominal("party", None), "sort": "-x"},
+            "x": percent_axis(metric.name, f"test {metric.title}"),
+            "color": colour_by_method(group, legend=len(found) > 1, only=list(found)),
             "tooltip": [
-                tip("method", "method"),
-                tip("party", "party"),
-                tip(metric.name, metric.title, ".1%"),
+                tooltip("method", "method"),
+                tooltip("party", "party"),
+                tooltip(metric.name, metric.title, ".1%"),
             ],
         },
     }
@@ -352,7 +361,7 @@ def _dots(group: Group, found: dict[str, list[PartyResult]]) -> Chart:
         if some
     )
     words = f"Every party's test {metric.title} after the last round. {each}."
-    return Chart("parties", f"{capital(metric.title)} by party", words, data, spec)
+    return Chart("parties", f"{capitalize_first(metric.title)} by party", words, data, spec)
 
 
 def _which(group: Group) -> str:
@@ -485,13 +494,15 @@ def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
         },
     }
     tips = [
-        tip("left_out", "helper"),
-        tip("party", "helped"),
-        tip("effect", "effect", "+.1%"),
-        tip("low", "95% from", "+.1%"),
-        tip("high", "to", "+.1%"),
+        tooltip("left_out", "helper"),
+        tooltip("party", "helped"),
+        tooltip("effect", "effect", "+.1%"),
+        tooltip("low", "95% from", "+.1%"),
+        tooltip("high", "to", "+.1%"),
     ]
-    spec = heat(word("party", "on whom", names), word("left_out", "effect of", names), value, tips)
+    spec = heatmap(
+        nominal("party", "on whom", names), nominal("left_out", "effect of", names), value, tips
+    )
     best = max(rows, key=lambda r: float(str(r["effect"])))
     alt = (
         f"{method}: how much each party's presence changes the others' accuracy, in points. The"

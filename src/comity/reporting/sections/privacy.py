@@ -1,4 +1,4 @@
-"""What was given away, on the page: by method, what the account of its runs says."""
+"""The privacy table: the guarantee of each method, from the accounts of its runs."""
 
 from __future__ import annotations
 
@@ -11,50 +11,42 @@ from comity.reporting.blocks import Table
 from comity.reporting.gather import Method
 
 HEADS = ["method", "epsilon", "protected", "from whom", "delta", "left without noise"]
-"""Epsilon stands where a narrow window shows it."""
+"""Epsilon is near the left edge, where a narrow window shows it."""
 
 
 def privacy(methods: list[Method]) -> list[Table]:
-    """A table of what is guaranteed to the party that has least of it, over all seeds; none if no
-    run has an account.
+    """Return a table of the guarantees to the party that has the weakest one, over all seeds.
+
+    The list is empty if no run has a privacy account.
     """
     rows = []
     for method in methods:
-        told = [
-            account for run in method.finished if (account := (run.summary or {}).get("privacy"))
+        accounts = [
+            account for summary in method.summaries if (account := summary.get("privacy"))
         ]
-        if told:
-            rows.append([method.name, *_row(told, "everybody else")])
-        if trusted := [block["trusted_server"] for block in told if block["trusted_server"]]:
-            rows.append([method.name, *_row(trusted, "other parties, if the server is trusted")])
-    return (
-        [
-            Table(
-                "privacy",
-                "What is guaranteed to a party",
-                HEADS,
-                rows,
-                words=6,
-                figures=("epsilon", "delta"),
-            )
-        ]
-        if rows
-        else []
-    )
+        if accounts:
+            rows.append([method.name, *_weakest(accounts, "everybody else")])
+        if trusted := [block["trusted_server"] for block in accounts if block["trusted_server"]]:
+            observers = "other parties, if the server is trusted"
+            rows.append([method.name, *_weakest(trusted, observers)])
+    if not rows:
+        return []
+    title = "What is guaranteed to a party"
+    return [Table("privacy", title, HEADS, rows, words=6, figures=("epsilon", "delta"))]
 
 
-def _row(blocks: list[Mapping[str, Any]], whom: str) -> list[str]:
-    """The worst of several runs."""
+def _weakest(blocks: list[Mapping[str, Any]], observers: str) -> list[str]:
+    """Return the cells of the weakest guarantee of several runs."""
     worst = max(blocks, key=lambda block: read_epsilon(block["epsilon"]))
-    bare = list(dict.fromkeys(name for block in blocks for name in block["unprotected"]))
+    unprotected = list(dict.fromkeys(name for block in blocks for name in block["unprotected"]))
     if worst["epsilon"] == INFINITE:
-        return ["infinite", "nothing", whom, "", ", ".join(bare)]
+        return ["infinite", "nothing", observers, "", ", ".join(unprotected)]
     if not worst["unit"]:
-        return ["0", "everything: nothing left a party", whom, "", ""]
+        return ["0", "everything: nothing left a party", observers, "", ""]
     return [
         f"{worst['epsilon']:.3g}",
         UNITS[worst["unit"]],
-        whom,
+        observers,
         f"{worst['delta']:g}",
-        ", ".join(bare),
+        ", ".join(unprotected),
     ]

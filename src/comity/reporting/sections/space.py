@@ -15,9 +15,9 @@ from comity.errors import describe
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
 from comity.reporting.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.reporting.charts import MANY, SHAPES, legend_of, quantity, tip
+from comity.reporting.charts import DISTINGUISHABLE, SHAPES, fitting_legend, quantitative, tooltip
 from comity.reporting.gather import Group, Method
-from comity.reporting.plane import plane
+from comity.reporting.plane import map_to_plane
 from comity.reporting.sections.data import class_names
 from comity.reporting.sections.diagnostics import diagnostics
 
@@ -104,7 +104,7 @@ def _maps(method: str, found: list[Representation], names: list[str]) -> list[Ch
         found = [r for r in found if r.layer.endswith(OFFSET)]
     if len({r.features.shape[1] for r in found}) > 1:
         return []  # parties' representations differ in width: there is no common space
-    flat = plane(torch.cat([r.features for r in found]).numpy())
+    flat = map_to_plane(torch.cat([r.features for r in found]).numpy())
     rows: list[dict[str, Any]] = []
     at = 0
     for r in found:
@@ -132,7 +132,7 @@ def _maps(method: str, found: list[Representation], names: list[str]) -> list[Ch
 
 
 def _scatter(method: str, when: str, data: Data, parties: list[str], classes: list[str]) -> Chart:
-    few = len(parties) <= MANY
+    few = len(parties) <= DISTINGUISHABLE
     shape: VegaSpec = (
         {
             "shape": {
@@ -140,7 +140,7 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
                 "type": "nominal",
                 "sort": None,
                 "scale": {"domain": parties, "range": SHAPES[: len(parties)]},
-                "legend": legend_of(parties, "party", 8) | {"symbolFillColor": "@soft"},
+                "legend": fitting_legend(parties, "party", 8) | {"symbolFillColor": "@soft"},
             }
         }
         if few
@@ -150,9 +150,9 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
         "field": "class",
         "type": "nominal",
         "scale": {"domain": classes, "scheme": "tableau10" if len(classes) <= 10 else "tableau20"},
-        "legend": legend_of(classes, "class", 10) if 0 < len(classes) <= 20 else None,
+        "legend": fitting_legend(classes, "class", 10) if 0 < len(classes) <= 20 else None,
     }
-    by_amount = quantity(
+    by_amount = quantitative(
         "class", "label", legend={"orient": "bottom"}, scale={"range": ["@c4", "@c0"]}
     )
     spec: VegaSpec = {
@@ -165,8 +165,8 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
             "color": by_class if classes else by_amount,
             **shape,
             "tooltip": [
-                tip("class", "class") if classes else tip("class", "label, scaled", ".3~g"),
-                tip("party", "party"),
+                tooltip("class", "class") if classes else tooltip("class", "label, scaled", ".3~g"),
+                tooltip("party", "party"),
             ],
         },
     }
@@ -188,7 +188,7 @@ def _scatter(method: str, when: str, data: Data, parties: list[str], classes: li
 def _side(data: Data, name: str) -> VegaSpec:
     """An axis of a map, long enough for before and after."""
     values = data.columns[name]
-    return quantity(
+    return quantitative(
         name,
         None,
         axis=None,

@@ -12,19 +12,19 @@ from comity.core.wrapper import chain
 from comity.errors import describe
 from comity.reporting.blocks import Chart, Data, Section, Table, VegaSpec
 from comity.reporting.charts import (
-    ONLY_SHOWN,
-    PARTIES,
-    by_method,
-    count_of_bytes,
-    first_of,
+    KEEP_SHOWN,
+    MAX_PARTIES,
+    bytes_axis,
+    colour_by_method,
     legend,
-    line_of_points,
-    logarithmic,
-    shown,
-    tall,
-    tip,
-    whole_rounds,
-    word,
+    line_with_points,
+    log_checkbox,
+    nominal,
+    round_axis,
+    rows_height,
+    shown_methods_param,
+    tooltip,
+    truncation_note,
 )
 from comity.reporting.gather import Group, Method
 from comity.reporting.sections.privacy import privacy
@@ -115,16 +115,16 @@ def _totals(methods: list[Method], group: Group) -> Chart:
         "scale": {"domain": [NAMES[k] for k in KINDS], "range": ["@c0", "@c5", "@c2", "@grey"]},
     }
     spec: VegaSpec = {
-        "height": tall(len(methods), 28),
+        "height": rows_height(len(methods), 28),
         "mark": {"type": "bar"},
         "encoding": {
-            "y": word("method", None),
-            "x": count_of_bytes("bytes", "bytes of a whole run"),
+            "y": nominal("method", None),
+            "x": bytes_axis("bytes", "bytes of a whole run"),
             "color": colour,
             "tooltip": [
-                tip("method", "method"),
-                tip("direction", "direction"),
-                tip("bytes", "bytes", ",.0f"),
+                tooltip("method", "method"),
+                tooltip("direction", "direction"),
+                tooltip("bytes", "bytes", ",.0f"),
             ],
         },
     }
@@ -150,11 +150,11 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
         return None
     data = Data.of("bytes-by-round", rows, ("method", "round", "direction", "bytes"))
     names = [m.name for m in methods]
-    y = count_of_bytes("bytes", "bytes in a round", [row["bytes"] for row in rows])
+    y = bytes_axis("bytes", "bytes in a round", [row["bytes"] for row in rows])
     encoding: VegaSpec = {
-        "x": whole_rounds(row["round"] for row in rows),
+        "x": round_axis(row["round"] for row in rows),
         "y": y,
-        "color": by_method(group, only=names),
+        "color": colour_by_method(group, only=names),
         "strokeDash": {
             "field": "direction",
             "type": "nominal",
@@ -166,18 +166,18 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
         },
     }
     tips = [
-        tip("method", "method"),
-        tip("direction", "direction"),
-        tip("round", "round"),
-        tip("bytes", "bytes", ",.0f"),
+        tooltip("method", "method"),
+        tooltip("direction", "direction"),
+        tooltip("round", "round"),
+        tooltip("bytes", "bytes", ",.0f"),
     ]
     spec: VegaSpec = {
         "height": 220,
-        "params": [shown(names)],
-        "transform": [ONLY_SHOWN],
-        "layer": line_of_points(encoding, tips, 30),
+        "params": [shown_methods_param(names)],
+        "transform": [KEEP_SHOWN],
+        "layer": line_with_points(encoding, tips, 30),
     }
-    box = logarithmic(*(("layer", k, "encoding", "y") for k in range(2)))
+    box = log_checkbox(*(("layer", k, "encoding", "y") for k in range(2)))
     alt = f"Bytes in each round of {_whose(group)}, by method and direction. {_evenly(rows, names)}"
     return Chart("bytes-by-round", "Bytes by round", alt, data, spec, (box,), half=True)
 
@@ -213,31 +213,31 @@ def _parties(methods: list[Method], group: Group) -> Chart | None:
     rows: list[dict[str, Any]] = [
         {"method": name, "party": party, "bytes": each[party]}
         for name, each in bytes_of.items()
-        for party in parties[:PARTIES]
+        for party in parties[:MAX_PARTIES]
         if each.get(party)
     ]
     data = Data.of("bytes-by-party", rows, ("method", "party", "bytes"))
     names = [m.name for m in methods]
     spec: VegaSpec = {
-        "height": tall(len({row["party"] for row in rows}), 16),
-        "params": [shown(names)],
-        "transform": [ONLY_SHOWN],
+        "height": rows_height(len({row["party"] for row in rows}), 16),
+        "params": [shown_methods_param(names)],
+        "transform": [KEEP_SHOWN],
         "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1},
         "encoding": {
-            "y": word("party", None),
-            "x": count_of_bytes(
+            "y": nominal("party", None),
+            "x": bytes_axis(
                 "bytes", "bytes sent and received in a run", [row["bytes"] for row in rows]
             ),
-            "color": by_method(group, only=names),
+            "color": colour_by_method(group, only=names),
             "tooltip": [
-                tip("method", "method"),
-                tip("party", "party"),
-                tip("bytes", "bytes", ",.0f"),
+                tooltip("method", "method"),
+                tooltip("party", "party"),
+                tooltip("bytes", "bytes", ",.0f"),
             ],
         },
     }
-    box = logarithmic(("encoding", "x"))
-    alt = f"What each party sent and received in a whole run.{first_of(len(parties))}"
+    box = log_checkbox(("encoding", "x"))
+    alt = f"What each party sent and received in a whole run.{truncation_note(len(parties))}"
     return Chart("bytes-by-party", "Bytes by party", alt, data, spec, (box,), half=True)
 
 
