@@ -71,8 +71,8 @@ def test_at_home_a_site_compares_with_training_alone(sites: Sites) -> None:
 def test_the_server_s_page_misses_no_file(sites: Sites) -> None:
     hub = sites.folder / "hub" / "runs" / "together"
     assert complaints(hub) == [
-        "Who gains each site can tell for itself, once solo was run with the same settings: comity"
-        " report SITE/runs, there."
+        "Each site can see whether it gains, once solo was run with the same settings: comity"
+        " report SITE/runs, at the site."
     ]
     assert "between 2 sites" in words(hub)
     assert "Samples by party: between 36 and 54 for training." in words(hub)

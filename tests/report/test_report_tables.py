@@ -319,7 +319,7 @@ CHECKED: dict[str, Callable[[Made, dict[str, str]], dict[str, str]]] = {
     "environments": environments,
     "configuration": configuration,
 }
-NAMED_BY = {"method", "party", "direction", "work", "setting"}
+NAMED_BY = {"method", "party", "direction", "call", "setting"}
 """Columns that say what a row is about."""
 ELSEWHERE = {"rounds to target", "bytes to target"}
 """Columns that test_report_figures works out."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from comity.auditing.finding import Pictures
 from comity.data import Federation
-from comity.reporting.sections.data import png, unscaled
+from comity.reporting.sections.data import png, unscale
 
 TIMES = 64
 """Pixels that a picture is to be wide at least."""
@@ -18,7 +18,7 @@ def sheet(federation: Federation, found: Pictures) -> bytes | None:
     if len(federation.shape) != 3 or federation.shape[0] not in (1, 3):
         return None
     originals, guesses = (
-        unscaled(federation, found.party, x) for x in (found.originals, found.guesses)
+        unscale(federation, found.party, x) for x in (found.originals, found.guesses)
     )
     low, high = float(originals.amin()), float(originals.amax())
     larger = max(1, -(-TIMES // originals.shape[-1]))

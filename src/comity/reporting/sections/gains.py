@@ -1,4 +1,4 @@
-"""Who gains by collaborating, who loses, how evenly, and who helps whom."""
+"""The section on parties: which gain or lose by collaborating, fairness, and who helps whom."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from comity.measure.caveats import few as shortened
+from comity.measure.caveats import few as join_names
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_of, paired
 from comity.metrics.metrics import ACCURACY, Metric
@@ -31,16 +31,14 @@ from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.studies.party_verdicts import Estimate, estimates, judged, named
 
-SHOWN = 40
-"""With more parties than this, only those at both ends are drawn."""
+MOST_DRAWN = 40
+"""With more parties than this, only those with the largest and the smallest gains are drawn."""
 VERDICTS = ("gains", "level", "hurt")
 
 
 @dataclass(frozen=True)
 class PartyResult:
-    """One party under one method, beside training alone: means over seeds, and the gain with the
-    interval of the ranking.
-    """
+    """A party's figure under a method and under SOLO: means over seeds, and the gain."""
 
     name: str
     figure: float
@@ -49,92 +47,102 @@ class PartyResult:
 
     @property
     def verdict(self) -> Literal["gains", "level", "hurt"]:
-        """Whether its interval excludes zero."""
-        return (
-            "level"
-            if self.gain is None
-            else "gains"
-            if self.gain.helped
-            else "hurt"
-            if self.gain.hurt
-            else "level"
-        )
+        """Whether the interval of the gain is above zero, below it, or includes it."""
+        if self.gain is None:
+            return "level"
+        if self.gain.helped:
+            return "gains"
+        return "hurt" if self.gain.hurt else "level"
 
 
-def between(run: Run, alone: Run) -> list[Gain]:
-    """Every party's gain of one run over another, as far as both runs' outcomes can be read; worked
-    out once.
+def gains_between(run: Run, other: Run) -> list[Gain]:
+    """Return every party's gain of a run over another, where the outcomes of both are readable.
+
+    The result is cached.
     """
-    if alone.folder not in run.gains:
-        run.gains[alone.folder] = _between(run, alone)
-    return run.gains[alone.folder]
+    if other.folder not in run.gains:
+        run.gains[other.folder] = _compute_gains(run, other)
+    return run.gains[other.folder]
 
 
-def _between(run: Run, alone: Run) -> list[Gain]:
+def _compute_gains(run: Run, other: Run) -> list[Gain]:
     if run.metric is ACCURACY:
-        both = ((name, right, alone.outcomes.get(name, [])) for name, right in run.outcomes.items())
+        pairs = (
+            (name, right, other.outcomes.get(name, [])) for name, right in run.outcomes.items()
+        )
         return [
-            paired(name, right, theirs)
-            for name, right, theirs in both
-            if right and len(theirs) == len(right)
+            paired(name, right, other_right)
+            for name, right, other_right in pairs
+            if right and len(other_right) == len(right)
         ]
-    theirs = {name: answers for name, answers in alone.answers.items() if name in run.answers}
-    same = {
-        name: its for name, its in theirs.items() if torch.equal(its.truth, run.answers[name].truth)
+    same_samples = {
+        name: answers
+        for name, answers in other.answers.items()
+        if name in run.answers and torch.equal(answers.truth, run.answers[name].truth)
     }
-    return gains_of(run.answers, same, run.metric)
+    return gains_of(run.answers, same_samples, run.metric)
 
 
-def _without_alone(group: Group) -> str:
-    """What to do where there is nothing to compare with."""
+def _suggest_solo(group: Group) -> str:
+    """Return what to do where there is no SOLO to compare with."""
     if group.between_sites:
         return (
-            "Who gains each site can tell for itself, once solo was run with the same settings:"
-            " comity report SITE/runs, there."
+            "Each site can see whether it gains, once solo was run with the same settings: comity"
+            " report SITE/runs, at the site."
         )
     return "To see who gains, run training alone on the same data: comity compare ... does."
 
 
-def by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
-    """Every party's gain over training alone, under each seed."""
+def gains_by_seed(group: Group, method: Method) -> dict[int, list[Gain]]:
+    """Return every party's gain over SOLO, by seed."""
     return {
-        run.seed: between(run, alone)
+        run.seed: gains_between(run, solo)
         for run in method.finished
-        if (alone := group.solo_run(run)) and alone is not run
+        if (solo := group.solo_run(run)) and solo is not run
     }
 
 
 def too_few(group: Group) -> dict[int, list[str]]:
-    """Whose test samples are too few to judge them by, under each seed."""
-    return {
-        run.seed: (run.summary or {})["too_few"]
-        for run in (group.solo.finished if group.solo else ())
-    }
+    """Return the parties with too few test samples for a verdict of their own, by seed."""
+    solo_runs = group.solo.finished if group.solo else ()
+    return {run.seed: (run.summary or {})["too_few"] for run in solo_runs}
 
 
-def picked(group: Group) -> int:
-    """How many methods there are to pick the best of, which intervals allow for: those that a party
-    could take part in.
+def count_choices(group: Group) -> int:
+    """Return the number of methods to choose the best from, for the correction of intervals.
+
+    SOLO and pooling the data are no choices for a party that wants to collaborate.
     """
     return max(1, sum(not (m.alone or m.pools) for m in group.methods))
 
 
-def parties(group: Group, method: Method) -> list[PartyResult]:
-    """Every party, the one that gains most first; every seed's, if they are not the same parties."""
+def correction_note(group: Group) -> str:
+    """Return a phrase about the correction of intervals; empty if there is one method."""
+    choices = count_choices(group)
+    if choices == 1:
+        return ""
+    return f" and Bonferroni-corrected for choosing the best of {choices} methods"
+
+
+def party_results(group: Group, method: Method) -> list[PartyResult]:
+    """Return the parties' results, the largest gain first.
+
+    If parties differ between seeds, those of every seed are in the list.
+    """
     figures: dict[str, list[float]] = defaultdict(list)
     solo: dict[str, list[float]] = defaultdict(list)
-    clear = judged(by_seed(group, method), too_few(group), group.same_parties)
-    gained = estimates(clear, group.same_parties, picked(group), group.metric)
+    clear = judged(gains_by_seed(group, method), too_few(group), group.same_parties)
+    gained = estimates(clear, group.same_parties, count_choices(group), group.metric)
     for run in method.finished:
-        alone = group.solo_run(run)
+        solo_run = group.solo_run(run)
         for party, value in run.figures.get("per_party", {}).items():
-            if value is None:  # who was never heard has no figure
+            if value is None:  # the party was never evaluated
                 continue
             name = named(party, run.seed, group.same_parties)
             figures[name].append(value)
-            if alone and name in gained:
-                solo[name].append(alone.figures["per_party"][party])
-    found = [
+            if solo_run and name in gained:
+                solo[name].append(solo_run.figures["per_party"][party])
+    results = [
         PartyResult(
             name,
             statistics.fmean(values),
@@ -144,87 +152,93 @@ def parties(group: Group, method: Method) -> list[PartyResult]:
         for name, values in figures.items()
     ]
     return sorted(
-        found, key=lambda p: (-p.gain.gain if p.gain else 0.0, -group.metric.sign * p.figure)
+        results, key=lambda p: (-p.gain.gain if p.gain else 0.0, -group.metric.sign * p.figure)
     )
 
 
 def gains(group: Group, folder: Path) -> Section:
-    """The page's third section: each party beside training alone; how evenly; who helps whom."""
+    """Return the third section: each party beside SOLO, fairness, newcomers, who helps whom."""
     section = Section("gains", "Who gains")
     methods = [m for m in group.methods if m.finished]
     if not methods:
         section.say("No run is finished, so nothing can be said of single parties yet.", "missing")
         return section
-    found = {m.name: parties(group, m) for m in methods}
+    results = {m.name: party_results(group, m) for m in methods}
     compared = {
-        name: known
-        for name, some in found.items()
-        if (known := [p for p in some if p.gain and p.solo is not None])
+        name: with_gain
+        for name, parties in results.items()
+        if (with_gain := [p for p in parties if p.gain and p.solo is not None])
     }
-    for name, some in compared.items():
-        if hurt := [p for p in some if p.verdict == "hurt"]:
-            worst = ", ".join(
-                f"{p.name} ({100 * p.gain.gain:+.1f} points)" for p in hurt[:-6:-1] if p.gain
-            )
-            more = f" and {len(hurt) - 5} more" if len(hurt) > 5 else ""
-            what = "party does" if len(hurt) == 1 else "parties do"
-            section.say(
-                f"Negative transfer with {name}: {len(hurt)} {what} clearly worse than alone:"
-                f" {worst}{more}.",
-                "warning",
-            )
+    for name, parties in compared.items():
+        _warn_of_negative_transfer(section, name, parties)
     if compared:
-        rows = {
-            name: [_row(name, p, group.metric) for p in _drawn(some)]
-            for name, some in compared.items()
-        }
-        reach = [
-            row[end]
-            for some in rows.values()
-            for row in some
-            for end in ("from", "to", "solo", group.metric.name)
-        ]
-        section.blocks += [
-            _dumbbells(name, some, rows[name], group.metric, reach)
-            for name, some in compared.items()
-        ]
-        many = picked(group)
-        wide = f", wide enough for the best of {many} methods to be picked" if many > 1 else ""
-        section.say(
-            "Hollow: training alone. Filled: the method. Bar: the 95% interval of the gain, paired"
-            f" over test samples{wide}, drawn around where training alone is, and no further than a"
-            " figure can go; it is clear of the hollow mark where a party clearly gains or loses."
-            " Level: it is not, which is not the same as no difference." + _which(group)
-        )
+        _add_dumbbells(section, group, compared)
     else:
-        section.blocks.append(_dots(group, found))
+        section.blocks.append(_dots(group, results))
         if group.solo is None:
-            section.say(_without_alone(group), "missing")
-    if few := sorted(
-        {
-            named(party, seed, group.same_parties)
-            for seed, some in too_few(group).items()
-            for party in some
-        }
-    ):
-        section.say(f"Too few test samples to judge each by itself: {shortened(few)}.")
+            section.say(_suggest_solo(group), "missing")
+    small = {
+        named(party, seed, group.same_parties)
+        for seed, parties in too_few(group).items()
+        for party in parties
+    }
+    if small:
+        section.say(f"Too few test samples to judge each by itself: {join_names(sorted(small))}.")
     summaries = [summary for method in methods for summary in method.summaries]
     if withheld := sorted({party for summary in summaries for party in summary["withheld"]}):
-        section.say(f"Withheld by site policy: the test figures of {shortened(withheld)}.")
+        section.say(f"Withheld by site policy: the test figures of {join_names(withheld)}.")
     if not group.site:
         section.blocks.append(_fairness(group))
-    if late := _newcomers(group):
-        section.blocks.append(late)
-    _who_helps(section, group, folder / group.name / "leave-one-out.csv")
+    if newcomers := _newcomers(group):
+        section.blocks.append(newcomers)
+    _add_leave_one_out(section, group, folder / group.name / "leave-one-out.csv")
     return section
 
 
-def _drawn(some: list[PartyResult]) -> list[PartyResult]:
-    return some if len(some) <= SHOWN else [*some[: SHOWN // 2], *some[-SHOWN // 2 :]]
+def _warn_of_negative_transfer(section: Section, method: str, parties: list[PartyResult]) -> None:
+    """Add a warning if some parties are clearly worse than alone."""
+    hurt = [p for p in parties if p.verdict == "hurt"]
+    if not hurt:
+        return
+    worst = ", ".join(f"{p.name} ({100 * p.gain.gain:+.1f} points)" for p in hurt[:-6:-1] if p.gain)
+    more = f" and {len(hurt) - 5} more" if len(hurt) > 5 else ""
+    subject = "party does" if len(hurt) == 1 else "parties do"
+    section.say(
+        f"Negative transfer with {method}: {len(hurt)} {subject} clearly worse than alone:"
+        f" {worst}{more}.",
+        "warning",
+    )
 
 
-def _row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
-    """What is drawn of a party that was compared with training alone."""
+def _add_dumbbells(section: Section, group: Group, compared: dict[str, list[PartyResult]]) -> None:
+    """Add a chart for each method, all with the same axis, and how to read them."""
+    metric = group.metric
+    rows = {
+        name: [_dumbbell_row(name, p, metric) for p in _drawn_parties(parties)]
+        for name, parties in compared.items()
+    }
+    ends = ("from", "to", "solo", metric.name)
+    values = [row[end] for method_rows in rows.values() for row in method_rows for end in ends]
+    section.blocks += [
+        _dumbbells(name, parties, rows[name], metric, values) for name, parties in compared.items()
+    ]
+    section.say(
+        "Hollow: training alone. Filled: the method. Bar: the 95% interval of the gain, paired over"
+        f" test samples{correction_note(group)}, drawn around the result of training alone, and no"
+        " further than a figure can go; it is clear of the hollow mark where a party clearly gains"
+        " or loses. Level: it is not, which is not the same as no difference." + _about_seeds(group)
+    )
+
+
+def _drawn_parties(parties: list[PartyResult]) -> list[PartyResult]:
+    if len(parties) <= MOST_DRAWN:
+        return parties
+    half = MOST_DRAWN // 2
+    return [*parties[:half], *parties[-half:]]
+
+
+def _dumbbell_row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
+    """Return the chart's row of a party that was compared with SOLO."""
     assert party.gain is not None
     assert party.solo is not None
     ends = [party.solo + metric.sign * end for end in (party.gain.low, party.gain.high)]
@@ -248,12 +262,12 @@ def _row(method: str, party: PartyResult, metric: Metric) -> dict[str, Any]:
 
 def _dumbbells(
     method: str,
-    judged: list[PartyResult],
+    parties: list[PartyResult],
     rows: list[dict[str, Any]],
     metric: Metric,
-    reach: list[float],
+    axis_values: list[float],
 ) -> Chart:
-    """One line a party, from training alone to the method, sorted by gain."""
+    """Return a chart with a line for each party, from SOLO to the method, sorted by gain."""
     points = ("points", "from_points", "to_points")
     columns = (
         "method",
@@ -270,14 +284,14 @@ def _dumbbells(
     )
     data = Data.of(f"gains-{method}", rows, columns)
 
-    def along(field: str) -> VegaSpec:
-        return percent_axis(field, f"test {metric.title}", reach)
+    def x_axis(field: str) -> VegaSpec:
+        return percent_axis(field, f"test {metric.title}", axis_values)
 
-    how = {"domain": list(VERDICTS), "range": ["@good", "@grey", "@bad"]}
+    scale = {"domain": list(VERDICTS), "range": ["@good", "@grey", "@bad"]}
     colour: VegaSpec = {
         "field": "verdict",
         "type": "nominal",
-        "scale": how,
+        "scale": scale,
         "legend": legend("top", 3),
     }
     tips = [
@@ -295,31 +309,31 @@ def _dumbbells(
         "layer": [
             {
                 "mark": {"type": "rule", "strokeWidth": 8, "opacity": 0.22},
-                "encoding": {"x": along("from"), "x2": {"field": "to"}, "color": colour},
+                "encoding": {"x": x_axis("from"), "x2": {"field": "to"}, "color": colour},
             },
             {
                 "mark": {"type": "rule", "strokeWidth": 1.5},
-                "encoding": {"x": along("solo"), "x2": {"field": metric.name}, "color": colour},
+                "encoding": {"x": x_axis("solo"), "x2": {"field": metric.name}, "color": colour},
             },
             {
                 "mark": {"type": "point", "size": 50, "fill": "@page", "stroke": "@soft"},
-                "encoding": {"x": along("solo")},
+                "encoding": {"x": x_axis("solo")},
             },
             {
                 "mark": {"type": "point", "size": 60, "filled": True, "opacity": 1},
-                "encoding": {"x": along(metric.name), "color": colour},
+                "encoding": {"x": x_axis(metric.name), "color": colour},
             },
         ],
     }
-    verdicts = {v: sum(p.verdict == v for p in judged) for v in VERDICTS}
-    some_only = (
-        f" The {SHOWN // 2} parties at either end of {len(judged)} are drawn."
-        if len(judged) > SHOWN
+    counts = {verdict: sum(p.verdict == verdict for p in parties) for verdict in VERDICTS}
+    truncated = (
+        f" The {MOST_DRAWN // 2} parties at either end of {len(parties)} are drawn."
+        if len(parties) > MOST_DRAWN
         else ""
     )
     alt = (
-        f"{method} beside training alone, party by party: clearly gaining {verdicts['gains']},"
-        f" clearly losing {verdicts['hurt']}, level {verdicts['level']}.{some_only}"
+        f"{method} beside training alone, party by party: clearly gaining {counts['gains']},"
+        f" clearly losing {counts['hurt']}, level {counts['level']}.{truncated}"
     )
     return Chart(
         f"gains-{method}",
@@ -332,13 +346,13 @@ def _dumbbells(
     )
 
 
-def _dots(group: Group, found: dict[str, list[PartyResult]]) -> Chart:
-    """Parties' figures, where there is nothing to compare them with."""
+def _dots(group: Group, results: dict[str, list[PartyResult]]) -> Chart:
+    """Return a chart of the parties' figures, for runs without SOLO."""
     metric = group.metric
     rows = [
         {"method": name, "party": p.name, metric.name: p.figure}
-        for name, some in found.items()
-        for p in _drawn(some)
+        for name, parties in results.items()
+        for p in _drawn_parties(parties)
     ]
     data = Data.of("parties", rows, ("method", "party", metric.name))
     spec: VegaSpec = {
@@ -347,7 +361,7 @@ def _dots(group: Group, found: dict[str, list[PartyResult]]) -> Chart:
         "encoding": {
             "y": {**nominal("party", None), "sort": "-x"},
             "x": percent_axis(metric.name, f"test {metric.title}"),
-            "color": colour_by_method(group, legend=len(found) > 1, only=list(found)),
+            "color": colour_by_method(group, legend=len(results) > 1, only=list(results)),
             "tooltip": [
                 tooltip("method", "method"),
                 tooltip("party", "party"),
@@ -355,45 +369,41 @@ def _dots(group: Group, found: dict[str, list[PartyResult]]) -> Chart:
             ],
         },
     }
-    each = "; ".join(
-        f"{name}: from {min(p.figure for p in some):.1%} to {max(p.figure for p in some):.1%}"
-        for name, some in found.items()
-        if some
+    ranges = "; ".join(
+        f"{name}: from {min(p.figure for p in parties):.1%} to {max(p.figure for p in parties):.1%}"
+        for name, parties in results.items()
+        if parties
     )
-    words = f"Every party's test {metric.title} after the last round. {each}."
-    return Chart("parties", f"{capitalize_first(metric.title)} by party", words, data, spec)
+    alt = f"Every party's test {metric.title} after the last round. {ranges}."
+    return Chart("parties", f"{capitalize_first(metric.title)} by party", alt, data, spec)
 
 
-def _which(group: Group) -> str:
-    """Which seeds are drawn."""
-    seeds = sorted({run.seed for run in group.runs})
+def _about_seeds(group: Group) -> str:
+    """Return a sentence about the seeds that are drawn; empty if there is one."""
+    seeds = {run.seed for run in group.runs}
     if len(seeds) == 1:
         return ""
-    same = f" Means over {len(seeds)} seeds."
-    return (
-        same
-        if group.same_parties
-        else " Under each seed a party has other samples, so each stands for itself."
-    )
+    if group.same_parties:
+        return f" Means over {len(seeds)} seeds."
+    return " Under each seed a party has other samples, so each stands for itself."
 
 
-def _known(per_party: dict[str, float | None]) -> list[float]:
-    """The figures of those who were heard."""
+def _without_none(per_party: dict[str, float | None]) -> list[float]:
     return [value for value in per_party.values() if value is not None]
 
 
 def _fairness(group: Group) -> Table:
     rows = []
     for method in (m for m in group.methods if m.finished):
-        each = [
-            fairness(known)
+        by_seed = [
+            fairness(figures)
             for run in method.finished
-            if (known := _known(run.figures.get("per_party", {})))
+            if (figures := _without_none(run.figures.get("per_party", {})))
         ]
-        if not each:
+        if not by_seed:
             continue
         best, worst, tenth, std, jain = (
-            statistics.fmean(getattr(even, name) for even in each)
+            statistics.fmean(getattr(measures, name) for measures in by_seed)
             for name in ("best", "worst", "worst_tenth", "std", "jain")
         )
         rows.append(
@@ -416,52 +426,38 @@ def _fairness(group: Group) -> Table:
 
 
 def _newcomers(group: Group) -> Table | None:
-    """What parties that came after the last round have from joining."""
+    """Return a table of what parties gain that join after the last round; None without any."""
     rows = []
     for method in group.methods:
-        new = [(run.summary or {})["newcomers"] for run in group.comparable(method)]
-        for party in dict.fromkeys(name for each in new for name in each):
-            stages = [each[party] for each in new if party in each]
+        by_seed = [(run.summary or {})["newcomers"] for run in group.comparable(method)]
+        for party in dict.fromkeys(name for newcomers in by_seed for name in newcomers):
+            stages = [newcomers[party] for newcomers in by_seed if party in newcomers]
             *shares, gain = (
                 statistics.fmean(s[k] for s in stages)
                 for k in ("offered", "joined", "alone", "gain")
             )
             rows.append([method.name, party, *(f"{v:.1%}" for v in shares), f"{100 * gain:+.1f}"])
     heads = ["method", "newcomer", "as offered", "after its warm-up", "alone", "points by joining"]
-    return (
-        Table("newcomers", "Parties that came after the last round", heads, rows, words=2)
-        if rows
-        else None
-    )
+    if not rows:
+        return None
+    return Table("newcomers", "Parties that came after the last round", heads, rows, words=2)
 
 
-def _who_helps(section: Section, group: Group, path: Path) -> None:
-    """A leave-one-out comparison, if one was run."""
+def _add_leave_one_out(section: Section, group: Group, path: Path) -> None:
+    """Add the matrices of a leave-one-out study, if there is one."""
     if not path.exists():
         return
-    effects: dict[str, dict[tuple[str, str], list[tuple[float, float, float]]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            told = list(csv.DictReader(file))
-            first = min(int(row["seed"]) for row in told)
-            for row in (
-                told if group.same_parties else [row for row in told if int(row["seed"]) == first]
-            ):
-                three = float(row["effect"]), float(row["low"]), float(row["high"])
-                if not all(map(math.isfinite, three)):
-                    raise ValueError
-                effects[row["method"]][row["left_out"], row["party"]].append(three)
+        effects = _read_effects(path, all_seeds=group.same_parties)
     except (OSError, KeyError, ValueError, TypeError, csv.Error):
-        effects.clear()
+        effects = {}
     if not effects:
         section.say("leave-one-out.csv is damaged: who helps whom cannot be shown.", "missing")
         return
     for method, pairs in effects.items():
         rows = []
-        for (left_out, party), threes in pairs.items():
-            effect, low, high = (statistics.fmean(values) for values in zip(*threes, strict=True))
+        for (left_out, party), by_seed in pairs.items():
+            effect, low, high = (statistics.fmean(values) for values in zip(*by_seed, strict=True))
             rows.append(
                 {
                     "method": method,
@@ -473,10 +469,29 @@ def _who_helps(section: Section, group: Group, path: Path) -> None:
                     "high": high,
                 }
             )
-        section.blocks.append(_matrix(method, rows))
+        section.blocks.append(_effects_matrix(method, rows))
 
 
-def _matrix(method: str, rows: list[dict[str, object]]) -> Chart:
+Effects = dict[str, dict[tuple[str, str], list[tuple[float, float, float]]]]
+"""By method and by (party left out, other party): effect, low and high end, for each seed."""
+
+
+def _read_effects(path: Path, all_seeds: bool) -> Effects:
+    """Return the effects in `leave-one-out.csv`, under all seeds or the first."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    first = min(int(row["seed"]) for row in rows)
+    effects: Effects = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if all_seeds or int(row["seed"]) == first:
+            figures = float(row["effect"]), float(row["low"]), float(row["high"])
+            if not all(map(math.isfinite, figures)):
+                raise ValueError("an effect is not finite")
+            effects[row["method"]][row["left_out"], row["party"]].append(figures)
+    return effects
+
+
+def _effects_matrix(method: str, rows: list[dict[str, object]]) -> Chart:
     data = Data.of(
         f"helps-{method}", rows, ("method", "left_out", "party", "effect", "points", "low", "high")
     )

@@ -21,9 +21,7 @@ def privacy(methods: list[Method]) -> list[Table]:
     """
     rows = []
     for method in methods:
-        accounts = [
-            account for summary in method.summaries if (account := summary.get("privacy"))
-        ]
+        accounts = [account for summary in method.summaries if (account := summary.get("privacy"))]
         if accounts:
             rows.append([method.name, *_weakest(accounts, "everybody else")])
         if trusted := [block["trusted_server"] for block in accounts if block["trusted_server"]]:

@@ -1,13 +1,15 @@
-"""What crossed the wire: by direction, by kind of message, by round, by party; and what the closed
-form says.
+"""The section on communication: bytes by direction, kind of message, round and party, and by the
+closed form.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+from comity.core.party import Traffic
 from comity.core.wrapper import chain
 from comity.errors import describe
 from comity.reporting.blocks import Chart, Data, Section, Table, VegaSpec
@@ -28,12 +30,15 @@ from comity.reporting.charts import (
 )
 from comity.reporting.gather import Group, Method
 from comity.reporting.sections.privacy import privacy
+from comity.runs.build import SimulatedRun
+from comity.studies.plan import traffic
 from comity.units import size
-from comity.wire.ledger import EVERYBODY, SERVER
+from comity.wire.ledger import EVERYBODY, SERVER, Charge
 
+K = TypeVar("K")
 KINDS = ("up", "down", "peer", "setup")
-"""Directions in the ledger that are drawn; evaluation is not."""
-NAMES = {
+"""Directions in the ledger that are drawn. Evaluation is not."""
+DIRECTIONS = {
     "up": "to the server",
     "down": "from the server",
     "peer": "between parties",
@@ -42,29 +47,30 @@ NAMES = {
 
 
 def wire(group: Group, reopen: bool = True) -> Section:
-    """The page's sixth section: bytes in all ways; `reopen` allows to open runs for the closed
-    form.
+    """Return the sixth section: bytes.
+
+    `reopen` allows opening the runs, which the closed form needs.
     """
     section = Section("wire", "What crossed the wire")
-    talking = [method for method in group.methods if talks(method)]
-    if not talking:
+    communicating = [method for method in group.methods if communicates(method)]
+    if not communicating:
         section.say("Nothing crossed the wire: every party trained alone.")
         return section
     charts = (
-        _totals(talking, group),
-        _rounds(talking, group),
-        None if group.site else _parties(talking, group),
+        _totals(communicating, group),
+        _rounds(communicating, group),
+        None if group.site else _parties(communicating, group),
     )
     section.blocks += [chart for chart in charts if chart]
-    section.blocks.append(_kinds(talking))
-    section.blocks += privacy(talking)
+    section.blocks.append(_kinds(communicating))
+    section.blocks += privacy(communicating)
     if reopen:
-        _closed_form(section, talking)
+        _add_closed_form(section, communicating)
     return section
 
 
-def talks(method: Method) -> bool:
-    """Whether anything crossed the wire in training."""
+def communicates(method: Method) -> bool:
+    """Whether any bytes were sent in training."""
     return any(
         row.kind in ("up", "down", "peer") and row.bytes
         for run in method.runs
@@ -72,39 +78,40 @@ def talks(method: Method) -> bool:
     )
 
 
-def _mean(method: Method, key: Any) -> dict[Any, float]:
-    """Bytes by some key of the ledger's rows, mean over finished runs (or all, while none is);
-    evaluation is left out.
+def _mean_bytes(method: Method, keys: Callable[[Charge], Iterable[K]]) -> dict[K, float]:
+    """Return bytes by the keys of the ledger's rows, as a mean over the finished runs.
+
+    If no run is finished, it is the mean over all runs. Evaluation is not counted.
     """
-    found: dict[Any, float] = defaultdict(float)
+    totals: dict[K, float] = defaultdict(float)
     runs = method.finished or method.runs
     for run in runs:
         for row in run.ledger:
             if row.kind != "eval":
-                for what in key(row):
-                    found[what] += row.bytes / len(runs)
-    return found
+                for key in keys(row):
+                    totals[key] += row.bytes / len(runs)
+    return totals
 
 
 def _spread(method: Method) -> str:
-    """How much runs under other seeds differ in all their bytes; nothing if they do not."""
+    """Return the standard deviation of all bytes over seeds; empty if all seeds have the same."""
     totals = [sum(row.bytes for row in run.ledger if row.kind != "eval") for run in method.finished]
     return f" ± {size(statistics.pstdev(totals))}" if len(set(totals)) > 1 else ""
 
 
-def _whose(group: Group) -> str:
-    """Who sent and received what is shown."""
+def _counted_parties(group: Group) -> str:
+    """Return whose bytes are counted."""
     return f"{group.site} alone" if group.site else "all parties"
 
 
 def _totals(methods: list[Method], group: Group) -> Chart:
     rows = []
     for method in methods:
-        total = _mean(method, lambda row: [row.kind])
+        totals = _mean_bytes(method, lambda row: [row.kind])
         rows += [
-            {"method": method.name, "direction": NAMES[kind], "bytes": total[kind]}
+            {"method": method.name, "direction": DIRECTIONS[kind], "bytes": totals[kind]}
             for kind in KINDS
-            if total.get(kind)
+            if totals.get(kind)
         ]
     data = Data.of("bytes", rows, ("method", "direction", "bytes"))
     colour: VegaSpec = {
@@ -112,7 +119,10 @@ def _totals(methods: list[Method], group: Group) -> Chart:
         "type": "nominal",
         "title": None,
         "legend": legend("top", 4),
-        "scale": {"domain": [NAMES[k] for k in KINDS], "range": ["@c0", "@c5", "@c2", "@grey"]},
+        "scale": {
+            "domain": [DIRECTIONS[k] for k in KINDS],
+            "range": ["@c0", "@c5", "@c2", "@grey"],
+        },
     }
     spec: VegaSpec = {
         "height": rows_height(len(methods), 28),
@@ -128,22 +138,25 @@ def _totals(methods: list[Method], group: Group) -> Chart:
             ],
         },
     }
-    over = " ±: standard deviation over seeds." if any(_spread(m) for m in methods) else ""
-    each = "; ".join(
-        f"{m.name} {size(sum(_mean(m, lambda row: [row.kind]).values()))}{_spread(m)}"
+    about_spread = " ±: standard deviation over seeds." if any(map(_spread, methods)) else ""
+    totals_text = "; ".join(
+        f"{m.name} {size(sum(_mean_bytes(m, lambda row: [row.kind]).values()))}{_spread(m)}"
         for m in methods
     )
-    alt = f"Bytes of a whole run of {_whose(group)}, by direction: {each}.{over}"
+    alt = (
+        f"Bytes of a whole run of {_counted_parties(group)}, by direction:"
+        f" {totals_text}.{about_spread}"
+    )
     return Chart("bytes", "Bytes of a run", alt, data, spec, half=True)
 
 
 def _rounds(methods: list[Method], group: Group) -> Chart | None:
     rows: list[dict[str, Any]] = []
     for method in methods:
-        each = _mean(method, lambda row: [(row.round, row.kind)])
+        by_round = _mean_bytes(method, lambda row: [(row.round, row.kind)])
         rows += [
-            {"method": method.name, "round": t, "direction": NAMES.get(k, k), "bytes": n}
-            for (t, k), n in sorted(each.items())
+            {"method": method.name, "round": t, "direction": DIRECTIONS.get(k, k), "bytes": n}
+            for (t, k), n in sorted(by_round.items())
             if t > 0 and n
         ]
     if not rows:
@@ -151,6 +164,7 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
     data = Data.of("bytes-by-round", rows, ("method", "round", "direction", "bytes"))
     names = [m.name for m in methods]
     y = bytes_axis("bytes", "bytes in a round", [row["bytes"] for row in rows])
+    used = {row["direction"] for row in rows}
     encoding: VegaSpec = {
         "x": round_axis(row["round"] for row in rows),
         "y": y,
@@ -160,9 +174,7 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
             "type": "nominal",
             "title": None,
             "legend": legend("top", 4),
-            "scale": {
-                "domain": [d for d in NAMES.values() if any(row["direction"] == d for row in rows)]
-            },
+            "scale": {"domain": [name for name in DIRECTIONS.values() if name in used]},
         },
     }
     tips = [
@@ -178,43 +190,47 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
         "layer": line_with_points(encoding, tips, 30),
     }
     box = log_checkbox(*(("layer", k, "encoding", "y") for k in range(2)))
-    alt = f"Bytes in each round of {_whose(group)}, by method and direction. {_evenly(rows, names)}"
+    alt = (
+        f"Bytes in each round of {_counted_parties(group)}, by method and direction."
+        f" {_describe_changes(rows, names)}"
+    )
     return Chart("bytes-by-round", "Bytes by round", alt, data, spec, (box,), half=True)
 
 
-def _evenly(rows: list[dict[str, Any]], names: list[str]) -> str:
-    """Who sends as much in one round as in another."""
+def _describe_changes(rows: list[dict[str, Any]], names: list[str]) -> str:
+    """Return a sentence about the methods whose bytes change from round to round."""
     changing = []
     for name in names:
-        each: dict[str, set[float]] = defaultdict(set)
+        amounts_by_direction: dict[str, set[float]] = defaultdict(set)
         for row in rows:
             if row["method"] == name:
-                each[row["direction"]].add(round(row["bytes"], 3))
-        changing += [name] if any(len(amounts) > 1 for amounts in each.values()) else []
+                amounts_by_direction[row["direction"]].add(round(row["bytes"], 3))
+        if any(len(amounts) > 1 for amounts in amounts_by_direction.values()):
+            changing.append(name)
     if not changing:
         return "Every method sends as much in one round as in another."
-    return f"From round to round it changes with {', '.join(changing)}" + (
-        "; the others send as much in one round as in another."
-        if len(changing) < len(names)
-        else "."
-    )
+    text = f"From round to round it changes with {', '.join(changing)}"
+    if len(changing) < len(names):
+        return f"{text}; the others send as much in one round as in another."
+    return f"{text}."
 
 
 def _parties(methods: list[Method], group: Group) -> Chart | None:
-    """What each party sent and received; nothing where all are added up."""
-    others = (SERVER, EVERYBODY)
-    bytes_of = {
-        m.name: _mean(m, lambda row: [party for party in (row.src, row.dst) if party not in others])
-        for m in methods
-    }
-    parties = list(dict.fromkeys(party for each in bytes_of.values() for party in each))
+    """Return a chart of what each party sent and received; None if ledgers have only sums."""
+    no_parties = (SERVER, EVERYBODY)
+
+    def parties_of(row: Charge) -> list[str]:
+        return [name for name in (row.src, row.dst) if name not in no_parties]
+
+    bytes_of = {m.name: _mean_bytes(m, parties_of) for m in methods}
+    parties = list(dict.fromkeys(party for by_party in bytes_of.values() for party in by_party))
     if not parties:
         return None
     rows: list[dict[str, Any]] = [
-        {"method": name, "party": party, "bytes": each[party]}
-        for name, each in bytes_of.items()
+        {"method": name, "party": party, "bytes": by_party[party]}
+        for name, by_party in bytes_of.items()
         for party in parties[:MAX_PARTIES]
-        if each.get(party)
+        if by_party.get(party)
     ]
     data = Data.of("bytes-by-party", rows, ("method", "party", "bytes"))
     names = [m.name for m in methods]
@@ -242,93 +258,55 @@ def _parties(methods: list[Method], group: Group) -> Chart | None:
 
 
 def _kinds(methods: list[Method]) -> Table:
-    """By the work that a message belongs to."""
+    """Return a table of bytes by the party function that a message belongs to."""
     rows = []
     for method in methods:
-        each = _mean(method, lambda row: [(row.call, row.kind)])
+        by_call = _mean_bytes(method, lambda row: [(row.call, row.kind)])
         rows += [
-            [method.name, work, NAMES.get(kind, kind), size(n)]
-            for (work, kind), n in each.items()
+            [method.name, call, DIRECTIONS.get(kind, kind), size(n)]
+            for (call, kind), n in by_call.items()
             if n
         ]
     mean = ", mean over seeds" if any(len(method.finished) > 1 for method in methods) else ""
-    heads = ["method", "work", "direction", f"bytes{mean}"]
+    heads = ["method", "call", "direction", f"bytes{mean}"]
     return Table("messages", "Bytes by kind of message", heads, rows, words=3, folded=True)
 
 
-def _closed_form(section: Section, methods: list[Method]) -> None:
-    """What a method's closed form says its first finished run sends, beside what the ledger
-    counted.
-    """
-    from comity.studies.plan import traffic
+def _add_closed_form(section: Section, methods: list[Method]) -> None:
+    """Add tables of the bytes by the methods' closed forms, beside those in the ledgers.
 
+    The ledger is that of a method's first finished run.
+    """
     formulas: list[list[str]] = []
     rows: list[list[str]] = []
-    before: dict[str, int] = {}
+    setup_bytes: list[int] = []
     for method in methods:
         if not method.finished:
             continue
         run = method.finished[0]
         try:
-            job = run.job
-            start, rounds = traffic(job)
-            total = sum(rounds, start)
-            if job.info.newcomers:
-                total += job.algorithm.join_traffic(job.info)
-        except Exception as why:  # a page is not lost for one table
+            expected = _expected_bytes(run.job)
+        except Exception as why:  # the page must not be lost for one table
             section.say(
                 f"The closed form of {method.name} cannot be evaluated: {describe(why)}", "missing"
             )
             continue
-        parts = reversed(chain(job.algorithm))
-        formulas.append(
-            [
-                method.name,
-                "; ".join(
-                    dict.fromkeys(part.bytes_formula for part in parts if part.bytes_formula)
-                ),
-            ]
-        )
-        counted = {kind: sum(row.bytes for row in run.ledger if row.kind == kind) for kind in KINDS}
-        before[method.name] = counted.pop("setup")
-        both = {
-            NAMES[kind]: (getattr(total, kind), n)
-            for kind, n in counted.items()
-            if n or getattr(total, kind)
+        parts = reversed(chain(run.job.algorithm))
+        part_formulas = dict.fromkeys(part.bytes_formula for part in parts if part.bytes_formula)
+        formulas.append([method.name, "; ".join(part_formulas)])
+        measured = {
+            kind: sum(row.bytes for row in run.ledger if row.kind == kind) for kind in KINDS
         }
-        both["in all"] = (
-            sum(expected for expected, _ in both.values()),
-            sum(n for _, n in both.values()),
-        )
-        rows += [
-            [
-                method.name,
-                direction,
-                f"{expected:,d}",
-                f"{n:,d}",
-                "equal" if n == expected else f"{n - expected:+,d}",
-            ]
-            for direction, (expected, n) in both.items()
-        ]
+        setup_bytes.append(measured.pop("setup"))
+        rows += [[method.name, *cells] for cells in _compare_bytes(expected, measured)]
     if not rows:
         return
-    seed = (
-        f", seed {methods[0].finished[0].seed}"
-        if any(len(method.runs) > 1 for method in methods)
-        else ""
-    )
+    several = any(len(method.runs) > 1 for method in methods)
+    seed = f", seed {methods[0].finished[0].seed}" if several else ""
     heads = ["method", "direction", "bytes expected", "bytes measured", "difference"]
-    section.blocks.append(
-        Table(
-            "closed-form",
-            f"Bytes of a whole run: closed form beside ledger{seed}",
-            heads,
-            rows,
-            words=2,
-            folded=True,
-        )
-    )
-    section.blocks.append(
+    title = f"Bytes of a whole run: closed form beside ledger{seed}"
+    section.blocks += [
+        Table("closed-form", title, heads, rows, words=2, folded=True),
         Table(
             "formulas",
             "The closed forms",
@@ -336,16 +314,42 @@ def _closed_form(section: Section, methods: list[Method]) -> None:
             formulas,
             words=2,
             folded=True,
-        )
-    )
-    settled = max(before.values())
-    section.say(
+        ),
+    ]
+    about = (
         "A closed form gives all bytes of a run: every round and party, all directions together."
         " S_t are the parties of round t, S is the bytes of what is shared of a model; comity show"
-        " METHOD explains a method's other letters."
-        + (
-            f" What parties settle before round 1, up to {size(settled)} here, is no part of it."
-            if settled
-            else ""
-        )
+        " METHOD explains a method's other symbols."
     )
+    if most := max(setup_bytes):
+        about += f" It does not include the setup before round 1, here up to {size(most)}."
+    section.say(about)
+
+
+def _expected_bytes(job: SimulatedRun) -> Traffic:
+    """Return the bytes of a whole run by the method's closed form."""
+    start, rounds = traffic(job)
+    total = sum(rounds, start)
+    if job.info.newcomers:
+        total += job.algorithm.join_traffic(job.info)
+    return total
+
+
+def _compare_bytes(expected: Traffic, measured: Mapping[str, int]) -> list[list[str]]:
+    """Return rows of direction, bytes expected, bytes measured, and their difference."""
+    pairs = {
+        DIRECTIONS[kind]: (getattr(expected, kind), count)
+        for kind, count in measured.items()
+        if count or getattr(expected, kind)
+    }
+    totals = [sum(counts) for counts in zip(*pairs.values(), strict=True)] or [0, 0]
+    pairs["in all"] = (totals[0], totals[1])
+    return [
+        [
+            direction,
+            f"{formula:,d}",
+            f"{count:,d}",
+            "equal" if count == formula else f"{count - formula:+,d}",
+        ]
+        for direction, (formula, count) in pairs.items()
+    ]
