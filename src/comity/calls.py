@@ -19,7 +19,7 @@ from comity.errors import UsageError
 from comity.measure.caveats import caveats
 from comity.metrics.custom_metrics import Function, give
 from comity.models import MODULES, OwnModel
-from comity.notebook.live import Watched, watching
+from comity.progress import ProgressFactory, show_progress
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
@@ -173,7 +173,7 @@ def run(
     for caution in job.warnings():
         warnings.warn(escape_terminal(caution), stacklevel=2)
     keep, folder = _folder(out)
-    with watching(progress) as watched:
+    with show_progress(progress) as watched:
         if resume and RunFolder(folder).begun:
             check_same(folder, job.experiment, record_messages)
             for text in elsewhere(folder, experiment):
@@ -200,7 +200,7 @@ def compare(
     *,
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
     record_messages: bool = False,
@@ -277,7 +277,7 @@ def compare(
     keep, folder = _folder(out)
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
-    with watching(progress, len({comparing.SOLO, *methods}) * len(every), at_once) as watched:
+    with show_progress(progress, len({comparing.SOLO, *methods}) * len(every), at_once) as watched:
         comparing.compare(
             base,
             methods,
@@ -303,7 +303,7 @@ def tune(
     grid: Mapping[str, Sequence[Any]],
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
     data: str | None = None,
@@ -373,7 +373,7 @@ def tune(
     keep, folder = _folder(out)
     every = _seeds(seeds, base)
     trackers = _trackers(track, keep, folder)
-    with watching(progress, prod(map(len, points.values())) * len(every), at_once) as watched:
+    with show_progress(progress, prod(map(len, points.values())) * len(every), at_once) as watched:
         found = tuning.tune(
             base, points, every, folder, watched, trackers, federation, own, at_once
         )
@@ -387,7 +387,7 @@ def leave_one_out(
     leave_out: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
     data: str | None = None,
     partition: str | None = None,
@@ -462,7 +462,7 @@ def leave_one_out(
     base = asked(methods, federation, told, options, leave_one_out)
     _, folder = kept = _folder(out)
     every = _seeds(seeds, base)
-    with watching(
+    with show_progress(
         progress, leaving.count(base, methods, every, leave_out, federation), at_once
     ) as watched:
         found = leaving.effects(

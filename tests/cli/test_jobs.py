@@ -506,7 +506,7 @@ def test_a_tracker_that_is_an_object_is_refused(tmp_path: Path) -> None:
         def round(self, t: int, figures: Any) -> None: ...
         def end(self, summary: Any) -> None: ...
 
-    with pytest.raises(UsageError, match="A Mine that is an object"):
+    with pytest.raises(UsageError, match="The tracker Mine is an object"):
         library.compare(
             ["fedavg"], parties=2, rounds=1, model="linear", track=[Mine()], jobs=2, out=tmp_path
         )

@@ -111,8 +111,8 @@ class Group:
     @property
     def metric(self) -> Metric:
         """The metric of the page: the one that all runs chose, or accuracy if they differ."""
-        chosen = {run.chosen_metric for run in self.runs if run.chosen_metric}
-        return chosen.pop() if len(chosen) == 1 else ACCURACY
+        metrics = {run.chosen_metric for run in self.runs if run.chosen_metric}
+        return metrics.pop() if len(metrics) == 1 else ACCURACY
 
     @cached_property
     def between_sites(self) -> bool:

@@ -356,7 +356,7 @@ class _Crew:
 
         def work(progress: Progress, told: Callable[[str], None]) -> dict[str, Any]:
             return run_once(
-                *how, progress, self._track.anew(told), self._model, job, run.record_messages
+                *how, progress, self._track.copy(told), self._model, job, run.record_messages
             )
 
         process = multiprocessing.get_context("fork").Process(
@@ -402,7 +402,7 @@ class _Crew:
                 member.round = told[0]
                 member.watched.round(told[0], told[1], Ledger(total=Counter(told[2])))
             case "told":
-                self._track.told(told[0])
+                self._track.warn(told[0])
             case "warned":
                 text, category, filename, line = told
                 warnings.warn_explicit(

@@ -15,7 +15,8 @@ from typing import Any
 
 from comity.algorithms import card, names
 from comity.errors import ComityError, UsageError
-from comity.measure.caveats import caveats, few
+from comity.measure.caveats import caveats
+from comity.measure.caveats import few as join_names
 from comity.measure.summary import blocks
 from comity.measure.targets import Reached, common_target, reached
 from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
@@ -163,7 +164,7 @@ def _differing_settings(group: Group) -> list[str]:
     sentences = []
     for name, runs in runs_by_value.items():
         if len(runs) > 1:
-            values = "; ".join(f"{value}: {few(labels)}" for value, labels in runs.items())
+            values = "; ".join(f"{value}: {join_names(labels)}" for value, labels in runs.items())
             sentences.append(f"These runs cannot be compared, as they differ in {name} ({values}).")
     return sentences
 
@@ -357,7 +358,9 @@ def _other_metrics(group: Group) -> list[Block]:
     about = "Means over parties on their own test samples after the last round."
     if group.site:
         about = "On this site's own test samples after the last round."
-    lacking = [f"{title}: {few(sorted(parties))}" for title, parties in missing.items() if parties]
+    lacking = [
+        f"{title}: {join_names(sorted(parties))}" for title, parties in missing.items() if parties
+    ]
     if lacking:
         about += f" Without a figure, and in no mean: {'; '.join(lacking)}."
     return [table, Text(about)]
@@ -505,13 +508,13 @@ def _about_best(group: Group, best: Ranked, rest: list[Ranked]) -> str:
 
 def _about_worst_party(collaborative: list[Ranked], metric: Metric) -> list[str]:
     """Return a sentence about the method with the best worst party, if it is not the best one."""
-    known = [
+    with_worst = [
         (metric.sign * row.worst_mean, row) for row in collaborative if row.worst_mean is not None
     ]
-    if not known or known[0][1] is not collaborative[0]:
+    if not with_worst or with_worst[0][1] is not collaborative[0]:
         return []
-    first_worst, first = known[0]
-    best_worst, fairest = max(known, key=lambda pair: pair[0])
+    first_worst, first = with_worst[0]
+    best_worst, fairest = max(with_worst, key=lambda pair: pair[0])
     if best_worst - first_worst <= WORTH_SAYING:
         return []
     return [

@@ -169,14 +169,14 @@ def _class_counts(federation: Federation, shifts: dict[str, str]) -> Chart:
     }
     classes_held = [int((row > 0).sum()) for row in counts]
     fewest, most = min(classes_held), max(classes_held)
-    held = (
+    classes_text = (
         f"between {fewest} and {most} of {len(names)} classes"
         if fewest < most
         else f"{fewest} of {len(names)} classes each"
     )
     alt = (
         f"Training samples by party and class: {len(classes_held)} parties hold"
-        f" {held}.{truncation_note(len(classes_held))}"
+        f" {classes_text}.{truncation_note(len(classes_held))}"
     )
     return Chart("classes", "Who holds which classes", alt, table, spec, half=True)
 
