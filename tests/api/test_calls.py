@@ -172,7 +172,7 @@ WRONG: list[tuple[Any, str]] = [
         lambda fed: untyped.run("fedavg", fed, party={"p1": {"modle": "linear"}}),
         "Did you mean 'model'?",
     ),
-    (lambda fed: untyped.run("fedavg", fed, progress="yes"), "progress is True, False"),
+    (lambda fed: untyped.run("fedavg", fed, progress="yes"), "progress must be True, False"),
     (lambda fed: comity.open("/no/where"), "There is no folder"),
     (lambda fed: untyped.report(7), "not of a int"),
     (lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").report(), "temporary"),

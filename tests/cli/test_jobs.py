@@ -193,7 +193,7 @@ def test_from_python_with_a_network_of_ones_own(tmp_path: Path) -> None:
     assert_same(tmp_path / "2", tmp_path / "1")
     assert sorted(seen[2:]) == sorted(seen[:2]) == ["fedavg", "solo"]
     assert made[0].answers == made[1].answers
-    with pytest.raises(UsageError, match="One object cannot watch"):
+    with pytest.raises(UsageError, match="One object cannot show"):
         library.compare(["fedavg"], fed, jobs=2, progress=Quiet(), **settings)  # type: ignore[arg-type]
 
 

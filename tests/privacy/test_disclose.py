@@ -291,7 +291,7 @@ class Upload:
 class Mine(FedAvg):
     def round(self, theta, server, t):
         server.call(self.tell, {i: Model(theta) for i in server.sample(t)})
-        return super().round(theta, net, t)
+        return super().round(theta, server, t)
 
     @on_party
     async def tell(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Upload]:

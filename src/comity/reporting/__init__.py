@@ -100,8 +100,8 @@ def _warn_of_closed_runs(groups: Sequence[Group], warn: Callable[[str], None]) -
         return
     more = f" The same holds for {len(reasons) - 1} more." if len(reasons) > 1 else ""
     warn(
-        "The page leaves out everything that needs the data, the models or the closed form of"
-        f" bytes. {reasons[0]}{more}"
+        "The page is incomplete: everything that needs the data, the models or the closed form of"
+        f" bytes is left out. {reasons[0]}{more}"
     )
 
 
