@@ -125,7 +125,7 @@ def look(chromium: Browser, pages: dict[str, Path]) -> Open:
         with opened(chromium, pages[kind], width, scheme, **more) as it:
             it.draw()
             yield it
-            assert not it.asked
-            assert not it.said
+            assert not it.requests
+            assert not it.console
 
     return at

@@ -1,10 +1,11 @@
-// Draws the page's charts (when they come into view), follows the boxes and the address, sorts tables, and hands out the data.
+// Draws the charts when they come into view, applies the checkboxes and the URL, sorts tables, and
+// offers the data for download.
 (() => {
   "use strict";
   const page = JSON.parse(document.getElementById("comity").textContent);
   const root = document.documentElement;
-  const drawn = new Map();  // chart id -> its view
-  const ticked = new Map();  // chart id -> which of its options are on
+  const views = new Map();  // chart id -> its Vega view, if it is drawn
+  const ticked = new Map();  // chart id -> whether each of its options is on
   const shown = {};  // group -> methods whose boxes are ticked
   const rowsOf = {};
   const narrow = matchMedia("(max-width: 500px)");
@@ -13,41 +14,48 @@
     if (!rowsOf[name]) {
       const table = page.data[name];
       const names = Object.keys(table);
-      const columns = names.map(n => table[n].words ? table[n].at.map(k => k < 0 ? null : table[n].words[k]) : table[n]);
-      const many = columns.length ? columns[0].length : 0;
-      rowsOf[name] = Array.from({ length: many }, (_, i) => Object.fromEntries(names.map((n, k) => [n, columns[k][i]])));
+      const word = (column, k) => k < 0 ? null : column.words[k];
+      const unpack = column => column.words ? column.at.map(k => word(column, k)) : column;
+      const columns = names.map(n => unpack(table[n]));
+      const length = columns.length ? columns[0].length : 0;
+      const row = i => Object.fromEntries(names.map((n, k) => [n, columns[k][i]]));
+      rowsOf[name] = Array.from({ length }, (_, i) => row(i));
     }
     return rowsOf[name];
   }
 
-  function coloured(part, theme) {
+  function applyTheme(part, theme) {
     if (typeof part === "string") return theme[part] ?? part;
-    if (Array.isArray(part)) return part.map(p => coloured(p, theme));
-    if (part && typeof part === "object") return Object.fromEntries(Object.entries(part).map(([k, v]) => [k, coloured(v, theme)]));
+    if (Array.isArray(part)) return part.map(p => applyTheme(p, theme));
+    if (part && typeof part === "object") {
+      return Object.fromEntries(Object.entries(part).map(([k, v]) => [k, applyTheme(v, theme)]));
+    }
     return part;
   }
 
-  function narrowed(part) {
-    if (Array.isArray(part)) part.forEach(narrowed);
+  function halveLegends(part) {
+    if (Array.isArray(part)) part.forEach(halveLegends);
     else if (part && typeof part === "object") {
       if (part.legend?.columns) part.legend.columns = Math.ceil(part.legend.columns / 2);
-      Object.values(part).forEach(narrowed);
+      Object.values(part).forEach(halveLegends);
     }
   }
 
-  function turned(part, room) {  // names below an axis lie flat only where there is room for them
-    if (Array.isArray(part)) part.forEach(one => turned(one, room));
+  // Labels below an axis are horizontal only where there is room for them.
+  function turnLabels(part, room) {
+    if (Array.isArray(part)) part.forEach(item => turnLabels(item, room));
     else if (part && typeof part === "object") {
       if (part.type === "nominal" && part.axis && "labelAngle" in part.axis) {
-        const each = room / part.sort.length, longest = Math.max(...part.sort.map(name => name.length));
-        const angle = 7 * longest + 6 < each ? 0 : each > 22 ? -40 : -90;
+        const labelRoom = room / part.sort.length;
+        const longest = Math.max(...part.sort.map(name => name.length));
+        const angle = 7 * longest + 6 < labelRoom ? 0 : labelRoom > 22 ? -40 : -90;
         Object.assign(part.axis, { labelAngle: angle, labelOverlap: angle === -90 });
       }
-      Object.values(part).forEach(one => turned(one, room));
+      Object.values(part).forEach(item => turnLabels(item, room));
     }
   }
 
-  function put(spec, path, value) {
+  function setAt(spec, path, value) {
     path.slice(0, -1).reduce((part, step) => part[step], spec)[path.at(-1)] = value;
   }
 
@@ -55,49 +63,76 @@
     const chart = page.charts[id], place = document.getElementById(id);
     const spec = structuredClone(chart.spec);
     chart.options.forEach((option, k) => {
-      for (const [path, on, off] of option.sets) put(spec, path, ticked.get(id)[k] ? on : off);
+      for (const [path, on, off] of option.sets) setAt(spec, path, ticked.get(id)[k] ? on : off);
     });
-    if (narrow.matches) narrowed(spec);
-    turned(spec, place.clientWidth - 130);
-    const follows = (spec.params ?? []).find(p => p.name === "shown");
-    if (follows) follows.value = shown[chart.group] ?? follows.value;
+    if (narrow.matches) halveLegends(spec);
+    turnLabels(spec, place.clientWidth - 130);
+    const methods = (spec.params ?? []).find(p => p.name === "shown");
+    if (methods) methods.value = shown[chart.group] ?? methods.value;
     const theme = page.themes[root.dataset.theme];
-    const made = coloured({ $schema: "https://vega.github.io/schema/vega-lite/v6.json", width: "container",
-      autosize: { type: "fit-x", contains: "padding" }, ...spec, description: chart.alt }, theme);
-    made.data = { values: rows(chart.data) };
-    drawn.get(id)?.finalize();
-    const result = await vegaEmbed(place, made, { actions: false, renderer: "svg", logLevel: 1, config: coloured(page.config, theme),
-      tooltip: { theme: "custom" } });
-    drawn.set(id, result);
+    const complete = applyTheme({
+      $schema: "https://vega.github.io/schema/vega-lite/v6.json",
+      width: "container",
+      autosize: { type: "fit-x", contains: "padding" },
+      ...spec,
+      description: chart.alt,
+    }, theme);
+    complete.data = { values: rows(chart.data) };
+    views.get(id)?.finalize();
+    const result = await vegaEmbed(place, complete, {
+      actions: false,
+      renderer: "svg",
+      logLevel: 1,
+      config: applyTheme(page.config, theme),
+      tooltip: { theme: "custom" },
+    });
+    views.set(id, result);
     place.dataset.drawn = "yes";
     return result;
   }
 
   const hidden = id => document.getElementById(id).closest("[hidden], details:not([open])");
   let last = Promise.resolve();
-  const soon = id => last = last.then(() => hidden(id) ? forget(id) : draw(id)).catch(why => { document.getElementById(id).textContent = "This chart cannot be drawn: " + why.message; console.error(why); });
-  const redraw = ids => Promise.all(ids.map(soon));
+  function fail(id, why) {
+    document.getElementById(id).textContent = "This chart cannot be drawn: " + why.message;
+    console.error(why);
+  }
+  // Draws charts one after the other.
+  function enqueue(id) {
+    last = last.then(() => hidden(id) ? forget(id) : draw(id)).catch(why => fail(id, why));
+    return last;
+  }
+  const redraw = ids => Promise.all(ids.map(enqueue));
 
-  function forget(id) {  // until it is seen again: what is hidden has no width to be drawn in
-    drawn.get(id)?.finalize();
-    drawn.delete(id);
-    watcher.observe(document.getElementById(id));
+  // A hidden chart has no width, so it is drawn again when it comes into view.
+  function forget(id) {
+    views.get(id)?.finalize();
+    views.delete(id);
+    observer.observe(document.getElementById(id));
   }
 
-  function theme(name) {
+  function setTheme(name) {
     root.dataset.theme = name;
-    for (const swatch of document.querySelectorAll(".swatch")) swatch.style.background = page.themes[name][swatch.dataset.colour];
-    return redraw([...drawn.keys()]);
+    for (const swatch of document.querySelectorAll(".swatch")) {
+      swatch.style.background = page.themes[name][swatch.dataset.colour];
+    }
+    return redraw([...views.keys()]);
   }
 
-  const watcher = new IntersectionObserver(seen => {
-    for (const one of seen) if (one.isIntersecting) { watcher.unobserve(one.target); if (!drawn.has(one.target.id)) soon(one.target.id); }
+  const observer = new IntersectionObserver(entries => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      observer.unobserve(target);
+      if (!views.has(target.id)) enqueue(target.id);
+    }
   }, { rootMargin: "600px" });
 
   function csv(name) {
     const table = rows(name), heads = Object.keys(page.data[name]);
-    const cell = v => v === null || v === undefined ? "" : /[",\r\n]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : String(v);
-    return [heads, ...table.map(row => heads.map(h => row[h]))].map(line => line.map(cell).join(",")).join("\n") + "\n";
+    const quote = v => /[",\r\n]/.test(v) ? `"${String(v).replaceAll('"', '""')}"` : String(v);
+    const cell = v => v === null || v === undefined ? "" : quote(v);
+    const lines = [heads, ...table.map(row => heads.map(h => row[h]))];
+    return lines.map(line => line.map(cell).join(",")).join("\n") + "\n";
   }
 
   function save(name, body, kind) {
@@ -108,12 +143,13 @@
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
 
-  const button = (text, label, act) => {
-    const made = document.createElement("button");
-    made.type = "button"; made.textContent = text;
-    if (label) made.ariaLabel = label;
-    made.addEventListener("click", act);
-    return made;
+  const button = (text, label, onClick) => {
+    const element = document.createElement("button");
+    element.type = "button";
+    element.textContent = text;
+    if (label) element.ariaLabel = label;
+    element.addEventListener("click", onClick);
+    return element;
   };
 
   for (const [id, chart] of Object.entries(page.charts)) {
@@ -122,7 +158,7 @@
     chart.options.forEach((option, k) => {
       const label = document.createElement("label"), box = document.createElement("input");
       box.type = "checkbox"; box.checked = option.ticked;
-      box.addEventListener("change", () => { ticked.get(id)[k] = box.checked; soon(id); });
+      box.addEventListener("change", () => { ticked.get(id)[k] = box.checked; enqueue(id); });
       label.append(box, option.label);
       tools.append(label);
     });
@@ -131,81 +167,112 @@
     const files = document.createElement("span");
     files.className = "save";
     tools.append(gap, files);
-    files.append(button("csv", `${chart.title}: its data as csv`, () => save(`${chart.data}.csv`, csv(chart.data), "text/csv")));
-    files.append(" ", button("svg", `${chart.title}: as svg`, async () => save(`${chart.name}.svg`, await (await draw(id)).view.toSVG(), "image/svg+xml")));
+    const saveData = () => save(`${chart.data}.csv`, csv(chart.data), "text/csv");
+    const saveImage = async () => {
+      const result = await draw(id);
+      save(`${chart.name}.svg`, await result.view.toSVG(), "image/svg+xml");
+    };
+    files.append(
+      button("csv", `${chart.title}: its data as csv`, saveData),
+      " ",
+      button("svg", `${chart.title}: as svg`, saveImage),
+    );
   }
   for (const name of Object.keys(page.data)) {
-    document.getElementById("files").append(button(`${name}.csv`, `Download ${name}.csv`, () => save(`${name}.csv`, csv(name), "text/csv")));
+    const saveData = () => save(`${name}.csv`, csv(name), "text/csv");
+    const download = button(`${name}.csv`, `Download ${name}.csv`, saveData);
+    document.getElementById("files").append(download);
   }
   for (const boxes of document.querySelectorAll(".methods")) {
     const all = [...boxes.querySelectorAll("input")];
     boxes.addEventListener("change", () => {
       shown[boxes.dataset.group] = all.filter(box => box.checked).map(box => box.value);
-      for (const [id, result] of drawn) {
+      for (const [id, result] of views) {
         const chart = page.charts[id];
-        if (chart.group === boxes.dataset.group && (chart.spec.params ?? []).some(p => p.name === "shown")) {
+        const followsBoxes = (chart.spec.params ?? []).some(p => p.name === "shown");
+        if (chart.group === boxes.dataset.group && followsBoxes) {
           result.view.signal("shown", shown[chart.group]).runAsync();
         }
       }
       for (const [id, chart] of Object.entries(page.charts)) {
         if (chart.group === boxes.dataset.group && chart.method) {
-          document.getElementById(id).closest("figure").hidden = !shown[chart.group].includes(chart.method);
+          const figure = document.getElementById(id).closest("figure");
+          figure.hidden = !shown[chart.group].includes(chart.method);
         }
       }
-      [...drawn.keys()].filter(hidden).forEach(forget);
+      [...views.keys()].filter(hidden).forEach(forget);
     });
   }
-  // The address names a setting, a part of it, or both: what it names is shown, opened and scrolled to.
+  // The URL's fragment names a setting, a section of it, or both. The page
+  // shows it, opens it, and scrolls to it.
   const choice = document.getElementById("group");
-  function go() {
-    const there = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    const setting = there ? there.closest(".group") : document.querySelector(".group");
+  function goToFragment() {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const setting = target ? target.closest(".group") : document.querySelector(".group");
     if (choice && setting) {
       choice.value = setting.id;
       for (const group of document.querySelectorAll(".group")) group.hidden = group !== setting;
     }
-    [...drawn.keys()].filter(hidden).forEach(forget);
-    if (there?.dataset.part) {
-      for (const folded of there.querySelectorAll(":scope > details")) folded.open = true;
-      there.scrollIntoView();
+    [...views.keys()].filter(hidden).forEach(forget);
+    if (target?.dataset.part) {
+      for (const folded of target.querySelectorAll(":scope > details")) folded.open = true;
+      target.scrollIntoView();
     }
   }
-  choice?.addEventListener("change", () => {  // the part that is being read stays, in the other setting
-    const above = [...document.querySelectorAll(".group:not([hidden]) section")].filter(s => s.getBoundingClientRect().top < innerHeight / 3);
+  // A change of the setting keeps the section that is being read.
+  choice?.addEventListener("change", () => {
+    const sections = [...document.querySelectorAll(".group:not([hidden]) section")];
+    const above = sections.filter(s => s.getBoundingClientRect().top < innerHeight / 3);
     const part = above.length > 1 ? "/" + above.at(-1).dataset.part : "";
     history.pushState(null, "", "#" + choice.value + part);
-    go();
+    goToFragment();
   });
-  addEventListener("popstate", go);
-  go();
+  addEventListener("popstate", goToFragment);
+  goToFragment();
 
-  // Tables: a head sorts by its column, then the other way round, then as it was.
+  // A click on a table's head sorts by its column, the next click sorts in the other direction, and
+  // the third restores the original order.
   const UNITS = { "%": 1, B: 1, kB: 1e3, MB: 1e6, GB: 1e9, s: 1, min: 60, h: 3600 };
-  const SAID = { never: Infinity, infinite: Infinity, equal: 0 };
-  function worth(text) {
-    if (/^\d+ of \d+ seeds$/.test(text)) return Number.MAX_VALUE;  // not all get there: after those that do, before never
-    const told = /^([+−-]?)((?:\d[\d,]*)?\.?\d+(?:e[+-]?\d+)?)(?:\/(\d+))?(?:\s*(%|B|kB|MB|GB|s|min|h)(?!\w))?/.exec(text);
-    if (!told) return SAID[text] ?? NaN;
-    return (told[1] && told[1] !== "+" ? -1 : 1) * Number(told[2].replaceAll(",", "")) / Number(told[3] ?? 1) * (UNITS[told[4]] ?? 1);
+  const WORDS = { never: Infinity, infinite: Infinity, equal: 0 };
+  const FIGURE = new RegExp(
+    "^([+−-]?)((?:\\d[\\d,]*)?\\.?\\d+(?:e[+-]?\\d+)?)" +  // sign and number
+    "(?:\\/(\\d+))?" +  // "of how many", as in 3/4
+    "(?:\\s*(%|B|kB|MB|GB|s|min|h)(?!\\w))?",  // unit
+  );
+  function parseFigure(text) {
+    // A target that some seeds did not reach comes after all numbers and before "never".
+    if (/^\d+ of \d+ seeds$/.test(text)) return Number.MAX_VALUE;
+    const match = FIGURE.exec(text);
+    if (!match) return WORDS[text] ?? NaN;
+    const [, sign, number, count, unit] = match;
+    const value = Number(number.replaceAll(",", "")) / Number(count ?? 1) * (UNITS[unit] ?? 1);
+    return sign && sign !== "+" ? -value : value;
   }
-  const words = new Intl.Collator("en", { numeric: true });
-  function sorted(rows, k, figures, way) {  // cells that say nothing of the kind stay behind, whichever way
-    const keyed = rows.map(row => ({ row, key: figures ? worth(row.cells[k].textContent) : row.cells[k].textContent }));
-    const silent = ({ key }) => key === "" || Number.isNaN(key);
-    const by = (a, b) => figures ? (a.key === b.key ? 0 : a.key - b.key) : words.compare(a.key, b.key);
-    const told = keyed.filter(one => !silent(one)).sort((a, b) => way === "ascending" ? by(a, b) : by(b, a));
-    return [...told, ...keyed.filter(silent)].map(one => one.row);
+  const collator = new Intl.Collator("en", { numeric: true });
+  // Cells without a value come last in both directions.
+  function sortRows(rows, k, figures, direction) {
+    const keyOf = text => figures ? parseFigure(text) : text;
+    const keyed = rows.map(row => ({ row, key: keyOf(row.cells[k].textContent) }));
+    const isEmpty = ({ key }) => key === "" || Number.isNaN(key);
+    const compareFigures = (a, b) => a.key === b.key ? 0 : a.key - b.key;
+    const compareWords = (a, b) => collator.compare(a.key, b.key);
+    const compare = figures ? compareFigures : compareWords;
+    const sorted = keyed.filter(item => !isEmpty(item))
+      .sort((a, b) => direction === "ascending" ? compare(a, b) : compare(b, a));
+    return [...sorted, ...keyed.filter(isEmpty)].map(item => item.row);
   }
   for (const table of document.querySelectorAll("main table")) {
-    const body = table.tBodies[0], first = [...body.rows], heads = [...table.tHead.rows[0].cells];
+    const body = table.tBodies[0];
+    const original = [...body.rows], heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, k) => {
       const text = head.textContent, figures = head.classList.contains("figure");
-      const ways = figures ? ["descending", "ascending"] : ["ascending", "descending"];
+      const directions = figures ? ["descending", "ascending"] : ["ascending", "descending"];
       head.ariaSort = "none";
       head.replaceChildren(button(text, "", () => {
-        const way = [...ways, "none"][ways.indexOf(head.ariaSort) + 1];
-        for (const other of heads) other.ariaSort = other === head ? way : "none";
-        body.append(...(way === "none" ? first : sorted(first, k, figures, way)));
+        const direction = [...directions, "none"][directions.indexOf(head.ariaSort) + 1];
+        for (const other of heads) other.ariaSort = other === head ? direction : "none";
+        const rows = direction === "none" ? original : sortRows(original, k, figures, direction);
+        body.append(...rows);
       }));
     });
     if (table.querySelector(".minor")) {
@@ -220,26 +287,31 @@
     }
   }
 
-  narrow.addEventListener("change", () => redraw([...drawn.keys()]));
+  narrow.addEventListener("change", () => redraw([...views.keys()]));
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  theme(dark.matches ? "dark" : "light");
-  dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
-  document.getElementById("theme").addEventListener("click", () => theme(root.dataset.theme === "dark" ? "light" : "dark"));
+  setTheme(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
+  document.getElementById("theme").addEventListener("click", () => {
+    setTheme(root.dataset.theme === "dark" ? "light" : "dark");
+  });
 
-  for (const id of Object.keys(page.charts)) watcher.observe(document.getElementById(id));
+  for (const id of Object.keys(page.charts)) observer.observe(document.getElementById(id));
 
-  // For tests: everything that is neither hidden nor folded, now.
-  window.drawEverything = () => redraw(Object.keys(page.charts).filter(id => !drawn.has(id) && !hidden(id))).then(() => drawn.size);
+  // Draws all charts that are neither hidden nor folded, for printing and for tests.
+  window.drawEverything = async () => {
+    await redraw(Object.keys(page.charts).filter(id => !views.has(id) && !hidden(id)));
+    return views.size;
+  };
   let before, closed;
   addEventListener("beforeprint", () => {
     before = root.dataset.theme;
     closed = [...document.querySelectorAll("details:not([open])")];
     for (const folded of closed) folded.open = true;
-    theme("light");
+    setTheme("light");
     window.drawEverything();
   });
   addEventListener("afterprint", () => {
     for (const folded of closed) folded.open = false;
-    theme(before);
+    setTheme(before);
   });
 })();
