@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
-# Importing typing takes longer than the rest of this module. A literal False here would hide the
-# imports below from Jedi, which then completes nothing.
+# `typing.TYPE_CHECKING` is not used: importing `typing` takes longer than the rest of this module.
+# A literal False would stop Jedi from completing the names below.
 TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from typing import Any
 
-    from comity.audit.auditing import audit
+    from comity.auditing.audit import audit
     from comity.calls import compare, leave_one_out, run, tune
     from comity.data import Dataset, Federation, load
     from comity.errors import ComityError, UsageError
@@ -59,30 +59,32 @@ _MODULES = {
     "Dataset": "comity.data",
     "Effect": "comity.studies.leave_one_out",
     "Federation": "comity.data",
-    "UsageError": "comity.errors",
     "Result": "comity.runs.result",
     "Tuning": "comity.studies.finished",
+    "UsageError": "comity.errors",
+    "audit": "comity.auditing.audit",
     "compare": "comity.calls",
     "disclose": "comity.reading",
     "leave_one_out": "comity.calls",
     "load": "comity.data",
     "metric": "comity.metrics.custom_metrics",
     "open": "comity.reading",
+    "report": "comity.reading",
     "run": "comity.calls",
     "tune": "comity.calls",
 }
+"""The module that defines each public name."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that `comity --version` does not wait for torch.
+    """Import a public name from its module when it is first used.
 
-    The version is also read on first use. Reading it is slow, and the command line must respond to
-    Ctrl-C soon after it starts.
+    Importing everything here would import torch, and `comity --version` should not wait for that.
+    The version is read on demand for the same reason: the command line has to react to Ctrl-C soon
+    after it starts.
     """
     if name == "__version__":
         value: Any = import_module("importlib.metadata").version("comity")
-    elif name in ("audit", "report"):
-        value = import_module(f"comity.{name}")  # these packages are callable modules
     elif name in _MODULES:
         value = getattr(import_module(_MODULES[name]), name)
     else:

@@ -21,7 +21,7 @@ from comity.errors import UsageError
 from comity.measure.caveats import caveats
 from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
-from comity.notebook.live import Watched, watching
+from comity.progress import ProgressFactory, show_progress
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
@@ -239,7 +239,7 @@ def run(
     for text in job.warnings():
         warnings.warn(escape_terminal(text), stacklevel=2)
     temporary, folder = _run_folder(out)
-    with watching(progress) as progress_for:
+    with show_progress(progress) as progress_for:
         display = progress_for(comparing.title(experiment, False))
         if resume and RunFolder(folder).begun:
             check_same(folder, job.experiment, record_messages)
@@ -262,7 +262,7 @@ def compare(
     *,
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
     record_messages: bool = False,
@@ -313,7 +313,7 @@ def compare(
     seed_list = _check_seeds(seeds, base)
     trackers = _trackers(track, temporary, folder)
     run_count = len({comparing.SOLO, *methods}) * len(seed_list)
-    with watching(progress, run_count, job_count) as progress_for:
+    with show_progress(progress, run_count, job_count) as progress_for:
         comparing.compare(
             base,
             methods,
@@ -338,7 +338,7 @@ def tune(
     grid: Mapping[str, Sequence[Any]],
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
     **settings: Unpack[Settings],
@@ -383,7 +383,7 @@ def tune(
     seed_list = _check_seeds(seeds, base)
     trackers = _trackers(track, temporary, folder)
     run_count = prod(map(len, points.values())) * len(seed_list)
-    with watching(progress, run_count, job_count) as progress_for:
+    with show_progress(progress, run_count, job_count) as progress_for:
         trials = tuning.tune(
             base,
             points,
@@ -405,7 +405,7 @@ def leave_one_out(
     leave_out: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
     **settings: Unpack[Settings],
 ) -> list[leaving.Effect]:
@@ -449,7 +449,7 @@ def leave_one_out(
     temporary, folder = _run_folder(out)
     seed_list = _check_seeds(seeds, base)
     run_count = leaving.count_runs(base, methods, seed_list, leave_out, federation)
-    with watching(progress, run_count, job_count) as progress_for:
+    with show_progress(progress, run_count, job_count) as progress_for:
         effects = leaving.measure_effects(
             base,
             methods,

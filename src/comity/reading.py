@@ -96,7 +96,7 @@ def report(
     Returns:
         The path of the page.
     """
-    from comity.report import report as write
+    from comity.reporting import report as write_report
 
     if isinstance(what, Result | Comparison):
         if what.temporary and out is None:
@@ -113,7 +113,7 @@ def report(
     def warn(text: str) -> None:
         warnings.warn(escape_terminal(text), stacklevel=4)
 
-    return write(
+    return write_report(
         what,
         methods=methods,
         target=target,
@@ -122,7 +122,7 @@ def report(
         figures=figures,
         out=out,
         trust=trust,
-        told=warn,
+        warn=warn,
     )
 
 

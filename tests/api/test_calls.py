@@ -4,6 +4,7 @@ they say what is wrong.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -23,7 +24,6 @@ from torch import nn
 
 import comity
 from comity.calls import FROM_FEDERATION, Settings
-from comity.report import report as write_page
 from comity.runs.config import Experiment
 from comity.runs.extend import extend
 from comity.runs.run import reopen, resume_in
@@ -109,12 +109,14 @@ def test_public_names_are_there_without_torch() -> None:
     } <= set(comity.__all__)
 
 
-def test_report_is_a_call_and_a_folder_of_modules(result: comity.Result, tmp_path: Path) -> None:
-    assert sys.modules["comity.report"] is vars(comity)["report"]
+def test_report_and_audit_are_functions(result: comity.Result, tmp_path: Path) -> None:
+    for module in ("comity.auditing.audit", "comity.reporting"):
+        importlib.import_module(module)  # an import must not replace the functions
+    assert inspect.isfunction(comity.report)
+    assert inspect.isfunction(comity.audit)
     page = comity.report(result, tmp_path / "page.html", quick=True)
     assert page == tmp_path / "page.html"
     assert "<html" in page.read_text(encoding="utf-8")
-    assert write_page is sys.modules["comity.report"].report
 
 
 @pytest.mark.long
@@ -180,7 +182,7 @@ WRONG: list[tuple[Any, str]] = [
         lambda fed: untyped.run("fedavg", fed, party={"p1": {"modle": "linear"}}),
         "Did you mean 'model'?",
     ),
-    (lambda fed: untyped.run("fedavg", fed, progress="yes"), "progress is True, False"),
+    (lambda fed: untyped.run("fedavg", fed, progress="yes"), "progress must be True, False"),
     (lambda fed: comity.open("/no/where"), "There is no folder"),
     (lambda fed: untyped.report(7), "not a int"),
     (lambda fed: untyped.run("fedavg", fed, rounds=1, model="linear").report(), "temporary"),

@@ -140,7 +140,7 @@ def test_engines_agree_and_a_killed_run_goes_on(
 def test_the_metric_of_a_file_is_what_parties_are_judged_by(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comity.report.sections.space.SAMPLES", 24)
+    monkeypatch.setattr("comity.reporting.sections.space.SAMPLES", 24)
     ended = works(
         "compare",
         "fedavg",

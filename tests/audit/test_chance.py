@@ -10,8 +10,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from comity.audit.chance import Scored, area, caught, one_run_epsilon, share, shown_epsilon
-from comity.audit.finding import Finding, membership
+from comity.auditing.chance import Scored, area, caught, one_run_epsilon, share, shown_epsilon
+from comity.auditing.finding import Finding, membership
 from comity.base.key import Key
 
 

@@ -64,8 +64,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """
     from browser import KINDS
     from comity import run
-    from comity.report import report
-    from comity.report.sections import space
+    from comity.reporting import report
+    from comity.reporting.sections import space
     from comity.runs.config import experiment
     from comity.runs.server_run import Quiet
     from comity.studies.compare import compare
@@ -125,7 +125,7 @@ def look(chromium: Browser, pages: dict[str, Path]) -> Open:
         with opened(chromium, pages[kind], width, scheme, **more) as it:
             it.draw()
             yield it
-            assert not it.asked
-            assert not it.said
+            assert not it.requests
+            assert not it.console
 
     return at

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import comity, works
 
-from comity.report.sections.absences import spans
+from comity.reporting.sections.absences import format_spans
 
 SMALL = (
     "--parties",
@@ -59,7 +59,7 @@ def test_a_run_says_who_was_not_heard(plan: Path, tmp_path: Path) -> None:
 def test_a_comparison_marks_whom_to_doubt(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comity.report.sections.space.SAMPLES", 24)
+    monkeypatch.setattr("comity.reporting.sections.space.SAMPLES", 24)
     said = works(
         "compare", "fedavg", *SMALL, "--absent", plan, "--report", "--out", tmp_path / "both"
     ).out
@@ -156,5 +156,5 @@ def test_a_model_that_has_run_away_is_doubted(tmp_path: Path) -> None:
 
 
 def test_rounds_in_few_words() -> None:
-    assert spans({3}) == "3"
-    assert spans({1, 2, 3, 7, 9, 10}) == "1-3, 7, 9-10"
+    assert format_spans({3}) == "3"
+    assert format_spans({1, 2, 3, 7, 9, 10}) == "1-3, 7, 9-10"

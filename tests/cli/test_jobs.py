@@ -200,7 +200,7 @@ def test_from_python_with_a_network_of_ones_own(tmp_path: Path) -> None:
     assert_same(tmp_path / "2", tmp_path / "1")
     assert sorted(seen[2:]) == sorted(seen[:2]) == ["fedavg", "solo"]
     assert made[0].answers == made[1].answers
-    with pytest.raises(UsageError, match="One object cannot watch"):
+    with pytest.raises(UsageError, match="One object cannot show"):
         library.compare(["fedavg"], fed, jobs=2, progress=Quiet(), **settings)  # type: ignore[arg-type]
 
 
@@ -513,7 +513,7 @@ def test_a_tracker_that_is_an_object_is_refused(tmp_path: Path) -> None:
         def round(self, t: int, figures: Any) -> None: ...
         def end(self, summary: Any) -> None: ...
 
-    with pytest.raises(UsageError, match="A Mine that is an object"):
+    with pytest.raises(UsageError, match="The tracker Mine is an object"):
         library.compare(
             ["fedavg"], parties=2, rounds=1, model="linear", track=[Mine()], jobs=2, out=tmp_path
         )

@@ -75,7 +75,7 @@ def partition(y, parties, rng, share: float = 1.0): return [range(k, len(y), par
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who has never used Comity before, and has no patience with maps of representations."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
-    monkeypatch.setattr("comity.report.PATIENCE", -1.0)
+    monkeypatch.setattr("comity.reporting.PATIENCE", -1.0)
 
 
 def become_somebody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from comity.data.importing import import_federation
 from comity.errors import UsageError
 from comity.measure.study import study
 from comity.metrics.metrics import METRICS
-from comity.report import report
+from comity.reporting import report
 from comity.studies.export import export, load
 
 RUN: dict[str, Any] = {"rounds": 3, "model": "mlp2(width=8)", "lr": 0.05, "engine": "loop"}

@@ -26,9 +26,9 @@ from comity.deploy.policy import write
 from comity.deploy.server import FAILURE, SCHEMA
 from comity.errors import ComityError
 from comity.measure.caveats import caveats
-from comity.report import report, sections_of
-from comity.report.blocks import Table, Text
-from comity.report.gather import gather
+from comity.reporting import build_sections, report
+from comity.reporting.blocks import Table, Text
+from comity.reporting.gather import gather
 from comity.runs import config
 from comity.runs.folder import RunFolder
 
@@ -94,7 +94,7 @@ def sentences(folder: Path) -> str:
     """All sentences and tables of a page."""
     words: list[str] = []
     for group in gather(folder):
-        for section in sections_of(group, folder, None, None, False, True):
+        for section in build_sections(group, folder, None, None, False, True):
             for block in section.blocks:
                 words += [block.text] if isinstance(block, Text) else []
                 words += (

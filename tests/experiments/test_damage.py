@@ -22,8 +22,8 @@ from comity.checksums import Checksum, with_crc, without_crc
 from comity.engines.saved import Saved, read_state, write_state
 from comity.errors import ComityError, UsageError
 from comity.measure import conventions
-from comity.report import report
-from comity.report.static import ranking
+from comity.reporting import report
+from comity.reporting.static import ranking
 from comity.runs import checkpoint, environment
 from comity.runs import loop as rounds_of
 from comity.runs.folder import RunFolder

@@ -14,7 +14,7 @@ import torch
 import comity
 from comity.data import Dataset
 from comity.errors import UsageError
-from comity.report import report
+from comity.reporting import report
 from comity.runs import config
 from comity.runs.build import prepare
 from comity.runs.evaluation import SHARE

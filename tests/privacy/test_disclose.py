@@ -27,7 +27,7 @@ from comity.disclosure.pdf import HEIGHT, LOST, MARGIN, WIDTH, pdf, width, wrapp
 from comity.disclosure.words import KINDS, MEANINGS
 from comity.errors import ComityError, UsageError
 from comity.privacy.account import Account
-from comity.report.blocks import Facts, Section, Table
+from comity.reporting.blocks import Facts, Section, Table
 from comity.runs.folder import RunFolder
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "mlp2(width=8)"}

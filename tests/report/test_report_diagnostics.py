@@ -14,7 +14,7 @@ from written import Written, compared, rows
 from comity import algorithms
 from comity.core.diagnostics import CurveByRound, ParameterNorms, PartyMatrix
 from comity.errors import UsageError
-from comity.report import report
+from comity.reporting import report
 
 METHOD = """
 from comity.algorithms.fedavg import FedAvg

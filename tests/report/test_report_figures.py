@@ -16,7 +16,7 @@ from comity import algorithms
 from comity.measure import gains
 from comity.measure.fairness import fairness
 from comity.measure.targets import reach_target
-from comity.report import report
+from comity.reporting import report
 from comity.runs.folder import RunFolder
 from comity.runs.run import reopen
 from comity.studies.method_summary import MethodSummary

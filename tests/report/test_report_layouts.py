@@ -14,7 +14,7 @@ from written import SMALL, Written, compared, loaded
 
 from comity import Federation, run
 from comity.errors import UsageError
-from comity.report import report
+from comity.reporting import report
 from comity.runs.config import experiment
 from comity.runs.result import Result
 from comity.runs.server_run import Quiet, ServerRun

@@ -21,7 +21,7 @@ import pytest
 from written import Written, amounts, compared, loaded, rows
 
 from comity import algorithms, run
-from comity.report import report
+from comity.reporting import report
 from comity.units import duration, size
 
 KINDS = ("heart", "sensors", "amounts", "one", "half")
@@ -103,8 +103,8 @@ def make(kind: str, folder: Path) -> Path:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     root = tmp_path_factory.mktemp("tables")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("comity.report.page.library", lambda: "/* Vega */")
-        patch.setattr("comity.report.sections.space.SAMPLES", 48)
+        patch.setattr("comity.reporting.page.library", lambda: "/* Vega */")
+        patch.setattr("comity.reporting.sections.space.SAMPLES", 48)
         return {kind: Made(Written(report(make(kind, root))), root / kind) for kind in KINDS}
 
 

@@ -24,9 +24,9 @@ def audit(
 
     Prints what each attack reconstructs or infers about samples, compared with guessing.
     """
-    from comity.audit.auditing import CANNOT, HEADS, JSON, PAGE, WORDS
-    from comity.audit.auditing import audit as attack
-    from comity.audit.page import READING
+    from comity.auditing.audit import CANNOT, HEADS, JSON, PAGE, WORDS
+    from comity.auditing.audit import audit as attack
+    from comity.auditing.page import READING
     from comity.cli import screen
 
     def show_progress(text: str) -> None:

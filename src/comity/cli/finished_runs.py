@@ -158,8 +158,8 @@ def report(
 ) -> None:
     """Write a report of a run, or of a folder of runs, as one HTML page."""
     from comity.cli import screen
-    from comity.report import report as write
-    from comity.report.static import ranking
+    from comity.reporting import report as write
+    from comity.reporting.static import ranking
 
     if table is not None:
         print(
@@ -175,8 +175,8 @@ def report(
         figures=figures,
         out=out,
         trust=trust,
-        told=print_warning,
-        answered=screen.print_sentence,
+        warn=print_warning,
+        announce=screen.print_sentence,
     )
     screen.out.print(f"The report is in {path}", soft_wrap=True)
     if figures is not None:

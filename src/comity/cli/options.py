@@ -309,10 +309,10 @@ def resumable(how: str) -> Iterator[None]:
 def write_report(folder: Path) -> None:
     """Write the report at the end of a command. A failure is only a warning: the runs are done."""
     from comity.cli import screen
-    from comity.report import report
+    from comity.reporting import report
 
     try:
-        path = report(folder, told=print_warning)
+        path = report(folder, warn=print_warning)
     except KeyboardInterrupt:
         raise Stopped(
             "Stopped; the runs are finished, but the report is not. Write it with: comity report"

@@ -24,7 +24,7 @@ from comity.errors import ComityError, UsageError
 from comity.measure.mdl import CHEAP, Settings
 from comity.measure.representations import PartyModel
 from comity.measure.study import study_models
-from comity.report import PAGE, report
+from comity.reporting import PAGE, report
 from comity.runs.build import SimulatedRun
 from comity.runs.folder import OUTCOMES, RunFolder
 from comity.runs.result import Deployed, Result

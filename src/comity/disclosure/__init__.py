@@ -57,7 +57,7 @@ def html(page: Page) -> str:
     from jinja2 import Environment
 
     template = (files("comity.disclosure") / "disclosure.html").read_text(encoding="utf-8")
-    css = (files("comity.report") / "page.css").read_text(encoding="utf-8")
+    css = (files("comity.reporting") / "page.css").read_text(encoding="utf-8")
     made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
     return (
         made.render(page=page, css=css).encode("utf-8", "replace").decode()

@@ -11,7 +11,7 @@ from comity.disclosure.left import INTRODUCED, Left, kinds_of, what_left
 from comity.disclosure.sources import Source
 from comity.names import display_name
 from comity.privacy.account import FROM_PARTIES, INFINITE, in_words, read_epsilon
-from comity.report.blocks import Facts, Section, Table
+from comity.reporting.blocks import Facts, Section, Table
 from comity.wire.ledger import SERVER, Charge
 
 HEADS = (

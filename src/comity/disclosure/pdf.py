@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from comity.disclosure.content import Page
-from comity.report.blocks import Table, Text
-from comity.report.themes import LIGHT
+from comity.reporting.blocks import Table, Text
+from comity.reporting.themes import LIGHT
 
 WIDTH, HEIGHT, MARGIN = 842.0, 595.0, 36.0  # points: A4, landscape
 SHADES = {"warning": "#fdf1e7", "missing": "#eef3f9"}

@@ -1,4 +1,4 @@
-"""Tables, sentences and curves as HTML that any notebook shows, in the light and in the dark."""
+"""Tables, sentences and curves as HTML for notebooks, in light and dark themes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from html import escape
 
 COLOURS = ("#2f7de1", "#d9480f", "#2b8a3e", "#c2255c", "#7048e8", "#0c8599", "#a16207", "#868e96")
-"""Of curves: each stands out from white and from black."""
+"""Colours of curves. Each has contrast to white and to black."""
 DASHES = ("", "7 3", "2 2", "9 3 2 3")
-"""For who cannot tell colours apart."""
+"""Dash patterns of curves, for more curves than colours."""
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 190, 46, 34, 10, 12
 CELL = "padding:2px 7px;text-align:{};border:0;background:transparent;white-space:nowrap"
 Line = Mapping[int, float]
 
 
 def page(title: str, *parts: str) -> str:
-    """A title and what stands below it."""
+    """Return a title with parts below it."""
     return (
         '<div style="font-size:90%"><div'
         f' style="font-weight:bold">{escape(title)}</div>{"".join(parts)}</div>'
@@ -24,7 +24,7 @@ def page(title: str, *parts: str) -> str:
 
 
 def sentences(texts: Iterable[str]) -> str:
-    """One below the other, smaller than the rest."""
+    """Return sentences below each other, in a fainter colour."""
     return "".join(f'<div style="opacity:.8;max-width:60em">{escape(text)}</div>' for text in texts)
 
 
@@ -35,13 +35,19 @@ def table(
     shade: Callable[[int, int], float] | None = None,
     folded: Collection[int] = (),
 ) -> str:
-    """A table whose first `words` columns are words, the others figures; `shade` says how dark a
-    cell is, from 0 to 1.
+    """Return a table.
+
+    Args:
+        heads: the heads of the columns
+        rows: the rows of cells
+        words: how many columns at the left hold words instead of figures
+        shade: returns the opacity of a cell's background, from 0 to 1, by row and column
+        folded: columns whose text may wrap
     """
 
-    def cell(k: int, text: str, tag: str, dark: float = 0.0) -> str:
+    def cell(k: int, text: str, tag: str, opacity: float = 0.0) -> str:
         style = CELL.format("left" if k < words else "right")
-        style += f";background:rgba(47,125,225,{dark:.2f})" if dark else ""
+        style += f";background:rgba(47,125,225,{opacity:.2f})" if opacity else ""
         style += ";white-space:normal" if k in folded else ""
         return f'<{tag} style="{style}">{escape(text)}</{tag}>'
 
@@ -58,17 +64,20 @@ def table(
     )
 
 
-def curves(lines: Mapping[str, Line], what: str) -> str:
-    """Lines by round, in hundredths, with a legend that says where each ends."""
-    known = {
+def curves(lines: Mapping[str, Line], title: str) -> str:
+    """Return a chart of fractions by round, in percent, with a legend of the final values.
+
+    Values that are not finite are left out. Without any value, the result is empty.
+    """
+    finite = {
         name: {t: v for t, v in line.items() if math.isfinite(v)} for name, line in lines.items()
     }
-    known = {name: line for name, line in known.items() if line}
-    if not known:
+    finite = {name: line for name, line in finite.items() if line}
+    if not finite:
         return ""
-    values = [value for line in known.values() for value in line.values()]
-    last = max(1, *(max(line) for line in known.values()))
-    step = _step(max(values) - min(*values, max(values) - 0.01))
+    values = [value for line in finite.values() for value in line.values()]
+    last = max(1, *(max(line) for line in finite.values()))
+    step = _grid_step(max(values) - min(*values, max(values) - 0.01))
     low, high = math.floor(min(values) / step) * step, math.ceil(max(values) / step - 1e-9) * step
     high = high if high > low else low + step
 
@@ -78,45 +87,45 @@ def curves(lines: Mapping[str, Line], what: str) -> str:
     def y(value: float) -> float:
         return TOP + (HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
 
-    drawn = []
+    shapes = []
     for k in range(round((high - low) / step) + 1):
-        at = y(low + k * step)
-        drawn.append(
-            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"'
+        height = y(low + k * step)
+        shapes.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{height:.1f}" y2="{height:.1f}"'
             ' stroke="currentColor" opacity=".15"/>'
         )
-        drawn.append(_text(LEFT - 6, at + 4, f"{100 * (low + k * step):g}%", "end"))
+        shapes.append(_text(LEFT - 6, height + 4, f"{100 * (low + k * step):g}%", "end"))
     for t in sorted({0, last // 2, last}):
-        drawn.append(_text(x(t), HEIGHT - BOTTOM + 16, str(t), "middle"))
-    drawn.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, "round", "middle"))
+        shapes.append(_text(x(t), HEIGHT - BOTTOM + 16, str(t), "middle"))
+    shapes.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 3, "round", "middle"))
     legend = []
-    for k, (name, line) in enumerate(known.items()):
+    for k, (name, line) in enumerate(finite.items()):
         colour, dash = COLOURS[k % len(COLOURS)], DASHES[k // len(COLOURS) % len(DASHES)]
         points = " ".join(f"{x(t):.1f},{y(line[t]):.1f}" for t in sorted(line))
-        shape = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
+        style = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
         dot = (
             f'<circle cx="{x(max(line)):.1f}" cy="{y(line[max(line)]):.1f}" r="2.5"'
             f' fill="{colour}"/>'
         )
-        drawn.append(
-            f"<g><title>{escape(name)}</title><polyline points={points!r} {shape}/>{dot}</g>"
+        shapes.append(
+            f"<g><title>{escape(name)}</title><polyline points={points!r} {style}/>{dot}</g>"
         )
         swatch = (
             '<svg width="22" height="8" style="vertical-align:middle"><line x2="22" y1="4" y2="4"'
-            f" {shape}/></svg>"
+            f" {style}/></svg>"
         )
         legend.append(
             f'<span style="margin-right:14px">{swatch} {escape(name)}'
             f" {100 * line[max(line)]:.1f}%</span>"
         )
-    said = f"{what} by round: " + ", ".join(
-        f"{name} ends at {100 * line[max(line)]:.1f}%" for name, line in known.items()
+    label = f"{title} by round: " + ", ".join(
+        f"{name} ends at {100 * line[max(line)]:.1f}%" for name, line in finite.items()
     )
     return (
-        f'<div style="margin-top:4px">{escape(what)} by round</div><svg role="img"'
-        f' aria-label="{escape(said)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
+        f'<div style="margin-top:4px">{escape(title)} by round</div><svg role="img"'
+        f' aria-label="{escape(label)}" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}"'
         f' height="{HEIGHT}" style="max-width:100%" font-size="11"'
-        f' fill="currentColor">{"".join(drawn)}</svg><div>{"".join(legend)}</div>'
+        f' fill="currentColor">{"".join(shapes)}</svg><div>{"".join(legend)}</div>'
     )
 
 
@@ -126,16 +135,16 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
     )
 
 
-def _step(span: float) -> float:
-    """The distance of grid lines, a round number, of which a span has two to six."""
+def _grid_step(span: float) -> float:
+    """Return the distance of grid lines: a round number that divides a span into at most six."""
     return next(
         (step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if span / step <= 6),
         10 ** math.ceil(math.log10(span)),
     )
 
 
-def some(names: Sequence[str], most: int = 12) -> tuple[list[str], int]:
-    """The first and the last of many, and how many are between them."""
+def shorten(names: Sequence[str], most: int = 12) -> tuple[list[str], int]:
+    """Return the first and the last of many names, and how many are left out between them."""
     if len(names) <= most:
         return list(names), 0
     return [*names[: most // 2], *names[-(most // 2) :]], len(names) - most // 2 * 2

@@ -111,10 +111,10 @@ class Result:
     """Keeps a temporary folder alive as long as the result."""
 
     def __repr__(self) -> str:
-        from comity.notebook.views import figure, judged_by, setting
+        from comity.notebook.views import chosen_metric, figure, setting
 
         return (
-            f"<{self.summary['algorithm']}: {figure(self.summary, judged_by(self))};"
+            f"<{self.summary['algorithm']}: {figure(self.summary, chosen_metric(self))};"
             f" {setting(self.summary)}>"
         )
 

@@ -369,7 +369,7 @@ class _RunPool:
 
         def run_in_process(progress: Progress, warn: Callable[[str], None]) -> dict[str, Any]:
             return run_once(
-                *how, progress, self._track.anew(warn), self._model, job, run.record_messages
+                *how, progress, self._track.copy(warn), self._model, job, run.record_messages
             )
 
         process = multiprocessing.get_context("fork").Process(
@@ -419,7 +419,7 @@ class _RunPool:
                 member.round = content[0]
                 member.observer.round(content[0], content[1], Ledger(total=Counter(content[2])))
             case "told":
-                self._track.told(content[0])
+                self._track.warn(content[0])
             case "warned":
                 text, category, filename, line = content
                 warnings.warn_explicit(
