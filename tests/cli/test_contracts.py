@@ -370,7 +370,7 @@ def test_parties_do_things_their_own_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_newcomers_and_cautions_are_on_the_screen(tmp_path: Path) -> None:
+def test_newcomers_and_warnings_are_on_the_screen(tmp_path: Path) -> None:
     args = (
         "--partition",
         "pathological(classes=2)",
@@ -383,7 +383,7 @@ def test_newcomers_and_cautions_are_on_the_screen(tmp_path: Path) -> None:
     )
     ended = works("run", "adcol", *args, "--set", "hidden=8", "--out", tmp_path / "run")
     assert "Warning: adcol is meant for parties whose inputs differ" in ended.out
-    assert "newcomer p3: offered" in " ".join(ended.out.split())
+    assert "with the offered model" in " ".join(ended.out.split())
     table = works("compare", "fedavg", *args, "--out", tmp_path / "both").out
     assert "newcomers" in table
 

@@ -183,12 +183,12 @@ from comity.core import *
 @algorithm
 class Mine(FedAvg):
     word: str = option("a", WORDS)
-    def cautions(self, info): return [WORDS]
+    def warnings(self, info): return [WORDS]
 '''
 
 
 def test_a_method(here: Path) -> None:
-    """Its card, its cautions, and what it says when it fails."""
+    """Its card, its warnings, and what it says when it fails."""
     Path("nasty_method.py").write_text(
         MINE.replace("TITLE", "Mine.\n\n\\x1b[2J").replace("WORDS", repr(LINES)), encoding="utf-8"
     )
@@ -292,7 +292,7 @@ def test_every_console_is_the_screens() -> None:
         for line in text.splitlines():
             if re.match(r"\s+print\(", line):
                 ours = (
-                    r"harmless\(|json\.dumps|version_line\(\)|script\(shell\)|format_message\(\)|Stopped"
+                    r"escape_terminal\(|json\.dumps|version_line\(\)|script\(shell\)|format_message\(\)|Stopped"
                     r" before anything was run"
                 )
                 assert re.search(ours, line), f"{path.name}: {line}"
