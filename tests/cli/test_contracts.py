@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import statistics
 import tomllib
 from collections import Counter, defaultdict
@@ -553,8 +554,8 @@ def test_compare_again_on_another_engine_computes_nothing(compared: tuple[Path, 
 
 
 @pytest.mark.slow
-def test_compare_with_another_method_adds_it(compared: tuple[Path, str]) -> None:
-    folder, _ = compared
+def test_compare_with_another_method_adds_it(compared: tuple[Path, str], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(compared[0], tmp_path / "compared"))
     before = stamps(folder)
     works("compare", "fedavg", "fedbn", *SMALL, "--seeds", "0", "--out", folder)
     after = stamps(folder)

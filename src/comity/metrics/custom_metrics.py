@@ -37,7 +37,7 @@ each of them.
 TAKEN = {
     "loss", "silence", "algorithm", "dataset", "partition", "parties", "without", "seed", "model", "metric", "newcomers",
     "diverged", "absent", "bytes", "seconds", "rounds", "steps", "server_steps", "remarks", "discarded", "privacy",
-    "cautions", "classes", "too_few",
+    "cautions", "classes", "too_few", "withheld",
 }  # fmt: skip
 """What else has such a name in a run's tables and its summary."""
 
