@@ -42,8 +42,8 @@ def test_all_of_three_and_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say --all"),
-        (("--all", "--federation", "there"), "leave --all, --leave-one-out and --jobs away"),
+        ((), "or use --all"),
+        (("--all", "--federation", "there"), "--all, --leave-one-out and --jobs are not available"),
     ],
 )
 def test_refused(words: tuple[str, ...], said: str) -> None:

@@ -189,7 +189,7 @@ class Mine(FedAvg):
 
 
 def test_a_method(here: Path) -> None:
-    """Its card, its cautions, and what it says when it fails."""
+    """Its card, its warnings, and what it says when it fails."""
     Path("nasty_method.py").write_text(
         MINE.replace("TITLE", "Mine.\n\n\\x1b[2J").replace("WORDS", repr(LINES)), encoding="utf-8"
     )

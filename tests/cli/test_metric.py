@@ -455,4 +455,4 @@ def test_models_that_diverged_have_no_rank_and_no_answer(hospitals: Path, tmp_pa
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "This part cannot be shown" not in page
     assert "diverged" in page
-    assert "no AUC, as a model has diverged" in works("resume", tmp_path / "fedavg" / "seed-0").out
+    assert "no AUC: a model has diverged" in works("resume", tmp_path / "fedavg" / "seed-0").out

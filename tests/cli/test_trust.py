@@ -470,7 +470,7 @@ def test_a_file_that_changes_while_a_process_uses_it(mine: Path, tmp_path: Path)
     """
     api.run(str(mine), **HOW)
     mine.write_text(mine.read_text(encoding="utf-8") + "\n# better\n", encoding="utf-8")
-    with pytest.warns(UserWarning, match="is used as it was then"):
+    with pytest.warns(UserWarning, match="the earlier version is used"):
         api.run(str(mine), out=tmp_path / "out", **HOW)
     assert opened(tmp_path / "out").code == 0
     forget(mine)

@@ -133,7 +133,7 @@ def test_a_folder_of_runs(tmp_path: Path) -> None:
     (tmp_path / "deep" / "config.toml").write_text("not = 'a run'", encoding="utf-8")
     shown = works("watch", tmp_path).out.splitlines()
     heads = shown[0].split()
-    assert heads == ["run", "state", "round", "accuracy", "worst", "sent", "a", "round"]
+    assert heads == ["run", "state", "round", "accuracy", "worst", "sent", "per", "round"]
     names = [
         f"deep/compared/{method}/seed-{seed}" for method in ("fedavg", "solo") for seed in (2, 10)
     ]

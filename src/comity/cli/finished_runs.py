@@ -162,9 +162,8 @@ def report(
     from comity.reporting.static import ranking
 
     if table is not None:
-        print(
-            "\n".join(escape_terminal(line) for line in ranking(folder, table, target).split("\n"))
-        )
+        for line in ranking(folder, table, target).split("\n"):
+            print(escape_terminal(line))
         return
     path = write(
         folder,
