@@ -116,7 +116,11 @@ def test_a_run_by_itself(
 
 @pytest.mark.parametrize(
     ("which", "sentence"),
-    [("other", "has no recorded messages"), ("nowhere", "There is no folder"), ("audit", "holds no run")],
+    [
+        ("other", "has no recorded messages"),
+        ("nowhere", "There is no folder"),
+        ("audit", "holds no run"),
+    ],
 )
 def test_what_cannot_be_audited_is_refused(
     which: str,

@@ -544,7 +544,8 @@ def test_a_mended_python_is_the_same() -> None:
 
 def test_an_engine_that_a_run_was_not_begun_with(stopped: Path) -> None:
     with pytest.warns(
-        UserWarning, match="was started with engine=loop and continues with it; engine=stacked is ignored"
+        UserWarning,
+        match="was started with engine=loop and continues with it; engine=stacked is ignored",
     ):
         comity.run(METHOD, out=stopped, resume=True, **SETTINGS | {"engine": "stacked"})
     assert RunFolder(stopped).read_experiment().engine == "loop"
