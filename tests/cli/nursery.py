@@ -54,7 +54,7 @@ def pace_rounds(seconds: float, stop_after: float) -> None:
 
     def paced(self: loop._Rounds) -> Any:
         time.sleep(seconds)
-        if self.done >= stop_after:
+        if self.completed >= stop_after:
             time.sleep(60)
         return next_round(self)
 

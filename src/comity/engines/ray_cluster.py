@@ -130,7 +130,7 @@ class Actor:
         return ""
 
     def _take_data(self) -> object:
-        """The data of the last run. Drops the reference to them, so that a builder can free them."""
+        """The data of the last run. Drops the reference, so that a builder can free them."""
         data, self._data = self._data, None
         return data
 

@@ -54,7 +54,7 @@ class RunningCall:
         self,
         function: PartyCoroutine[tuple[Any, Any]],
         call: CallId,
-        kept: KeptMoments,
+        moments: KeptMoments,
         layers: AbstractContextManager[object],
         unusable: tuple[int, ...] = (),
     ) -> None:
@@ -63,7 +63,7 @@ class RunningCall:
         """The senders of ignored sealed messages."""
         self.request: Request | None = None
         self.result: tuple[Any, Any] = None, None
-        self.kept = kept
+        self.kept_moments = moments
         self.steps = 0
         self.warning = ""
         self._coroutine = function
@@ -78,7 +78,7 @@ class RunningCall:
     def resume_with(self, result: Fitted) -> None:
         """Continue with the result of the requested training, up to the next request."""
         if self._place and result.moments:
-            self.kept.moments[self._place] = result.moments
+            self.kept_moments.moments[self._place] = result.moments
         self.steps += result.steps
         self._resume(self._coroutine.send, result)
 
@@ -114,7 +114,9 @@ class RunningCall:
             self._resume(self._coroutine.throw, ComityError(error))
             return
         if isinstance(request, FitRequest) and request.training.keep:
-            self._place, before = self.kept.recall({k: request.begin[k] for k in request.names})
+            self._place, before = self.kept_moments.recall(
+                {k: request.begin[k] for k in request.names}
+            )
             request = replace(request, before=request.before or before)
         self.request = request
 

@@ -85,13 +85,13 @@ class Site:
         """
         new_state, reply = running.result
         set_origin(reply, self.party.id, running.call.round)
-        keeps = running.kept.trainings > 0 or (
+        keeps = running.kept_moments.trainings > 0 or (
             new_state is not self.mine and (_has_values(new_state) or _has_values(self.mine))
         )
         ruined = ""
         if keeps:
             ruined = not_finite(new_state)
-            self.versions.add(running.call, PartyState(new_state, running.kept.moments))
+            self.versions.add(running.call, PartyState(new_state, running.kept_moments.moments))
         return PartyResult(reply, running.steps, keeps, ruined, running.warning, running.unusable)
 
     def deployed(self, message: Message) -> tuple[LearningTask, Params]:

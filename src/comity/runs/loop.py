@@ -77,12 +77,12 @@ def execute(
             with _open_rounds(job, connect, folder, progress, track, resume) as rounds:
                 rounds.server.warnings.update(dict.fromkeys(all_warnings))
                 track.begin(job, folder.path)
-                progress.begin(job, max(rounds.done, 0))
-                while rounds.done < rounds.last:
+                progress.begin(job, max(rounds.completed, 0))
+                while rounds.completed < rounds.last:
                     figure, notes = rounds.next_round()
-                    if rounds.done <= rounds.schedule.rounds:
-                        progress.round(rounds.done, figure, rounds.server.ledger)
-                    track.round(rounds.done, notes, rounds.server.ledger.total)
+                    if rounds.completed <= rounds.schedule.rounds:
+                        progress.round(rounds.completed, figure, rounds.server.ledger)
+                    track.round(rounds.completed, notes, rounds.server.ledger.total)
                 rounds.summary = summary = rounds.summarise()
                 summary |= conclude(summary)
                 folder.write_summary(summary, rounds.files)
@@ -158,7 +158,7 @@ class _Rounds:
         self.job = job
         self.server = server
         self.schedule = Schedule(job.experiment.rounds, job.experiment.patience)
-        self.done = -1
+        self.completed = -1
         """The last complete round; -1 before the start, which is round 0."""
         self.seconds: dict[str, float] = defaultdict(float)
         self.summary: dict[str, Any] | None = None
@@ -223,7 +223,7 @@ class _Rounds:
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
         self._gained = counters.get("gained", {})
         self._exchange_seconds = counters.get("exchanged")
-        self.done = manifest.round - (self._exchange_seconds is not None)
+        self.completed = manifest.round - (self._exchange_seconds is not None)
         self.schedule.load(counters["schedule"])
         if not manifest.checked:
             server.warnings[UNCHECKED] = None
@@ -238,7 +238,7 @@ class _Rounds:
 
         Returns the mean of the chosen metric, if the round was evaluated, and all notes.
         """
-        t = self.done + 1
+        t = self.completed + 1
         self.schedule.enter(t)
         if self._exchange_seconds is None:
             begin = time.perf_counter()
@@ -261,7 +261,7 @@ class _Rounds:
         seconds = [f"{part:.4f}" for part in (training, evaluating, saving)]
         # Written last: a round with this row is complete.
         self._tables.add(TIMING, [(t, *seconds, peak_memory())])
-        self.done = t
+        self.completed = t
         return (evaluations.figure if evaluations else None), notes
 
     def _ending_after(self, t: int, seconds: float) -> dict[str, Any] | None:

@@ -149,9 +149,9 @@ def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
     rows: dict[str, list[Row]] = {}
     try:
         reader = csv.DictReader(io.StringIO(text), strict=True)
-        known = {"party", "round", "call", "occurrence", "how"}
+        allowed = {"party", "round", "call", "occurrence", "how"}
         columns = current_columns(reader.fieldnames or ())
-        if not {"party", "round"} <= set(columns) or not set(columns) <= known:
+        if not {"party", "round"} <= set(columns) or not set(columns) <= allowed:
             raise UsageError(
                 f"{name} needs the columns party and round, and may have call, occurrence and how;"
                 f" it has {', '.join(columns)}."
