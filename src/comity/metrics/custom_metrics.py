@@ -54,7 +54,6 @@ RESERVED = {
     "server_steps",
     "remarks",
     "discarded",
-    "withheld",
     "privacy",
     "cautions",
     "classes",
