@@ -202,7 +202,7 @@ def test_what_works_declare(text: str) -> None:
     }
     assert {name: tuple(map(words, hints)) for name, hints in found.items()} == DECLARED[text]
     assert words(view_type(made)) == (
-        "Empty" if made.self_contained else NAMED_VIEWS.get(text, "Model")
+        "Empty" if made.traits.self_contained else NAMED_VIEWS.get(text, "Model")
     )
 
 
@@ -236,7 +236,7 @@ def test_the_shape_of_every_tensor_on_the_wire_is_told(text: str) -> None:
     }
     told: dict[str, Any] = {}
     for owner in chain(made):
-        told |= owner.wire_shapes(TASK, 4)
+        told |= owner.accounting.wire_shapes(TASK, 4)
     assert told.keys() <= tensors
     assert tensors - weights <= told.keys()
 
@@ -334,7 +334,7 @@ def call_of(name: str, depth: int = 0) -> CallId:
     return CallId(name, depth, 1, 0)
 
 
-D = comity.algorithms.compose("adcol(hidden=8)").wire_shapes(TASK, 4)["Game.D"]
+D = comity.algorithms.compose("adcol(hidden=8)").accounting.wire_shapes(TASK, 4)["Game.D"]
 assert isinstance(D, LearningTask)
 ONES = torch.ones(10, dtype=torch.bool)
 MEANS = torch.zeros(10, TASK.width)

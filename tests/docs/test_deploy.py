@@ -17,7 +17,7 @@ import yaml
 # would be missing there.
 from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401 -- each adds its commands
 from comity.cli.options import app
-from comity.core.algorithm import LEAVES
+from comity.core.traits import LEAVES
 from comity.deploy.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]

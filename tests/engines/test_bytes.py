@@ -297,8 +297,8 @@ def test_personal_weights_and_data_do_not_cross_under_any_name(
     holds their values.
     """
     result, wire = watched(text)
-    shares, shape = chain(result.job.algorithm)[-1].shares, result.job.info.shape
-    if "samples" in result.job.algorithm.leaves:
+    shares, shape = chain(result.job.algorithm)[-1].traits.shares, result.job.info.shape
+    if "samples" in result.job.algorithm.traits.leaves:
         assert any(
             tuple(t.shape[1:]) == shape for _, reply, _ in wire.replies for t in tensors_in(reply)
         )

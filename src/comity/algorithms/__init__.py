@@ -81,7 +81,9 @@ def accepts(text: str, setting: str) -> bool:
 
 
 def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorithm:
-    """Build `fedprox(mu=0.1)+dbe(kappa=50)`; `settings` are further options, bare or as `dbe.mu`."""
+    """Build `fedprox(mu=0.1)+dbe(kappa=50)`; `settings` are further options, bare or as
+    `dbe.mu`.
+    """
     specs = [parse(part) for part in split(text, "+")]
     classes = [find(spec.name) for spec in specs]
     given = [dict(spec.options) for spec in specs]
@@ -181,7 +183,7 @@ def card(name: str) -> Card:
         title,
         told,
         wrapper,
-        cls.bytes_formula,
+        cls.traits.bytes_formula,
         list(options(cls).values()),
         _glance(told),
         privacy,

@@ -36,7 +36,7 @@ from comity.components.views import SelfSupervised, probe, second_view
 from comity.core import *
 from comity.core.diagnostics import CurveByRound
 from comity.privacy.mechanisms import bounded
-from comity.privacy.options import PrivateRows
+from comity.privacy.options import PrivateRows, PrivateRowsAccounting
 
 SEEN = "adcol.seen"
 
@@ -82,30 +82,6 @@ class Judges:
 
 @algorithm
 class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
-    shares = "representations"
-    self_contained = True
-    feature_skew_only = True
-    start_weights = "shared"
-    bytes_formula = (
-        "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
-    )
-
-    diagnostics = (
-        CurveByRound(
-            name="discriminator",
-            title="how often the discriminator is right",
-            meaning=(
-                "how often the discriminator, once trained in a round, names the party of a"
-                " representation that it learned from; the lower, the less representations tell"
-            ),
-            value="accuracy",
-            axis="discriminator's accuracy",
-            metric="discriminator/accuracy",
-            percent=True,
-            reference="chance",
-        ),
-    )
-
     mu: float = option(1.0, "weight of the adversarial term, eq. 2", minimum=0)
     disc: Literal["mlp", "linear", "deep", "conv"] = option(
         "mlp", "D: three FC layers (5.1), one (B.15), five (B.12), two conv"
@@ -139,14 +115,6 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         "ce", "labels, or self-supervision with a linear probe (future work)"
     )
 
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        again = {"align": [how]} if stage == "round" and self.slots == "cohort" else {}
-        return {**super().declared_trainings(stage, how), **again}
-
-    @property
-    def leaves(self) -> frozenset[str]:
-        return super().leaves | ({"weights"} if self.aggregate != "none" else set())
-
     def check(self, info: Info) -> None:
         info.same_width("adcol")
         if self.aggregate != "none":
@@ -156,10 +124,6 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
                 "slots=cohort goes with neither past discriminators nor aggregate: slots and"
                 " senders change."
             )
-
-    def releases(self, function: str, asked: Asked) -> Releases:
-        rows = self.row_releases("Reps.z", asked.info.width)
-        return rows if self.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
 
     def discriminator(self, d: int, n: int) -> LearningTask:
         return discriminator(self.disc, d, self.hidden, n)
@@ -181,10 +145,6 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     def message_for(self, s: Game, i: int) -> Game:
         return s
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        D = None if self.slots == "cohort" else self.discriminator(task.width, parties)
-        return {"Game.D": D, "Reps.z": (-1, task.width)}
 
     def round(self, s: Game, server: Server, t: int) -> Game:
         cohort = server.sample(t)
@@ -297,6 +257,56 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def deployed_model(self, mine: AdcolState, m: Game, party: Party) -> Params:
         return mine.F
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        shares="representations",
+        self_contained=True,
+        feature_skew_only=True,
+        start_weights="shared",
+        bytes_formula=(
+            "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
+        ),
+        diagnostics=(
+            CurveByRound(
+                name="discriminator",
+                title="how often the discriminator is right",
+                meaning=(
+                    "how often the discriminator, once trained in a round, names the party of a"
+                    " representation that it learned from; the lower, the less representations tell"
+                ),
+                value="accuracy",
+                axis="discriminator's accuracy",
+                metric="discriminator/accuracy",
+                percent=True,
+                reference="chance",
+            ),
+        ),
+    )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        weights = () if self.aggregate == "none" else ("weights",)
+        return replace(declared, also_leaves=weights, not_private=self.why_rows_not_private)
+
+
+@accounts_for(Adcol)
+class AdcolAccounting(PrivateRowsAccounting[Adcol]):
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        again = {"align": [how]} if stage == "round" and self.method.slots == "cohort" else {}
+        return {**super().declared_trainings(stage, how), **again}
+
+    def releases(self, function: str, asked: Asked) -> Releases:
+        rows = self.method.row_releases("Reps.z", asked.info.width)
+        return rows if self.method.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
+
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        D = (
+            None
+            if self.method.slots == "cohort"
+            else self.method.discriminator(task.width, parties)
+        )
+        return {"Game.D": D, "Reps.z": (-1, task.width)}
+
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic(
             down=len(info.late) * self.traffic(info, list(range(info.cohort))).down // info.cohort
@@ -305,13 +315,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         disc = (
             len(cohort)
-            * self.discriminator(
-                info.width, len(cohort if self.slots == "cohort" else info.names)
+            * self.method.discriminator(
+                info.width, len(cohort if self.method.slots == "cohort" else info.names)
             ).bytes()
         )
-        averaged = shared_names(info.task, self.aggregate)
+        averaged = shared_names(info.task, self.method.aggregate)
         shared = len(cohort) * info.task.bytes(without=frozenset(info.task.shapes) - averaged)
         return Traffic(
-            up=4 * info.width * sum(self.rows(info.sizes[i]) for i in cohort) + shared,
+            up=4 * info.width * sum(self.method.rows(info.sizes[i]) for i in cohort) + shared,
             down=disc + shared,
         )

@@ -54,7 +54,9 @@ class Reversed:
 
 
 def climbing(value: Tensor, rate: float) -> Tensor:
-    """The same value, with minus `rate` times its gradient: what descends on a loss of it, climbs."""
+    """The same value, with minus `rate` times its gradient: what descends on a loss of it,
+    climbs.
+    """
     return value.detach() + rate * (value.detach() - value)
 
 
@@ -69,10 +71,6 @@ class AffineRobust(AveragedModel[FlraState]):
     @property
     def eta2(self) -> float:
         return self.ascent_lr or 1 / (2 * self.lam)
-
-    @property
-    def not_private(self) -> str:
-        return "what its parties do to their inputs is learned from all of a batch"
 
     def check(self, info: Info) -> None:
         super().check(info)
@@ -127,3 +125,10 @@ class AffineRobust(AveragedModel[FlraState]):
 
     def deployed_model(self, mine: FlraState, m: Model, party: Party) -> Params:
         return m.theta | mine.private
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragedModel.traits,
+        not_private="what its parties do to their inputs is learned from all of a batch",
+    )

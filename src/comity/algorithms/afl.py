@@ -22,7 +22,10 @@ in evaluation mode.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from comity.components.agnostic import Agnostic, Mixture, mean_loss
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
@@ -36,16 +39,6 @@ class Judged:
 
 @algorithm
 class Afl(Agnostic[Model]):
-    bytes_formula = "Σ_t |S_t| · (2·S + 4)"
-
-    def warnings(self, info: Info) -> list[str]:
-        some = 0 < info.cohort < len(info.names)
-        return (
-            ["afl is made for rounds with all parties; here λ is raised only for those of a round."]
-            if some
-            else []
-        )
-
     def message_for(self, s: Mixture, i: int) -> Model:
         return Model(s.theta)
 
@@ -71,6 +64,21 @@ class Afl(Agnostic[Model]):
 
     def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return m.theta | mine
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(Agnostic.traits, bytes_formula="Σ_t |S_t| · (2·S + 4)")
+
+
+@accounts_for(Afl)
+class AflAccounting(AveragingAccounting[Afl]):
+    def warnings(self, info: Info) -> list[str]:
+        some = 0 < info.cohort < len(info.names)
+        return (
+            ["afl is made for rounds with all parties; here λ is raised only for those of a round."]
+            if some
+            else []
+        )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         weights = super().traffic(info, cohort)

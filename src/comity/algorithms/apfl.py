@@ -52,8 +52,6 @@ def mixture(alpha: Tensor, v: Params, w: Params) -> Params:
 
 @algorithm
 class Apfl(AveragedModel[ApflState]):
-    self_contained = True
-    not_private = "its loss keeps something from batch to batch"
     alpha: float = option(
         0.5,
         "α_i before round 1: 0 is the global model's copy, 1 a model of one's own",
@@ -61,10 +59,6 @@ class Apfl(AveragedModel[ApflState]):
         maximum=1,
     )
     adaptive: bool = option(True, "false leaves α_i as it is")
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     def init_party(self, key: Key, party: Party) -> ApflState:
         return ApflState(party.task.init(key), party.task.init(key), torch.tensor(self.alpha))
@@ -85,7 +79,9 @@ class Apfl(AveragedModel[ApflState]):
         )
 
     def both(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
-        """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of each."""
+        """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of
+        each.
+        """
         with torch.no_grad():
             theta[ALPHA].clamp_(0, 1)  # where the last step may have left it
         w = part(theta, W)
@@ -109,3 +105,12 @@ class Apfl(AveragedModel[ApflState]):
 
     def deployed_model(self, mine: ApflState, m: Model, party: Party) -> Params:
         return mixture(mine.alpha, mine.v, mine.w)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragedModel.traits,
+        self_contained=True,
+        one_model=False,
+        not_private="its loss keeps something from batch to batch",
+    )

@@ -107,13 +107,6 @@ def mixture(core: Params, p: Tensor, others: Params) -> Params:
 
 @algorithm
 class Apple(Algorithm[AppleServer, AppleState, Cores]):
-    self_contained = True
-    start_weights = ""
-    bytes_formula = (
-        "Σ_t |S_t| · (S + m · S + 4·N + 8), and 4·m up if downloads are limited; m = M, or N − 1 if"
-        " that is less"
-    )
-
     mu: float = option(0.1, "μ, weight of the pull to p_0", minimum=0)
     mix_lr: float = option(0.001, "η₂, step size of p_i; 0 leaves p_i at p_0", minimum=0)
     until: float = option(
@@ -160,9 +153,6 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
             pull,
             base,
         )
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Cores.p0": (parties,)}
 
     def round(self, s: AppleServer, server: Server, t: int) -> AppleServer:
         r = t - 1
@@ -232,16 +222,33 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
     def deployed_model(self, mine: AppleState, m: Cores, party: Party) -> Params:
         return mine.mixed
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        self_contained=True,
+        start_weights="",
+        bytes_formula=(
+            "Σ_t |S_t| · (S + m · S + 4·N + 8), and 4·m up if downloads are limited; m = M, or N −"
+            " 1 if that is less"
+        ),
+    )
+
+
+@accounts_for(Apple)
+class AppleAccounting(Accounting[Apple]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Cores.p0": (parties,)}
+
     def join_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
-        got = self.downloads if self.fewer(n) else n
+        got = self.method.downloads if self.method.fewer(n) else n
         return Traffic(
             down=len(info.late) * (got * info.task.bytes(without=info.task.private) + 4 * n + 8)
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         n, size = len(info.names), info.task.bytes(without=info.task.private)
-        fewer = self.fewer(n)
-        got = self.downloads if fewer else n - 1
+        fewer = self.method.fewer(n)
+        got = self.method.downloads if fewer else n - 1
         each = Traffic(up=size + (4 * got if fewer else 0), down=got * size + 4 * n + 8)
         return sum([each] * len(cohort), Traffic())

@@ -38,14 +38,6 @@ class Pool:
 
 @algorithm
 class Centralized(Algorithm[Pool, Empty, Model]):
-    shares = "data"
-    common_start = "trains one model at the server, so that no party starts from any"
-    bytes_formula = "Σ_i n_i · (bytes of a sample + 4), once, before round 1"
-
-    @property
-    def one_model(self) -> bool:
-        return True
-
     def check(self, info: Info) -> None:
         info.same_architecture("one central model")
 
@@ -76,9 +68,6 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def message_for(self, s: Pool, i: int) -> Model:
         return Model(s.theta)
 
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Data.x": None, "Data.y": (-1,)}
-
     def round(self, s: Pool, server: Server, t: int) -> Pool:
         pool = Samples(s.data.x, s.data.y.long())
         task, how = server.info.task, server.info.training
@@ -91,6 +80,21 @@ class Centralized(Algorithm[Pool, Empty, Model]):
 
     def deployed_model(self, mine: Empty, m: Model, party: Party) -> Params:
         return m.theta
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        shares="data",
+        one_model=True,
+        common_start="trains one model at the server, so that no party starts from any",
+        bytes_formula="Σ_i n_i · (bytes of a sample + 4), once, before round 1",
+    )
+
+
+@accounts_for(Centralized)
+class CentralizedAccounting(Accounting[Centralized]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Data.x": None, "Data.y": (-1,)}
 
     def start_traffic(self, info: Info) -> Traffic:
         sample = 4 * torch.Size(info.shape).numel() + 4

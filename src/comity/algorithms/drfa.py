@@ -25,11 +25,13 @@ drawn uniformly and averaged by λ, each with a t' of its own; γ_λ shrinks by 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from comity.components.agnostic import Agnostic, Mixture, mean_loss
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 SNAPSHOT = "drfa."
@@ -61,7 +63,6 @@ class Snapshot:
 @algorithm
 class Drfa(Agnostic[Until]):
     lam_lr: float = option(0.008, "γ_λ, step size of λ for each local step", minimum=0)
-    bytes_formula = "Σ_t |S_t| · (4·S + 8)"
 
     def message_for(self, s: Mixture, i: int) -> Until:
         return Until(s.theta)
@@ -114,8 +115,15 @@ class Drfa(Agnostic[Until]):
     def deployed_model(self, mine: Params, m: Until, party: Party) -> Params:
         return m.theta | mine
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(Agnostic.traits, bytes_formula="Σ_t |S_t| · (4·S + 8)")
+
+
+@accounts_for(Drfa)
+class DrfaAccounting(AveragingAccounting[Drfa]):
     def join_traffic(self, info: Info) -> Traffic:
-        return Traffic(down=len(info.late) * info.task.bytes(without=self.kept(info.task)))
+        return Traffic(down=len(info.late) * info.task.bytes(without=self.method.kept(info.task)))
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         weights = super().traffic(info, cohort)

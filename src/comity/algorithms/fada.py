@@ -96,14 +96,6 @@ class Judges:
 
 @algorithm
 class Fada(Algorithm[Targets, dict[int, Params], Model]):
-    also_leaves = ("representations",)
-    feature_skew_only = True
-    common_start = "has one model for each target, from which all its sources begin"
-    bytes_formula = (
-        "Σ_t Σ_targets ((3·m + 1)·S + 2·m·S_DI + 4·d·Σ_i n_i + 4·m), m sources, i over these and"
-        " the target"
-    )
-
     target: str = option(
         "",
         "the party without labels, by its name; empty: the last; each: every party in turn, by the"
@@ -118,10 +110,6 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     )
     hidden: int = option(256, "width of DI's hidden layers", minimum=1)
     disc_epochs: int = option(1, "epochs on each identifier in a round", minimum=0)
-
-    @property
-    def one_model(self) -> bool:
-        return self.target != "each"
 
     def check(self, info: Info) -> None:
         info.needs_classes("fada", "looks for as many clusters as there are classes")
@@ -171,10 +159,6 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
                 s.models[i] if i in s.models else average(s.models, dict.fromkeys(s.models, 1.0))
             )
         return Model(*s.models.values())
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        rows = (-1, task.width)
-        return {"Lesson.DI": self.identifier(task.width), "Shown.z": rows, "Adapted.z": rows}
 
     def round(self, s: Targets, server: Server, t: int) -> Targets:
         plan = self.targets(server.info, server.sample(t))
@@ -285,13 +269,38 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             mine.get(party.id, mine[NOBODY]) if self.target == "each" else [*mine.values()][-1]
         )
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        also_leaves=("representations",),
+        feature_skew_only=True,
+        common_start="has one model for each target, from which all its sources begin",
+        bytes_formula=(
+            "Σ_t Σ_targets ((3·m + 1)·S + 2·m·S_DI + 4·d·Σ_i n_i + 4·m), m sources, i over these"
+            " and the target"
+        ),
+    )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        return replace(declared, one_model=self.target != "each")
+
+
+@accounts_for(Fada)
+class FadaAccounting(Accounting[Fada]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        rows = (-1, task.width)
+        return {"Lesson.DI": self.method.identifier(task.width), "Shown.z": rows, "Adapted.z": rows}
+
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.late) * info.task.bytes(without=info.task.private))
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        S, S_DI = info.task.bytes(without=info.task.private), self.identifier(info.width).bytes()
+        S, S_DI = (
+            info.task.bytes(without=info.task.private),
+            self.method.identifier(info.width).bytes(),
+        )
         total = Traffic()
-        for k, sources in self.targets(info, cohort).items():
+        for k, sources in self.method.targets(info, cohort).items():
             m = len(sources)
             rows = sum(info.sizes[i] for i in (k, *sources))
             total += Traffic(

@@ -58,15 +58,7 @@ class Teacher:
 
 @algorithm
 class Fd(SendsMeans[Bank, Params, Teacher]):
-    shares = "means"
-    also_leaves = ("class counts",)
     means_in: ClassVar = {"local": Holding(("Answers.logits",), ("Answers.counts",))}
-    self_contained = True
-    start_weights = ""
-    bytes_formula = (
-        "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
-    )
-
     gamma: float = option(10.0, "γ, weight of the distillation", minimum=0)
     distance: Literal["mse", "ce"] = option(
         "mse", "between own and mean logits: squared error, or cross-entropy of softmaxes"
@@ -89,15 +81,6 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
                 sums = sums + answers.logits.cpu() * answers.counts.cpu()[:, None]
                 total = total + answers.counts.cpu()
         return Teacher(sums / total.clamp(min=1)[:, None], total > 0)
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        c = task.classes
-        return {
-            "Answers.logits": (c, c),
-            "Answers.counts": (c,),
-            "Teacher.logits": (c, c),
-            "Teacher.known": (c,),
-        }
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         return Bank(
@@ -130,6 +113,30 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
 
     def deployed_model(self, F_i: Params, m: Teacher, party: Party) -> Params:
         return F_i
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        shares="means",
+        also_leaves=("class counts",),
+        self_contained=True,
+        start_weights="",
+        bytes_formula=(
+            "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
+        ),
+    )
+
+
+@accounts_for(Fd)
+class FdAccounting(Accounting[Fd]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        c = task.classes
+        return {
+            "Answers.logits": (c, c),
+            "Answers.counts": (c,),
+            "Teacher.logits": (c, c),
+            "Teacher.known": (c,),
+        }
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         c = info.task.classes

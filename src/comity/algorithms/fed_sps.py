@@ -1,5 +1,5 @@
-"""Fed-SPS: Selective Partial Sharing by overlapping data augmentation (anonymous submission to ICLR).
-No server.
+"""Fed-SPS: Selective Partial Sharing by overlapping data augmentation (anonymous submission to
+ICLR). No server.
 
 Idea: party j perturbs samples against its own model. Those that also raise the loss of party i's
 model are taken to lie where both parties' data overlap, and i learns from them too: by their
@@ -42,6 +42,7 @@ from comity.components.choice import Asks, remembered
 from comity.components.overlap import (
     Help,
     Overlaps,
+    OverlapsAccounting,
     eval_loss,
     gains,
     gradients,
@@ -83,25 +84,6 @@ class Overlapping:
 
 @algorithm
 class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
-    shares = "gradients"
-    also_leaves = ("weights",)
-    self_contained = True
-    hears_peers = True
-    bytes_formula = (
-        "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 +"
-        " |ODA_ij|·(4·dim x + 4)"
-    )
-
-    diagnostics = (
-        PartyMatrix(
-            name="overlap",
-            title="whose data overlap",
-            meaning="how much parties' data overlap, by adversarial samples that fool both",
-            value="overlap",
-            prefix="overlap/",
-        ),
-    )
-
     alpha: float = option(0.1, "α, weight of the party's own perturbed samples", minimum=0)
     alpha_mode: Literal["train", "eval"] = option(
         "train", "how they pass BatchNorm and dropout: as in training, or evaluation"
@@ -118,18 +100,6 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         info.needs_classes("fed-sps", "looks where models confuse classes")
         info.same_architecture("fed-sps")
         self.check_units(info)
-
-    def warnings(self, info: Info) -> list[str]:
-        said = (
-            ["mode=samples sends near-copies of private inputs to other parties."]
-            if self.holds
-            else []
-        )
-        return said + self.forgets(self.holds, info.training)
-
-    @property
-    def finishes(self) -> bool:
-        return self.tune == "end"
 
     def init_party(self, key: Key, party: Party) -> FedSpsState:
         first = party.task.init(key)
@@ -274,12 +244,6 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     def deployed_model(self, mine: FedSpsState, m: Empty, party: Party) -> Params:
         return mine.h
 
-    def join_traffic(self, info: Info) -> Traffic:
-        return self.asking(info, list(info.late), list(info.parties))
-
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return self.asking(info, cohort, cohort)
-
     def asking(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
         private = info.task.private
         buffers = frozenset(filter(is_buffer, info.task.shapes))
@@ -291,3 +255,51 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         times = len(self.messages(self.holds))
         peer = edges * (info.task.bytes(without=private) + 12 + back)
         return Traffic(times * 4 * edges, times * 4 * sum(asked), times * peer)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        PeerToPeer.traits,
+        shares="gradients",
+        also_leaves=("weights",),
+        self_contained=True,
+        hears_peers=True,
+        bytes_formula=(
+            "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 +"
+            " |ODA_ij|·(4·dim x + 4)"
+        ),
+        diagnostics=(
+            PartyMatrix(
+                name="overlap",
+                title="whose data overlap",
+                meaning="how much parties' data overlap, by adversarial samples that fool both",
+                value="overlap",
+                prefix="overlap/",
+            ),
+        ),
+    )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        samples = ("samples",) if self.holds else ()
+        return replace(
+            declared,
+            also_leaves=(*declared.also_leaves, *samples),
+            finishes=self.tune == "end",
+        )
+
+
+@accounts_for(FedSps)
+class FedSpsAccounting(OverlapsAccounting[FedSps]):
+    def warnings(self, info: Info) -> list[str]:
+        said = (
+            ["mode=samples sends near-copies of private inputs to other parties."]
+            if self.method.holds
+            else []
+        )
+        return said + self.method.forgets(self.method.holds, info.training)
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return self.method.asking(info, list(info.late), list(info.parties))
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return self.method.asking(info, cohort, cohort)

@@ -1,5 +1,5 @@
-"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI
-2023.
+"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
+AAAI 2023.
 
 Idea: FedAvg whose parties do not take over the whole global model. Of each single weight in the p
 highest layers a party takes as much as lowers its own loss, and keeps its own for the rest; all
@@ -74,8 +74,6 @@ def converged(losses: list[float]) -> bool:
 
 @algorithm
 class FedAla(AveragedModel[AlaState]):
-    not_private = "it learns from some of its records how much it takes over of each weight"
-
     p: int = option(1, "how many of the highest layers are mixed, weight by weight", minimum=1)
     s: float = option(
         80.0, "per cent of a party's samples that W is learnt from in a round", above=0, maximum=100
@@ -84,10 +82,6 @@ class FedAla(AveragedModel[AlaState]):
     start_epochs: int = option(
         100, "epochs in a party's second round after which W need not converge any more", minimum=1
     )
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     def highest(self, task: LearningTask) -> frozenset[str]:
         """The names that W is about: what the p highest stages with weights share."""
@@ -161,3 +155,11 @@ class FedAla(AveragedModel[AlaState]):
 
     def deployed_model(self, mine: AlaState, m: Model, party: Party) -> Params:
         return merged(Both(mine.previous, m.theta | mine.private), mine.W)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragedModel.traits,
+        one_model=False,
+        not_private="it learns from some of its records how much it takes over of each weight",
+    )

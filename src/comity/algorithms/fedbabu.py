@@ -1,4 +1,5 @@
-"""FedBABU: Oh, Kim, Yun, Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
+"""FedBABU: Oh, Kim, Yun, Toward Enhanced Representation for Federated Image Classification, ICLR
+2022.
 
 Idea: body aggregation and body update. All parties have the same random head, which nobody trains;
 only the body is trained and averaged. Personal models come afterwards, by fine-tuning.
@@ -26,23 +27,16 @@ from dataclasses import replace
 from typing import Literal
 
 from comity.algorithms.fedper import FedPer
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
 @algorithm
 class FedBabu(FedPer):
-    start_weights = None
-    common_start = "needs one head for all, which comes from one key and is never sent"
-    bytes_formula = "2 · Σ_t |S_t| · S_body, and N · S_body once after the last round"
-
     finetune: Literal["all", "head", "body"] = option(
         "all", "what is fine-tuned after the last round"
     )
     finetune_epochs: int = option(10, "τ_f, epochs of fine-tuning", minimum=0)
-
-    @property
-    def finishes(self) -> bool:
-        return True
 
     async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         body = frozenset(theta.keys() - party.task.head_names)
@@ -51,10 +45,6 @@ class FedBabu(FedPer):
     def finish(self, theta: Params, server: Server) -> Params:
         server.call(self.tune, {i: self.message_for(theta, i) for i in server.info.parties})
         return theta
-
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        tune = {"tune": [replace(how, epochs=self.finetune_epochs, steps=None)]}
-        return tune if stage == "finish" else super().declared_trainings(stage, how)
 
     @on_party
     async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
@@ -73,6 +63,23 @@ class FedBabu(FedPer):
         return (
             await party.fit(plain, theta, key, task=party.task.personal, training=how, only=only)
         ).theta
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedPer.traits,
+        finishes=True,
+        start_weights=None,
+        common_start="needs one head for all, which comes from one key and is never sent",
+        bytes_formula="2 · Σ_t |S_t| · S_body, and N · S_body once after the last round",
+    )
+
+
+@accounts_for(FedBabu)
+class FedBabuAccounting(AveragingAccounting[FedBabu]):
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        tune = {"tune": [replace(how, epochs=self.method.finetune_epochs, steps=None)]}
+        return tune if stage == "finish" else super().declared_trainings(stage, how)
 
     def finish_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.names) * self.shared_bytes(info))

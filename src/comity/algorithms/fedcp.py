@@ -30,7 +30,7 @@ as rounding does not grow. See docs/methods-beside.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal
 
@@ -110,10 +110,6 @@ class Separated(Around):
 
 @algorithm
 class FedCp(FedAvg):
-    shares = "generic"
-    not_private = "its discrepancy couples the records of a batch"
-    bytes_formula = "2 · Σ_t |S_t| · (S + 8·d'·(d' + 3)): the weights and the policy's"
-
     lam: float = option(
         5.0, "λ, weight of the discrepancy from the received body's representations", minimum=0
     )
@@ -121,10 +117,6 @@ class FedCp(FedAvg):
         "half", "which head is sent: half own and half received (code), or the own"
     )
     gumbel: bool = option(False, "Gumbel noise on the policy in training, as in the code")
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     def check(self, info: Info) -> None:
         super().check(info)
@@ -197,3 +189,13 @@ class FedCp(FedAvg):
 
     def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return self.in_context(m.theta | mine, party.task)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedAvg.traits,
+        shares="generic",
+        one_model=False,
+        not_private="its discrepancy couples the records of a batch",
+        bytes_formula="2 · Σ_t |S_t| · (S + 8·d'·(d' + 3)): the weights and the policy's",
+    )

@@ -38,7 +38,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.components.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
 from comity.metrics.evaluation import validated
@@ -98,23 +98,6 @@ def chosen(
 
 @algorithm
 class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
-    self_contained = True
-    hears_peers = True
-    start_weights = ""
-    not_private = "it weighs models by how well they do on a party's records"
-    bytes_formula = (
-        "Σ_t |S_t| · (S + m · (S + 4) + 4),  S = bytes of the shared weights, m = min(M, |S_t|) − 1"
-    )
-    diagnostics = (
-        PartyMatrix(
-            name="weights",
-            title="whose models parties go on from",
-            meaning="the weights of others' models, and of a party's own, in what it goes on from",
-            value="weight",
-            prefix=WEIGHT,
-        ),
-    )
-
     models: int = option(
         5, "M, models that a party weighs in a round, its own among them", minimum=1
     )
@@ -125,10 +108,6 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     norm: Literal["l2", "l1"] = option(
         "l2", "‖·‖ in the weights; l1 as in the authors' code unless told"
     )
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     def init_server(self, key: Key, info: Info) -> Affinities:
         return Affinities(torch.eye(len(info.names)), {})
@@ -197,7 +176,9 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def weights(
         self, theta: Params, models: Mapping[int, Params], party: Party
     ) -> dict[int, float]:
-        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no number."""
+        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no
+        number.
+        """
         held = replace(party.data, validation=self.samples(party.data, held_out=True))
         loss = validated(party.task, theta, held).loss
         found = {}
@@ -222,18 +203,52 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def deployed_model(self, mine: FomoState, m: Empty, party: Party) -> Params:
         return mine.trained
 
-    def join_traffic(self, info: Info) -> Traffic:
-        few = self.downloads(
-            len(info.names)
-        )  # at most: parties that were never heard have sent nothing
-        each = Traffic(up=self.told(few), down=few * info.task.bytes(without=self.kept(info.task)))
-        return sum([each] * len(info.late), Traffic())
-
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        few = [self.downloads(len(self.sources(info, i, cohort))) for i in cohort]
-        size = info.task.bytes(without=self.kept(info.task))
-        return Traffic(up=len(cohort) * size + sum(map(self.told, few)), down=sum(few) * size)
-
     def told(self, downloads: int) -> int:
         """Bytes of the weights that a party tells the server."""
         return 4 * (downloads + 1) if downloads else 0
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragesWeights.traits,
+        self_contained=True,
+        one_model=False,
+        hears_peers=True,
+        start_weights="",
+        not_private="it weighs models by how well they do on a party's records",
+        bytes_formula=(
+            "Σ_t |S_t| · (S + m · (S + 4) + 4),  S = bytes of the shared weights, m = min(M,"
+            " |S_t|) − 1"
+        ),
+        diagnostics=(
+            PartyMatrix(
+                name="weights",
+                title="whose models parties go on from",
+                meaning=(
+                    "the weights of others' models, and of a party's own, in what it goes on from"
+                ),
+                value="weight",
+                prefix=WEIGHT,
+            ),
+        ),
+    )
+
+
+@accounts_for(FedFomo)
+class FedFomoAccounting(AveragingAccounting[FedFomo]):
+    def join_traffic(self, info: Info) -> Traffic:
+        few = self.method.downloads(
+            len(info.names)
+        )  # at most: parties that were never heard have sent nothing
+        each = Traffic(
+            up=self.method.told(few),
+            down=few * info.task.bytes(without=self.method.kept(info.task)),
+        )
+        return sum([each] * len(info.late), Traffic())
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        few = [self.method.downloads(len(self.method.sources(info, i, cohort))) for i in cohort]
+        size = info.task.bytes(without=self.method.kept(info.task))
+        return Traffic(
+            up=len(cohort) * size + sum(map(self.method.told, few)), down=sum(few) * size
+        )

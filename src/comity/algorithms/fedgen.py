@@ -1,5 +1,5 @@
-"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML
-2021.
+"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning,
+ICML 2021.
 
 Idea: from the parties' heads alone the server learns a generator of representations for each class;
 parties train on what it makes beside their own data, so that their heads do not forget the classes
@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.components.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 from comity.models.stack import Builder, batchnorm, linear, relu
 
@@ -110,9 +110,6 @@ class Generator:
 
 @algorithm
 class FedGen(AveragesWeights[Source, FedGenState, Taught]):
-    also_leaves = ("class counts",)
-    bytes_formula = "Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1"
-
     weight: float = option(1.0, "λ, weight of the generated representations at a party", minimum=0)
     diversity: float = option(
         0.0, "η_d, weight of what keeps the generator from making one z a class", minimum=0
@@ -160,9 +157,6 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     def message_for(self, s: Source, i: int) -> Taught:
         return Taught(s.theta, s.G)
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Taught.G": self.generator(task), "Labels.counts": (task.classes,)}
 
     def start(self, s: Source, server: Server) -> Source:
         replies = server.call(self.count, dict.fromkeys(server.info.parties, Empty()))
@@ -264,6 +258,20 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def deployed_model(self, mine: FedGenState, m: Taught, party: Party) -> Params:
         return m.theta | mine.private
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragesWeights.traits,
+        also_leaves=("class counts",),
+        bytes_formula="Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1",
+    )
+
+
+@accounts_for(FedGen)
+class FedGenAccounting(AveragingAccounting[FedGen]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Taught.G": self.method.generator(task), "Labels.counts": (task.classes,)}
+
     def start_traffic(self, info: Info) -> Traffic:
         each = 4 * info.task.classes * len(info.names)
         return Traffic(up=each, down=each)
@@ -273,5 +281,5 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         return super().traffic(info, cohort) + Traffic(
-            down=len(cohort) * self.generator(info.task).bytes()
+            down=len(cohort) * self.method.generator(info.task).bytes()
         )

@@ -33,6 +33,7 @@ negative numbers. See docs/methods-beside.md.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -71,8 +72,6 @@ def apart(a: Tensor, b: Tensor) -> Tensor:
 
 @algorithm
 class FedTgp(SharesPrototypes[Learnt]):
-    bytes_formula = "Σ_t |S_t| · C · (8·d' + 5): prototypes both ways, which classes they are of"
-
     lam: float = option(10.0, "λ, weight of the pull to the global prototypes", minimum=0)
     margin: Literal["classwise", "pairs"] = option(
         "classwise", "δ by each class's nearest other (code), or by the farthest pair"
@@ -145,3 +144,10 @@ class FedTgp(SharesPrototypes[Learnt]):
     def shown(self, theta: Params, party: Party) -> Prototypes:
         made = super().shown(theta, party)
         return Prototypes(made.means, (made.counts > 0).int())
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        SharesPrototypes.traits,
+        bytes_formula="Σ_t |S_t| · C · (8·d' + 5): prototypes both ways, which classes they are of",
+    )

@@ -1,5 +1,5 @@
-"""FedUAD: FedUFO's first stage alone (Zhang et al., ICCV 2021, section 3.2): adversarial features for
-one global model.
+"""FedUAD: FedUFO's first stage alone (Zhang et al., ICCV 2021, section 3.2): adversarial features
+for one global model.
 
 Idea: each party trains a plain copy of the global model (its prior), the group swaps priors, and
 each trains its posterior so that a discriminator D cannot tell whose extractor made its features.
@@ -22,7 +22,7 @@ others' priors answer with the party's own BatchNorm.
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,7 +70,9 @@ class Prior:
 
 @record
 class FedUadState:
-    """What a party keeps: private weights; w and its prior while a round lasts; D if it is its own."""
+    """What a party keeps: private weights; w and its prior while a round lasts; D if it is its
+    own.
+    """
 
     private: Params
     w: Params
@@ -88,12 +90,6 @@ class Adversary:
 
 @algorithm
 class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
-    start_weights = "theta"
-    also_leaves = ("class counts",)
-    bytes_formula = (
-        "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
-    )
-
     uad: bool = field(default=True, init=False)  # fedufo has a choice here
     cgr: bool = field(default=False, init=False)
     weight: float = option(1.0, "weight of L_uni; 1 as printed", minimum=0)
@@ -118,10 +114,6 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     )
     server_lr: float = option(1.0, "the server's step towards the average", above=0)
     server_momentum: float = option(0.0, "momentum of the server's steps", minimum=0)
-
-    @property
-    def one_model(self) -> bool:
-        return True
 
     def lives(self, where: str) -> bool:
         return self.uad and where == ("fresh" if self.outputs == "group" else self.disc_state)
@@ -157,9 +149,6 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
 
     def message_for(self, s: FedUadServer, i: int) -> Both:
         return Both(s.w, {})
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Both.D": self.discriminator(task.width, parties), "Prior.counts": (task.classes,)}
 
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
         return self.averaged(
@@ -311,6 +300,29 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def deployed_model(self, mine: FedUadState, m: Both, party: Party) -> Params:
         return m.theta | mine.private
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        also_leaves=("class counts",),
+        one_model=True,
+        start_weights="theta",
+        bytes_formula=(
+            "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
+        ),
+    )
+
+
+A = TypeVar("A", bound=FedUad)
+
+
+@accounts_for(FedUad)
+class FedUadAccounting(Accounting[A]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {
+            "Both.D": self.method.discriminator(task.width, parties),
+            "Prior.counts": (task.classes,),
+        }
+
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.late) * info.task.bytes(without=info.task.private))
 
@@ -318,9 +330,9 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         k = len(cohort)
         w = info.task.bytes(without=info.task.private)
         D = (
-            self.discriminator(info.width, len(info.names)).bytes()
-            if self.lives("federated")
+            self.method.discriminator(info.width, len(info.names)).bytes()
+            if self.method.lives("federated")
             else 0
         )
-        edges = k * (k - 1) if self.uad or self.cgr else 0
+        edges = k * (k - 1) if self.method.uad or self.method.cgr else 0
         return Traffic(k * (w + D), k * (w + D) + 4 * edges, edges * (w + 4 * info.task.classes))

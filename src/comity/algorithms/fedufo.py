@@ -31,7 +31,14 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.algorithms.feduad import Both, FedUad, FedUadServer, FedUadState, Prior
+from comity.algorithms.feduad import (
+    Both,
+    FedUad,
+    FedUadAccounting,
+    FedUadServer,
+    FedUadState,
+    Prior,
+)
 from comity.components.choice import with_the_worst
 from comity.components.classwise import features_of
 from comity.components.consensus import agreed
@@ -46,11 +53,6 @@ GROUP, GLOBAL = (
 
 @algorithm
 class FedUfo(FedUad):
-    bytes_formula = (
-        "feduad's, and 4·K_c up if dynamic=last, 4·K up and (K − K_c)·S down if fresh; FedAvg's"
-        " without UAD and CGR"
-    )
-
     uad: bool = option(True, "unified adversarial features, eqs. 4 and 5")
     cgr: bool = option(True, "consensus with the group of priors, eq. 8")
     cgl: bool = option(True, "consensus with the global model, eq. 10")
@@ -183,11 +185,24 @@ class FedUfo(FedUad):
             value = value + weight / shares * apart  # eqs. 8, 10
         return value
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedUad.traits,
+        bytes_formula=(
+            "feduad's, and 4·K_c up if dynamic=last, 4·K up and (K − K_c)·S down if fresh;"
+            " FedAvg's without UAD and CGR"
+        ),
+    )
+
+
+@accounts_for(FedUfo)
+class FedUfoAccounting(FedUadAccounting[FedUfo]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         usual = super().traffic(info, cohort)
         k = len(cohort)
         w = info.task.bytes(without=info.task.private)
-        if self.samples("fresh") and not self.in_stage_one(info, info.round):
+        if self.method.samples("fresh") and not self.method.in_stage_one(info, info.round):
             everyone = len(info.names)
             return usual + Traffic(up=4 * everyone, down=(everyone - k) * w)
-        return usual + Traffic(up=4 * k if self.samples("last") else 0)
+        return usual + Traffic(up=4 * k if self.method.samples("last") else 0)

@@ -54,14 +54,6 @@ class Fml(AveragedModel[FmlState]):
         "personal", "which model counts: the party's own, or the average of the copies"
     )
 
-    @property
-    def self_contained(self) -> bool:  # type: ignore[override]
-        return self.deploy == "personal"
-
-    @property
-    def one_model(self) -> bool:
-        return self.deploy == "global"
-
     def check(self, info: Info) -> None:
         super().check(info)
         info.needs_classes("fml", "compares what models answer of classes")
@@ -108,3 +100,7 @@ class Fml(AveragedModel[FmlState]):
 
     def deployed_model(self, mine: FmlState, m: Model, party: Party) -> Params:
         return mine.personal if self.deploy == "personal" else m.theta | mine.private
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        personal = self.deploy == "personal"
+        return replace(declared, self_contained=personal, one_model=not personal)

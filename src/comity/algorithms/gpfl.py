@@ -31,7 +31,7 @@ rounding does not grow. See docs/methods-beside.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -98,11 +98,6 @@ class Frozen:
 
 @algorithm
 class Gpfl(FedPer):
-    not_private = "it looks at how many records there are of each class"
-    bytes_formula = (
-        "2 · Σ_t |S_t| · (S_body + 4·d'·(C + 2·d' + 6)): the body, the embeddings and the valve"
-    )
-
     lam: float = option(0.01, "λ, weight of the guidance by magnitude (eq. 4)", minimum=0)
     mu: float = option(0.1, "μ, weight decay of the embeddings and of the valve", minimum=0)
     mlg: Literal["code", "paper"] = option(
@@ -145,3 +140,13 @@ class Gpfl(FedPer):
 
     def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
         return self.conditioned(m.theta | mine, party)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedPer.traits,
+        not_private="it looks at how many records there are of each class",
+        bytes_formula=(
+            "2 · Σ_t |S_t| · (S_body + 4·d'·(C + 2·d' + 6)): the body, the embeddings and the valve"
+        ),
+    )

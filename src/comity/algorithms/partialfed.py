@@ -43,6 +43,7 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 LOGITS = "partialfed.logits"
@@ -104,26 +105,6 @@ class PartialFed(AveragedModel[PartialState]):
     strategy_epochs: int = option(1, "epochs on the logits in a round", minimum=0)
     strategy_lr: float = option(0.01, "step size of the logits", minimum=0)
     temperature: float = option(1.0, "τ of the Gumbel-softmax", above=0)
-
-    @property
-    def one_model(self) -> bool:
-        return self.strategy == "fix" and self.own == "none"
-
-    @property
-    def not_private(self) -> str:
-        return (
-            "its strategy is learned with random draws of its own"
-            if self.strategy == "adaptive"
-            else ""
-        )
-
-    def warnings(self, info: Info) -> list[str]:
-        if self.strategy == "fix" and "bn" in self.own and not info.task.norm_names:
-            return [
-                f"the model has no BatchNorm, so that own={self.own} is"
-                f" own={'head' if 'head' in self.own else 'none'} here."
-            ]
-        return []
 
     def init_party(self, key: Key, party: Party) -> PartialState:
         theta = party.task.init(key)
@@ -204,3 +185,25 @@ class PartialFed(AveragedModel[PartialState]):
 
     def deployed_model(self, mine: PartialState, m: Model, party: Party) -> Params:
         return m.theta | mine.own
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        adaptive = self.strategy == "adaptive"
+        return replace(
+            declared,
+            one_model=not adaptive and self.own == "none",
+            not_private="its strategy is learned with random draws of its own" if adaptive else "",
+        )
+
+
+# -- declarations ----------------------------------------------------------------------------------
+
+
+@accounts_for(PartialFed)
+class PartialFedAccounting(AveragingAccounting[PartialFed]):
+    def warnings(self, info: Info) -> list[str]:
+        if self.method.strategy == "fix" and "bn" in self.method.own and not info.task.norm_names:
+            return [
+                f"the model has no BatchNorm, so that own={self.method.own} is"
+                f" own={'head' if 'head' in self.method.own else 'none'} here."
+            ]
+        return []

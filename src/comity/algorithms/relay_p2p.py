@@ -17,6 +17,7 @@ Deviations: relay's. Who asks whom is drawn by whoever coordinates the round, wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -31,7 +32,9 @@ from comity.core import *
 
 @record
 class RelayPeerState:
-    """What a party keeps: its model, the mean of what it heard of each class, and how often it did."""
+    """What a party keeps: its model, the mean of what it heard of each class, and how often it
+    did.
+    """
 
     theta: Params
     mean: Tensor
@@ -49,16 +52,10 @@ class Told:
 @algorithm
 class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPeerState, Empty]):
     means_in: ClassVar = {"tell": Holding(("Told.obs",), ("Told.seen",))}
-    bytes_formula = "Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)"
-
     neighbours: int = option(1, "parties that a party asks a round, drawn anew", minimum=1)
     running: float = option(
         0.0, "r, weight of the newest observations in the mean; 0: all alike", minimum=0, maximum=1
     )
-
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        told: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
-        return {**told, **super().declared_trainings(stage, how)}
 
     def init_party(self, key: Key, party: Party) -> RelayPeerState:
         c, d = party.task.classes, party.task.width
@@ -82,9 +79,6 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
 
     def few(self, sources: list[int]) -> int:
         return min(self.neighbours, len(sources))
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Told.obs": (-1, task.classes, task.width), "Told.seen": (task.classes,)}
 
     @on_party
     async def tell(
@@ -111,6 +105,24 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     def deployed_model(self, mine: RelayPeerState, m: Empty, party: Party) -> Params:
         return mine.theta
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        SharesRepresentations.traits,
+        start_weights="",
+        bytes_formula="Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)",
+    )
+
+
+@accounts_for(RelayP2p)
+class RelayP2pAccounting(Accounting[RelayP2p]):
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        told: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
+        return {**told, **super().declared_trainings(stage, how)}
+
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Told.obs": (-1, task.classes, task.width), "Told.seen": (task.classes,)}
+
     def join_traffic(self, info: Info) -> Traffic:
         return self.telling(info, list(info.late), list(info.parties))
 
@@ -118,7 +130,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
         return self.telling(info, cohort, cohort)
 
     def telling(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
-        edges = sum(self.few(self.sources(info, v, others)) for v in learners)
+        edges = sum(self.method.few(self.method.sources(info, v, others)) for v in learners)
         return Traffic(
-            down=4 * edges, peer=edges * info.task.classes * (4 * self.m_up * info.width + 1)
+            down=4 * edges, peer=edges * info.task.classes * (4 * self.method.m_up * info.width + 1)
         )

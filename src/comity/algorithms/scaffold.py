@@ -24,7 +24,7 @@ from dataclasses import replace
 
 import torch
 
-from comity.components.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 
 
@@ -59,9 +59,6 @@ def zeros(theta: Params) -> Params:
 @algorithm
 class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     server_lr: float = option(1.0, "η_g, the server's step size (l.16)", minimum=0)
-    bytes_formula = (
-        "2 · Σ_t |S_t| · (S + S_c),  S_c = bytes of the shared parameters without buffers"
-    )
 
     def check(self, info: Info) -> None:
         super().check(info)
@@ -114,8 +111,20 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     def deployed_model(self, mine: ScaffoldState, m: Control, party: Party) -> Params:
         return m.theta | mine.private
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragesWeights.traits,
+        bytes_formula=(
+            "2 · Σ_t |S_t| · (S + S_c),  S_c = bytes of the shared parameters without buffers"
+        ),
+    )
+
+
+@accounts_for(Scaffold)
+class ScaffoldAccounting(AveragingAccounting[Scaffold]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        kept = self.kept(info.task)
+        kept = self.method.kept(info.task)
         buffers = frozenset(filter(is_buffer, info.task.shapes))
         both = len(cohort) * (
             info.task.bytes(without=kept) + info.task.bytes(without=kept | buffers)

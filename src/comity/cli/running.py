@@ -500,7 +500,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         rows,
         f"{display_name(chosen.algorithm)} on {chosen.data}, {len(job.parties)} parties",
     )
-    screen.out.print(f"closed form: {job.algorithm.bytes_formula}")
+    screen.out.print(f"closed form: {job.algorithm.traits.bytes_formula}")
     screen.out.print(
         f"model: {job.info.task.network.name}, {made.parameters:,} values,"
         f" {screen.size(made.model_bytes)}; representation of {job.info.width}"

@@ -83,7 +83,9 @@ class Attack:
         lam: Tensor,
         range_: Range,
     ) -> tuple[Tensor, Tensor]:
-        """The samples after the attack, and `lam`, the dual's multiplier, which learns the radius."""
+        """The samples after the attack, and `lam`, the dual's multiplier, which learns the
+        radius.
+        """
         theta = {k: v.detach() for k, v in theta.items()}
         begin = x if noise is None else x + noise * range_.unit
         if self.kind == "pgd":

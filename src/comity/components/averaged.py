@@ -5,9 +5,10 @@ the wire.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 from comity.core import (
+    Accounting,
     Algorithm,
     C,
     Info,
@@ -18,26 +19,21 @@ from comity.core import (
     Party,
     S,
     Traffic,
+    Traits,
     UsageError,
+    WireShapes,
+    accounts_for,
     drop,
     keep,
     on_party,
     with_task,
 )
-from comity.core.algorithm import WireShapes
 
 
 class AveragesWeights(Algorithm[S, C, M]):
     """A method whose parties train a model that they receive, keep what is private of it, and send
     the rest.
     """
-
-    start_weights: ClassVar[str | None] = "theta"
-    bytes_formula = "2 · Σ_t |S_t| · S,  S = bytes of the shared weights"
-
-    @property
-    def one_model(self) -> bool:
-        return True
 
     def check(self, info: Info) -> None:
         info.same_architecture("averaging")
@@ -56,10 +52,6 @@ class AveragesWeights(Algorithm[S, C, M]):
     def party_for(self, party: Party, mine: C) -> Party:
         task = self.extended(party.task)
         return party if task is party.task else with_task(party, task)
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        extended = self.extended(task)
-        return {} if extended is task else {"Model.theta": extended}
 
     def kept(self, task: LearningTask) -> frozenset[str]:
         """The names that stay at the party; FedBN and FedPer differ here and nowhere else."""
@@ -87,10 +79,28 @@ class AveragesWeights(Algorithm[S, C, M]):
     def settled(self, mine: C, theta: Params) -> C:
         """The state of a newcomer that keeps what it trained from the received model."""
 
+    traits = Traits(
+        one_model=True,
+        start_weights="theta",
+        bytes_formula="2 · Σ_t |S_t| · S,  S = bytes of the shared weights",
+    )
+
+
+A = TypeVar("A", bound=AveragesWeights[Any, Any, Any])
+
+
+@accounts_for(AveragesWeights)
+class AveragingAccounting(Accounting[A]):
+    """The accounting of a method whose parties receive and send weights."""
+
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        extended = self.method.extended(task)
+        return {} if extended is task else {"Model.theta": extended}
+
     def shared_bytes(self, info: Info) -> int:
         """Bytes of the shared weights."""
-        task = self.extended(info.task)
-        return task.bytes(without=self.kept(task))
+        task = self.method.extended(info.task)
+        return task.bytes(without=self.method.kept(task))
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         shared = len(cohort) * self.shared_bytes(info)

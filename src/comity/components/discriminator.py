@@ -45,7 +45,9 @@ def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningT
 
 
 def labelled(representations: Mapping[int, Tensor]) -> Samples:
-    """Representations with the numbers of their owners as labels: what a discriminator learns from."""
+    """Representations with the numbers of their owners as labels: what a discriminator learns
+    from.
+    """
     z = torch.cat(list(representations.values()))
     owners = [torch.full((len(rows),), i) for i, rows in representations.items()]
     return Samples(z, torch.cat(owners).to(z.device))

@@ -5,13 +5,14 @@ fool another's, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from comity.core import (
+    Accounting,
     Batch,
     LearningTask,
     Params,
@@ -67,11 +68,12 @@ class Overlaps:
         """
         return self.mode == "samples"
 
-    @property
-    def leaves(self) -> frozenset[str]:
-        """What the method beside this sends, and samples where they are sent."""
-        others: frozenset[str] = super().leaves  # type: ignore[misc]
-        return others | ({"samples"} if self.holds else set())
+
+A = TypeVar("A", bound=Overlaps)
+
+
+class OverlapsAccounting(Accounting[A]):
+    """The accounting of a method whose parties find overlaps for each other."""
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         """What a `Help` holds beside gradients."""
@@ -112,7 +114,9 @@ def eval_loss(task: LearningTask, h: Params, batch: Batch) -> Tensor:
 
 
 def slope(task: LearningTask, h: Params, data: Samples) -> Params:
-    """The gradient of the mean loss on these samples, in evaluation mode; zeros if there are none."""
+    """The gradient of the mean loss on these samples, in evaluation mode; zeros if there are
+    none.
+    """
     if not len(data):
         return {k: torch.zeros_like(v) for k, v in trainable(h).items()}
     return gradient(lambda free: F.cross_entropy(task.logits(free, data.x), data.y), h)[1]

@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
@@ -24,9 +24,12 @@ from comity.core import (
     Party,
     Server,
     Traffic,
+    Traits,
     WireShapes,
     Wrapped,
     Wrapper,
+    WrapperAccounting,
+    accounts_for,
     on_party,
     record,
 )
@@ -127,32 +130,9 @@ class Piloted(Wrapper[Mean]):
         """Whether there is a pilot."""
         return self.kappa == "auto"
 
-    @property
-    def needs_validation(self) -> str:
-        say = (
-            "kappa=auto is chosen on validation samples: give parties some (--validation 0.1), or"
-            " kappa a number"
-        )
-        return say if self.auto else ""
-
-    @property
-    def tried_rounds(self) -> tuple[int, ...]:
-        return tuple(range(1, self.pilot_rounds + 1)) * len(CANDIDATES) if self.auto else ()
-
-    def warnings(self, info: Info) -> list[str]:
-        if self.kappa in (0, "auto") or not any(task.norm_names for task in info.tasks):
-            return []
-        return [
-            f"kappa={self.kappa:g} may do harm in a network with BatchNorm like this one:"
-            " kappa=auto asks validation data."
-        ]
-
     @abstractmethod
     def at_cut(self, task: LearningTask) -> LearningTask:
         """The task, cut where means are taken."""
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Mean.z": self.at_cut(task).z_shape}
 
     def weight(self, extra: Mean) -> float:
         """kappa, as far as it is known."""
@@ -218,14 +198,6 @@ class Piloted(Wrapper[Mean]):
             score if math.isfinite(score.loss) else replace(score, correct=0, loss=HOPELESS)
         )
 
-    def pilot_traffic(self, info: Info) -> Traffic:
-        """Bytes of the pilot but for its rounds, which are counted as such (`tried_rounds`)."""
-        if not self.auto:
-            return Traffic()
-        n, many = len(info.names), len(CANDIDATES)
-        models = many * n * self.host.traffic(info, [0]).down
-        return Traffic(up=many * n * SCORE_BYTES, down=(many + 1) * n * TRIED_BYTES + models)
-
     def quiet(self, party: Party, extra: Mean) -> Party:
         """The party as it trains in a trial: no optimizer remembers anything of it."""
         now = extra.kappa
@@ -234,3 +206,43 @@ class Piloted(Wrapper[Mean]):
             if now and now.trial
             else party
         )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        declared = super().adjust_traits(declared)
+        if not self.auto:
+            return replace(declared, tried_rounds=())
+        return replace(
+            declared,
+            tried_rounds=tuple(range(1, self.pilot_rounds + 1)) * len(CANDIDATES),
+            needs_validation=(
+                "kappa=auto is chosen on validation samples: give parties some (--validation 0.1),"
+                " or kappa a number"
+            ),
+        )
+
+
+A = TypeVar("A", bound=Piloted)
+
+
+@accounts_for(Piloted)
+class PilotedAccounting(WrapperAccounting[A]):
+    """The accounting of a wrapper with a pilot."""
+
+    def warnings(self, info: Info) -> list[str]:
+        if self.method.kappa in (0, "auto") or not any(task.norm_names for task in info.tasks):
+            return []
+        return [
+            f"kappa={self.method.kappa:g} may do harm in a network with BatchNorm like this one:"
+            " kappa=auto asks validation data."
+        ]
+
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Mean.z": self.method.at_cut(task).z_shape}
+
+    def pilot_traffic(self, info: Info) -> Traffic:
+        """Bytes of the pilot but for its rounds, which are counted as such (`tried_rounds`)."""
+        if not self.method.auto:
+            return Traffic()
+        n, many = len(info.names), len(CANDIDATES)
+        models = many * n * self.host.traffic(info, [0]).down
+        return Traffic(up=many * n * SCORE_BYTES, down=(many + 1) * n * TRIED_BYTES + models)

@@ -28,8 +28,8 @@ def check_averages(host: AnyAlgorithm, name: str, wrapper: str) -> None:
     """
     averages = chain(host)[-1]
     if not isinstance(averages, AveragedModel):
-        own = isinstance(averages, AveragesWeights) or averages.shares == "model"
-        why = "has another way to average" if own else SHARES[averages.shares]
+        own = isinstance(averages, AveragesWeights) or averages.traits.shares == "model"
+        why = "has another way to average" if own else SHARES[averages.traits.shares]
         raise UsageError(
             f"{wrapper} goes around methods that average models as fedavg does, but {name} {why}."
         )

@@ -30,7 +30,9 @@ def augmented(x: Tensor, key: Key) -> Tensor:
 
 
 def ntxent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
-    """NT-Xent: each view finds its partner among all other views of the batch by cosine similarity."""
+    """NT-Xent: each view finds its partner among all other views of the batch by cosine
+    similarity.
+    """
     z = F.normalize(torch.cat([a, b]), dim=1)
     similar = (z @ z.T / temperature).fill_diagonal_(-torch.inf)
     partner = torch.arange(len(z), device=z.device).roll(len(a))

@@ -1,26 +1,26 @@
-"""What an algorithm is: a party's work as pure functions, and a round as ordinary code over a net."""
+"""What an algorithm is: a party's work as pure functions, and a round as ordinary code over a
+net.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, dataclass_transform
 
 from comity.base.key import Key
 from comity.base.record import Params
-from comity.core.diagnostics import Diagnostic
-from comity.core.party import Info, Party, Traffic
+from comity.core.accounting import Accounting
+from comity.core.party import Info, Party
+from comity.core.traits import Traits
 from comity.errors import UsageError
 from comity.training.requests import Working
-from comity.training.settings import Training
-from comity.training.task import LearningTask
 
 if TYPE_CHECKING:
     from comity.core.aggregate import Averaging
-    from comity.core.release import Asked, Release, Releases, Stage
     from comity.core.server import Server
 
 T = TypeVar("T")
@@ -35,11 +35,6 @@ M = TypeVar("M")
 PartyFunction = Callable[[Any, Any, Party, Key], Working[tuple[Any, Any]]]
 """async (party state, letter, party, key) -> (new party state, reply): all that ever happens at a
 party.
-"""
-
-WireShapes = Mapping[str, LearningTask | tuple[int, ...] | None]
-"""A tensor's shape (-1: any length), or the network whose weights they are; None for what nobody
-knows beforehand.
 """
 
 
@@ -97,33 +92,6 @@ def mixin(cls: Class) -> Class:
     return made
 
 
-SHARES = {
-    "nothing": "shares nothing",
-    "body": "shares the extractor and keeps the head at the party",
-    "head": "shares the head and keeps the extractor at the party",
-    "model": "shares the whole model",
-    "generic": "shares a generic model and keeps a head of its own at the party",
-    "representations": "shares representations and keeps all weights at the party",
-    "means": "shares means of representations and keeps all weights at the party",
-    "gradients": "shares gradients and keeps all weights at the party",
-    "data": "pools the data",
-}
-
-
-LEAVES = {
-    "weights": "weights of a model",
-    "representations": "representations of single samples",
-    "means": "means over a party's samples, or over those of a class",
-    "gradients": "gradients",
-    "class counts": "how many samples there are of each class",
-    "samples": "samples themselves, or near-copies of them",
-}
-"""The kinds of what methods have parties send, to the server or to each other."""
-_LEAVES_BY_SHARES = {"nothing": (), "data": ("samples",)} | {
-    name: (name,) for name in ("representations", "means", "gradients")
-}
-
-
 class Algorithm(ABC, Generic[S, C, M]):
     """The methods of an algorithm; `round`, `server`, `client`, `view` and `model` are its paper.
 
@@ -131,82 +99,25 @@ class Algorithm(ABC, Generic[S, C, M]):
     of tensors.
     """
 
-    shares: ClassVar[str] = "model"
-    """What crosses the wire, one of SHARES: wrappers look here to know whether they make sense."""
-    also_leaves: ClassVar[tuple[str, ...]] = ()
-    """What else parties send, of LEAVES."""
-    self_contained: ClassVar[bool] = False
-    """Whether `model` needs nothing from the server, so that evaluation sends nothing down."""
-    hears_peers: ClassVar[bool] = False
-    """Whether a party may choose whom it learns from."""
-    feature_skew_only: ClassVar[bool] = False
-    """Whether the method is not meant for parties whose labels differ: then a run on such parties
-    says so.
+    traits: Traits = Traits()
+    """What engines, wrappers, sites and reports need to know about the method.
+
+    A class declares them for its default options; an instance has those of its own options
+    (`adjust_traits`).
     """
-    start_weights: ClassVar[str | None] = None
-    """Which field of its letters holds the weights that parties train from, "" if none does.
-
-    With `init = "own"` a party's own first weights take their place up to the first round that
-    counts. None refuses that.
-    """
-    common_start: ClassVar[str] = (
-        "does not say which field of its letters holds the weights that parties start from"
-        " (start_weights)"
-    )
-    """Why parties must start alike, where `start_weights` is None."""
-    bytes_formula: ClassVar[str] = ""
-    """The closed form that `traffic` computes, as `comity show` prints it."""
-    diagnostics: ClassVar[tuple[Diagnostic, ...]] = ()
-    """What a report shows of the figures that the method notes, and of the parameters that its
-    parties keep.
-    """
+    accounting_class: ClassVar[type[Accounting[Any]]] = Accounting
 
     @property
-    def finishes(self) -> bool:
-        """Whether `finish` does anything: then models are evaluated before it, too."""
-        return False
+    def accounting(self) -> Accounting[Any]:
+        """What is counted and declared about the messages of this algorithm."""
+        return self.accounting_class(self)
 
-    @property
-    def tried_rounds(self) -> tuple[int, ...]:
-        """Rounds that `start` tries before the first, by number: with their cohorts a plan counts
-        what they cost.
+    def adjust_traits(self, declared: Traits) -> Traits:
+        """The traits of this instance, where they depend on its options or on its host.
+
+        Default: as the class declares them.
         """
-        return ()
-
-    @property
-    def needs_validation(self) -> str:
-        """Why nothing can be done without validation samples, and what to do about it; empty if
-        they are not needed.
-        """
-        return ""
-
-    @property
-    def leaves(self) -> frozenset[str]:
-        """The kinds (of LEAVES) of what parties send, be it sealed or not: a site allows each of
-        them, or takes no part.
-        """
-        return frozenset((*_LEAVES_BY_SHARES.get(self.shares, ("weights",)), *self.also_leaves))
-
-    def warnings(self, info: Info) -> list[str]:
-        """What a user should know before running the method as it is set."""
-        return []
-
-    @property
-    def not_private(self) -> str:
-        """Why its parties cannot train so that no record tells (`+dp`), where that is known; unless
-        told, by what they send.
-        """
-        others = sorted(self.leaves - {"weights"})
-        return f"its parties send {LEAVES[others[0]]}" if others else ""
-
-    def privacy_warnings(self, info: Info) -> list[str]:
-        """What its noise does not guarantee, where nothing around it guarantees more."""
-        return []
-
-    @property
-    def one_model(self) -> bool:
-        """Whether every party deploys the same model, so that a global accuracy has a meaning."""
-        return False
+        return declared
 
     def __post_init__(self) -> None:
         holds = {"at least": operator.ge, "at most": operator.le, "greater than": operator.gt}
@@ -217,6 +128,7 @@ class Algorithm(ABC, Generic[S, C, M]):
                     math.isfinite(value) and holds[words](value, bound)
                 ):
                     raise UsageError(f"{f.name} must be {words} {bound:g}, not {value}.")
+        object.__setattr__(self, "traits", self.adjust_traits(type(self).traits))
 
     def check(self, info: Info) -> None:
         """Refuse, before round 1, what this algorithm cannot do."""
@@ -277,72 +189,9 @@ class Algorithm(ABC, Generic[S, C, M]):
         """The party as this algorithm sees it; wrappers put their task here."""
         return party
 
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        """Shapes of what crosses the wire beside the model's own weights, by the field that holds
-        it, as in "Game.D".
-        """
-        return {}
-
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        """The works that each party is asked for once in a stage, and what it trains in them if it
-        trains by `how`.
-
-        What leaves behind noise is accounted for by it, before a run and in it. Unless told: one
-        training a round.
-        """
-        return (
-            {"local": [how]} if stage == "round" else {"warm_up": [how]} if stage == "join" else {}
-        )
-
-    def releases(self, function: str, asked: Asked) -> Releases:
-        """Through which noise the fields of a work's reply leave a party; those that are not named
-        leave as they are.
-        """
-        return {}
-
-    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
-        """Through which noise of its own a trusted server makes known, in a round, what it learned
-        from a cohort; None without.
-
-        Then parties are protected from each other, and not from the server.
-        """
-        return None
-
-    @property
-    def protects_records(self) -> bool:
-        """Whether all that leaves a party is bounded in what it tells of a record, whoever reads
-        it.
-        """
-        return False
-
-    @property
-    def averages(self) -> bool:
-        """Whether a wrapper has a way of its own to average replies (`averaging`): no two of them
-        go together.
-        """
-        return False
-
     def averaging(self, server: Server) -> Averaging | None:
         """How replies are to be averaged, where a wrapper has a way of its own."""
         return None
-
-    def start_traffic(self, info: Info) -> Traffic:
-        """Bytes of `start` in closed form."""
-        return Traffic()
-
-    def finish_traffic(self, info: Info) -> Traffic:
-        """Bytes of `finish` in closed form."""
-        return Traffic()
-
-    def join_traffic(self, info: Info) -> Traffic:
-        """Bytes of `join` in closed form: to each newcomer what a party gets in a round, unless
-        told.
-        """
-        return Traffic(down=len(info.late) * self.traffic(info, [0]).down)
-
-    @abstractmethod
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        """Bytes of one round with this cohort in closed form."""
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any]

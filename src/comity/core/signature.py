@@ -37,7 +37,7 @@ def signature(outermost: AnyAlgorithm, depth: int, name: str) -> Signature:
 
 def view_type(outermost: AnyAlgorithm) -> Any:
     """What a party is sent so that it can evaluate what it would deploy."""
-    return Empty if outermost.self_contained else _sent(chain(outermost), Hosts)
+    return Empty if outermost.traits.self_contained else _sent(chain(outermost), Hosts)
 
 
 def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
@@ -66,7 +66,9 @@ def sealed_types(outermost: AnyAlgorithm) -> list[Any]:
 
 
 def sealed_fields(outermost: AnyAlgorithm, depth: int, name: str) -> list[str]:
-    """The fields of a work's reply that go sealed to other parties, as `fields_on_wire` names them."""
+    """The fields of a work's reply that go sealed to other parties, as `fields_on_wire` names
+    them.
+    """
     kinds = [
         get_args(hint)[0]
         for hint in _parts([signature(outermost, depth, name).reply])

@@ -187,7 +187,7 @@ def _left(source: Source, message: SentMessage, name: str) -> Left:
 def _is_sent(source: Source, known: Meaning) -> bool:
     """Whether the method, as it is set, says that its parties send things of that kind."""
     return not known.kind or any(
-        known.kind in one.leaves for one in chain(source.server_run.algorithm)
+        known.kind in one.traits.leaves for one in chain(source.server_run.algorithm)
     )
 
 
@@ -329,7 +329,9 @@ def _meaning(source: Source, function: str, name: str) -> Meaning:
 
 def kinds_of(source: Source) -> str:
     """What kinds of things the method has parties send, in words."""
-    kinds = sorted({kind for one in chain(source.server_run.algorithm) for kind in one.leaves})
+    kinds = sorted(
+        {kind for one in chain(source.server_run.algorithm) for kind in one.traits.leaves}
+    )
     return "; ".join(KINDS.get(kind, kind) for kind in kinds) or "nothing of their data"
 
 

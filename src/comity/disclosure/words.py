@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from comity.core.algorithm import LEAVES
+from comity.core.traits import LEAVES
 from comity.core.release import KEPT
 
 Behind = Literal["training", "by class", "validation", "nothing"]

@@ -149,7 +149,7 @@ class Site:
         """What the party is sent; until a round has counted, its first weights are in place of the
         server's, if it has some.
         """
-        where = chain(self.algorithm)[depth].start_weights or ""
+        where = chain(self.algorithm)[depth].traits.start_weights or ""
         if not (self.party.own_start and message.first and hasattr(message.content, where)):
             return message.content
         sent = getattr(message.content, where)

@@ -85,7 +85,7 @@ def offered(job: SimulatedRun, folder: Path, ids: Iterable[int] | None = None) -
         mine = (
             algorithm.init_party(party.first_key(job.root), party) if saved is None else saved.mine
         )
-        message = Empty() if algorithm.self_contained else algorithm.message_for(server, i)
+        message = Empty() if algorithm.traits.self_contained else algorithm.message_for(server, i)
         mine = on_device(mine, device)
         message = on_device(message, device)
         yield Offered(
@@ -95,7 +95,7 @@ def offered(job: SimulatedRun, folder: Path, ids: Iterable[int] | None = None) -
 
 def own_model(algorithm: AnyAlgorithm) -> bool:
     """Whether what a party deploys comes from its own training, not from the server."""
-    return any(a.self_contained or a.finishes for a in chain(algorithm))
+    return any(a.traits.self_contained or a.traits.finishes for a in chain(algorithm))
 
 
 def trained(model: Offered, key: Key) -> Offered:

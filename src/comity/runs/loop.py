@@ -279,7 +279,7 @@ class _Rounds:
     @property
     def _finishes(self) -> bool:
         """Whether the method has exchanges after the last round."""
-        return any(a.finishes for a in chain(self.job.algorithm))
+        return any(a.traits.finishes for a in chain(self.job.algorithm))
 
     def _exchange(self, t: int) -> None:
         """What a round is about: the algorithm's own code runs, at the server and, through the net,
@@ -300,7 +300,7 @@ class _Rounds:
             server.charge_introduction(info.late)
             evaluate_newcomers(self.job, server, self._engine, self._state, "offered")
             evaluate_newcomers_alone(self.job, server, self._engine)
-            for i in info.late if any(one.protects_records for one in chain(algorithm)) else ():
+            for i in info.late if any(one.traits.protects_records for one in chain(algorithm)) else ():
                 self._account.note_open(
                     t, "alone", i, "figures of a model that it trained alone, without noise"
                 )

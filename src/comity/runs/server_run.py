@@ -141,12 +141,12 @@ class ServerRun:
     def method_warnings(self) -> list[str]:
         """What a user should know of the method on these data."""
         name = display_name(self.experiment.algorithm)
-        said = [f"{name}: {text}" for a in chain(self.algorithm) for text in a.warnings(self.info)]
-        if not any(one.protects_records for one in chain(self.algorithm)):
+        said = [f"{name}: {text}" for a in chain(self.algorithm) for text in a.accounting.warnings(self.info)]
+        if not any(one.traits.protects_records for one in chain(self.algorithm)):
             said += [
                 f"{name}: {text}"
                 for a in chain(self.algorithm)
-                for text in a.privacy_warnings(self.info)
+                for text in a.accounting.privacy_warnings(self.info)
             ]
         said += [f"{name}: {text}" for text in self.absent.without_effect(self.algorithm)]
         if self.experiment.device != "cpu":
@@ -155,7 +155,7 @@ class ServerRun:
                 f"Nothing was ever tested on {self.experiment.device}: compare a few rounds"
                 f" {without} first."
             )
-        if any(a.feature_skew_only for a in chain(self.algorithm)):
+        if any(a.traits.feature_skew_only for a in chain(self.algorithm)):
             said += self._skew(name)
         return said
 
@@ -186,7 +186,7 @@ class ServerRun:
         validated = any(said.validation for said in self.everybody.values())
         needed = ["test", *(["validation"] if self.experiment.patience and validated else [])]
         if not any(said.validation for said in self.introduced.values()) and (
-            why := next(filter(None, (a.needs_validation for a in chain(self.algorithm))), "")
+            why := next(filter(None, (a.traits.needs_validation for a in chain(self.algorithm))), "")
         ):
             raise UsageError(f"{display_name(self.experiment.algorithm)}: {why}.")
         metric = self.metric
@@ -225,7 +225,7 @@ class ServerRun:
             for i, said in self.everybody.items()
         ]
         late = sum(each[i] for i in self.info.late)
-        tried = sum(each[i] for t in self.algorithm.tried_rounds for i in self.cohort(t))
+        tried = sum(each[i] for t in self.algorithm.traits.tried_rounds for i in self.cohort(t))
         return (
             late
             + tried
@@ -347,7 +347,7 @@ class ServerRun:
             self.algorithm, self.budget, self.asked(0), display_name(self.experiment.algorithm)
         )
         bounded = math.isfinite(self.budget.epsilon) and any(
-            one.protects_records for one in chain(self.algorithm)
+            one.traits.protects_records for one in chain(self.algorithm)
         )
         if bounded and (
             lacking := next((self.info.name(i) for i in self.info.parties if self.coupled(i)), "")
@@ -396,7 +396,7 @@ class ServerRun:
             f"Noise is drawn {secret}.",
             *(
                 []
-                if any(one.protects_records for one in chain(self.algorithm))
+                if any(one.traits.protects_records for one in chain(self.algorithm))
                 else [f"It {TRAINED_OPENLY}"]
             ),
         ]

@@ -29,7 +29,7 @@ def resolve_method(common: RunContext) -> tuple[AnyAlgorithm, Info]:
     algorithm = algorithms.compose(experiment.algorithm, experiment.set)
     info = _info(common)
     if any(wish is not None for wish in info.peers) and not any(
-        a.hears_peers for a in chain(algorithm)
+        a.traits.hears_peers for a in chain(algorithm)
     ):
         raise UsageError(
             f"In {display_name(experiment.algorithm)} a party cannot choose its peers: it learns"
@@ -51,9 +51,9 @@ def resolve_method(common: RunContext) -> tuple[AnyAlgorithm, Info]:
 
 def _check_own_start(algorithm: AnyAlgorithm, info: Info, name: str) -> None:
     """Refuse weights of one's own where a method cannot use them, or where there are none."""
-    if why := next((a.common_start for a in chain(algorithm) if a.start_weights is None), ""):
+    if why := next((a.traits.common_start for a in chain(algorithm) if a.traits.start_weights is None), ""):
         raise UsageError(f"init=own cannot be: {name} {why}.")
-    if algorithm.tried_rounds:
+    if algorithm.traits.tried_rounds:
         raise UsageError(
             f"init=own cannot be: {name} tries rounds before the first, each of which would begin"
             " anew."

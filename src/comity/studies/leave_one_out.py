@@ -121,7 +121,11 @@ def exchanging(base: Experiment, algorithms: Sequence[str]) -> list[str]:
     methods = list(dict.fromkeys(algorithms))
     check_folders(methods)
     check_settings(base, methods)
-    found = [m for m in methods if chain(compose(m, own_settings(base, m)))[-1].shares != "nothing"]
+    found = [
+        m
+        for m in methods
+        if chain(compose(m, own_settings(base, m)))[-1].traits.shares != "nothing"
+    ]
     if not found:
         raise UsageError(
             "Leaving a party out tells nothing where nothing is exchanged: name a method beside"

@@ -53,26 +53,26 @@ def traffic(job: SimulatedRun) -> tuple[Traffic, list[Traffic]]:
 def _before(job: SimulatedRun) -> Traffic:
     """Bytes before round 1, with the rounds that are tried there."""
     tried = (
-        job.algorithm.traffic(replace(job.info, round=t), job.cohort(t))
-        for t in job.algorithm.tried_rounds
+        job.algorithm.accounting.traffic(replace(job.info, round=t), job.cohort(t))
+        for t in job.algorithm.traits.tried_rounds
     )
-    return sum(tried, job.algorithm.start_traffic(job.info))
+    return sum(tried, job.algorithm.accounting.start_traffic(job.info))
 
 
 def _of_rounds(job: SimulatedRun, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
     """Bytes of each of these rounds, whose last is the run's."""
     # Where nobody is there, nothing is sent.
     rounds = [
-        job.algorithm.traffic(replace(job.info, round=t), drawn) if drawn else Traffic()
+        job.algorithm.accounting.traffic(replace(job.info, round=t), drawn) if drawn else Traffic()
         for t, drawn in cohorts.items()
     ]
-    rounds[-1] += job.algorithm.finish_traffic(job.info)
+    rounds[-1] += job.algorithm.accounting.finish_traffic(job.info)
     return rounds
 
 
 def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
     """Bytes of the whole run."""
-    finish = job.algorithm.finish_traffic(job.info)
+    finish = job.algorithm.accounting.finish_traffic(job.info)
     counted = sum(rounds, Traffic())
     scaled = {
         kind: job.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
@@ -81,7 +81,7 @@ def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
         start
         + Traffic(**scaled)
         + finish
-        + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
+        + (job.algorithm.accounting.join_traffic(job.info) if job.info.newcomers else Traffic())
     )
 
 
@@ -158,7 +158,7 @@ def _try(job: SimulatedRun) -> tuple[float, float]:
     workers = job.experiment.workers or 1
     tried = sum(sizes[i] for i in largest)
     seen = job.in_all_rounds(sum(sizes[i] for cohort in job.counted.values() for i in cohort))
-    seen += sum(sizes[i] for t in job.algorithm.tried_rounds for i in job.cohort(t))
+    seen += sum(sizes[i] for t in job.algorithm.traits.tried_rounds for i in job.cohort(t))
     scale = seen / tried / workers if one.steps else job.experiment.rounds
     often = job.experiment.rounds // job.experiment.eval_every * job.experiment.eval_share + 1
     evaluations = often * len(sizes) / len(largest) / workers
@@ -183,7 +183,7 @@ def _round_with(job: SimulatedRun, ids: list[int]) -> _Tried:
     server.sample = lambda t: ids  # type: ignore[method-assign]
     try:
         s = job.algorithm.init_server(job.root.fold("init"), job.info)
-        if job.algorithm.shares == "data":
+        if job.algorithm.traits.shares == "data":
             s = job.algorithm.start(s, server)
         begin = time.perf_counter()
         server.begin(1)

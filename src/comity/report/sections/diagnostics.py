@@ -94,7 +94,9 @@ def _of(method: Method, reopen: bool) -> list[Diagnostic]:
     """
     ours = {module.name.replace("_", "-") for module in pkgutil.iter_modules(algorithms.__path__)}
     names = _names(method)
-    declared = [one for name in names if name in ours for one in algorithms.find(name).diagnostics]
+    declared = [
+        one for name in names if name in ours for one in algorithms.find(name).traits.diagnostics
+    ]
     if names and ours.issuperset(names):
         return declared
     if reopen and method.finished and talks(method):
@@ -119,7 +121,9 @@ def _asked(method: Method) -> list[Diagnostic]:
     """
     try:
         parts = reversed(chain(method.finished[0].job.algorithm))
-        return [one for part in parts for one in part.diagnostics if isinstance(one, Diagnostic)]
+        return [
+            one for part in parts for one in part.traits.diagnostics if isinstance(one, Diagnostic)
+        ]
     except Exception:
         return []
 

@@ -274,7 +274,7 @@ def _closed_form(section: Section, methods: list[Method]) -> None:
             start, rounds = traffic(job)
             total = sum(rounds, start)
             if job.info.newcomers:
-                total += job.algorithm.join_traffic(job.info)
+                total += job.algorithm.accounting.join_traffic(job.info)
         except Exception as why:  # a page is not lost for one table
             section.say(
                 f"The closed form of {method.name} cannot be evaluated: {describe(why)}", "missing"
@@ -285,7 +285,9 @@ def _closed_form(section: Section, methods: list[Method]) -> None:
             [
                 method.name,
                 "; ".join(
-                    dict.fromkeys(part.bytes_formula for part in parts if part.bytes_formula)
+                    dict.fromkeys(
+                        part.traits.bytes_formula for part in parts if part.traits.bytes_formula
+                    )
                 ),
             ]
         )
