@@ -29,6 +29,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import AVERAGED_PART, REPRESENTATIONS, describe
 from comity.components.discriminator import carried, discriminator, labelled
 from comity.components.divergence import kl_from_uniform
 from comity.components.server_steps import shared_names
@@ -66,8 +67,8 @@ class Reps:
     averaged.
     """
 
-    z: Tensor
-    shared: Params
+    z: Tensor = describe(REPRESENTATIONS)
+    shared: Params = describe(AVERAGED_PART)
 
 
 @record

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from comity.base.content import TRAINING_LOSS, WEIGHTS, describe
 from comity.components.agnostic import Agnostic, Mixture, mean_loss
 from comity.components.averaged import AveragingAccounting
 from comity.core import *
@@ -33,8 +34,8 @@ from comity.core import *
 class Judged:
     """What a party sends: the weights that it trained, and the loss of those it received."""
 
-    theta: Params
-    loss: float
+    theta: Params = describe(WEIGHTS)
+    loss: float = describe(TRAINING_LOSS)
 
 
 @algorithm

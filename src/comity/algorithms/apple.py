@@ -40,6 +40,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import WEIGHTS, Content, describe
 from comity.core import *
 
 P = "apple.p"
@@ -84,8 +85,13 @@ class Cores:
 class Core:
     """A party's core model, and whose it asks for next."""
 
-    theta: Params
-    asks: list[int]
+    theta: Params = describe(WEIGHTS)
+    asks: list[int] = describe(
+        Content(
+            "the numbers of parties whose models it asks for next, by how much they helped it",
+            "weights",
+        )
+    )
 
 
 @record

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from comity.base.content import Content, describe
 from comity.core import *
 
 
 @record
 class Data:
-    x: torch.Tensor
-    y: torch.Tensor
+    x: torch.Tensor = describe(Content("the training records themselves", "samples"))
+    y: torch.Tensor = describe(Content("the right answers to the training records", "samples"))
 
 
 def together(parts: Iterable[Data]) -> Data:

@@ -30,6 +30,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from comity.base.content import TRAINING_LOSS, WEIGHTS, Content, describe, describe_reply
 from comity.components.agnostic import Agnostic, Mixture, mean_loss
 from comity.components.averaged import AveragingAccounting
 from comity.core import *
@@ -49,8 +50,10 @@ class Until:
 class Snapped:
     """What a party sends: the weights that it trained, and the snapshot."""
 
-    theta: Params
-    snapshot: Params
+    theta: Params = describe(WEIGHTS)
+    snapshot: Params = describe(
+        Content(f"{WEIGHTS.words}, as they were at a moment of the round", "weights")
+    )
 
 
 @record
@@ -107,6 +110,7 @@ class Drfa(Agnostic[Until]):
         return task.loss(w_i, batch)
 
     @on_party
+    @describe_reply(TRAINING_LOSS)
     async def judge(
         self, mine: Params, m: Snapshot, party: Party, key: Key
     ) -> tuple[Params, float]:

@@ -42,6 +42,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import REPRESENTATIONS, WEIGHTS, Content, describe
 from comity.components.classwise import features_of
 from comity.components.clusters import left_in_clusters
 from comity.components.discriminator import both_sides, discriminator, labelled, shares_of
@@ -63,8 +64,8 @@ class Lesson:
 class Shown:
     """What a party made of a lesson: its model, and its samples' representations."""
 
-    theta: Params
-    z: Tensor
+    theta: Params = describe(WEIGHTS)
+    z: Tensor = describe(REPRESENTATIONS)
 
 
 @record
@@ -73,9 +74,11 @@ class Adapted:
     counted.
     """
 
-    theta: Params
-    z: Tensor
-    attention: dict[int, float]
+    theta: Params = describe(WEIGHTS)
+    z: Tensor = describe(REPRESENTATIONS)
+    attention: dict[int, float] = describe(
+        Content("how much each party's model helps to tell groups of records apart", "weights")
+    )
 
 
 @record

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.base.content import CLASS_COUNTS, Content, describe
 from comity.components.hidden_means import Holding, SendsMeans
 from comity.core import *
 
@@ -36,8 +37,10 @@ from comity.core import *
 class Answers:
     """Mean logits by class (rows), and over how many samples."""
 
-    logits: Tensor
-    counts: Tensor
+    logits: Tensor = describe(
+        Content("averages of the model's answers to the records of a class", "means", "by class")
+    )
+    counts: Tensor = describe(CLASS_COUNTS)
 
 
 @record

@@ -37,6 +37,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import Content, describe_reply
 from comity.components.attack import Attacks, Range
 from comity.components.choice import Asks, remembered
 from comity.components.overlap import (
@@ -178,6 +179,12 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         return help_for(task, h, clean, bad, self.select, use_clean, self.holds)  # eq. 12
 
     @on_party
+    @describe_reply(
+        Content(
+            "of each peer which share of its batch overlaps with this party, as that peer found",
+            "gradients",
+        )
+    )
     async def local(
         self, mine: FedSpsState, m: Step, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, float]]:

@@ -38,6 +38,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import Content, describe_reply
 from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
@@ -163,6 +164,12 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return FomoState(done.theta, begin, False), Model(self.shared(done.theta, party.task))
 
     @on_party
+    @describe_reply(
+        Content(
+            "by how much some parties' models do better than its own on records that it held out",
+            "weights",
+        )
+    )
     async def weigh(
         self, mine: FomoState, m: Offered, party: Party, key: Key
     ) -> tuple[FomoState, dict[int, float]]:

@@ -33,6 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.base.content import CLASS_COUNTS, describe
 from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 from comity.models.stack import Builder, batchnorm, linear, relu
@@ -84,7 +85,7 @@ class Wanted:
 class Labels:
     """Samples of each class: a party's on their way up, everybody's on their way down."""
 
-    counts: Tensor
+    counts: Tensor = describe(CLASS_COUNTS)
 
 
 def drawn(labels: Tensor, count: int, key: Key) -> Tensor:

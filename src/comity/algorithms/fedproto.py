@@ -38,6 +38,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from comity.base.content import CLASS_COUNTS, CLASS_MEANS, describe
 from comity.components.around import Around
 from comity.components.classwise import class_means, features_of, pooled
 from comity.core import *
@@ -49,8 +50,8 @@ PROTOTYPES, KNOWN = "fedproto.prototypes", "fedproto.known"
 class Prototypes:
     """What a party sends: its classes' mean representations, and over how many samples."""
 
-    means: Tensor
-    counts: Tensor
+    means: Tensor = describe(CLASS_MEANS)
+    counts: Tensor = describe(CLASS_COUNTS)
 
 
 @record

@@ -27,6 +27,14 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from comity.base.content import (
+    CLASS_COUNTS,
+    OTHER_PARTIES,
+    TRAINING_ACCURACY,
+    WEIGHTS,
+    Content,
+    describe,
+)
 from comity.components.classwise import features_of
 from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.components.divergence import uniform_cross_entropy
@@ -54,18 +62,28 @@ class Both:
     where sampling asks for it.
     """
 
-    theta: Params
-    D: Params
-    accuracy: float | None = None
-    others: list[int] = field(default_factory=list)
+    theta: Params = describe(WEIGHTS)
+    D: Params = describe(
+        Content(
+            "the weights of a second network, which learns to tell whose records it is shown",
+            "weights",
+        )
+    )
+    accuracy: float | None = describe(TRAINING_ACCURACY, default=None)
+    others: list[int] = describe(OTHER_PARTIES, default_factory=list)
 
 
 @record
 class Prior:
     """w̃_k and its party's class counts, for the group."""
 
-    theta: Params
-    counts: Tensor
+    theta: Params = describe(
+        Content(
+            "the weights of a model that was trained at this party alone, for the others of its group",
+            "weights",
+        )
+    )
+    counts: Tensor = describe(CLASS_COUNTS)
 
 
 @record

@@ -39,6 +39,7 @@ from comity.algorithms.feduad import (
     FedUadState,
     Prior,
 )
+from comity.base.content import TRAINING_ACCURACY, describe_reply
 from comity.components.choice import with_the_worst
 from comity.components.classwise import features_of
 from comity.components.consensus import agreed
@@ -95,6 +96,7 @@ class FedUfo(FedUad):
         return self.averaged(s, server, self.align if one else self.local, messages)
 
     @on_party
+    @describe_reply(TRAINING_ACCURACY)
     async def look(
         self, mine: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, float]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from comity.algorithms.fedavg import FedAvg
+from comity.base.content import TRAINING_LOSS, describe
 from comity.components.averaged import AveragingAccounting
 from comity.components.server_steps import momentum_step
 from comity.core import *
@@ -36,7 +37,7 @@ TINY = 1e-10
 class Trained(Model):
     """What a party sends: w_k, and how high its loss was before."""
 
-    loss: float
+    loss: float = describe(TRAINING_LOSS)
 
 
 @algorithm

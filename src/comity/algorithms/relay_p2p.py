@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.relay import SharesRepresentations
+from comity.base.content import CLASSES_PRESENT, OBSERVATIONS, describe
 from comity.components.bank import Teacher
 from comity.components.hidden_means import Holding
 from comity.components.peer import Group, PeerToPeer
@@ -45,8 +46,8 @@ class RelayPeerState:
 class Told:
     """Sets of observations, and which classes they show."""
 
-    obs: Tensor
-    seen: Tensor
+    obs: Tensor = describe(OBSERVATIONS)
+    seen: Tensor = describe(CLASSES_PRESENT)
 
 
 @algorithm

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import torch
 
+from comity.base.content import WEIGHTS, Content, describe
 from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 
@@ -48,8 +49,13 @@ class ScaffoldState:
 class Change:
     """What a party sends: y_i and c_i⁺ − c_i."""
 
-    theta: Params
-    dc: Params
+    theta: Params = describe(WEIGHTS)
+    dc: Params = describe(
+        Content(
+            "how the direction of training at this party has changed, a number for each weight",
+            "weights",
+        )
+    )
 
 
 def zeros(theta: Params) -> Params:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.base.content import Content, describe
 from comity.core import (
     Accounting,
     Batch,
@@ -34,12 +35,23 @@ class Help:
     number, and share.
     """
 
-    grads: Params
-    x: Tensor | None
-    y: Tensor | None
-    loss: float
-    count: int
-    overlap: float
+    grads: Params = describe(
+        Content(
+            "in which direction a batch of training records would change a peer's weights (a gradient)",
+            "gradients",
+        )
+    )
+    x: Tensor | None = describe(Content("training records themselves, slightly changed", "samples"))
+    y: Tensor | None = describe(Content("the right answers to these records", "samples"))
+    loss: float = describe(
+        Content(
+            "how wrong a peer's model is on a batch of training records, on average", "gradients"
+        )
+    )
+    count: int = describe(Content("how many records of a batch overlap with a peer's", "gradients"))
+    overlap: float = describe(
+        Content("the share of a batch that overlaps with a peer's", "gradients")
+    )
 
 
 @mixin

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
+from comity.base.content import Content, describe
 from comity.base.record import once_called
 from comity.core import (
     Info,
@@ -47,9 +48,16 @@ HOPELESS = 1e30
 class Tried:
     """A value of kappa: on its way, and in a party's state."""
 
-    value: float
-    trial: bool = False
-    before: Any = None
+    value: float = describe(
+        Content("a constant of the method that is the same for all parties", "", "nothing")
+    )
+    trial: bool = describe(
+        Content("whether that constant is only being tried", "", "nothing"), default=False
+    )
+    before: Any = describe(
+        Content("nothing: what a party keeps while a constant is tried", "", "nothing"),
+        default=None,
+    )
     """At a party, while it is a trial: the host's state to go back to."""
 
 
@@ -110,7 +118,7 @@ def told(rounds: int, ranked: list[Judged], classes: int) -> str:
 class Mean:
     """A mean representation: on its way, and (the consensus) in a party's state."""
 
-    z: Tensor
+    z: Tensor = describe(Content("the average of what the model makes of all records", "means"))
     kappa: Tried | None = None
     """What is known of kappa if it is chosen in a pilot."""
 

@@ -3,6 +3,7 @@
 """
 
 from comity.base.call import Edge
+from comity.base.content import Content, describe, describe_reply
 from comity.base.key import Key
 from comity.base.record import (
     Empty,
@@ -67,6 +68,7 @@ __all__ = [
     "Averaging",
     "Batch",
     "C",
+    "Content",
     "Draw",
     "Edge",
     "Empty",
@@ -108,6 +110,8 @@ __all__ = [
     "check_like",
     "cross_entropy",
     "curvature",
+    "describe",
+    "describe_reply",
     "drop",
     "gradient",
     "in_chunks",

@@ -14,6 +14,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from comity.base.content import Content, record_contents, reply_content
 from comity.base.declared import declared
 from comity.base.record import Cipher, Empty, Sealed, is_record_type
 from comity.core.algorithm import AnyAlgorithm
@@ -95,6 +96,19 @@ def fields_on_wire(hint: Any) -> list[str]:
         if not records_in(declared(kind, f))
     ]
     return found if kinds or hint in (None, type(None)) else ["message"]
+
+
+def reply_contents(outermost: AnyAlgorithm, depth: int, name: str) -> dict[str, Content | None]:
+    """What the fields of a party function's reply hold, as they are described where they are
+    declared; None for a field without a description. Names are those of `fields_on_wire`.
+    """
+    reply = signature(outermost, depth, name).reply
+    described: dict[str, Content | None] = {
+        "message": reply_content(type(chain(outermost)[depth]), name)
+    }
+    for kind in records_in(reply):
+        described |= record_contents(kind)
+    return {field: described.get(field) for field in fields_on_wire(reply)}
 
 
 def records_in(*hints: Any) -> frozenset[type]:
