@@ -80,7 +80,3 @@ class AflAccounting(AveragingAccounting[Afl]):
             if some
             else []
         )
-
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        weights = super().traffic(info, cohort)
-        return weights + Traffic(up=4 * len(cohort))

@@ -130,5 +130,5 @@ class DrfaAccounting(AveragingAccounting[Drfa]):
         return Traffic(down=len(info.late) * info.task.bytes(without=self.method.kept(info.task)))
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        weights = super().traffic(info, cohort)
-        return weights + weights + Traffic(up=4 * len(cohort), down=4 * len(cohort))
+        each = 2 * self.shared_bytes(info) + 4
+        return Traffic(up=len(cohort) * each, down=len(cohort) * each)

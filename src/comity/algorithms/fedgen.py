@@ -281,6 +281,6 @@ class FedGenAccounting(AveragingAccounting[FedGen]):
         return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * info.task.classes)
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return super().traffic(info, cohort) + Traffic(
-            down=len(cohort) * self.method.generator(info.task).bytes()
-        )
+        shared = self.shared_bytes(info)
+        generator = self.method.generator(info.task).bytes()
+        return Traffic(up=len(cohort) * shared, down=len(cohort) * (shared + generator))

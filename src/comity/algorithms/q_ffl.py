@@ -96,6 +96,3 @@ class QFflAccounting(AveragingAccounting[QFfl]):
             if self.method.q
             else [*said, "with q=0 this is fedavg in which all parties count alike."]
         )
-
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return super().traffic(info, cohort) + Traffic(up=4 * len(cohort))

@@ -45,9 +45,3 @@ class Solo(Algorithm[Empty, Params, Empty]):
     # -- declarations ------------------------------------------------------------------------------
 
     traits = Traits(shares="nothing", self_contained=True, start_weights="", bytes_formula="0")
-
-
-@accounts_for(Solo)
-class SoloAccounting(Accounting[Solo]):
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return Traffic()

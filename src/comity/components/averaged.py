@@ -18,7 +18,6 @@ from comity.core import (
     Params,
     Party,
     S,
-    Traffic,
     Traits,
     UsageError,
     WireShapes,
@@ -99,9 +98,7 @@ class AveragingAccounting(Accounting[A]):
 
     def shared_bytes(self, info: Info) -> int:
         """Bytes of the shared weights."""
-        task = self.method.extended(info.task)
-        return task.bytes(without=self.method.kept(task))
+        return self.weights_bytes(self.method.extended(info.task))
 
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        shared = len(cohort) * self.shared_bytes(info)
-        return Traffic(up=shared, down=shared)
+    def weights_bytes(self, network: LearningTask) -> int:
+        return network.bytes(without=self.method.kept(network))

@@ -14,9 +14,13 @@ another one inherits that one's accounting, unless it has its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from comity.base.declared import declared
+from comity.base.record import Params, is_record_type
 from comity.core.party import Info, Traffic
+from comity.errors import UsageError
 from comity.training.settings import Training
 from comity.training.task import LearningTask
 
@@ -32,6 +36,9 @@ WireShapes = Mapping[str, LearningTask | tuple[int, ...] | None]
 weights it holds, or None if the shape is not known beforehand.
 """
 
+SCALAR_BYTES = {float: 4, int: 4, bool: 1, None: 0, type(None): 0}
+"""Bytes of a number in a message, by its type (`base.record.payload`)."""
+
 
 class Accounting(Generic[A]):
     """The messages of `method`: their bytes, shapes, noise and warnings."""
@@ -40,11 +47,44 @@ class Accounting(Generic[A]):
         self.method = method
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        """Bytes of one round with this cohort, in closed form."""
-        raise NotImplementedError(
-            f"{type(self.method).__name__} does not declare the bytes of a round"
-            " (Accounting.traffic)."
+        """Bytes of one round with this cohort, in closed form.
+
+        Default: to each party what `message_for` declares to send, and back what `local` declares
+        to reply.
+        """
+        # The signature of a method is read by a module that knows what an algorithm is.
+        from comity.core.signature import message_type, reply_type
+
+        down = self.message_bytes(message_type(type(self.method)), info)
+        up = self.message_bytes(reply_type(type(self.method), "local"), info)
+        return Traffic(up=len(cohort) * up, down=len(cohort) * down)
+
+    def message_bytes(self, hint: Any, info: Info, name: str = "message") -> int:
+        """Bytes of a message of a type, where that type and `wire_shapes` tell them.
+
+        Raises UsageError where they do not, because a tensor has no shape for instance.
+        """
+        if is_record_type(hint):
+            return sum(
+                self.message_bytes(declared(hint, f), info, f"{hint.__name__}.{f.name}")
+                for f in fields(hint)
+            )
+        if hint in SCALAR_BYTES:
+            return SCALAR_BYTES[hint]
+        shapes = self.wire_shapes(info.task, len(info.names))
+        shape = shapes.get(name)
+        if hint == Params and isinstance(shape, LearningTask):
+            return self.weights_bytes(shape)
+        if hint == Params and name not in shapes:
+            return self.weights_bytes(info.task)
+        raise UsageError(
+            f"{type(self.method).__name__} does not say how many bytes {name} has: its accounting"
+            " needs a method `traffic`."
         )
+
+    def weights_bytes(self, network: LearningTask) -> int:
+        """Bytes of the weights of a network that cross the wire."""
+        return network.bytes(without=network.private)
 
     def start_traffic(self, info: Info) -> Traffic:
         """Bytes of `start`, in closed form. Default: none."""

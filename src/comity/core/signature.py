@@ -31,9 +31,19 @@ class Signature(NamedTuple):
 def signature(outermost: AnyAlgorithm, depth: int, name: str) -> Signature:
     """What the work `name` of the algorithm at `depth` of the chain declares."""
     owners = chain(outermost)[depth:]
-    returned = get_args(_along(type(owners[0]), name, "return"))
-    reply = returned[1] if len(returned) == 2 else Any
-    return Signature(*(_sent(owners, hint) for hint in (_along(type(owners[0]), name, 1), reply)))
+    hints = _along(type(owners[0]), name, 1), reply_type(type(owners[0]), name)
+    return Signature(*(_sent(owners, hint) for hint in hints))
+
+
+def reply_type(cls: type, name: str) -> Any:
+    """What a party function of a class declares to reply; Any where it does not say."""
+    returned = get_args(_along(cls, name, "return"))
+    return returned[1] if len(returned) == 2 else Any
+
+
+def message_type(cls: type) -> Any:
+    """What `message_for` of a class declares to send."""
+    return _along(cls, "message_for", "return")
 
 
 def view_type(outermost: AnyAlgorithm) -> Any:
@@ -145,7 +155,7 @@ def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
     """
     if hint != Hosts:
         return hint
-    views = (_along(type(owner), "message_for", "return") for owner in owners)
+    views = (message_type(type(owner)) for owner in owners)
     return next((view for view in views if view not in (Any, Hosts)), Any)
 
 
