@@ -51,7 +51,13 @@ class Counting(FedAvg):
         return private, Timed(shared, done.steps)
 '''
 DESCRIPTION = ' = describe(Content("how many steps it trained", "", "training"))'
-SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "batch": 8, "model": "mlp2(width=6)", "parties": 3}
+SMALL: dict[str, Any] = {
+    "rounds": 2,
+    "epochs": 1,
+    "batch": 8,
+    "model": "mlp2(width=6)",
+    "parties": 3,
+}
 
 
 @pytest.fixture

@@ -161,6 +161,8 @@ class Card:
     of the methods' table.
     """
     privacy: str = ""
+    experimental: str = ""
+    """Why results of the method should not be relied on yet; "" if the paper could be followed."""
 
 
 def _reflow(text: str) -> str:
@@ -187,6 +189,7 @@ def card(name: str) -> Card:
         list(options(cls).values()),
         _glance(told),
         privacy,
+        cls.traits.experimental,
     )
 
 

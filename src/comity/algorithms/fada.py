@@ -19,18 +19,17 @@ weights both ways, DI_i down, all samples' representations up; the target: the s
 DIs down, weights and representations up; kept = nothing (the server: models and DIs); steps = E
 epochs at sources and at the target (target=each: N times that).
 Deviations: only the abstract, the introduction and summaries of the paper could be read; the rest
-is from memory, and μ and DI's size are this file's. Sources begin each round at the target's model
-(paper: their gradients are applied to it). The paper's attention is a softmax of how much scatter
-falls in a step; as all begin at one model, that is what is left of it, up to a number that they
-have in common. Here it is a logarithm, and of scatter relative to the whole, so that small features
-do not pass for tight clusters. Each side is to be taken for the other; as remembered, the paper has
-both be taken for the source. The disentangler (class identifier, mutual information,
-reconstruction) is left out, as the paper's equations for it could not be had: DADA's code, by the
-same authors, has such terms, but tells neither which features FADA's classifiers and identifiers
-see nor what a target does that has no labels to disentangle by. target=each makes a model for every
-party by the others' labels, each to the bit that of a run with this target: so one run stands for
-the N runs of ADCOL's Table 21. Representations of single samples leave sources and target, and the
-target sees each source's model. A newcomer gets the target's model, or the mean of all.
+is from memory. μ and DI's size are choices of this file. Sources begin each round at the target's
+model (paper: their gradients are applied to it). The paper's attention is a softmax of how much
+scatter falls in a step; since all sources begin at one model, it depends only on the scatter that
+is left. Here it is a logarithm of scatter relative to the whole, so that small features do not
+count as tight clusters. Each side is trained to be taken for the other; as remembered, the paper
+trains both to be taken for the source. The disentangler (class identifier, mutual information,
+reconstruction) is left out, because the paper's equations for it were not available. target=each
+trains a model for every party by the others' labels, each of them equal, bit for bit, to that of a
+run with this target: one run replaces the N runs of ADCOL's Table 21. Representations of single
+samples leave sources and target, and the target sees each source's model. A newcomer gets the
+target's model, or the mean of all.
 """
 
 from __future__ import annotations
@@ -277,6 +276,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     traits = Traits(
         also_leaves=("representations",),
         feature_skew_only=True,
+        experimental="only the abstract, the introduction and summaries of the paper could be read",
         common_start="has one model for each target, from which all its sources begin",
         bytes_formula=(
             "Σ_t Σ_targets ((3·m + 1)·S + 2·m·S_DI + 4·d·Σ_i n_i + 4·m), m sources, i over these"

@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Generic
 
 from comity.components.averaged import AveragesWeights
+from comity.components.server_steps import averages_models
 from comity.core import *
 
 
@@ -32,6 +33,7 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
     def message_for(self, theta: Params, i: int) -> Model:
         return Model(theta)
 
+    @averages_models
     @only_averages
     def round(self, theta: Params, server: Server, t: int) -> Params:
         messages = {i: self.message_for(theta, i) for i in server.sample(t)}

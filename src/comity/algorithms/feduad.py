@@ -79,7 +79,8 @@ class Prior:
 
     theta: Params = describe(
         Content(
-            "the weights of a model that was trained at this party alone, for the others of its group",
+            "the weights of a model that was trained at this party alone, for the others of its"
+            " group",
             "weights",
         )
     )

@@ -82,7 +82,8 @@ def show(algo: Algo) -> None:
 
     for part in algo.split("+"):
         card = algorithms.card(part)
-        told = [f"Bytes: {card.bytes}"] if card.bytes else []
+        told = [f"Experimental: {card.experimental}."] if card.experimental else []
+        told += [f"Bytes: {card.bytes}"] if card.bytes else []
         told += [f"Privacy: {card.privacy}"] if card.privacy else []
         for line in [*card.text.split("\n"), "", *told]:
             screen.out.print(line)

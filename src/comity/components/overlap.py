@@ -37,7 +37,8 @@ class Help:
 
     grads: Params = describe(
         Content(
-            "in which direction a batch of training records would change a peer's weights (a gradient)",
+            "in which direction a batch of training records would change a peer's weights (a"
+            " gradient)",
             "gradients",
         )
     )
