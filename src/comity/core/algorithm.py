@@ -1,5 +1,9 @@
-"""What an algorithm is: a party's work as pure functions, and a round as ordinary code over a
-net.
+"""The contract of a method: what its author writes.
+
+A method is a frozen dataclass. Its fields are the options, and its methods are the paper: the
+states before round 1, a round as ordinary code over `server`, the functions that run at parties,
+and the model that a party deploys. What else the rest of Comity needs to know is declared apart:
+`traits` (core/traits.py) and `accounting` (core/accounting.py).
 """
 
 from __future__ import annotations
@@ -33,9 +37,10 @@ C = TypeVar("C")
 M = TypeVar("M")
 """What the server sends a party."""
 PartyFunction = Callable[[Any, Any, Party, Key], Working[tuple[Any, Any]]]
-"""async (party state, letter, party, key) -> (new party state, reply): all that ever happens at a
-party.
-"""
+"""async (party state, message, party, key) -> (new party state, reply)."""
+
+COMPARISONS = {"at least": operator.ge, "at most": operator.le, "greater than": operator.gt}
+"""The bounds that an option may have, with the words that error messages use for them."""
 
 
 def option(
@@ -45,8 +50,14 @@ def option(
     maximum: float | None = None,
     above: float | None = None,
 ) -> T:
-    """A method's own constant: its paper's default and what it means, as `comity show` prints them,
-    and its range.
+    """A constant of a method.
+
+    Args:
+        default: the paper's value.
+        doc: what it means, as `comity show` prints it.
+        minimum: the smallest value that is allowed.
+        maximum: the largest value that is allowed.
+        above: a value that the option must exceed.
     """
     bounds = {"at least": minimum, "at most": maximum, "greater than": above}
     return field(
@@ -60,57 +71,118 @@ def option(
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def algorithm(cls: Class) -> Class:
     """Mark the class that a file in `algorithms/` (or a user's file) is about."""
-    made: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]
-    made.__algorithm__ = made.__module__  # type: ignore[attr-defined]
-    return made
+    frozen: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    frozen.__algorithm__ = frozen.__module__  # type: ignore[attr-defined]
+    return frozen
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def mixin(cls: Class) -> Class:
+    """Mark a class of options that several methods share."""
+    frozen: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]
+    return frozen
 
 
 def on_party(method: Method) -> Method:
-    """Mark a method of an algorithm as a work: something that the server may ask parties for.
+    """Mark a method of an algorithm as a party function, which the server may call at parties.
 
-    Parties that live elsewhere do nothing else for it, whatever they are asked for by name. A
-    method that overrides a marked one is a work as well.
+    A party in another process or at another site runs no other function, whatever name it receives.
+    A method that overrides a marked one is a party function as well.
     """
     method.__on_party__ = True  # type: ignore[attr-defined]
     return method
 
 
 def only_averages(round: Method) -> Method:
-    """Mark a method's `round` that does nothing with replies but average them, by `server.mean`.
+    """Mark a `round` that does nothing with replies but average them, by `server.mean`.
 
-    Then workers may add up what their parties reply (partial sums). A round that overrides a marked
-    one says it for itself.
+    Workers may then add up the replies of their parties (partial sums). A round that overrides a
+    marked one needs its own mark.
     """
     round.__only_averages__ = True  # type: ignore[attr-defined]
     return round
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def mixin(cls: Class) -> Class:
-    """Mark options that several methods share, with what they mean."""
-    made: Class = dataclass(frozen=True)(cls)  # type: ignore[assignment]
-    return made
-
-
 class Algorithm(ABC, Generic[S, C, M]):
-    """The methods of an algorithm; `round`, `server`, `client`, `view` and `model` are its paper.
+    """A method of collaborative learning.
 
-    S is the server's state, C a party's state, M what the server sends a party: records, or dicts
-    of tensors.
+    Authors write `init_server`, `init_party`, `round` with the party functions that it calls,
+    `message_for` and `deployed_model`. They may write `start`, `finish`, `join`, `warm_up`,
+    `catch_up` and `check`.
+
+    S is the server's state, C a party's state, and M what the server sends a party: records, or
+    dicts of tensors.
     """
+
+    @abstractmethod
+    def init_server(self, key: Key, info: Info) -> S:
+        """The server's state before round 1."""
+
+    @abstractmethod
+    def init_party(self, key: Key, party: Party) -> C:
+        """A party's state before round 1.
+
+        All parties get the same `key`, so that equal architectures start from equal weights, unless
+        `init = "own"`.
+        """
+
+    @abstractmethod
+    def round(self, s: S, server: Server, t: int) -> S:
+        """Round t: the server's state after it, from the state before."""
+
+    @abstractmethod
+    def message_for(self, s: S, i: int) -> M:
+        """What the server would send party i now."""
+
+    @abstractmethod
+    def deployed_model(self, mine: C, m: M, party: Party) -> Params:
+        """The model that a party deploys, from its state and a message: each time the same.
+
+        Party functions do the training. Only a model that is fitted to the party's data whenever it
+        is deployed (Per-FedAvg) is fitted here, by `party.adapted`.
+        """
+
+    def check(self, info: Info) -> None:
+        """Raise UsageError, before round 1, for what the method does not support."""
+
+    def start(self, s: S, server: Server) -> S:
+        """Exchanges before round 1. Default: none."""
+        return s
+
+    def finish(self, s: S, server: Server) -> S:
+        """Exchanges after the last round, fine-tuning for instance. Default: none."""
+        return s
+
+    def catch_up(self, s: S, server: Server, ids: Sequence[int]) -> S:
+        """Exchanges with parties that missed `start` and take part from now on. Default: none."""
+        return s
+
+    def join(self, s: S, server: Server, ids: Sequence[int]) -> S:
+        """Exchanges with newcomers after training.
+
+        Default: each gets what the server would send it now, and warms up.
+        """
+        server.call(self.warm_up, {i: self.message_for(s, i) for i in ids})
+        return s
+
+    @on_party
+    async def warm_up(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
+        """A newcomer's training by the method's own loss.
+
+        Default: none, so that the newcomer deploys what it is sent.
+        """
+        return mine, None
+
+    # -- declarations ------------------------------------------------------------------------------
 
     traits: Traits = Traits()
     """What engines, wrappers, sites and reports need to know about the method.
 
-    A class declares them for its default options; an instance has those of its own options
+    A class declares the traits of its default options. An instance has those of its own options
     (`adjust_traits`).
     """
     accounting_class: ClassVar[type[Accounting[Any]]] = Accounting
-
-    @property
-    def accounting(self) -> Accounting[Any]:
-        """What is counted and declared about the messages of this algorithm."""
-        return self.accounting_class(self)
+    """Set by `@accounts_for`."""
 
     def adjust_traits(self, declared: Traits) -> Traits:
         """The traits of this instance, where they depend on its options or on its host.
@@ -119,80 +191,31 @@ class Algorithm(ABC, Generic[S, C, M]):
         """
         return declared
 
-    def __post_init__(self) -> None:
-        holds = {"at least": operator.ge, "at most": operator.le, "greater than": operator.gt}
-        for f in fields(self):  # type: ignore[arg-type]
-            for words, bound in f.metadata.get("bounds", {}).items():
-                value = getattr(self, f.name)
-                if not isinstance(value, str) and not (
-                    math.isfinite(value) and holds[words](value, bound)
-                ):
-                    raise UsageError(f"{f.name} must be {words} {bound:g}, not {value}.")
-        object.__setattr__(self, "traits", self.adjust_traits(type(self).traits))
+    @property
+    def accounting(self) -> Accounting[Any]:
+        """What is counted and declared about the messages of this algorithm."""
+        return self.accounting_class(self)
 
-    def check(self, info: Info) -> None:
-        """Refuse, before round 1, what this algorithm cannot do."""
-
-    @abstractmethod
-    def init_server(self, key: Key, info: Info) -> S:
-        """The server's state before round 1."""
-
-    @abstractmethod
-    def init_party(self, key: Key, party: Party) -> C:
-        """A party's state before round 1; unless `init = "own"`, `key` is the same for all: equal
-        architectures start equal.
-        """
-
-    def start(self, s: S, server: Server) -> S:
-        """Exchanges before round 1."""
-        return s
-
-    def catch_up(self, s: S, server: Server, ids: Sequence[int]) -> S:
-        """Parties that missed an exchange of `start` and are to take part now: what they need of
-        it. Nothing, unless told.
-        """
-        return s
-
-    @abstractmethod
-    def round(self, s: S, server: Server, t: int) -> S:
-        """One round: ordinary code over `server`."""
-
-    def finish(self, s: S, server: Server) -> S:
-        """Exchanges after the last round: fine-tuning, for instance."""
-        return s
-
-    def join(self, s: S, server: Server, ids: Sequence[int]) -> S:
-        """Newcomers after training: each gets what the server would send it now, and warms up."""
-        server.call(self.warm_up, {i: self.message_for(s, i) for i in ids})
-        return s
-
-    @on_party
-    async def warm_up(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
-        """A newcomer's warm-up by the method's own loss; unless told, it takes what it is sent as
-        it is.
-        """
-        return mine, None
-
-    @abstractmethod
-    def message_for(self, s: S, i: int) -> M:
-        """What the server would send party i now."""
-
-    @abstractmethod
-    def deployed_model(self, mine: C, m: M, party: Party) -> Params:
-        """What the party would deploy: the same each time that it is asked.
-
-        Training is done in works. What is fitted to the party's data each time before it is
-        deployed (Per-FedAvg) is fitted here, by `party.adapted`.
-        """
+    # -- hooks for wrappers and for methods that extend the network --------------------------------
 
     def party_for(self, party: Party, mine: C) -> Party:
-        """The party as this algorithm sees it; wrappers put their task here."""
+        """The party with the task that this algorithm trains. Default: the party itself."""
         return party
 
     def averaging(self, server: Server) -> Averaging | None:
-        """How replies are to be averaged, where a wrapper has a way of its own."""
+        """A replacement for the weighted mean of replies. Default: None."""
         return None
+
+    def __post_init__(self) -> None:
+        for f in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, f.name)
+            for words, bound in f.metadata.get("bounds", {}).items():
+                if isinstance(value, str):  # "auto", for instance
+                    continue
+                if not (math.isfinite(value) and COMPARISONS[words](value, bound)):
+                    raise UsageError(f"{f.name} must be {words} {bound:g}, not {value}.")
+        object.__setattr__(self, "traits", self.adjust_traits(type(self).traits))
 
 
 AnyAlgorithm = Algorithm[Any, Any, Any]
-"""Whichever: for code that knows an algorithm's states only as records."""
+"""Any algorithm, for code that does not know the types of its states."""
