@@ -276,7 +276,7 @@ class Undeclared(Between[Params]):
     async def sealing(self, mine: Params, m: Own, party: Party, key: Key) -> tuple[Params, Sealed]:
         return mine, seal(m, 1)
 
-    def settled(self, mine: Params, theta: Params) -> Params:
+    def newcomer_state(self, mine: Params, theta: Params) -> Params:
         return mine
 
     def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
@@ -492,7 +492,7 @@ def test_too_large() -> None:
         "round",
         "message_for",
         "deployed_model",
-        "trained",
+        "train_locally",
         "evaluate",
         "wire_shapes",
         "",

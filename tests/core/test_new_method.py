@@ -47,7 +47,7 @@ class Counting(FedAvg):
     @on_party
     async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Timed]:
         done = await party.fit(plain, m.theta | state, key)
-        private, shared = self.private(done.theta, party.task), self.shared(done.theta, party.task)
+        private, shared = self.private_part(done.theta, party.task), self.shared_part(done.theta, party.task)
         return private, Timed(shared, done.steps)
 '''
 DESCRIPTION = ' = describe(Content("how many steps it trained", "", "training"))'

@@ -159,11 +159,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     @on_party
     async def local(
-        self, mine: AdcolState, m: Game, party: Party, key: Key
+        self, state: AdcolState, m: Game, party: Party, key: Key
     ) -> tuple[AdcolState, Reps]:
         # Before D was trained self.past times, the first trained D takes the places before it.
-        earlier = mine.past or [m.D] * (self.past - 1)
-        F_i, seen = await self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
+        earlier = state.past or [m.D] * (self.past - 1)
+        F_i, seen = await self.train_locally(
+            state.F | m.shared, [m.D, *earlier], party, key
+        )  # l.11-17
 
         def rows_to_send(z: Tensor) -> Tensor:
             if seen is not None:  # a sample in no batch: its representation after training
@@ -176,7 +178,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
         return AdcolState(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))
 
-    async def trained(
+    async def train_locally(
         self, F_i: Params, past: list[Params], party: Party, key: Key
     ) -> tuple[Params, Tensor | None]:
         """F_i after its epochs on eq. 2, and the representations that the last epoch made, if
@@ -211,13 +213,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     @on_party
     async def warm_up(
-        self, mine: AdcolState, m: Game, party: Party, key: Key
+        self, state: AdcolState, m: Game, party: Party, key: Key
     ) -> tuple[AdcolState, None]:
-        mine, _ = await self.local(mine, m, party, key)
-        return mine, None
+        state, _ = await self.local(state, m, party, key)
+        return state, None
 
-    def deployed_model(self, mine: AdcolState, m: Game, party: Party) -> Params:
-        return mine.F
+    def deployed_model(self, state: AdcolState, m: Game, party: Party) -> Params:
+        return state.F
 
     # -- variants ----------------------------------------------------------------------------------
 
@@ -241,10 +243,10 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     @on_party
     async def align(
-        self, mine: AdcolState, m: Game, party: Party, key: Key
+        self, state: AdcolState, m: Game, party: Party, key: Key
     ) -> tuple[AdcolState, None]:
-        F_i, _ = await self.trained(mine.F, [m.D], party, key)
-        return replace(mine, F=F_i), None
+        F_i, _ = await self.train_locally(state.F, [m.D], party, key)
+        return replace(state, F=F_i), None
 
     def average_shared(self, R: dict[int, Reps], server: Server) -> Params:
         """The mean of the predictors or models, with aggregate (B.10)."""

@@ -57,14 +57,14 @@ class Afl(Agnostic[Model]):
         return Mixture(w, self.raised(s.lam, losses, self.lam_lr, server))
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Judged]:
-        w = m.theta | mine
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Judged]:
+        w = m.theta | state
         loss = mean_loss(party.task, w, party.data.train)
         w_i = (await party.fit(plain, w, key)).theta
-        return self.private(w_i, party.task), Judged(self.shared(w_i, party.task), loss)
+        return self.private_part(w_i, party.task), Judged(self.shared_part(w_i, party.task), loss)
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return m.theta | mine
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return m.theta | state
 
     # -- declarations ------------------------------------------------------------------------------
 

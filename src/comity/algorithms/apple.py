@@ -174,29 +174,29 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
 
     @on_party
     async def local(
-        self, mine: AppleState, m: Cores, party: Party, key: Key
+        self, state: AppleState, m: Cores, party: Party, key: Key
     ) -> tuple[AppleState, Core]:
         others = [j for j in range(len(m.p0)) if j != party.id]
-        p0 = m.p0[[party.id, *others]].to(next(iter(mine.core.values())))
-        had = mine.had | m.models if mine.first else {}
-        models = [m.models.get(j) or had.get(j) or mine.first for j in others]
-        names = trainable(drop(mine.core, party.task.private)) if models else {}
+        p0 = m.p0[[party.id, *others]].to(next(iter(state.core.values())))
+        had = state.had | m.models if state.first else {}
+        models = [m.models.get(j) or had.get(j) or state.first for j in others]
+        names = trainable(drop(state.core, party.task.private)) if models else {}
         c = (
             math.sqrt(self.mix_lr / party.training.lr) or 1.0
         )  # p = c q: a step of η₁ for q is one of η₁ c² = η₂ for p
         own = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
-        begin = mine.core | {P: (mine.p if len(mine.p) else p0) / c}
-        only = None if self.mix_lr else frozenset(mine.core)
+        begin = state.core | {P: (state.p if len(state.p) else p0) / c}
+        only = None if self.mix_lr else frozenset(state.core)
         # Not together: each party has all core models, and those of one stay in the cache.
         theta = (await party.fit(self.objective, begin, key, own, only=only, batched=False)).theta
         core, p = drop(theta, frozenset({P})), c * theta[P]
         asks = (
             self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks"))
-            if mine.first
+            if state.first
             else []
         )
         mixed = mixture(core, p, own.others)
-        return AppleState(core, p, mixed, had, mine.first), Core(
+        return AppleState(core, p, mixed, had, state.first), Core(
             drop(core, party.task.private), asks
         )
 
@@ -219,14 +219,14 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
 
     @on_party
     async def warm_up(
-        self, mine: AppleState, m: Cores, party: Party, key: Key
+        self, state: AppleState, m: Cores, party: Party, key: Key
     ) -> tuple[AppleState, None]:
-        begin = mine.core | average(m.models, {j: m.p0[j].item() for j in m.models})
+        begin = state.core | average(m.models, {j: m.p0[j].item() for j in m.models})
         theta = (await party.fit(plain, begin, key)).theta
-        return replace(mine, core=theta, mixed=theta), None
+        return replace(state, core=theta, mixed=theta), None
 
-    def deployed_model(self, mine: AppleState, m: Cores, party: Party) -> Params:
-        return mine.mixed
+    def deployed_model(self, state: AppleState, m: Cores, party: Party) -> Params:
+        return state.mixed
 
     # -- declarations ------------------------------------------------------------------------------
 

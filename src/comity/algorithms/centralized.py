@@ -63,8 +63,8 @@ class Centralized(Algorithm[Pool, Empty, Model]):
         )
 
     @on_party
-    async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
-        return mine, Data(party.data.train.x, party.data.train.y.int())
+    async def hand_over(self, state: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
+        return state, Data(party.data.train.x, party.data.train.y.int())
 
     def message_for(self, s: Pool, i: int) -> Model:
         return Model(s.theta)
@@ -79,7 +79,7 @@ class Centralized(Algorithm[Pool, Empty, Model]):
             s.data,
         )
 
-    def deployed_model(self, mine: Empty, m: Model, party: Party) -> Params:
+    def deployed_model(self, state: Empty, m: Model, party: Party) -> Params:
         return m.theta
 
     # -- declarations ------------------------------------------------------------------------------

@@ -214,19 +214,19 @@ class Dbe(NoisyMean, Piloted):
 
     @on_party
     async def mean(
-        self, mine: Wrapped[Mean], m: Model, party: Party, key: Key
+        self, state: Wrapped[Mean], m: Model, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
         task = self.at_cut(party.task)
-        theta = drop(self.host.deployed_model(mine.host, m, party), frozenset({OFFSET}))
+        theta = drop(self.host.deployed_model(state.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
         loss = plain if self.init_mean == "exact" else self.running
         done = await party.fit(loss, theta, key, task=task, training=how)
         if self.init_mean == "exact":
             z = in_chunks(lambda x: task.features(done.theta, x), party.data.train.x).mean(0)
         else:
-            z = done.scratch.get(MEAN, torch.zeros_like(mine.extra.z))
-        return mine, Mean(self.noised(z, key.fold("noise")))
+            z = done.scratch.get(MEAN, torch.zeros_like(state.extra.z))
+        return state, Mean(self.noised(z, key.fold("noise")))
 
     def running(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         """The plain loss; the mean runs along in the scratch."""
@@ -239,9 +239,9 @@ class Dbe(NoisyMean, Piloted):
 
     @on_party
     async def agree(
-        self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key
+        self, state: Wrapped[Mean], m: Mean, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], None]:
-        return Wrapped(self.host_state(mine), m), None
+        return Wrapped(self.host_state(state), m), None
 
     # -- declarations ------------------------------------------------------------------------------
 

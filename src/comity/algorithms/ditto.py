@@ -38,22 +38,22 @@ class Ditto(AveragedModel[DittoState]):
 
     def init_party(self, key: Key, party: Party) -> DittoState:
         theta = party.task.init(key)
-        return DittoState(self.private(theta, party.task), theta)
+        return DittoState(self.private_part(theta, party.task), theta)
 
     @on_party
     async def local(
-        self, mine: DittoState, m: Model, party: Party, key: Key
+        self, state: DittoState, m: Model, party: Party, key: Key
     ) -> tuple[DittoState, Model]:
-        private, reply = await self.averaged(mine.private, m, party, key)
+        private, reply = await self.train_and_share(state.private, m, party, key)
         near = Pull(trainable(m.theta), self.lam) if self.lam else None
-        done = await party.fit(plain, mine.v, key, task=party.task.personal, pull=near)
+        done = await party.fit(plain, state.v, key, task=party.task.personal, pull=near)
         return DittoState(private, done.theta), reply
 
-    def settled(self, mine: DittoState, theta: Params) -> DittoState:
-        return mine
+    def newcomer_state(self, state: DittoState, theta: Params) -> DittoState:
+        return state
 
-    def deployed_model(self, mine: DittoState, m: Model, party: Party) -> Params:
-        return mine.v
+    def deployed_model(self, state: DittoState, m: Model, party: Party) -> Params:
+        return state.v
 
     # -- declarations ------------------------------------------------------------------------------
 

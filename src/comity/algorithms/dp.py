@@ -84,7 +84,9 @@ class Dp(AsHost[None]):
                 " fedbn do."
             )
         if self.level == "party" and any(
-            is_buffer(name) for name in info.task.shapes if name not in self._kept(info.task)
+            is_buffer(name)
+            for name in info.task.shapes
+            if name not in self._private_names(info.task)
         ):
             raise UsageError(
                 "dp with level=party has no noise for BatchNorm's statistics, which would be"
@@ -92,9 +94,9 @@ class Dp(AsHost[None]):
             )
         super().check(info)
 
-    def _kept(self, task: LearningTask) -> frozenset[str]:
+    def _private_names(self, task: LearningTask) -> frozenset[str]:
         assert isinstance(self.host, AveragedModel)
-        return self.host.kept(task)
+        return self.host.private_names(task)
 
     @property
     def sigma(self) -> float:
@@ -118,17 +120,17 @@ class Dp(AsHost[None]):
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)
         async def wrapped(
-            mine: Wrapped[None], message: Any, party: Party, key: Key
+            state: Wrapped[None], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[None], Any]:
             made: list[tuple[float, int]] = []
-            state, reply = await function(
-                mine.host, message, self.wrap_party(party, None, made), key
+            host_state, reply = await function(
+                state.host, message, self.wrap_party(party, None, made), key
             )
             if self.level == "record":
                 self._check_declared(function.__name__, made, party)
             elif isinstance(reply, Model):
                 reply = Model(self._clipped(reply.theta, message.theta))
-            return Wrapped(state, None), reply
+            return Wrapped(host_state, None), reply
 
         return wrapped
 

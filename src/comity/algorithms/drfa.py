@@ -93,14 +93,16 @@ class Drfa(Agnostic[Until]):
         return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, server))
 
     @on_party
-    async def local(self, mine: Params, m: Until, party: Party, key: Key) -> tuple[Params, Snapped]:
-        done = await party.fit(self.snapping, m.theta | mine, key, m.steps)
+    async def local(
+        self, state: Params, m: Until, party: Party, key: Key
+    ) -> tuple[Params, Snapped]:
+        done = await party.fit(self.snapping, m.theta | state, key, m.steps)
         taken = {
             k.removeprefix(SNAPSHOT): v for k, v in done.scratch.items() if k.startswith(SNAPSHOT)
         }
-        w_i = self.shared(done.theta, party.task)
-        return self.private(done.theta, party.task), Snapped(
-            w_i, self.shared(taken, party.task) or w_i
+        w_i = self.shared_part(done.theta, party.task)
+        return self.private_part(done.theta, party.task), Snapped(
+            w_i, self.shared_part(taken, party.task) or w_i
         )
 
     def snapping(self, task: LearningTask, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
@@ -112,12 +114,12 @@ class Drfa(Agnostic[Until]):
     @on_party
     @describe_reply(TRAINING_LOSS)
     async def judge(
-        self, mine: Params, m: Snapshot, party: Party, key: Key
+        self, state: Params, m: Snapshot, party: Party, key: Key
     ) -> tuple[Params, float]:
-        return mine, mean_loss(party.task, m.w | mine, party.data.train)
+        return state, mean_loss(party.task, m.w | state, party.data.train)
 
-    def deployed_model(self, mine: Params, m: Until, party: Party) -> Params:
-        return m.theta | mine
+    def deployed_model(self, state: Params, m: Until, party: Party) -> Params:
+        return m.theta | state
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -127,7 +129,9 @@ class Drfa(Agnostic[Until]):
 @accounts_for(Drfa)
 class DrfaAccounting(AveragingAccounting[Drfa]):
     def join_traffic(self, info: Info) -> Traffic:
-        return Traffic(down=len(info.late) * info.task.bytes(without=self.method.kept(info.task)))
+        return Traffic(
+            down=len(info.late) * info.task.bytes(without=self.method.private_names(info.task))
+        )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         each = 2 * self.shared_bytes(info) + 4

@@ -206,32 +206,32 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
 
     @on_party
     async def local(
-        self, mine: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
+        self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], dict[int, Shown]]:
         """A source's part: it trains each target's model on its own labels."""
         shown = {}
         private = party.task.private
         for k, lesson in m.items():
-            begin = lesson.theta | mine.get(k, mine[NOBODY])
+            begin = lesson.theta | state.get(k, state[NOBODY])
             if self.mu:
                 judges = Judges([lesson.DI], torch.tensor(TARGET, device=party.data.train.y.device))
                 theta = (await party.fit(self.taught, begin, key, judges)).theta
             else:
                 theta = (await party.fit(plain, begin, key)).theta
-            mine = {**mine, k: keep(theta, private)}
+            state = {**state, k: keep(theta, private)}
             shown[k] = Shown(drop(theta, private), features_of(party.task, theta, party.data.train))
-        return mine, shown
+        return state, shown
 
     @on_party
     async def adapt(
-        self, mine: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
+        self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], Adapted]:
         """The target's part: it weighs the sources' models and confuses their identifiers, without
         a look at its labels.
         """
         task, train = party.task, party.data.train
         unlabelled = Samples(train.x, torch.zeros_like(train.y))
-        own = mine.get(party.id, mine[NOBODY])
+        own = state.get(party.id, state[NOBODY])
         share = dict.fromkeys(m, 1 / len(m))
         if self.attention == "gap":
             z = {i: features_of(task, lesson.theta | own, unlabelled) for i, lesson in m.items()}
@@ -252,7 +252,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
                 await party.fit(self.confused, theta, key, judges, samples=unlabelled, only=body)
             ).theta
         reply = Adapted(drop(theta, task.private), features_of(task, theta, unlabelled), share)
-        return {**mine, party.id: keep(theta, task.private)}, reply
+        return {**state, party.id: keep(theta, task.private)}, reply
 
     def taught(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(theta, batch.x, train=True)
@@ -266,9 +266,9 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         disc, wanted = self.identifier(task.width), judges.wanted.expand(len(z))
         return torch.stack([cross_entropy(disc.logits(D, z), wanted) for D in judges.DI]).mean()
 
-    def deployed_model(self, mine: dict[int, Params], m: Model, party: Party) -> Params:
+    def deployed_model(self, state: dict[int, Params], m: Model, party: Party) -> Params:
         return m.theta | (
-            mine.get(party.id, mine[NOBODY]) if self.target == "each" else [*mine.values()][-1]
+            state.get(party.id, state[NOBODY]) if self.target == "each" else [*state.values()][-1]
         )
 
     # -- declarations ------------------------------------------------------------------------------

@@ -143,24 +143,28 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 
     @on_party
     async def send(
-        self, mine: FedSpsState, m: Group, party: Party, key: Key
+        self, state: FedSpsState, m: Group, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
-        chosen = self.chosen(mine.scores, m.ids, key.fold("peers"))
-        return mine, dict.fromkeys(chosen, seal(Model(drop(mine.h, party.task.private)), to=chosen))
+        chosen = self.chosen(state.scores, m.ids, key.fold("peers"))
+        return state, dict.fromkeys(
+            chosen, seal(Model(drop(state.h, party.task.private)), to=chosen)
+        )
 
     @on_party
     async def assist(
-        self, mine: FedSpsState, m: Empty, party: Party, key: Key
+        self, state: FedSpsState, m: Empty, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Help]]]:
-        private = keep(mine.h, party.task.private)
-        clean, bad, lam = self.perturbed(mine, party, key)
+        private = keep(state.h, party.task.private)
+        clean, bad, lam = self.perturbed(state, party, key)
         helps = {
             i: seal(self.help(sent.theta | private, clean, bad, party.task), to=i)
             for i, sent in party.inbox.items()
         }
-        return replace(mine, lam=lam), helps
+        return replace(state, lam=lam), helps
 
-    def perturbed(self, mine: FedSpsState, party: Party, key: Key) -> tuple[Samples, Tensor, float]:
+    def perturbed(
+        self, state: FedSpsState, party: Party, key: Key
+    ) -> tuple[Samples, Tensor, float]:
         """A batch of the party's samples, the same after T, and λ."""
         train = party.data.train
         count = min(self.overlap_batch or party.training.batch, len(train))
@@ -170,8 +174,10 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         T = self.attacker(self.code_compat)
         range_ = self.range_of(party.data, self.code_compat)
         noise = T.noise(clean.x, key.fold("attack"))
-        lam = torch.tensor(mine.lam, dtype=torch.float64)
-        bad, lam = T(party.task, mine.first or mine.h, clean.x, clean.y, noise, lam, range_)  # l.6
+        lam = torch.tensor(state.lam, dtype=torch.float64)
+        bad, lam = T(
+            party.task, state.first or state.h, clean.x, clean.y, noise, lam, range_
+        )  # l.6
         return clean, bad, lam.item()
 
     def help(self, h: Params, clean: Samples, bad: Tensor, task: LearningTask) -> Help:
@@ -186,28 +192,30 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         )
     )
     async def local(
-        self, mine: FedSpsState, m: Step, party: Party, key: Key
+        self, state: FedSpsState, m: Step, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, float]]:
         helps = dict(party.inbox)
         if self.code_compat and self.beta:
-            clean, bad, _ = self.perturbed(mine, party, key)
-            helps[party.id] = self.help(mine.h, clean, bad, party.task)
+            clean, bad, _ = self.perturbed(state, party, key)
+            helps[party.id] = self.help(state.h, clean, bad, party.task)
         how = self.stretch(m, self.holds, party.training, len(party.data.train))
-        after = await self.trained(mine, helps, how, party, key)
+        after = await self.train_locally(state, helps, how, party, key)
         helps.pop(party.id, None)
-        scores = remembered(mine.scores, self.given(mine, party, key, helps)) if self.peers else {}
+        scores = (
+            remembered(state.scores, self.given(state, party, key, helps)) if self.peers else {}
+        )
         return replace(after, scores=scores), {j: h.overlap for j, h in helps.items()}
 
-    async def trained(
-        self, mine: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key
+    async def train_locally(
+        self, state: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key
     ) -> FedSpsState:
-        lam = torch.tensor(mine.lam, dtype=torch.float64)
-        own = Overlapping(mine.first, lam, self.range_of(party.data, self.code_compat), helps)
+        lam = torch.tensor(state.lam, dtype=torch.float64)
+        own = Overlapping(state.first, lam, self.range_of(party.data, self.code_compat), helps)
         draw = self.noise if self.alpha else None
         # Not together: T differentiates within each step, which torch does more slowly for stacked
         # parties.
-        done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=draw, batched=False)
-        return replace(mine, h=done.theta, lam=done.scratch.get(LAM, lam).item())
+        done = await party.fit(self.eq13, state.h, key, own, training=how, draw=draw, batched=False)
+        return replace(state, h=done.theta, lam=done.scratch.get(LAM, lam).item())
 
     def noise(self, batch: Batch, key: Key, own: Overlapping) -> Tensor | None:
         return self.attacker(self.code_compat).noise(batch.x, key.fold("attack"))
@@ -227,12 +235,12 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 
     @on_party
     async def tuned(
-        self, mine: FedSpsState, m: Empty, party: Party, key: Key
+        self, state: FedSpsState, m: Empty, party: Party, key: Key
     ) -> tuple[FedSpsState, None]:
-        return await self.trained(mine, {}, party.training, party, key), None
+        return await self.train_locally(state, {}, party.training, party, key), None
 
     def given(
-        self, mine: FedSpsState, party: Party, key: Key, helps: dict[int, Help]
+        self, state: FedSpsState, party: Party, key: Key, helps: dict[int, Help]
     ) -> dict[int, float]:
         if self.score == "overlap":
             return {j: given.overlap for j, given in helps.items()}
@@ -242,14 +250,14 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         )
         return gains(
             party.task,
-            mine.h,
-            gradients(party.task, mine.h, helps),
+            state.h,
+            gradients(party.task, state.h, helps),
             some,
             party.training.lr * self.beta,
         )
 
-    def deployed_model(self, mine: FedSpsState, m: Empty, party: Party) -> Params:
-        return mine.h
+    def deployed_model(self, state: FedSpsState, m: Empty, party: Party) -> Params:
+        return state.h
 
     def asking(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
         private = info.task.private

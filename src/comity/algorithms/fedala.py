@@ -85,7 +85,7 @@ class FedAla(AveragedModel[AlaState]):
 
     def highest(self, task: LearningTask) -> frozenset[str]:
         """The names that W is about: what the p highest stages with weights share."""
-        names = [k for k in task.shapes if not is_buffer(k) and k not in self.kept(task)]
+        names = [k for k in task.shapes if not is_buffer(k) and k not in self.private_names(task)]
         stages = [
             stage
             for stage in task.network.stages
@@ -94,21 +94,21 @@ class FedAla(AveragedModel[AlaState]):
         return frozenset(k for k in names if k.partition(".")[0] in stages[-self.p :])
 
     def init_party(self, key: Key, party: Party) -> AlaState:
-        return AlaState(self.private(party.task.init(key), party.task), {}, {})
+        return AlaState(self.private_part(party.task.init(key), party.task), {}, {})
 
     @on_party
     async def local(
-        self, mine: AlaState, m: Model, party: Party, key: Key
+        self, state: AlaState, m: Model, party: Party, key: Key
     ) -> tuple[AlaState, Model]:
-        both = Both(mine.previous, m.theta | mine.private)
-        W = await self.weights(mine, both, party, key.fold("weights")) if mine.previous else {}
-        theta = await self.trained(merged(both, W), m, party, key)
+        both = Both(state.previous, m.theta | state.private)
+        W = await self.weights(state, both, party, key.fold("weights")) if state.previous else {}
+        theta = await self.train_locally(merged(both, W), m, party, key)
         task = party.task
-        return AlaState(self.private(theta, task), keep(theta, self.highest(task)), W), Model(
-            self.shared(theta, task)
+        return AlaState(self.private_part(theta, task), keep(theta, self.highest(task)), W), Model(
+            self.shared_part(theta, task)
         )
 
-    async def weights(self, mine: AlaState, both: Both, party: Party, key: Key) -> Params:
+    async def weights(self, state: AlaState, both: Both, party: Party, key: Key) -> Params:
         """W_i, l.7-14."""
         train = party.data.train
         some = train.take(
@@ -124,10 +124,10 @@ class FedAla(AveragedModel[AlaState]):
             steps=None,
             keep=False,
         )
-        W = mine.W or {k: torch.ones_like(v) for k, v in mine.previous.items()}
+        W = state.W or {k: torch.ones_like(v) for k, v in state.previous.items()}
         buffers = {k: v for k, v in both.sent.items() if is_buffer(k)}
         losses: list[float] = []
-        for n in range(1 if mine.W else self.start_epochs):
+        for n in range(1 if state.W else self.start_epochs):
             begin = {W_OF + k: w for k, w in W.items()} | buffers
             done = await party.fit(self.eq5, begin, key.fold(n), both, training=how, samples=some)
             W = {k: done.theta[W_OF + k].clamp(0, 1) for k in W}
@@ -150,11 +150,11 @@ class FedAla(AveragedModel[AlaState]):
         )
         return value
 
-    def settled(self, mine: AlaState, theta: Params) -> AlaState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: AlaState, theta: Params) -> AlaState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: AlaState, m: Model, party: Party) -> Params:
-        return merged(Both(mine.previous, m.theta | mine.private), mine.W)
+    def deployed_model(self, state: AlaState, m: Model, party: Party) -> Params:
+        return merged(Both(state.previous, m.theta | state.private), state.W)
 
     # -- declarations ------------------------------------------------------------------------------
 

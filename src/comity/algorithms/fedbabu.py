@@ -38,7 +38,7 @@ class FedBabu(FedPer):
     )
     finetune_epochs: int = option(10, "τ_f, epochs of fine-tuning", minimum=0)
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         body = frozenset(theta.keys() - party.task.head_names)
         return (await party.fit(plain, theta, key, only=body)).theta
 
@@ -47,17 +47,17 @@ class FedBabu(FedPer):
         return theta
 
     @on_party
-    async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
+    async def tune(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
         how = replace(party.training, epochs=self.finetune_epochs, steps=None)
-        return await self.tuned(mine, m, party, key, how), None
+        return await self.tuned(state, m, party, key, how), None
 
     @on_party
-    async def warm_up(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
-        return await self.tuned(mine, m, party, key, party.training), None
+    async def warm_up(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
+        return await self.tuned(state, m, party, key, party.training), None
 
-    async def tuned(self, mine: Params, m: Model, party: Party, key: Key, how: Training) -> Params:
+    async def tuned(self, state: Params, m: Model, party: Party, key: Key, how: Training) -> Params:
         """A model of the party's own, which comes before whatever it is sent."""
-        theta = m.theta | mine
+        theta = m.theta | state
         heads = party.task.head_names
         only = {"all": None, "head": heads, "body": frozenset(theta.keys() - heads)}[self.finetune]
         return (

@@ -26,7 +26,7 @@ from comity.core import *
 
 @algorithm
 class FedBN(FedAvg):
-    def kept(self, task: LearningTask) -> frozenset[str]:
+    def private_names(self, task: LearningTask) -> frozenset[str]:
         return task.private | task.norm_names
 
     # -- declarations ------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ class FedBN(FedAvg):
 @accounts_for(FedBN)
 class FedBNAccounting(AveragingAccounting[FedBN]):
     def warnings(self, info: Info) -> list[str]:
-        alike = self.method.kept(info.task) == info.task.private
+        alike = self.method.private_names(info.task) == info.task.private
         return (
             [
                 "the model has no BatchNorm that would be shared otherwise, so that this is fedavg"

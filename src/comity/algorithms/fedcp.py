@@ -140,7 +140,7 @@ class FedCp(FedAvg):
             else []
         )
 
-    def extended(self, task: LearningTask) -> LearningTask:
+    def extend_task(self, task: LearningTask) -> LearningTask:
         return Separated.of(task, frozenset(OWN + k for k in task.head_names))
 
     def in_context(self, theta: Params, task: LearningTask) -> Params:
@@ -148,7 +148,7 @@ class FedCp(FedAvg):
         matrices = [theta[OWN + k] for k in self.layers(task)]
         return theta | {CONTEXT: F.normalize(reduce(torch.matmul, matrices).sum(0), dim=0)}
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         task = party.task
         begin = self.in_context(theta, task)
         only = frozenset(begin.keys() - task.head_names - {CONTEXT})
@@ -183,12 +183,12 @@ class FedCp(FedAvg):
             h_g = task.features(frozen.theta, batch.x)
         return value + self.lam * mmd(h, h_g)
 
-    def settled(self, mine: Params, theta: Params) -> Params:
-        heads = frozenset(k for k in theta if OWN + k in mine)
-        return drop(theta, heads) | mine  # the global head stays the one that it is sent
+    def newcomer_state(self, state: Params, theta: Params) -> Params:
+        heads = frozenset(k for k in theta if OWN + k in state)
+        return drop(theta, heads) | state  # the global head stays the one that it is sent
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return self.in_context(m.theta | mine, party.task)
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return self.in_context(m.theta | state, party.task)
 
     # -- declarations ------------------------------------------------------------------------------
 

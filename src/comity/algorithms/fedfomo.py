@@ -155,13 +155,13 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
 
     @on_party
     async def local(
-        self, mine: FomoState, m: Empty, party: Party, key: Key
+        self, state: FomoState, m: Empty, party: Party, key: Key
     ) -> tuple[FomoState, Model]:
         begin = (
-            mine.begin if mine.weighed else mine.trained
+            state.begin if state.weighed else state.trained
         )  # who missed the exchange goes on from what it has
         done = await party.fit(plain, begin, key, samples=self.samples(party.data, held_out=False))
-        return FomoState(done.theta, begin, False), Model(self.shared(done.theta, party.task))
+        return FomoState(done.theta, begin, False), Model(self.shared_part(done.theta, party.task))
 
     @on_party
     @describe_reply(
@@ -171,14 +171,14 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         )
     )
     async def weigh(
-        self, mine: FomoState, m: Offered, party: Party, key: Key
+        self, state: FomoState, m: Offered, party: Party, key: Key
     ) -> tuple[FomoState, dict[int, float]]:
-        private = self.private(mine.trained, party.task)
-        models = {j: theta | private for j, theta in m.models.items()} | {party.id: mine.trained}
-        w = self.weights(mine.begin, models, party)
+        private = self.private_part(state.trained, party.task)
+        models = {j: theta | private for j, theta in m.models.items()} | {party.id: state.trained}
+        w = self.weights(state.begin, models, party)
         better = {n: weight for n, weight in w.items() if weight > 0}
-        begin = average({n: models[n] for n in better}, better) if better else mine.begin
-        return replace(mine, begin=begin, weighed=True), w
+        begin = average({n: models[n] for n in better}, better) if better else state.begin
+        return replace(state, begin=begin, weighed=True), w
 
     def weights(
         self, theta: Params, models: Mapping[int, Params], party: Party
@@ -204,11 +204,11 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
             )
         return super().join(s, server, ids)
 
-    def settled(self, mine: FomoState, theta: Params) -> FomoState:
-        return mine
+    def newcomer_state(self, state: FomoState, theta: Params) -> FomoState:
+        return state
 
-    def deployed_model(self, mine: FomoState, m: Empty, party: Party) -> Params:
-        return mine.trained
+    def deployed_model(self, state: FomoState, m: Empty, party: Party) -> Params:
+        return state.trained
 
     def told(self, downloads: int) -> int:
         """Bytes of the weights that a party tells the server."""
@@ -249,13 +249,13 @@ class FedFomoAccounting(AveragingAccounting[FedFomo]):
         )  # at most: parties that were never heard have sent nothing
         each = Traffic(
             up=self.method.told(few),
-            down=few * info.task.bytes(without=self.method.kept(info.task)),
+            down=few * info.task.bytes(without=self.method.private_names(info.task)),
         )
         return sum([each] * len(info.late), Traffic())
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         few = [self.method.downloads(len(self.method.sources(info, i, cohort))) for i in cohort]
-        size = info.task.bytes(without=self.method.kept(info.task))
+        size = info.task.bytes(without=self.method.private_names(info.task))
         return Traffic(
             up=len(cohort) * size + sum(map(self.method.told, few)), down=sum(few) * size
         )

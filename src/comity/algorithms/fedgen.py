@@ -124,7 +124,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def check(self, info: Info) -> None:
         super().check(info)
         info.needs_classes("fedgen", "generates representations of each class")
-        if kept := sorted(self.kept(info.task) & info.task.head_names):
+        if kept := sorted(self.private_names(info.task) & info.task.head_names):
             raise UsageError(
                 f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all"
                 " or another --cut."
@@ -149,11 +149,11 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     def init_server(self, key: Key, info: Info) -> Source:
         G = self.generator(info.task).init(key.fold("generator"))
-        theta = self.shared(info.task.init(key), info.task)
+        theta = self.shared_part(info.task.init(key), info.task)
         return Source(theta, G, None, torch.ones(info.task.classes, dtype=torch.int32))
 
     def init_party(self, key: Key, party: Party) -> FedGenState:
-        private = self.private(party.task.init(key), party.task)
+        private = self.private_part(party.task.init(key), party.task)
         return FedGenState(private, torch.ones(party.task.classes, dtype=torch.int32))
 
     def message_for(self, s: Source, i: int) -> Taught:
@@ -175,15 +175,15 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     @on_party
     async def count(
-        self, mine: FedGenState, m: Empty, party: Party, key: Key
+        self, state: FedGenState, m: Empty, party: Party, key: Key
     ) -> tuple[FedGenState, Labels]:
-        return mine, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
+        return state, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
 
     @on_party
     async def agree(
-        self, mine: FedGenState, m: Labels, party: Party, key: Key
+        self, state: FedGenState, m: Labels, party: Party, key: Key
     ) -> tuple[FedGenState, None]:
-        return replace(mine, labels=m.counts), None
+        return replace(state, labels=m.counts), None
 
     def round(self, s: Source, server: Server, t: int) -> Source:
         replies = server.call(self.local, {i: self.message_for(s, i) for i in server.sample(t)})
@@ -230,14 +230,14 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     @on_party
     async def local(
-        self, mine: FedGenState, m: Taught, party: Party, key: Key
+        self, state: FedGenState, m: Taught, party: Party, key: Key
     ) -> tuple[FedGenState, Model]:
-        own = Generator(m.G, mine.labels)
+        own = Generator(m.G, state.labels)
         theta = (
-            await party.fit(self.j_k, m.theta | mine.private, key, own, draw=self.wanted)
+            await party.fit(self.j_k, m.theta | state.private, key, own, draw=self.wanted)
         ).theta
-        return replace(mine, private=self.private(theta, party.task)), Model(
-            self.shared(theta, party.task)
+        return replace(state, private=self.private_part(theta, party.task)), Model(
+            self.shared_part(theta, party.task)
         )
 
     def wanted(self, batch: Batch, key: Key, own: Generator) -> Wanted:
@@ -253,11 +253,11 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
             task.plain.head(theta, z), wanted.y
         )
 
-    def settled(self, mine: FedGenState, theta: Params) -> FedGenState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: FedGenState, theta: Params) -> FedGenState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: FedGenState, m: Taught, party: Party) -> Params:
-        return m.theta | mine.private
+    def deployed_model(self, state: FedGenState, m: Taught, party: Party) -> Params:
+        return m.theta | state.private
 
     # -- declarations ------------------------------------------------------------------------------
 

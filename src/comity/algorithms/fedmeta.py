@@ -116,11 +116,11 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
 
     def init_server(self, key: Key, info: Info) -> Guided:
         return Guided(
-            self.shared(info.task.init(key), info.task), Data(torch.zeros(0), torch.zeros(0))
+            self.shared_part(info.task.init(key), info.task), Data(torch.zeros(0), torch.zeros(0))
         )
 
     def init_party(self, key: Key, party: Party) -> Params:
-        return self.private(party.task.init(key), party.task)
+        return self.private_part(party.task.init(key), party.task)
 
     def message_for(self, s: Guided, i: int) -> Model:
         return Model(s.theta)
@@ -144,11 +144,11 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
 
     @on_party
     async def hand_over(
-        self, mine: Params, m: Empty, party: Party, key: Key
+        self, state: Params, m: Empty, party: Party, key: Key
     ) -> tuple[Params, Data]:
         train = party.data.train
         some = train.take(key.fold("meta").choose(self.handed(len(train)), len(train)))
-        return mine, Data(some.x, some.y.int() if party.task.classes else some.y)
+        return state, Data(some.x, some.y.int() if party.task.classes else some.y)
 
     def handed(self, n: int) -> int:
         return math.ceil(self.share * n)
@@ -176,8 +176,8 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         return plus(w, -self.meta_lr, mean(g))
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
-        w, how = m.theta | mine, party.training
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        w, how = m.theta | state, party.training
         past: list[tuple[Params, Batch]] = []
 
         def descend(at: Moving, batch: Batch) -> Moving:
@@ -201,7 +201,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         theta = plus(w, -self.server_lr, self.traced(g, past, party)) | {
             k: v for k, v in w_k.items() if is_buffer(k)
         }
-        return self.private(theta, party.task), Model(self.shared(theta, party.task))
+        return self.private_part(theta, party.task), Model(self.shared_part(theta, party.task))
 
     def traced(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:
         """From the gradient at w_k to that at w: back through v ← μ v + ∇f + λ w, w ← w − η v, step
@@ -220,11 +220,11 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
             dv = {k: how.momentum * d for k, d in dv.items()}
         return g
 
-    def settled(self, mine: Params, theta: Params) -> Params:
-        return theta | mine
+    def newcomer_state(self, state: Params, theta: Params) -> Params:
+        return theta | state
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return m.theta | mine
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return m.theta | state
 
     # -- declarations ------------------------------------------------------------------------------
 

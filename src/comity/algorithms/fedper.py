@@ -22,7 +22,7 @@ from comity.core import *
 
 @algorithm
 class FedPer(FedAvg):
-    def kept(self, task: LearningTask) -> frozenset[str]:
+    def private_names(self, task: LearningTask) -> frozenset[str]:
         return task.private | task.head_names
 
     # -- declarations ------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         theta, _ = await self.local(theta, m, party, key)
         return theta, None
 
-    def party_for(self, party: Party, mine: Params) -> Party:
+    def party_for(self, party: Party, state: Params) -> Party:
         return with_task(party, Nearest.of(party.task))
 
     def deployed_model(self, theta: Params, m: Guide, party: Party) -> Params:

@@ -24,7 +24,7 @@ from comity.core import *
 class FedProx(FedAvg):
     mu: float = option(0.01, "weight of the proximal term, eq. 2", minimum=0)
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         eq2 = Pull(trainable(m.theta), self.mu) if self.mu else None
         return (await party.fit(plain, theta, key, pull=eq2)).theta
 

@@ -30,7 +30,7 @@ from comity.core import *
 class FedRep(FedPer):
     head_epochs: int = option(10, "τ_h, epochs on the head before the body is trained", minimum=0)
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         head = party.task.head_names
         first = replace(party.training, epochs=self.head_epochs, steps=None)
         theta = (await party.fit(plain, theta, key.fold("head"), training=first, only=head)).theta

@@ -69,7 +69,7 @@ class FedRod(FedAvg):
         super().check(info)
         info.needs_classes("fedrod", "balances classes")
 
-    def party_for(self, party: Party, mine: Params) -> Party:
+    def party_for(self, party: Party, state: Params) -> Party:
         task = party.task
         log_n = torch.bincount(party.data.train.y, minlength=task.classes).log()
         own = frozenset(OWN + k for k in task.head_names)

@@ -170,11 +170,11 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return Both(s.w, {})
 
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
-        return self.averaged(
+        return self.average_posteriors(
             s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)}
         )
 
-    def averaged(
+    def average_posteriors(
         self, s: FedUadServer, server: Server, posterior: PartyFunction, messages: dict[int, Both]
     ) -> FedUadServer:
         sealed_messages: dict[Edge, Sealed] = {}
@@ -198,28 +198,28 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
 
     @on_party
     async def prior(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Sealed[Prior]]:
-        w = m.theta or mine.w
-        theta = (await party.fit(plain, w | mine.private, key)).theta
+        w = m.theta or state.w
+        theta = (await party.fit(plain, w | state.private, key)).theta
         prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
-        return replace(mine, w=w, prior=prior), seal(
+        return replace(state, w=w, prior=prior), seal(
             replace(prior, theta=drop(theta, party.task.private)), m.others
         )
 
     @on_party
     async def align(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
         others = (
-            {j: prior.theta | mine.private for j, prior in party.inbox.items()} if self.uad else {}
+            {j: prior.theta | state.private for j, prior in party.inbox.items()} if self.uad else {}
         )
         read = {j: features_of(party.task, theta, party.data.train) for j, theta in others.items()}
-        return await self.posterior(mine, m, party, key, read, {})
+        return await self.posterior(state, m, party, key, read, {})
 
     async def posterior(
         self,
-        mine: FedUadState,
+        state: FedUadState,
         m: Both,
         party: Party,
         key: Key,
@@ -231,11 +231,11 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         """
         task = party.task
         start = (
-            mine.prior.theta
-            if mine.prior and self.begin == "prior"
-            else (m.theta or mine.w) | mine.private
+            state.prior.theta
+            if state.prior and self.begin == "prior"
+            else (m.theta or state.w) | state.private
         )
-        D = m.D or mine.D
+        D = m.D or state.D
         everyone = (
             range(party.federation_size)
             if self.outputs == "all"
@@ -308,16 +308,16 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
 
     @on_party
     async def warm_up(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, None]:
-        tuned = (await party.fit(plain, m.theta | mine.private, key)).theta
+        tuned = (await party.fit(plain, m.theta | state.private, key)).theta
         return (
-            replace(mine, private=tuned),
+            replace(state, private=tuned),
             None,
         )  # a newcomer has no group: it tunes the global model for itself
 
-    def deployed_model(self, mine: FedUadState, m: Both, party: Party) -> Params:
-        return m.theta | mine.private
+    def deployed_model(self, state: FedUadState, m: Both, party: Party) -> Params:
+        return m.theta | state.private
 
     # -- declarations ------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class Gpfl(FedPer):
         super().check(info)
         info.needs_classes("gpfl", "has an embedding of each class")
 
-    def extended(self, task: LearningTask) -> LearningTask:
+    def extend_task(self, task: LearningTask) -> LearningTask:
         return Valved.of(task)
 
     def conditioned(self, theta: Params, party: Party) -> Params:
@@ -117,7 +117,7 @@ class Gpfl(FedPer):
         counts = torch.bincount(party.data.train.y, minlength=len(C)).to(C.dtype)
         return theta | {GENERIC: C.mean(0), PERSONAL: counts @ C / counts.sum()}
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         begin = self.conditioned(theta, party)
         decayed = guided(frozenset(theta))
         decay = Pull({k: torch.zeros_like(theta[k]) for k in decayed}, self.mu) if self.mu else None
@@ -138,8 +138,8 @@ class Gpfl(FedPer):
         eq5 = task.inner.criterion(task.inner.head(theta, f_P.view_as(f), train=True), f, batch)
         return eq5 + cross_entropy(cosine, batch.y) + self.lam * mlg
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return self.conditioned(m.theta | mine, party)
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return self.conditioned(m.theta | state, party)
 
     # -- declarations ------------------------------------------------------------------------------
 

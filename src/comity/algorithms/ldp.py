@@ -117,11 +117,11 @@ class Ldp(Wrapper[None]):
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)
         async def wrapped(
-            mine: Wrapped[None], message: Any, party: Party, key: Key
+            state: Wrapped[None], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[None], Any]:
             made: list[int] = []
-            state, reply = await function(
-                mine.host, message, self.wrap_party(party, None, made), key
+            host_state, reply = await function(
+                state.host, message, self.wrap_party(party, None, made), key
             )
             declared = (
                 [party.task.classes]
@@ -133,7 +133,7 @@ class Ldp(Wrapper[None]):
                     f"{function.__name__} sends other means than its method declares (means_in):"
                     f" {made}, not {declared}."
                 )
-            return Wrapped(state, None), reply
+            return Wrapped(host_state, None), reply
 
         return wrapped
 

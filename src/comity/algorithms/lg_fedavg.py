@@ -25,7 +25,7 @@ from comity.core import *
 
 @algorithm
 class LgFedAvg(FedAvg):
-    def kept(self, task: LearningTask) -> frozenset[str]:
+    def private_names(self, task: LearningTask) -> frozenset[str]:
         return task.private | (task.shapes.keys() - task.head_names)
 
     # -- declarations ------------------------------------------------------------------------------

@@ -123,10 +123,10 @@ class PartialFed(AveragedModel[PartialState]):
 
     @on_party
     async def local(
-        self, mine: PartialState, m: Model, party: Party, key: Key
+        self, state: PartialState, m: Model, party: Party, key: Key
     ) -> tuple[PartialState, Model]:
-        task, logits = party.task, mine.logits
-        last = mine.rest | mine.own
+        task, logits = party.task, state.logits
+        last = state.rest | state.own
         if self.strategy == "adaptive" and self.strategy_epochs:
             sources = Sources(last, gap(m.theta, last), layers(task))
             how = replace(
@@ -146,8 +146,8 @@ class PartialFed(AveragedModel[PartialState]):
             )
             logits = (await asked).theta[LOGITS]
         begin = m.theta | keep(last, self.unloaded(logits, last, task))
-        theta = await self.trained(begin, m, party, key)
-        return self.kept_of(theta, logits, task), Model(self.shared(theta, task))
+        theta = await self.train_locally(begin, m, party, key)
+        return self.kept_of(theta, logits, task), Model(self.shared_part(theta, task))
 
     def gumbel(self, batch: Batch, key: Key, sources: Sources) -> Tensor:
         uniform = torch.rand(
@@ -169,11 +169,11 @@ class PartialFed(AveragedModel[PartialState]):
         }
         return task.loss(mixed | alone, batch)
 
-    def settled(self, mine: PartialState, theta: Params) -> PartialState:
-        return replace(mine, own=theta | mine.rest | mine.own, rest={})
+    def newcomer_state(self, state: PartialState, theta: Params) -> PartialState:
+        return replace(state, own=theta | state.rest | state.own, rest={})
 
-    def deployed_model(self, mine: PartialState, m: Model, party: Party) -> Params:
-        return m.theta | mine.own
+    def deployed_model(self, state: PartialState, m: Model, party: Party) -> Params:
+        return m.theta | state.own
 
     # -- declarations ------------------------------------------------------------------------------
 

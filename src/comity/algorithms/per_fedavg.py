@@ -81,7 +81,7 @@ class PerFedAvg(FedAvg):
     def inner(self, party: Party) -> Inner:
         return Inner(party.training.lr if self.alpha == "lr" else self.alpha)
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         how, k = party.training, self.parts
         least = max(self.least(party.task), min(k * how.min_batch, len(party.data.train)))
         how = replace(how, batch=k * how.batch, epochs=k * how.epochs, min_batch=least)
@@ -103,12 +103,12 @@ class PerFedAvg(FedAvg):
         twist = task.loss(moved(w, self.delta, v), D[2]) - task.loss(moved(w, -self.delta, v), D[2])
         return value + along - own.alpha / (2 * self.delta) * twist
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         how = party.training
         one = Training(
             lr=self.inner(party).alpha, batch=how.batch, steps=1, min_batch=how.min_batch
         )
-        return party.adapted(m.theta | mine, one)
+        return party.adapted(m.theta | state, one)
 
     # -- declarations ------------------------------------------------------------------------------
 

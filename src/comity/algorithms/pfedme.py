@@ -60,7 +60,7 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
             )
 
     def init_server(self, key: Key, info: Info) -> Params:
-        return self.shared(info.task.init(key), info.task)
+        return self.shared_part(info.task.init(key), info.task)
 
     def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
@@ -77,7 +77,7 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
     async def local(
         self, theta_i: Params, m: Model, party: Party, key: Key
     ) -> tuple[Params, Model]:
-        w = m.theta | self.private(theta_i, party.task)
+        w = m.theta | self.private_part(theta_i, party.task)
 
         pull, follow = self.inner_lr * self.lam, party.training.lr * self.lam
 
@@ -93,9 +93,9 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
             )
 
         done = await party.fold(step, Envelope(w, w), key)
-        return done.theta, Model(self.shared(done.w, party.task))
+        return done.theta, Model(self.shared_part(done.w, party.task))
 
-    def settled(self, theta_i: Params, theta: Params) -> Params:
+    def newcomer_state(self, theta_i: Params, theta: Params) -> Params:
         return theta_i
 
     def deployed_model(self, theta_i: Params, m: Model, party: Party) -> Params:

@@ -63,10 +63,12 @@ class QFfl(FedAvg):
         return momentum_step(w, mean.value(), {}, towards / h, 0)[0]
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Trained]:
-        loss = scored(party.task, m.theta | mine, party.data.train).loss
-        mine, reply = await self.averaged(mine, m, party, key)
-        return mine, Trained(reply.theta, loss)
+    async def local(
+        self, state: Params, m: Model, party: Party, key: Key
+    ) -> tuple[Params, Trained]:
+        loss = scored(party.task, m.theta | state, party.data.train).loss
+        state, reply = await self.train_and_share(state, m, party, key)
+        return state, Trained(reply.theta, loss)
 
     # -- declarations ------------------------------------------------------------------------------
 

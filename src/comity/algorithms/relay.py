@@ -259,14 +259,14 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         )
 
     @on_party
-    async def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
-        return mine, self.upload(mine, party, key)
+    async def show(self, state: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
+        return state, self.upload(state, party, key)
 
     @on_party
     async def local(
-        self, mine: Params, m: Teacher, party: Party, key: Key
+        self, state: Params, m: Teacher, party: Party, key: Key
     ) -> tuple[Params, Upload]:
-        theta = await self.taught(mine | m.shared, m, party, key)
+        theta = await self.taught(state | m.shared, m, party, key)
         shared = keep(theta, shared_names(party.task, self.aggregate))
         return theta, replace(self.upload(theta, party, key), shared=shared)
 
@@ -276,13 +276,13 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
 
     @on_party
     async def warm_up(
-        self, mine: Params, m: Teacher, party: Party, key: Key
+        self, state: Params, m: Teacher, party: Party, key: Key
     ) -> tuple[Params, None]:
-        mine, _ = await self.local(mine, m, party, key)
-        return mine, None
+        state, _ = await self.local(state, m, party, key)
+        return state, None
 
-    def deployed_model(self, mine: Params, m: Teacher, party: Party) -> Params:
-        return mine
+    def deployed_model(self, state: Params, m: Teacher, party: Party) -> Params:
+        return state
 
     def sent(self, info: Info) -> int:
         """Bytes of one upload."""

@@ -83,16 +83,16 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
 
     @on_party
     async def tell(
-        self, mine: RelayPeerState, m: Group, party: Party, key: Key
+        self, state: RelayPeerState, m: Group, party: Party, key: Key
     ) -> tuple[RelayPeerState, dict[int, Sealed[Told]]]:
-        made = self.shown(mine.theta, party, key)
-        return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
+        made = self.shown(state.theta, party, key)
+        return state, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
 
     @on_party
     async def local(
-        self, mine: RelayPeerState, m: Empty, party: Party, key: Key
+        self, state: RelayPeerState, m: Empty, party: Party, key: Key
     ) -> tuple[RelayPeerState, None]:
-        mean, heard = mine.mean, mine.heard
+        mean, heard = state.mean, state.heard
         told = [(obs, given.seen) for _, given in sorted(party.inbox.items()) for obs in given.obs]
         for obs, seen in told:
             heard = heard + seen.int()
@@ -100,11 +100,11 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
             mean = mean + rate[:, None] * (obs - mean)
         nothing = [(torch.zeros_like(mean), torch.zeros_like(heard, dtype=torch.bool))]
         obs, seen = (torch.stack(part) for part in zip(*(told or nothing), strict=True))
-        theta = await self.taught(mine.theta, Teacher(mean, heard > 0, obs, seen, {}), party, key)
+        theta = await self.taught(state.theta, Teacher(mean, heard > 0, obs, seen, {}), party, key)
         return RelayPeerState(theta, mean, heard), None
 
-    def deployed_model(self, mine: RelayPeerState, m: Empty, party: Party) -> Params:
-        return mine.theta
+    def deployed_model(self, state: RelayPeerState, m: Empty, party: Party) -> Params:
+        return state.theta
 
     # -- declarations ------------------------------------------------------------------------------
 

@@ -75,12 +75,14 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
             )
 
     def init_server(self, key: Key, info: Info) -> Control:
-        x = self.shared(info.task.init(key), info.task)
+        x = self.shared_part(info.task.init(key), info.task)
         return Control(x, zeros(x))
 
     def init_party(self, key: Key, party: Party) -> ScaffoldState:
         theta = party.task.init(key)
-        return ScaffoldState(self.private(theta, party.task), zeros(self.shared(theta, party.task)))
+        return ScaffoldState(
+            self.private_part(theta, party.task), zeros(self.shared_part(theta, party.task))
+        )
 
     def message_for(self, s: Control, i: int) -> Control:
         return s
@@ -97,25 +99,25 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
 
     @on_party
     async def local(
-        self, mine: ScaffoldState, m: Control, party: Party, key: Key
+        self, state: ScaffoldState, m: Control, party: Party, key: Key
     ) -> tuple[ScaffoldState, Change]:
-        drift = {k: c - mine.c[k] for k, c in m.c.items()}
-        done = await party.fit(plain, m.theta | mine.private, key, add=drift)  # l.10
-        private = self.private(done.theta, party.task)
-        y = self.shared(done.theta, party.task)
+        drift = {k: c - state.c[k] for k, c in m.c.items()}
+        done = await party.fit(plain, m.theta | state.private, key, add=drift)  # l.10
+        private = self.private_part(done.theta, party.task)
+        y = self.shared_part(done.theta, party.task)
         if not done.steps:
-            return mine, Change(y, zeros(y))
+            return state, Change(y, zeros(y))
         K_eta = done.steps * party.training.lr
-        c_new = {k: (m.theta[k] - y[k]) / K_eta - drift[k] for k in mine.c}  # l.12, option II
+        c_new = {k: (m.theta[k] - y[k]) / K_eta - drift[k] for k in state.c}  # l.12, option II
         return ScaffoldState(private, c_new), Change(
-            y, {k: c_new[k] - c for k, c in mine.c.items()}
+            y, {k: c_new[k] - c for k, c in state.c.items()}
         )
 
-    def settled(self, mine: ScaffoldState, theta: Params) -> ScaffoldState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: ScaffoldState, theta: Params) -> ScaffoldState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: ScaffoldState, m: Control, party: Party) -> Params:
-        return m.theta | mine.private
+    def deployed_model(self, state: ScaffoldState, m: Control, party: Party) -> Params:
+        return m.theta | state.private
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
 @accounts_for(Scaffold)
 class ScaffoldAccounting(AveragingAccounting[Scaffold]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        kept = self.method.kept(info.task)
+        kept = self.method.private_names(info.task)
         buffers = frozenset(filter(is_buffer, info.task.shapes))
         both = len(cohort) * (
             info.task.bytes(without=kept) + info.task.bytes(without=kept | buffers)

@@ -71,14 +71,14 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def init_server(self, key: Key, info: Info) -> Mixture:
         first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
         return Mixture(
-            self.shared(info.task.init(key), info.task), [each / sum(first) for each in first]
+            self.shared_part(info.task.init(key), info.task), [each / sum(first) for each in first]
         )
 
     def init_party(self, key: Key, party: Party) -> Params:
-        return self.private(party.task.init(key), party.task)
+        return self.private_part(party.task.init(key), party.task)
 
-    def settled(self, mine: Params, theta: Params) -> Params:
-        return theta | mine
+    def newcomer_state(self, state: Params, theta: Params) -> Params:
+        return theta | state
 
     def raised(
         self, lam: Sequence[float], losses: Mapping[int, float], step: float, server: Server

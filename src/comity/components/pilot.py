@@ -178,31 +178,31 @@ class Piloted(Wrapper[Mean]):
             self.judge, {i: self.host.message_for(host, i) for i in server.info.parties}
         )
 
-    def host_state(self, mine: Wrapped[Mean]) -> Any:
+    def host_state(self, state: Wrapped[Mean]) -> Any:
         """What counts of a party's host: a trial's changes do not."""
-        now = mine.extra.kappa
-        return now.before if now and now.trial else mine.host
+        now = state.extra.kappa
+        return now.before if now and now.trial else state.host
 
     @on_party
     async def weigh(
-        self, mine: Wrapped[Mean], m: Tried, party: Party, key: Key
+        self, state: Wrapped[Mean], m: Tried, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], None]:
         """Back to where the pilot began, with another kappa."""
-        host = self.host_state(mine)
+        host = self.host_state(state)
         return (
-            Wrapped(host, replace(mine.extra, kappa=replace(m, before=host if m.trial else None))),
+            Wrapped(host, replace(state.extra, kappa=replace(m, before=host if m.trial else None))),
             None,
         )
 
     @on_party
     async def judge(
-        self, mine: Wrapped[Mean], m: Hosts, party: Party, key: Key
+        self, state: Wrapped[Mean], m: Hosts, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], Score]:
         """How good the model that the party would deploy is on its validation samples."""
         score = validated(
-            self.party_for(party, mine).task, self.deployed_model(mine, m, party), party.data
+            self.party_for(party, state).task, self.deployed_model(state, m, party), party.data
         )
-        return mine, (
+        return state, (
             score if math.isfinite(score.loss) else replace(score, correct=0, loss=HOPELESS)
         )
 

@@ -135,7 +135,7 @@ class Algorithm(ABC, Generic[S, C, M]):
         """What the server would send party i now."""
 
     @abstractmethod
-    def deployed_model(self, mine: C, m: M, party: Party) -> Params:
+    def deployed_model(self, state: C, m: M, party: Party) -> Params:
         """The model that a party deploys, from its state and a message: each time the same.
 
         Party functions do the training. Only a model that is fitted to the party's data whenever it
@@ -166,12 +166,12 @@ class Algorithm(ABC, Generic[S, C, M]):
         return s
 
     @on_party
-    async def warm_up(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
+    async def warm_up(self, state: C, m: M, party: Party, key: Key) -> tuple[C, None]:
         """A newcomer's training by the method's own loss.
 
         Default: none, so that the newcomer deploys what it is sent.
         """
-        return mine, None
+        return state, None
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Algorithm(ABC, Generic[S, C, M]):
 
     # -- hooks for wrappers and for methods that extend the network --------------------------------
 
-    def party_for(self, party: Party, mine: C) -> Party:
+    def party_for(self, party: Party, state: C) -> Party:
         """The party with the task that this algorithm trains. Default: the party itself."""
         return party
 

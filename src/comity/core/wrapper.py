@@ -61,12 +61,12 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
 
         @wraps(function)
         async def wrapped(
-            mine: Wrapped[W], message: Any, party: Party, key: Key
+            state: Wrapped[W], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[W], Any]:
             host, reply = await function(
-                mine.host, message, self.wrap_party(party, mine.extra), key
+                state.host, message, self.wrap_party(party, state.extra), key
             )
-            return Wrapped(host, mine.extra), reply
+            return Wrapped(host, state.extra), reply
 
         return wrapped
 
@@ -107,11 +107,11 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def message_for(self, s: Wrapped[W | None], i: int) -> Hosts:
         return self.host.message_for(s.host, i)
 
-    def deployed_model(self, mine: Wrapped[W], m: Any, party: Party) -> Params:
-        return self.host.deployed_model(mine.host, m, self.wrap_party(party, mine.extra))
+    def deployed_model(self, state: Wrapped[W], m: Any, party: Party) -> Params:
+        return self.host.deployed_model(state.host, m, self.wrap_party(party, state.extra))
 
-    def party_for(self, party: Party, mine: Wrapped[W]) -> Party:
-        return self.host.party_for(self.wrap_party(party, mine.extra), mine.host)
+    def party_for(self, party: Party, state: Wrapped[W]) -> Party:
+        return self.host.party_for(self.wrap_party(party, state.extra), state.host)
 
 
 A = TypeVar("A", bound=Wrapper[Any])
