@@ -97,6 +97,57 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         False, "as the code: T on the first weights, own samples too, clean losses"
     )
 
+    # T, Algorithm 1
+    attack: Literal["pgd", "wasserstein"] = option(
+        "pgd", "T: steps of the sign in an ℓ∞ ball, or Algorithm 1 (Wasserstein)"
+    )
+    epsilon: float = option(0.03, "ε, radius of the attack", minimum=0)
+    units: Literal["input", "pixel"] = option(
+        "input", "ε, steps and [0, 1]: of inputs as the network sees them, or of pixels"
+    )
+    attack_steps: int = option(0, "steps of T; 0: 5 for pgd, 15 for wasserstein", minimum=0)
+    attack_lr: float = option(0.0, "step of T; 0: 0.01 for pgd, 0.1 for wasserstein", minimum=0)
+    cost: Literal["l2sq", "l2"] = option(
+        "l2sq", "d of Algorithm 1: ‖·‖² with budget ε², or ‖·‖ with ε"
+    )
+    lambda0: float = option(1.0, "λ_0 of Algorithm 1", minimum=0)
+    lambda_lr: float = option(0.1, "α_λ of Algorithm 1", minimum=0)
+    lambda_steps: int = option(
+        1, "updates of λ in each attack; it is kept from one to the next", minimum=1
+    )
+    clamp: Literal["data", "unit", "none"] = option(
+        "data", "perturbed inputs stay in the range of the data, in [0, 1], or not"
+    )
+
+    # The overlap, eq. 12
+    select: Literal["strict", "geq", "all"] = option(
+        "strict", "eq. 12 with >, with ≥, or no selection"
+    )
+    mode: Literal["gradient", "samples"] = option(
+        "gradient", "what j returns; samples are near-copies of private inputs"
+    )
+    reduce: Literal["mean", "sum", "pool"] = option(
+        "mean", "Σ_j of eq. 13: mean of peers, sum (paper), one mean of all (code)"
+    )
+    overlap_batch: int = option(
+        0, "samples a party perturbs for its peers each time; 0: a mini-batch (l.5)", minimum=0
+    )
+
+    # Peers
+    peers: int = option(0, "peers a party asks a round; 0: everybody in the round", minimum=0)
+    explore: float = option(0.2, "ξ, share of the peers that is drawn evenly", minimum=0, maximum=1)
+    temperature: float = option(1.0, "τ, how sharply peers are told apart", above=0)
+
+    # Steps, Algorithm 2
+    collab_steps: int = option(
+        1,
+        "collaborative steps a round (l.9-13), the last of them the first of l.14's epochs",
+        minimum=1,
+    )
+    tune: Literal["round", "end", "off"] = option(
+        "round", "fine-tuning (l.14): every round, once after the last, or never"
+    )
+
     def check(self, info: Info) -> None:
         info.needs_classes("fed-sps", "looks where models confuse classes")
         info.same_architecture("fed-sps")

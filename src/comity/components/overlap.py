@@ -22,8 +22,6 @@ from comity.core import (
     drop,
     gradient,
     in_chunks,
-    mixin,
-    option,
     record,
     trainable,
 )
@@ -55,24 +53,13 @@ class Help:
     )
 
 
-@mixin
 class Overlaps:
-    """The options of a method whose parties find overlaps for each other: what is selected, sent
-    and made of it.
-    """
+    """A method whose parties find overlaps for each other. It declares these options."""
 
-    select: Literal["strict", "geq", "all"] = option(
-        "strict", "eq. 12 with >, with ≥, or no selection"
-    )
-    mode: Literal["gradient", "samples"] = option(
-        "gradient", "what j returns; samples are near-copies of private inputs"
-    )
-    reduce: Literal["mean", "sum", "pool"] = option(
-        "mean", "Σ_j of eq. 13: mean of peers, sum (paper), one mean of all (code)"
-    )
-    overlap_batch: int = option(
-        0, "samples a party perturbs for its peers each time; 0: a mini-batch (l.5)", minimum=0
-    )
+    select: Literal["strict", "geq", "all"]
+    mode: Literal["gradient", "samples"]
+    reduce: Literal["mean", "sum", "pool"]
+    overlap_batch: int
 
     @property
     def holds(self) -> bool:
