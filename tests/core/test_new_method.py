@@ -103,3 +103,35 @@ def test_a_field_without_description_is_disclosed_as_such(tmp_path: Path) -> Non
     assert "a value that its method does not describe" in row
     assert "one number" in row
     assert "nothing: it left as it is" in row
+
+
+PIXELS = """
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@algorithm
+class Leaking(FedAvg):
+    def round(self, theta, server, t):
+        server.call(self.leak, {i: Model(theta) for i in server.sample(t)})
+        return super().round(theta, server, t)
+
+    @on_party
+    async def leak(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        return state, Model({"weight": party.data.train.x[:2]})
+"""
+
+
+def test_samples_that_the_traits_do_not_declare_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "leaking.py"
+    path.write_text(PIXELS, encoding="utf-8")
+    result = comity.run(str(path), out=tmp_path / "run", **SMALL)
+    assert "undeclared samples in Model.theta" in str(result.summary["privacy"])
+    party = result.job.info.names[0]
+    page = html.unescape(comity.disclose(result, party)[0].read_text(encoding="utf-8"))
+    assert (
+        "values in the form of training records, although the method declares that parties send"
+        " weights of a model" in page
+    )
+    plain = comity.run("fedavg", out=tmp_path / "fedavg", **SMALL)
+    assert "undeclared" not in str(plain.summary["privacy"])

@@ -25,6 +25,7 @@ from comity.core.signature import (
     wire_types,
 )
 from comity.core.traits import LEAVES
+from comity.core.undeclared import UNDECLARED_SAMPLES
 from comity.core.validate import shapes_on_wire
 from comity.core.wrapper import chain
 from comity.disclosure.sources import Source, to_server
@@ -341,6 +342,12 @@ def _content(source: Source, function: str, name: str) -> Content:
     """What a field of a party function's reply holds, as it is described where it is declared."""
     if name in OUTSIDE_MESSAGES:
         return OUTSIDE_MESSAGES[name]
+    if name.startswith(UNDECLARED_SAMPLES):
+        return Content(
+            "values in the form of training records, although the method declares that parties"
+            f" send {kinds_of(source)}",
+            "samples",
+        )
     outermost = source.server_run.algorithm
     for depth, place in _places(source, function):
         if described := reply_contents(outermost, depth, place).get(name):
