@@ -26,7 +26,7 @@ from comity.cli import (  # noqa: F401 -- each adds its commands
     watch_command,
 )
 from comity.cli.options import app
-from comity.core.algorithm import LEAVES
+from comity.core.traits import LEAVES
 from comity.deploy.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]

@@ -698,5 +698,5 @@ def test_bytes_of_joining_equal_the_closed_form(
     charged: Counter[str] = Counter()
     for row in result.ledger:
         charged[row.kind] += row.bytes if row.round > T else 0
-    formula = result.job.algorithm.join_traffic(result.job.info)
+    formula = result.job.algorithm.accounting.join_traffic(result.job.info)
     assert {kind: charged[kind] for kind in ("up", "down", "peer")} == vars(formula)

@@ -252,7 +252,7 @@ def test_the_matrix_is_whole() -> None:
     assert {"fedbabu(finetune_epochs=2)", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(
         EVERYTHING
     )
-    finishing = [text for text in EVERYTHING if job(text, "loop").algorithm.finishes]
+    finishing = [text for text in EVERYTHING if job(text, "loop").algorithm.traits.finishes]
     assert set(finishing) >= {"fedbabu(finetune_epochs=2)", *FINISHING}
 
 

@@ -315,7 +315,7 @@ def test_table4_fedprox_holds_the_shared_weights_only() -> None:
         wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party))
         w_t = {k: v.double() for k, v in task.init(Key(1)).items()}
         w = {k: v.double() + 0.5 for k, v in wrapped.task.init(Key(1)).items()}
-        stepped = worked(dbe.host.trained(w, dbe.host.message_for(w_t, 0), wrapped, Key(2)))
+        stepped = worked(dbe.host.train_locally(w, dbe.host.message_for(w_t, 0), wrapped, Key(2)))
         grads.append({k: w[k] - stepped[k] for k in w})  # by a step of 1
     plain, prox = grads
     torch.testing.assert_close(prox[OFFSET], plain[OFFSET], rtol=0, atol=1e-6)

@@ -208,7 +208,7 @@ def test_bytes_fall_to_the_factors_and_the_head(method: str) -> None:
     values = sum(v.numel() for v in full.model("p0").theta.values()) - (8 if "dbe" in method else 0)
     assert bytes_up(full) == 3 * RUN["rounds"] * 4 * values + means
     info = low.job.info
-    assert low.job.algorithm.traffic(info, [0, 1, 2]).up == 3 * factors
+    assert low.job.algorithm.accounting.traffic(info, [0, 1, 2]).up == 3 * factors
     assert set(low.model("p0").theta) - set(low.job.info.task.shapes) <= {"dbe.offset"}
 
 

@@ -291,7 +291,7 @@ def test_the_closed_form_equals_the_ledger(made: Made) -> None:
         )
     assert sum(row["direction"] == "in all" for row in shown) == len(METHODS) - 1
     formulas = {row["method"]: row["closed form"] for row in made.page.records("formulas")}
-    assert formulas["fedavg"] == algorithms.find("fedavg").bytes_formula, (
+    assert formulas["fedavg"] == algorithms.find("fedavg").traits.bytes_formula, (
         "once, and not beside half of what it gives"
     )
     assert "all directions together" in made.page.words

@@ -263,7 +263,7 @@ def closed_form(made: Made, row: dict[str, str]) -> dict[str, str]:
 def formulas(made: Made, row: dict[str, str]) -> dict[str, str]:
     return {
         "closed form": "; ".join(
-            algorithms.find(name).bytes_formula for name in row["method"].split("+")
+            algorithms.find(name).traits.bytes_formula for name in row["method"].split("+")
         )
     }
 

@@ -27,7 +27,7 @@ from comity.auditing.private_training import private_training
 from comity.auditing.unprotected import in_the_open
 from comity.auditing.view import View
 from comity.checksums import with_crc
-from comity.core.algorithm import LEAVES
+from comity.core.traits import LEAVES
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.models import CustomModel

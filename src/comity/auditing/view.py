@@ -127,7 +127,7 @@ class View:
     @property
     def leaves(self) -> frozenset[str]:
         """The kinds of what the method says that its parties send."""
-        return frozenset(kind for each in chain(self.job.algorithm) for kind in each.leaves)
+        return frozenset(kind for each in chain(self.job.algorithm) for kind in each.traits.leaves)
 
     @property
     def drawn(self) -> bool:

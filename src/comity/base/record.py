@@ -7,7 +7,7 @@ name, so that the codec can rebuild it from a wire or a checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, dataclass_transform
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from typing_extensions import TypeVar
 
 from comity.base.call import CallId
+from comity.base.content import WEIGHTS, describe
 from comity.errors import ComityError
 
 C = TypeVar("C", bound=type)
@@ -75,7 +76,7 @@ def is_record_type(cls: object) -> bool:
     return isinstance(cls, type) and cls in _TYPES
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field, describe))
 def record(cls: C) -> C:
     """Make `cls` a record: frozen, a pytree, and known to the codec."""
     frozen: C = dataclass(frozen=True)(cls)  # type: ignore[assignment]
@@ -373,7 +374,7 @@ class Empty:
 class Model:
     """Weights in a message: parameters, and the buffers that are exchanged with them."""
 
-    theta: Params
+    theta: Params = describe(WEIGHTS)
 
 
 def keep(theta: Params, names: frozenset[str]) -> Params:

@@ -77,7 +77,8 @@ def show(algo: Algo) -> None:
 
     for part in algo.split("+"):
         card = algorithms.card(part)
-        facts = [f"Bytes: {card.bytes}"] if card.bytes else []
+        facts = [f"Experimental: {card.experimental}."] if card.experimental else []
+        facts += [f"Bytes: {card.bytes}"] if card.bytes else []
         facts += [f"Privacy: {card.privacy}"] if card.privacy else []
         for line in [*card.text.split("\n"), "", *facts]:
             screen.out.print(line)

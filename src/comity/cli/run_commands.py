@@ -506,7 +506,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         rows,
         f"{display_name(base.algorithm)} on {base.data}, {len(job.parties)} parties",
     )
-    screen.out.print(f"closed form: {job.algorithm.bytes_formula}")
+    screen.out.print(f"closed form: {job.algorithm.traits.bytes_formula}")
     screen.out.print(
         f"model: {job.info.task.network.name}, {costs.parameters:,} parameters,"
         f" {screen.size(costs.model_bytes)}; representation of {job.info.width}"

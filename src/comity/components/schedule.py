@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from comity.core import Empty, Training, mixin, option, record
+from comity.core import Empty, Training, record
 
 
 @record
@@ -17,20 +17,13 @@ Step = Empty | More
 """A round's last collaborative step, or one of those before it."""
 
 
-@mixin
 class Schedule:
-    """The options of a method whose parties make collaborative steps in a round, and are then tuned
-    on their own data.
+    """A method whose parties make collaborative steps in a round and then fine-tune on their
+    own data. It declares these options.
     """
 
-    collab_steps: int = option(
-        1,
-        "collaborative steps a round (l.9-13), the last of them the first of l.14's epochs",
-        minimum=1,
-    )
-    tune: Literal["round", "end", "off"] = option(
-        "round", "fine-tuning (l.14): every round, once after the last, or never"
-    )
+    collab_steps: int
+    tune: Literal["round", "end", "off"]
 
     def messages(self, held: bool) -> list[Step]:
         """A letter for each exchange of a round: one if what peers gave is `held` and used again,

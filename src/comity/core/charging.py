@@ -12,6 +12,9 @@ from comity.core.party import Info
 from comity.core.release import Release, Spending
 from comity.wire.ledger import SERVER, Ledger
 
+COLUMN_SUMS = "sums and squares of columns"
+"""The name that an account has for what parties send to scale the columns of tables."""
+
 
 class Charging:
     """The part of a net that charges."""
@@ -62,7 +65,7 @@ class Charging:
                 self._charge("scale", name, SERVER, "setup", 3 * 8 * self.info.shared_columns)
                 self._charge("scale", SERVER, name, "setup", 2 * 8 * self.info.shared_columns)
                 if self.account:
-                    self.account.note_open(self.round, "scale", i, "sums and squares of columns")
+                    self.account.note_open(self.round, "scale", i, COLUMN_SUMS)
 
     def release(self, name: str, how: Release | None, ids: Iterable[int]) -> None:
         """Write down that the server makes known, in a field of its letters, what it learned from

@@ -244,7 +244,9 @@ class Info:
         return range(len(self.names), len(self.names) + len(self.newcomers))
 
     def listens(self, i: int, j: int) -> bool:
-        """Whether party i learns from party j: unless it chose others, from everybody but itself."""
+        """Whether party i learns from party j: unless it chose others, from everybody but
+        itself.
+        """
         wish = self.peers[i] if i < len(self.peers) else None
         return i != j and (wish is None or j in wish)
 

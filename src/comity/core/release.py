@@ -1,9 +1,8 @@
-"""What a message gives away: behind which noise each of its fields leaves a party, and whom that
-protects.
+"""The noise through which each field of a message leaves a party, and whom that noise protects.
 
-A method declares it (`Algorithm.releases`), a wrapper may add to it (`Wrapper.covers`). What nobody
-declares leaves as it is: then there is no bound on what it tells, and the account of a run says so
-(`privacy/account.py`).
+A method declares it (`Accounting.releases`), and a wrapper may add to it
+(`WrapperAccounting.covers`). A field that nobody declares leaves without noise: there is no bound
+on what it tells, and the account of a run says so (`privacy/account.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from comity.core.algorithm import Algorithm
+from comity.core.accounting import Accounting
 from comity.core.signature import fields_on_wire, party_functions, signature
-from comity.core.wrapper import Wrapper, chain
+from comity.core.wrapper import WrapperAccounting, chain
 
 if TYPE_CHECKING:
     from comity.base.call import CallId
@@ -113,7 +112,7 @@ def planned_works(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stag
     """
     owners = chain(outermost)
     for stage in STAGES[:3]:
-        for function in outermost.declared_trainings(stage, how):
+        for function in outermost.accounting.declared_trainings(stage, how):
             yield (
                 stage,
                 max(depth for depth, owner in enumerate(owners) if hasattr(owner, function)),
@@ -122,14 +121,15 @@ def planned_works(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stag
 
 
 def declares(outermost: AnyAlgorithm, depth: int) -> bool:
-    """Whether the method at `depth` of the chain, or somebody around it, has anything to declare."""
+    """Whether the method at `depth` of the chain, or somebody around it, has anything to
+    declare.
+    """
     owners = chain(outermost)
     around = any(
-        type(wrapper).covers is not Wrapper.covers
+        wrapper.accounting_class.covers is not WrapperAccounting.covers  # type: ignore[attr-defined]
         for wrapper in owners[:depth]
-        if isinstance(wrapper, Wrapper)
     )
-    return around or type(owners[depth]).releases is not Algorithm.releases
+    return around or owners[depth].accounting_class.releases is not Accounting.releases
 
 
 def releases_of(
@@ -142,10 +142,10 @@ def releases_of(
     stands under KEPT.
     """
     owners = chain(outermost)
-    said = owners[depth].releases(function, asked)
+    said = owners[depth].accounting.releases(function, asked)
     for wrapper in reversed(owners[:depth]):
-        assert isinstance(wrapper, Wrapper)
-        said = wrapper.covers(function, said, asked)
+        assert isinstance(wrapper.accounting, WrapperAccounting)
+        said = wrapper.accounting.covers(function, said, asked)
     found: dict[str, Sequence[Release] | None] = {}
     for name in reply_fields(outermost, depth, function):
         found[name] = said.get(name, said.get(ALL))

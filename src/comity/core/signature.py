@@ -14,6 +14,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
+from comity.base.content import Content, record_contents, reply_content
 from comity.base.declared import resolve_field_type
 from comity.base.record import Cipher, Empty, Sealed, is_record_type
 from comity.core.algorithm import AnyAlgorithm
@@ -30,14 +31,24 @@ class Signature(NamedTuple):
 def signature(outermost: AnyAlgorithm, depth: int, name: str) -> Signature:
     """What the work `name` of the algorithm at `depth` of the chain declares."""
     owners = chain(outermost)[depth:]
-    returned = get_args(_along(type(owners[0]), name, "return"))
-    reply = returned[1] if len(returned) == 2 else Any
-    return Signature(*(_sent(owners, hint) for hint in (_along(type(owners[0]), name, 1), reply)))
+    hints = _along(type(owners[0]), name, 1), reply_type(type(owners[0]), name)
+    return Signature(*(_sent(owners, hint) for hint in hints))
+
+
+def reply_type(cls: type, name: str) -> Any:
+    """What a party function of a class declares to reply; Any where it does not say."""
+    returned = get_args(_along(cls, name, "return"))
+    return returned[1] if len(returned) == 2 else Any
+
+
+def message_type(cls: type) -> Any:
+    """What `message_for` of a class declares to send."""
+    return _along(cls, "message_for", "return")
 
 
 def view_type(outermost: AnyAlgorithm) -> Any:
     """What a party is sent so that it can evaluate what it would deploy."""
-    return Empty if outermost.self_contained else _sent(chain(outermost), Hosts)
+    return Empty if outermost.traits.self_contained else _sent(chain(outermost), Hosts)
 
 
 def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
@@ -66,7 +77,9 @@ def sealed_types(outermost: AnyAlgorithm) -> list[Any]:
 
 
 def sealed_fields(outermost: AnyAlgorithm, depth: int, name: str) -> list[str]:
-    """The fields of a work's reply that go sealed to other parties, as `fields_on_wire` names them."""
+    """The fields of a work's reply that go sealed to other parties, as `fields_on_wire` names
+    them.
+    """
     kinds = [
         get_args(hint)[0]
         for hint in _parts([signature(outermost, depth, name).reply])
@@ -93,6 +106,19 @@ def fields_on_wire(hint: Any) -> list[str]:
         if not records_in(resolve_field_type(kind, f))
     ]
     return found if kinds or hint in (None, type(None)) else ["message"]
+
+
+def reply_contents(outermost: AnyAlgorithm, depth: int, name: str) -> dict[str, Content | None]:
+    """What the fields of a party function's reply hold, as they are described where they are
+    declared; None for a field without a description. Names are those of `fields_on_wire`.
+    """
+    reply = signature(outermost, depth, name).reply
+    described: dict[str, Content | None] = {
+        "message": reply_content(type(chain(outermost)[depth]), name)
+    }
+    for kind in records_in(reply):
+        described |= record_contents(kind)
+    return {field: described.get(field) for field in fields_on_wire(reply)}
 
 
 def records_in(*hints: Any) -> frozenset[type]:
@@ -129,7 +155,7 @@ def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
     """
     if hint != Hosts:
         return hint
-    views = (_along(type(owner), "message_for", "return") for owner in owners)
+    views = (message_type(type(owner)) for owner in owners)
     return next((view for view in views if view not in (Any, Hosts)), Any)
 
 

@@ -20,7 +20,8 @@ from comity.base.call import CallId
 from comity.base.declared import fits, mismatch, resolve_field_type
 from comity.base.finite import first_not_finite, is_finite
 from comity.base.record import Params, is_record, payload
-from comity.core.algorithm import AnyAlgorithm, WireShapes
+from comity.core.accounting import WireShapes
+from comity.core.algorithm import AnyAlgorithm
 from comity.core.signature import (
     Signature,
     party_functions,
@@ -140,7 +141,11 @@ def shapes_on_wire(
     by field.
     """
     inside_out = reversed(chain(outermost)[depth:])
-    return dict(shape for owner in inside_out for shape in owner.wire_shapes(task, parties).items())
+    return dict(
+        shape
+        for owner in inside_out
+        for shape in owner.accounting.wire_shapes(task, parties).items()
+    )
 
 
 def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: LearningTask) -> str:

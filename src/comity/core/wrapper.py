@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 from comity.base.key import Key
 from comity.base.record import Params, record
+from comity.core.accounting import Accounting, accounts_for
 from comity.core.algorithm import Algorithm, AnyAlgorithm, PartyFunction
 from comity.core.party import Info, Party, Traffic
+from comity.core.traits import Traits
 from comity.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,22 +61,21 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
 
         @wraps(function)
         async def wrapped(
-            mine: Wrapped[W], message: Any, party: Party, key: Key
+            state: Wrapped[W], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[W], Any]:
             host, reply = await function(
-                mine.host, message, self.wrap_party(party, mine.extra), key
+                state.host, message, self.wrap_party(party, state.extra), key
             )
-            return Wrapped(host, mine.extra), reply
+            return Wrapped(host, state.extra), reply
 
         return wrapped
 
-    @property
-    def not_private(self) -> str:
-        return self.host.not_private
-
-    @property
-    def tried_rounds(self) -> tuple[int, ...]:
-        return self.host.tried_rounds
+    def adjust_traits(self, declared: Traits) -> Traits:
+        host = self.host.traits
+        not_private = declared.not_private
+        if not_private is None:
+            not_private = host.why_not_private
+        return replace(declared, not_private=not_private, tried_rounds=host.tried_rounds)
 
     def check(self, info: Info) -> None:
         self.host.check(info)
@@ -106,17 +107,30 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def message_for(self, s: Wrapped[W | None], i: int) -> Hosts:
         return self.host.message_for(s.host, i)
 
-    def deployed_model(self, mine: Wrapped[W], m: Any, party: Party) -> Params:
-        return self.host.deployed_model(mine.host, m, self.wrap_party(party, mine.extra))
+    def deployed_model(self, state: Wrapped[W], m: Any, party: Party) -> Params:
+        return self.host.deployed_model(state.host, m, self.wrap_party(party, state.extra))
 
-    def party_for(self, party: Party, mine: Wrapped[W]) -> Party:
-        return self.host.party_for(self.wrap_party(party, mine.extra), mine.host)
+    def party_for(self, party: Party, state: Wrapped[W]) -> Party:
+        return self.host.party_for(self.wrap_party(party, state.extra), state.host)
 
-    def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
-        """Through which noise the reply to a host's work leaves, given what the host `said`: as
-        that says, unless told.
+
+A = TypeVar("A", bound=Wrapper[Any])
+
+
+@accounts_for(Wrapper)
+class WrapperAccounting(Accounting[A]):
+    """The accounting of a wrapper: its host's bytes and trainings, and the noise that it adds."""
+
+    @property
+    def host(self) -> Accounting[Any]:
+        """The accounting of the host."""
+        return self.method.host.accounting
+
+    def covers(self, function: str, host: Releases, asked: Asked) -> Releases:
+        """The noise through which the reply of a host's party function leaves, given what the
+        host's accounting declares. Default: the same.
         """
-        return said
+        return host
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
         return self.host.declared_trainings(stage, how)
@@ -135,22 +149,26 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
 
 
 class AsHost(Wrapper[W]):
-    """A wrapper that adds nothing to what parties keep, send and deploy: of that its host speaks."""
+    """A wrapper that adds nothing to what parties keep, send and deploy: of that its host
+    speaks.
+    """
 
     def wrap_party(self, party: Party, extra: W) -> Party:
         return party
 
-    @property
-    def one_model(self) -> bool:
-        return self.host.one_model
+    def adjust_traits(self, declared: Traits) -> Traits:
+        return as_host(super().adjust_traits(declared), self.host.traits)
 
-    @property
-    def self_contained(self) -> bool:  # type: ignore[override]
-        return self.host.self_contained
 
-    @property
-    def leaves(self) -> frozenset[str]:
-        return self.host.leaves
+def as_host(wrapper: Traits, host: Traits) -> Traits:
+    """The traits of a wrapper that changes nothing of what its host sends and deploys."""
+    return replace(
+        wrapper,
+        shares=host.shares,
+        also_leaves=host.also_leaves,
+        self_contained=host.self_contained,
+        one_model=host.one_model,
+    )
 
 
 def chain(outermost: AnyAlgorithm) -> list[AnyAlgorithm]:
@@ -162,7 +180,9 @@ def chain(outermost: AnyAlgorithm) -> list[AnyAlgorithm]:
 
 
 def party_function(outermost: AnyAlgorithm, depth: int, name: str) -> PartyFunction:
-    """The work `name` of the algorithm at `depth` of the chain, inside all the wrappers around it."""
+    """The work `name` of the algorithm at `depth` of the chain, inside all the wrappers around
+    it.
+    """
     owners = chain(outermost)
     function: PartyFunction = getattr(owners[depth], name)
     for wrapper in reversed(owners[:depth]):
@@ -187,12 +207,12 @@ def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
     there is nothing to refuse.
     """
     owners = chain(outermost)
-    if other := next((type(one).__name__.lower() for one in owners if one.averages), ""):
+    if other := next((type(one).__name__.lower() for one in owners if one.traits.averages), ""):
         raise UsageError(
             f"{name} cannot have partial sums: {other} takes the place of the mean, and needs each"
             " reply by itself."
         )
-    if owners[-1].leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
+    if owners[-1].traits.leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
         raise UsageError(
             f"{name} cannot have partial sums: its rounds do more with replies than average them."
         )

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from comity import algorithms
-from comity.core.algorithm import LEAVES, AnyAlgorithm
+from comity.core.algorithm import AnyAlgorithm
+from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
 from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import base_file
@@ -124,7 +125,7 @@ class SitePolicy:
                 f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds)."
             )
         if math.isfinite(self.budget_epsilon) and not any(
-            one.protects_records for one in chain(algorithm)
+            one.traits.protects_records for one in chain(algorithm)
         ):
             most = f"{self.budget_epsilon:g}"
             raise UsageError(
@@ -149,7 +150,7 @@ class SitePolicy:
             if any(_is(one, forbidden) for one in chain(algorithm)):
                 raise UsageError(f"{self.name} never takes part in {forbidden} (never).")
         for one in chain(algorithm):
-            if others := sorted(one.leaves - set(self.kinds)):
+            if others := sorted(one.traits.leaves - set(self.kinds)):
                 raise UsageError(
                     f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]})."
                 )
@@ -171,7 +172,7 @@ class SitePolicy:
                 f"{self.name} has fewer than {self.records} training samples (records)."
             )
         few = [count for count in counts if 0 < count < self.records]
-        if few and chain(algorithm)[-1].shares == "means":
+        if few and chain(algorithm)[-1].traits.shares == "means":
             raise UsageError(
                 f"{self.name} has a class of fewer than {self.records} training samples, whose mean would leave (records)."
             )

@@ -191,7 +191,7 @@ class SiteRun:
 
     def about(self) -> str:
         """What the site has agreed to, in a line."""
-        kinds = sorted({kind for one in chain(self.algorithm) for kind in one.leaves})
+        kinds = sorted({kind for one in chain(self.algorithm) for kind in one.traits.leaves})
         told = (
             f"of its data there would leave {', '.join(kinds)}"
             if kinds

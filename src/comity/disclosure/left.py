@@ -11,19 +11,46 @@ from typing import Any, get_origin
 
 import torch
 
+from comity.base.content import Behind, Content, record_contents
 from comity.base.declared import resolve_field_type
 from comity.base.record import Params
+from comity.core.charging import COLUMN_SUMS
 from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
-from comity.core.signature import party_functions, records_in, sealed_fields, signature
+from comity.core.signature import (
+    party_functions,
+    records_in,
+    reply_contents,
+    sealed_fields,
+    signature,
+    wire_types,
+)
+from comity.core.traits import LEAVES
+from comity.core.undeclared import UNDECLARED_SAMPLES
 from comity.core.validate import shapes_on_wire
 from comity.core.wrapper import chain
 from comity.disclosure.sources import Source, to_server
-from comity.disclosure.words import KINDS, Behind, Meaning, meaning
 from comity.privacy.account import FROM_PARTIES, FROM_SERVER, Spent
 from comity.training.task import LearningTask
 from comity.wire.ledger import Charge
 
 NOTHING = "nothing: it left as it is"
+KINDS = {
+    **LEAVES,
+    "weights": "weights of a model (the numbers that training adjusts)",
+    "representations": "representations of single records (what a model makes of each)",
+    "gradients": "gradients (in which direction some records would change a model)",
+}
+"""The kinds of content that methods have parties send, with what that means."""
+OUTSIDE_MESSAGES = {
+    COLUMN_SUMS: Content(
+        "of each column of numbers: how many, their sum, and that of their squares"
+    ),
+    KEPT: Content(
+        "nothing by itself: this training counts because what it changed may leave later"
+    ),
+}
+"""What the account of a run names beside the fields of messages."""
+UNDESCRIBED = "a value that its method does not describe: ask the method's author"
 INTRODUCED, SCALED = "introduce", "scale"
 EVALUATIONS = {
     "evaluate": (
@@ -135,7 +162,7 @@ def _message(
     def may_be_there(name: str) -> bool:
         return sealed or (
             _tells_nothing(source, function, name)
-            and _is_sent(source, _meaning(source, function, name))
+            and _is_sent(source, _content(source, function, name))
         )
 
     there = [name for name in names if name in noted or (rows and may_be_there(name))]
@@ -162,7 +189,7 @@ def _merged(found: list[SentMessage]) -> list[SentMessage]:
 
 
 def _left(source: Source, message: SentMessage, name: str) -> Left:
-    known = _meaning(source, message.works[0], name)
+    known = _content(source, message.works[0], name)
     protection, open_ = _protection(source, message.works, name)
     empty = message.sealed and not _is_sent(source, known)
     words = (
@@ -184,10 +211,10 @@ def _left(source: Source, message: SentMessage, name: str) -> Left:
     )
 
 
-def _is_sent(source: Source, known: Meaning) -> bool:
+def _is_sent(source: Source, known: Content) -> bool:
     """Whether the method, as it is set, says that its parties send things of that kind."""
     return not known.kind or any(
-        known.kind in one.leaves for one in chain(source.server_run.algorithm)
+        known.kind in one.traits.leaves for one in chain(source.server_run.algorithm)
     )
 
 
@@ -260,7 +287,8 @@ def _protection(
         return NOTHING, True
     if rows:
         return behind_noise(rows), False
-    if all(_tells_nothing(source, function, name) for function in works):
+    described = _is_described(_content(source, works[0], name))
+    if described and all(_tells_nothing(source, function, name) for function in works):
         return (
             "nothing, and nothing is needed: the method declares that it depends on no record",
             False,
@@ -310,26 +338,39 @@ def _one_kind(rows: Sequence[Spent]) -> str:
 # What they are.
 
 
-def _meaning(source: Source, function: str, name: str) -> Meaning:
-    """What a field is. The words are those of Comity's own methods: another's record may have a
-    name like one of theirs.
-    """
+def _content(source: Source, function: str, name: str) -> Content:
+    """What a field of a party function's reply holds, as it is described where it is declared."""
+    if name in OUTSIDE_MESSAGES:
+        return OUTSIDE_MESSAGES[name]
+    if name.startswith(UNDECLARED_SAMPLES):
+        return Content(
+            "values in the form of training records, although the method declares that parties"
+            f" send {kinds_of(source)}",
+            "samples",
+        )
     outermost = source.server_run.algorithm
-    homes = [type(chain(outermost)[depth]).__module__ for depth, _ in _places(source, function)]
     for depth, place in _places(source, function):
-        for kind in records_in(signature(outermost, depth, place).reply):
-            if name.startswith(f"{kind.__name__}."):
-                homes = [kind.__module__]
-    known = meaning(function, name)
-    if all(home.startswith("comity.") for home in homes):
-        return known
-    kinds = kinds_of(source)
-    return Meaning(f"a value of a method of somebody's own, whose parties send {kinds}", "")
+        if described := reply_contents(outermost, depth, place).get(name):
+            return described
+    return Content(f"{UNDESCRIBED}. The method declares that parties send {kinds_of(source)}")
+
+
+def _is_described(content: Content) -> bool:
+    return not content.words.startswith(UNDESCRIBED)
+
+
+def _sent_by_server(source: Source, name: str) -> str:
+    """What a field holds that the server sends, in words."""
+    kinds = records_in(*wire_types(source.server_run.algorithm))
+    described = (record_contents(kind).get(name) for kind in kinds)
+    return next((content.words for content in described if content), UNDESCRIBED)
 
 
 def kinds_of(source: Source) -> str:
     """What kinds of things the method has parties send, in words."""
-    kinds = sorted({kind for one in chain(source.server_run.algorithm) for kind in one.leaves})
+    kinds = sorted(
+        {kind for one in chain(source.server_run.algorithm) for kind in one.traits.leaves}
+    )
     return "; ".join(KINDS.get(kind, kind) for kind in kinds) or "nothing of their data"
 
 
@@ -377,7 +418,7 @@ def _form(source: Source, function: str, name: str) -> str:
         return "one number"
     if get_origin(hint) is dict:
         return "a number for each party that it is about"
-    if name == "sums and squares of columns":
+    if name == COLUMN_SUMS:
         return f"3 numbers for each of {server_run.info.shared_columns} columns"
     return "numbers; how many the method does not say"
 
@@ -410,7 +451,7 @@ def _made_known(source: Source) -> list[Left]:
         name for row in _against(source, FROM_SERVER) for name in _names(row)
     ):
         protection, open_ = _protection(source, ["server"], name, FROM_SERVER)
-        words = f"made by the server of all parties' values: {meaning('server', name).words}"
+        words = f"made by the server of all parties' values: {_sent_by_server(source, name)}"
         route = "from the server to all parties: the server itself gets the value above"
         known = _records(source, "training")
         found.append(

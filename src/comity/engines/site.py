@@ -150,7 +150,7 @@ class Site:
         """The message's content. With `init=own`, before a round has counted, the party's own
         initial weights replace the server's.
         """
-        field = chain(self.algorithm)[depth].start_weights or ""
+        field = chain(self.algorithm)[depth].traits.start_weights or ""
         if not (self.party.own_start and message.first and hasattr(message.content, field)):
             return message.content
         weights = getattr(message.content, field)

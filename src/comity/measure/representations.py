@@ -88,7 +88,7 @@ def deployed_models(
         state = (
             algorithm.init_party(party.first_key(job.root), party) if saved is None else saved.mine
         )
-        message = Empty() if algorithm.self_contained else algorithm.message_for(server, i)
+        message = Empty() if algorithm.traits.self_contained else algorithm.message_for(server, i)
         state = on_device(state, device)
         message = on_device(message, device)
         yield PartyModel(
@@ -98,7 +98,7 @@ def deployed_models(
 
 def is_trained_by_party(algorithm: AnyAlgorithm) -> bool:
     """Return whether the deployed model comes from a party's training, not from the server."""
-    return any(a.self_contained or a.finishes for a in chain(algorithm))
+    return any(a.traits.self_contained or a.traits.finishes for a in chain(algorithm))
 
 
 def train_locally(model: PartyModel, key: Key) -> PartyModel:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.base.content import Content, describe
 from comity.base.record import Params, record
 from comity.base.samples import PartyData, Samples
 from comity.metrics.metrics import ACCURACY, METRICS, TWO, metrics_for
@@ -21,12 +22,18 @@ from comity.training.task import LearningTask, in_chunks
 class Score:
     """The performance of a model on one split."""
 
-    correct: int
-    """The number of correct predictions; 0 where the label is a number."""
-    count: int
-    loss: float
-    figures: dict[str, float]
-    """Metrics other than accuracy and loss, by name, where they are defined."""
+    correct: int = describe(
+        Content("how many validation records a model answers right", "", "validation")
+    )
+    """How many are right; none where the label is a number."""
+    count: int = describe(Content("how many validation records there are", "", "validation"))
+    loss: float = describe(
+        Content("how wrong a model is on validation records, on average", "", "validation")
+    )
+    figures: dict[str, float] = describe(
+        Content("further figures of how good a model is on validation records", "", "validation")
+    )
+    """What was asked for beside accuracy and loss, by metric, where there is such a figure."""
 
 
 NOTHING = Score(0, 0, 0.0, {})

@@ -30,6 +30,7 @@ from comity.core.release import (
     reply_fields,
 )
 from comity.core.signature import fields_on_wire
+from comity.core.undeclared import UNDECLARED_SAMPLES, undeclared_samples
 from comity.errors import ComityError
 from comity.privacy.budget import Budget
 from comity.privacy.composition import (
@@ -169,6 +170,9 @@ class Account:
         for name in dict.fromkeys((*held_fields(reply), *sealed)):
             if said.get(name) is None:
                 self.note_open(call.round, call.function, i, name)
+        info = self._asked(i).info
+        for name in undeclared_samples(self._algorithm, call.depth, reply, info):
+            self.note_open(call.round, call.function, i, f"{UNDECLARED_SAMPLES}{name}")
 
     def note_open(
         self, round: int, function: str, i: int, name: str, against: str = FROM_PARTIES

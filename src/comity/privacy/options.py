@@ -7,12 +7,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from torch import Tensor
 
 from comity.base.noise import gaussian
 from comity.core import (
+    Accounting,
     Info,
     Key,
     LearningTask,
@@ -110,49 +111,59 @@ class PrivateRows:
             plain, theta, data, key, None, task=task, training=how, private=private
         ).theta
 
-    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
-        """What a row has to do with what a server learned from those of a cohort."""
-        if not self.disc_noise:
-            return None
-        rows = sum(self.rows(info.sizes[i]) for i in cohort)
-        steps = replace(info.training, epochs=self.disc_epochs, steps=None).steps_for(rows)
-        noise, rate = self.disc_noise * self.disc_clip, min(1.0, info.training.batch / rows)
-        return Release("row", "gaussian", self.disc_clip, noise, rate=rate, steps=steps)
-
     def made_known(self, server: Server, cohort: Sequence[int], bare: set[str]) -> None:
         """Account for what parties will be sent of others' rows, and for what else of theirs goes
         out as it is.
         """
         if self.disc_noise:
-            server.release("Game.D", self.server_release(server.info, cohort), cohort)
+            noise = PrivateRowsAccounting(self).server_release(server.info, cohort)
+            server.release("Game.D", noise, cohort)
             for name in bare:
                 server.release(name, None, cohort)
 
     @property
-    def not_private(self) -> str:
-        """Why parties that send rows cannot train so that no record tells."""
-        bounded = self.noise in ("lap_l1", "gauss_l2")
+    def why_rows_not_private(self) -> str:
+        """Why parties that send rows cannot train with DP-SGD; "" if noise bounds the rows."""
+        if self.noise in ("lap_l1", "gauss_l2"):
+            return ""
         return (
-            ""
-            if bounded
-            else (
-                "its parties send what their models make of single records (noise=gauss_l2 or"
-                " lap_l1 hides them)"
-            )
+            "its parties send what their models make of single records (noise=gauss_l2 or lap_l1"
+            " hides them)"
         )
+
+
+P = TypeVar("P", bound=PrivateRows)
+
+
+class PrivateRowsAccounting(Accounting[P]):
+    """The accounting of a method with these options."""
+
+    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
+        """What a row has to do with what a server learned from those of a cohort."""
+        if not self.method.disc_noise:
+            return None
+        rows = sum(self.method.rows(info.sizes[i]) for i in cohort)
+        steps = replace(info.training, epochs=self.method.disc_epochs, steps=None).steps_for(rows)
+        noise, rate = (
+            self.method.disc_noise * self.method.disc_clip,
+            min(1.0, info.training.batch / rows),
+        )
+        return Release("row", "gaussian", self.method.disc_clip, noise, rate=rate, steps=steps)
 
     def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
         said = []
-        if self.noise != "none":
-            said.append(f"noise={self.noise}: {ROW}.")
-        if self.noise == "paper":
+        if self.method.noise != "none":
+            said.append(f"noise={self.method.noise}: {ROW}.")
+        if self.method.noise == "paper":
             said.append(
                 f"noise=paper lets rows of {info.width} values differ by {info.width}, not 1: ε is"
                 " as many times the paper's."
             )
-        if self.disc_noise:
-            said.append(f"disc_noise={self.disc_noise:g}: the server must be trusted, and {ROW}.")
+        if self.method.disc_noise:
+            said.append(
+                f"disc_noise={self.method.disc_noise:g}: the server must be trusted, and {ROW}."
+            )
         return said
 
 
@@ -168,10 +179,17 @@ class NoisyMean:
         """(1 − q) z̄ + N(0, s²), element by element."""
         return (1 - self.noise_q) * z + gaussian(key, z.shape, self.noise_s).to(z.device)
 
+
+N = TypeVar("N", bound=NoisyMean)
+
+
+class NoisyMeanAccounting(Accounting[N]):
+    """The accounting of a method with this noise."""
+
     def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
         told = (
             "noise_s and noise_q guarantee nothing: how far one record moves a mean is not bounded,"
             " so that no epsilon follows."
         )
-        return [told] if self.noise_s or self.noise_q else []
+        return [told] if self.method.noise_s or self.method.noise_q else []

@@ -104,4 +104,7 @@ def check_budget(algorithm: AnyAlgorithm, budget: Budget, asked: Asked, name: st
 
 def server_release(algorithm: AnyAlgorithm, info: Info, cohort: Sequence[int]) -> Release | None:
     """What a trusted server makes known in a round, if it adds noise: the outermost that says so."""
-    return next(filter(None, (one.server_release(info, cohort) for one in chain(algorithm))), None)
+    return next(
+        filter(None, (one.accounting.server_release(info, cohort) for one in chain(algorithm))),
+        None,
+    )

@@ -121,7 +121,7 @@ def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: b
         evaluations.complete
         and not server.withholding.intersection(evaluations.by_party)
         and job.info.task.classes
-        and job.algorithm.one_model
+        and job.algorithm.traits.one_model
         and not any(task.private for task in job.info.tasks)
     ):
         server.note("accuracy", evaluations.pooled, None, "pooled")
@@ -214,7 +214,8 @@ def write_outcomes(job: ServerRun, folder: RunFolder, evaluations: Evaluations) 
 def _messages(job: ServerRun, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     """What each party needs of the server's state to have its model."""
     return {
-        i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids
+        i: Empty() if job.algorithm.traits.self_contained else job.algorithm.message_for(s, i)
+        for i in ids
     }
 
 

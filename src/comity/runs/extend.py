@@ -114,7 +114,7 @@ def _closed(folder: Path, before: Experiment) -> str:
     """Why a finished run cannot be reopened."""
     if before.newcomers:
         return f"The newcomers have joined in {folder}"
-    if any(a.finishes for a in chain(compose(before.algorithm, before.set))):
+    if any(a.traits.finishes for a in chain(compose(before.algorithm, before.set))):
         return (
             f"{display_name(before.algorithm)} has fine-tuned its models after the last round of"
             f" {folder}"

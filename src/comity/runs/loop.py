@@ -287,7 +287,7 @@ class _Rounds:
     @property
     def _finishes(self) -> bool:
         """Whether the method has exchanges after the last round."""
-        return any(part.finishes for part in chain(self.job.algorithm))
+        return any(part.traits.finishes for part in chain(self.job.algorithm))
 
     def _exchange(self, t: int) -> None:
         """The exchanges of round t: the method's code at the server and, through it, at parties."""
@@ -338,7 +338,7 @@ class _Rounds:
         server.charge_introduction(late)
         evaluate_newcomers(self.job, server, self._engine, self._state, "offered")
         evaluate_newcomers_alone(self.job, server, self._engine)
-        if any(part.protects_records for part in chain(algorithm)):
+        if any(part.traits.protects_records for part in chain(algorithm)):
             for i in late:
                 self._account.note_open(
                     t, "alone", i, "figures of a model that it trained alone, without noise"

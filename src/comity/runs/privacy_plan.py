@@ -122,7 +122,7 @@ class PrivacyPlan:
         name = display_name(self._run.experiment.algorithm)
         check_budget(algorithm, self.budget, self.about_party(0), name)
         bounded = math.isfinite(self.budget.epsilon) and any(
-            part.protects_records for part in chain(algorithm)
+            part.traits.protects_records for part in chain(algorithm)
         )
         coupled = next((info.name(i) for i in info.parties if self.coupled(i)), "")
         if bounded and coupled:
@@ -170,6 +170,6 @@ class PrivacyPlan:
             "How many records each party has, and everything in the settings, is no secret.",
             f"Noise is drawn {source}.",
         ]
-        if not any(part.protects_records for part in chain(self._run.algorithm)):
+        if not any(part.traits.protects_records for part in chain(self._run.algorithm)):
             sentences.append(f"It {TRAINED_OPENLY}")
         return sentences

@@ -51,7 +51,9 @@ class RunCost:
             for i, info in run.party_infos.items()
         ]
         late = sum(party_steps[i] for i in run.info.late)
-        tried = sum(party_steps[i] for t in run.algorithm.tried_rounds for i in run.cohort(t))
+        tried = sum(
+            party_steps[i] for t in run.algorithm.traits.tried_rounds for i in run.cohort(t)
+        )
         counted = sum(party_steps[i] for ids in self.counted_cohorts.values() for i in ids)
         return late + tried + self.in_all_rounds(counted)
 

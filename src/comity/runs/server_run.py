@@ -135,9 +135,11 @@ class ServerRun:
         """Warnings for the user about the method on these data."""
         name = display_name(self.experiment.algorithm)
         parts = chain(self.algorithm)
-        texts = [text for part in parts for text in part.warnings(self.info)]
-        if not any(part.protects_records for part in parts):
-            texts += [text for part in parts for text in part.privacy_warnings(self.info)]
+        texts = [text for part in parts for text in part.accounting.warnings(self.info)]
+        if not any(part.traits.protects_records for part in parts):
+            texts += [
+                text for part in parts for text in part.accounting.privacy_warnings(self.info)
+            ]
         texts += self.absences.without_effect(self.algorithm)
         warnings = [f"{name}: {text}" for text in texts]
         if self.experiment.device != "cpu":
@@ -146,7 +148,7 @@ class ServerRun:
                 f"Nothing was ever tested on {self.experiment.device}: compare a few rounds"
                 f" {without} first."
             )
-        if any(part.feature_skew_only for part in parts):
+        if any(part.traits.feature_skew_only for part in parts):
             warnings += self._skew_warnings(name)
         return warnings
 
@@ -175,8 +177,8 @@ class ServerRun:
         name = display_name(self.experiment.algorithm)
         if not any(info.validation for info in self.initial_party_infos.values()):
             for part in chain(self.algorithm):
-                if part.needs_validation:
-                    raise UsageError(f"{name}: {part.needs_validation}.")
+                if part.traits.needs_validation:
+                    raise UsageError(f"{name}: {part.traits.needs_validation}.")
         metric = self.metric
         if metric is ACCURACY:
             return

@@ -29,7 +29,7 @@ def resolve_method(context: RunContext) -> tuple[AnyAlgorithm, Info]:
     algorithm = algorithms.compose(experiment.algorithm, experiment.set)
     info = _info(context)
     if any(peers is not None for peers in info.peers) and not any(
-        part.hears_peers for part in chain(algorithm)
+        part.traits.hears_peers for part in chain(algorithm)
     ):
         raise UsageError(
             f"In {display_name(experiment.algorithm)} a party cannot choose its peers: it learns"
@@ -51,9 +51,11 @@ def resolve_method(context: RunContext) -> tuple[AnyAlgorithm, Info]:
 
 def _check_own_start(algorithm: AnyAlgorithm, info: Info, name: str) -> None:
     """Refuse init=own if the method cannot use it, or the network has no random weights."""
-    if why := next((a.common_start for a in chain(algorithm) if a.start_weights is None), ""):
+    if why := next(
+        (a.traits.common_start for a in chain(algorithm) if a.traits.start_weights is None), ""
+    ):
         raise UsageError(f"init=own is not supported: {name} {why}.")
-    if algorithm.tried_rounds:
+    if algorithm.traits.tried_rounds:
         raise UsageError(
             f"init=own is not supported by {name}: its pilot rounds would restart every party from"
             " new weights."

@@ -215,7 +215,7 @@ def findings(
     """
     metric = METRICS[base.metric]
     shares = {
-        method: chain(compose(method, settings_for(base, method)))[-1].shares
+        method: chain(compose(method, settings_for(base, method)))[-1].traits.shares
         for method in summaries
     }
     open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]

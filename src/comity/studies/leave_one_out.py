@@ -140,7 +140,9 @@ def exchanging_methods(base: Experiment, algorithms: Sequence[str]) -> list[str]
     check_folders(methods)
     check_settings(base, methods)
     exchanging = [
-        m for m in methods if chain(compose(m, settings_for(base, m)))[-1].shares != "nothing"
+        m
+        for m in methods
+        if chain(compose(m, settings_for(base, m)))[-1].traits.shares != "nothing"
     ]
     if not exchanging:
         raise UsageError(

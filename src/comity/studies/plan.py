@@ -54,26 +54,28 @@ def traffic(job: SimulatedRun) -> tuple[Traffic, list[Traffic]]:
 def _before(job: SimulatedRun) -> Traffic:
     """Return the bytes before round 1, with those of pilot rounds."""
     tried = (
-        job.algorithm.traffic(replace(job.info, round=t), job.cohort(t))
-        for t in job.algorithm.tried_rounds
+        job.algorithm.accounting.traffic(replace(job.info, round=t), job.cohort(t))
+        for t in job.algorithm.traits.tried_rounds
     )
-    return sum(tried, job.algorithm.start_traffic(job.info))
+    return sum(tried, job.algorithm.accounting.start_traffic(job.info))
 
 
 def _of_rounds(job: SimulatedRun, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
     """Return the bytes of these rounds; the last of them must be the last of the run."""
     # An empty cohort sends nothing.
     rounds = [
-        job.algorithm.traffic(replace(job.info, round=t), cohort) if cohort else Traffic()
+        job.algorithm.accounting.traffic(replace(job.info, round=t), cohort)
+        if cohort
+        else Traffic()
         for t, cohort in cohorts.items()
     ]
-    rounds[-1] += job.algorithm.finish_traffic(job.info)
+    rounds[-1] += job.algorithm.accounting.finish_traffic(job.info)
     return rounds
 
 
 def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
     """Return the bytes of the whole run."""
-    finish = job.algorithm.finish_traffic(job.info)
+    finish = job.algorithm.accounting.finish_traffic(job.info)
     counted = sum(rounds, Traffic())
     scaled = {
         kind: job.cost.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
@@ -82,7 +84,7 @@ def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
         start
         + Traffic(**scaled)
         + finish
-        + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
+        + (job.algorithm.accounting.join_traffic(job.info) if job.info.newcomers else Traffic())
     )
 
 
@@ -160,7 +162,7 @@ def _try(job: SimulatedRun) -> tuple[float, float]:
     total = job.cost.in_all_rounds(
         sum(sizes[i] for cohort in job.cost.counted_cohorts.values() for i in cohort)
     )
-    total += sum(sizes[i] for t in job.algorithm.tried_rounds for i in job.cohort(t))
+    total += sum(sizes[i] for t in job.algorithm.traits.tried_rounds for i in job.cohort(t))
     scale = total / tried / workers if trial.steps else job.experiment.rounds
     times = job.experiment.rounds // job.experiment.eval_every * job.experiment.eval_share + 1
     evaluations = times * len(sizes) / len(largest) / workers
@@ -185,7 +187,7 @@ def _round_with(job: SimulatedRun, ids: list[int]) -> _Trial:
     server.sample = lambda t: ids  # type: ignore[method-assign]
     try:
         s = job.algorithm.init_server(job.root.fold("init"), job.info)
-        if job.algorithm.shares == "data":
+        if job.algorithm.traits.shares == "data":
             s = job.algorithm.start(s, server)
         begin = time.perf_counter()
         server.begin(1)

@@ -101,7 +101,7 @@ def _diagnostics_of(method: Method, reopen: bool) -> list[Diagnostic]:
         diagnostic
         for name in names
         if name in own_methods
-        for diagnostic in algorithms.find(name).diagnostics
+        for diagnostic in algorithms.find(name).traits.diagnostics
     ]
     if names and own_methods.issuperset(names):
         return declared
@@ -132,7 +132,7 @@ def _declared_by_run(method: Method) -> list[Diagnostic]:
         return [
             diagnostic
             for part in parts
-            for diagnostic in part.diagnostics
+            for diagnostic in part.traits.diagnostics
             if isinstance(diagnostic, Diagnostic)
         ]
     except Exception:

@@ -292,7 +292,9 @@ def _add_closed_form(section: Section, methods: list[Method]) -> None:
             )
             continue
         parts = reversed(chain(run.job.algorithm))
-        part_formulas = dict.fromkeys(part.bytes_formula for part in parts if part.bytes_formula)
+        part_formulas = dict.fromkeys(
+            part.traits.bytes_formula for part in parts if part.traits.bytes_formula
+        )
         formulas.append([method.name, "; ".join(part_formulas)])
         measured = {
             kind: sum(row.bytes for row in run.ledger if row.kind == kind) for kind in KINDS
@@ -331,7 +333,7 @@ def _expected_bytes(job: SimulatedRun) -> Traffic:
     start, rounds = traffic(job)
     total = sum(rounds, start)
     if job.info.newcomers:
-        total += job.algorithm.join_traffic(job.info)
+        total += job.algorithm.accounting.join_traffic(job.info)
     return total
 
 
