@@ -43,7 +43,7 @@ from comity.core.signature import (
     records_in,
     records_of,
     signature,
-    view_type,
+    evaluation_message_type,
 )
 from comity.core.validate import MessageValidator
 from comity.core.wrapper import Wrapper
@@ -208,7 +208,7 @@ def test_signatures_of_known_methods(text: str) -> None:
         name: signature(made, depth, name) for depth, name in party_functions(made) if depth == 0
     }
     assert {name: tuple(map(words, hints)) for name, hints in found.items()} == DECLARED[text]
-    assert words(view_type(made)) == (
+    assert words(evaluation_message_type(made)) == (
         "Empty" if made.traits.self_contained else NAMED_VIEWS.get(text, "Model")
     )
 
@@ -217,7 +217,7 @@ def test_a_hosts_letters_are_the_hosts() -> None:
     made = comity.algorithms.compose("scaffold+dbe")
     assert signature(made, 1, "local") == (Control, Change)
     assert signature(made, 0, "judge") == (Control, Score)
-    assert signature(made, 0, "warm_up").message is view_type(made) is Control
+    assert signature(made, 0, "warm_up").message is evaluation_message_type(made) is Control
 
 
 @pytest.mark.parametrize("text", EVERY_METHOD)
@@ -296,16 +296,16 @@ def test_what_nobody_declares_does_not_pass() -> None:
     validator = MessageValidator(Undeclared(), TASK, 4)
     with pytest.raises(
         UsageError,
-        match=r"The letter for other may be anything, as its work does not say .*: annotate",
+        match=r"The message for other has no declared type: annotate",
     ):
-        validator.check_letter(CallId("other", 0, 1, 0), Model(THETA))
-    with pytest.raises(UsageError, match="The reply of local may be anything"):
+        validator.check_message(CallId("other", 0, 1, 0), Model(THETA))
+    with pytest.raises(UsageError, match="The reply of local has no declared type"):
         validator.check_reply(CallId("local", 0, 1, 0), Model(THETA))
-    with pytest.raises(UsageError, match="What is in a parcel may be anything"):
-        validator.check_parcel(Own({}, []))
-    validator.check_letter(CallId("sealing", 0, 1, 0), Own(THETA, [Model(THETA)]))
+    with pytest.raises(UsageError, match="The content of a sealed message has no declared type"):
+        validator.check_sealed_message(Own({}, []))
+    validator.check_message(CallId("sealing", 0, 1, 0), Own(THETA, [Model(THETA)]))
     with pytest.raises(UsageError, match=r"has 'nothing\.weight' in Model\.theta"):
-        validator.check_letter(
+        validator.check_message(
             CallId("sealing", 0, 1, 0), Own({}, [Model({"nothing.weight": torch.zeros(1)})])
         )
 
@@ -343,7 +343,7 @@ REPLIES = {
 
 @pytest.mark.parametrize("text", LETTERS)
 def test_what_is_right_passes(text: str) -> None:
-    gate_of(text).check_letter(*LETTERS[text])
+    gate_of(text).check_message(*LETTERS[text])
 
 
 @pytest.mark.parametrize("text", REPLIES)
@@ -361,7 +361,7 @@ BAD: list[tuple[str, Callable[[Any], Any], str]] = [
     (
         "fedavg",
         lambda _: THETA,
-        "The letter for local should be Model, but the dict that came is not.",
+        "The message for local should be Model, but the dict that came is not.",
     ),
     ("fedavg", lambda _: Control(THETA, {}), "should be Model, but the Control that came is not"),
     ("fedavg", lambda _: None, "should be Model, but the NoneType"),
@@ -439,7 +439,7 @@ def test_what_is_wrong_is_refused_in_a_sentence(
 ) -> None:
     call, right = LETTERS[text]
     with pytest.raises(UsageError, match=sentence.replace("| None", r"\| None")):
-        gate_of(text).check_letter(call, harm(right))
+        gate_of(text).check_message(call, harm(right))
 
 
 @pytest.mark.parametrize(
@@ -468,20 +468,20 @@ def test_that_a_party_diverged_is_for_the_server_to_say() -> None:
 
 def test_too_large() -> None:
     size = sum(value.nbytes for value in THETA.values())
-    gate_of("fedavg", size).check_letter(call_of("local"), Model(THETA))
+    gate_of("fedavg", size).check_message(call_of("local"), Model(THETA))
     with pytest.raises(
         UsageError,
         match=(
-            rf"The letter for local weighs {size:,} bytes, and no more than {size - 1:,} may pass"
+            rf"The message for local weighs {size:,} bytes, and no more than {size - 1:,} may pass"
         ),
     ):
-        gate_of("fedavg", size - 1).check_letter(call_of("local"), Model(THETA))
+        gate_of("fedavg", size - 1).check_message(call_of("local"), Model(THETA))
     with pytest.raises(UsageError, match="The reply of local weighs"):
         gate_of("fedavg", size - 1).check_reply(call_of("local"), Model(THETA))
-    with pytest.raises(UsageError, match="The letter for evaluate weighs"):
-        gate_of("fedavg", 3).check_view(Model(THETA))
-    with pytest.raises(UsageError, match="What is in a parcel weighs"):
-        gate_of("fed-sps", 3).check_parcel(Model(THETA))
+    with pytest.raises(UsageError, match="The message for evaluate weighs"):
+        gate_of("fedavg", 3).check_evaluation_message(Model(THETA))
+    with pytest.raises(UsageError, match="The content of a sealed message weighs"):
+        gate_of("fed-sps", 3).check_sealed_message(Model(THETA))
 
 
 @pytest.mark.parametrize(
@@ -500,35 +500,35 @@ def test_too_large() -> None:
     ],
 )
 def test_no_works(name: Any) -> None:
-    for check in (gate_of("fedavg").check_letter, gate_of("fedavg").check_reply):
-        with pytest.raises(UsageError, match="FedAvg has no work"):
+    for check in (gate_of("fedavg").check_message, gate_of("fedavg").check_reply):
+        with pytest.raises(UsageError, match="FedAvg has no party function"):
             check(call_of(name), Model(THETA))
 
 
 @pytest.mark.parametrize("depth", [-1, 1, 2, True, None])
 def test_no_depths(depth: Any) -> None:
     with pytest.raises(UsageError, match="There is no algorithm at depth"):
-        gate_of("fedavg").check_letter(call_of("local", depth), Model(THETA))
+        gate_of("fedavg").check_message(call_of("local", depth), Model(THETA))
 
 
 @pytest.mark.parametrize("when", [(-1, 0), (1, -1), (1.5, 0), (True, 0), ("1", 0), (1, None)])
 def test_no_rounds(when: tuple[Any, Any]) -> None:
     with pytest.raises(UsageError, match="which is none"):
-        gate_of("fedavg").check_letter(CallId("local", 0, *when), Model(THETA))
+        gate_of("fedavg").check_message(CallId("local", 0, *when), Model(THETA))
 
 
 def test_what_is_looked_at() -> None:
-    gate_of("fedavg+dbe").check_view(Model(THETA))
-    gate_of("adcol").check_view(Empty())
+    gate_of("fedavg+dbe").check_evaluation_message(Model(THETA))
+    gate_of("adcol").check_evaluation_message(Empty())
     for text, content in (("fedavg", Empty()), ("adcol", Game({}, {})), ("fedavg", Model(SHORT))):
-        with pytest.raises(UsageError, match="The letter for evaluate"):
-            gate_of(text).check_view(content)
+        with pytest.raises(UsageError, match="The message for evaluate"):
+            gate_of(text).check_evaluation_message(content)
 
 
 def test_parcels() -> None:
     helped = Help({NAME: THETA[NAME]}, None, None, 0.5, 3, 0.5)
     for right in (Model(THETA), helped):
-        gate_of("fed-sps").check_parcel(right)
+        gate_of("fed-sps").check_sealed_message(right)
     wrong = (
         Empty(),
         THETA,
@@ -537,10 +537,10 @@ def test_parcels() -> None:
         replace(helped, y=torch.zeros(2, 2)),
     )
     for content in wrong:
-        with pytest.raises(UsageError, match="What is in a parcel"):
-            gate_of("fed-sps").check_parcel(content)
-    with pytest.raises(UsageError, match="What is in a parcel"):
-        gate_of("fedavg").check_parcel(Model(THETA))  # which seals nothing
+        with pytest.raises(UsageError, match="The content of a sealed message"):
+            gate_of("fed-sps").check_sealed_message(content)
+    with pytest.raises(UsageError, match="The content of a sealed message"):
+        gate_of("fedavg").check_sealed_message(Model(THETA))  # which seals nothing
 
 
 # --- records that have no place in a message

@@ -14,7 +14,7 @@ learning rate, η₂ = ascent_lr.
 At a glance: personal = nothing; exchanged = all weights, both ways; kept = Λ_i and δ_i; steps = E
 epochs.
 Deviations: w is deployed on inputs as they are. Λ_i is diagonal, unless shift=full: the whole is as
-large as an input's square. η₂ = 1/(2λ) unless told: then a step goes to where the price balances
+large as an input's square. η₂ = 1/(2λ) by default: then a step goes to where the price balances
 the present slope, no λ is too large, and λ → ∞ is FedAvg. The ascent has the experiment's momentum,
 and its weight decay pulls to no change; Adam, whose steps do not know λ, is refused. The average is
 by sample counts. λ = 1, in the unit of inputs as the network sees them, is this file's: the paper's

@@ -20,7 +20,7 @@ At a glance: personal = everything; exchanged = the core model up and all others
 core model, p_i and the mixture, at the server all core models; steps = E epochs.
 Deviations: checked against the authors' code, not the printed text. Both steps are one step of the
 experiment's optimizer, with p_i scaled so that its learning rate is η₂. η₂ = 0.001, μ = 0.1 and L =
-a tenth of the rounds are that code's; it decays exponentially unless told, has no ½ before ‖p_i −
+a tenth of the rounds are that code's; it decays exponentially by default, has no ½ before ‖p_i −
 p_0‖², and begins with different core models (--init own). As p_ii is about 1/N at first, core
 models learn N times slower than FedAvg's. PFLlib multiplies η₁ by N for that, takes means where
 ⟨·,·⟩ is a sum, and sends the mixture in the core model's place. All parties take part in the paper;

@@ -107,7 +107,7 @@ class Dbe(NoisyMean, Piloted):
         minimum=0,
         maximum=1,
     )
-    cut: str = option("", "the stage after which the offset sits; the model's own cut unless told")
+    cut: str = option("", "the stage after which the offset sits; default: the model's own cut")
     train_offset: bool = option(True, "false freezes the offset at 0")
     half: bool = option(True, "the ½ in MR: as in the authors' code, or plain MSE as printed")
     ema_debias: bool = option(

@@ -210,8 +210,8 @@ class DpAccounting(WrapperAccounting[Dp]):
         return {**rows, ALL: trained}
 
     def trained_releases(self, function: str, n: int, how: Training) -> list[Release]:
-        """What a record has to do with all that a work trains; what is made of that afterwards
-        costs nothing more.
+        """The releases of a record by all trainings of a party function. Post-processing of their
+        results costs nothing more.
         """
         found = [
             each

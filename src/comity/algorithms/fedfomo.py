@@ -21,7 +21,7 @@ Deviations: a round's parties exchange what they trained in it, and what was tra
 deployed; the authors' server has the models of one round for the next one's parties, which is the
 same if all take part in every round. The held-out samples are the experiment's validation samples,
 or every fifth training sample if there are none. Checked against the authors' code, not the printed
-text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If
+text. That code takes the ℓ1 norm by default (norm=l1), and divides what it adds to P by |Σ w|. If
 no model does better θ_i stays, as the update says and the code does; PFLlib goes on from what was
 trained. PFLlib has no ε. BatchNorm's statistics are combined with the weights, and are no part of
 the norm. A newcomer gets M − 1 models at random.
@@ -107,7 +107,7 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     )
     epsilon_decay: float = option(0.05, "by how much ε falls each round", minimum=0)
     norm: Literal["l2", "l1"] = option(
-        "l2", "‖·‖ in the weights; l1 as in the authors' code unless told"
+        "l2", "‖·‖ in the weights; l1: the default of the authors' code"
     )
 
     def init_server(self, key: Key, info: Info) -> Affinities:

@@ -103,7 +103,7 @@ def sameness(eps: Tensor, z: Tensor) -> Tensor:
 
 @record
 class Generator:
-    """What a party's loss gets of the letter and of its state: G and p̂."""
+    """What a party's loss gets from the message and from its state: G and p̂."""
 
     G: Params
     labels: Tensor

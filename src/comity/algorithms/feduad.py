@@ -14,9 +14,9 @@ and the discriminator's.
 Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's features by the posterior and
 by prior j; K, K_c = parties.
 Deviations: D is averaged with w and makes one pass a round (the paper does not say); a fresh D
-learns before the posterior, not after it. The server averages, unless told to step. The posterior
-starts from w; "a prior model" may also mean that it starts from w̃_k (begin=prior). With bn=none
-others' priors answer with the party's own BatchNorm.
+learns before the posterior, not after it. The server averages; with server_lr or server_momentum it
+steps towards the average. The posterior starts from w; "a prior model" may also mean that it starts
+from w̃_k (begin=prior). With bn=none others' priors answer with the party's own BatchNorm.
 """
 
 from __future__ import annotations

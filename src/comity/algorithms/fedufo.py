@@ -17,7 +17,7 @@ and class counts down; kept = nothing; steps = E epochs with a pass of every oth
 and the discriminator's.
 Symbols: ŷ_i = the posterior's softmax; ỹ_{i|j} = prior j's; ỹ_{i|0} = w's; n_jc = party j's samples
 of class c. The rest: feduad.
-Deviations: feduad's. The stages are of equal length unless told; without UAD there is no stage one.
+Deviations: feduad's. The stages are of equal length by default; without UAD there is no stage one.
 Teachers are constant in a round and answer once, in evaluation mode. How well w does is its
 accuracy on the party's training data when it last took part.
 """

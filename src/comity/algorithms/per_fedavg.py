@@ -13,7 +13,7 @@ Section 5: at test time the model is updated by one step. Here that is w − α 
 batch D of the party's training samples, in every evaluation and in what is exported.
 
 Symbols: w = m.theta; f_i = the party's loss; β = the experiment's learning rate.
-Deviations: α = β unless told, as in PFLlib. The paper's values (α = 0.01, β = 0.001; δ = 0.001 is
+Deviations: α = β by default, as in PFLlib. The paper's values (α = 0.01, β = 0.001; δ = 0.001 is
 that of public versions) could not be checked. D, D′ and D″ are parts of one batch of twice (HF:
 three times) the size, in as many times the epochs, so that there are as many steps as in FedAvg.
 The outer step is the experiment's optimizer's. The average is weighted by samples, as in PFLlib;

@@ -17,7 +17,7 @@ remember the paper (that code weighs by sample counts). θ_i begins a round at t
 goes on from batch to batch, as in that code. There every party trains in every round and a cohort
 is heard; here the cohort trains. The paper counts R mini-batches a round; here they are those of E
 epochs. λ = 15, η_p = 0.09, K = 5 and β = 1 are those of the authors' command for a network on
-MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 unless told, which never moves w.
+MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 by default, which never moves w.
 BatchNorm's statistics in w_i are those of θ_i.
 Compared: the same as PFLlib's, once that measures θ_i, and as fluke's, once θ is held to w_i and
 w_i is sent, as in Algorithm 1; fluke holds θ to itself. See docs/methods-beside.md.

@@ -12,7 +12,7 @@ FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²).
 FedAdam: v ← β₂ v + (1 − β₂) Δ².
 
 Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau.
-Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; unless told
+Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; by default
 it is that of flwr (0.1, for yogi 0.01), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as
 in flwr. BatchNorm's statistics are averaged.
 At a glance: personal = as the host; exchanged = as the host; kept = as the host (the server: m and

@@ -40,8 +40,8 @@ class SendsMeans(Algorithm[S, C, M]):
     """A method whose parties send class means, which can leave behind noise."""
 
     means_in: ClassVar[Mapping[str, Holding]]
-    """By work: the fields of its reply that come of its class means, and of nothing else that is of
-    a record.
+    """By party function: the fields of its reply that are computed from class means, and from
+    nothing else of a record.
     """
 
     def told(

@@ -26,14 +26,14 @@ class Schedule:
     tune: Literal["round", "end", "off"]
 
     def messages(self, held: bool) -> list[Step]:
-        """A letter for each exchange of a round: one if what peers gave is `held` and used again,
-        else one a step.
+        """A message for each exchange of a round: one if what peers sent is `held` and used again,
+        else one for each step.
         """
         return [*[More()] * (0 if held else self.collab_steps - 1), Empty()]
 
     def forgets(self, held: bool, how: Training) -> list[str]:
-        """A caution, if collaborative steps are trainings of their own and the optimizer would not
-        remember the one before.
+        """A warning, if each collaborative step is a training of its own and the optimizer does not
+        keep its state between them.
         """
         alone = not held and (self.collab_steps > 1 or self.tune != "round")
         if alone and not how.keep and (how.momentum or how.optimizer == "adam"):

@@ -17,7 +17,7 @@ COLUMN_SUMS = "sums and squares of columns"
 
 
 class Charging:
-    """The part of a net that charges."""
+    """The part of a server that charges messages to the ledger and to the account."""
 
     def __init__(
         self, info: Info, answered: Callable[[int], None], account: Spending | None

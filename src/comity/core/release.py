@@ -84,7 +84,7 @@ they are, are not named.
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known of a party before it is asked to work."""
+    """What is known of a party before one of its functions is called."""
 
     info: Info
     party: int
@@ -94,7 +94,7 @@ class Asked:
 
 
 class Spending(Protocol):
-    """What a net needs of an account of what is given away."""
+    """What a server needs of the account of a run."""
 
     def charge_call(self, call: CallId, ids: Iterable[int]) -> None: ...
     def note_reply(self, call: CallId, i: int, reply: Any) -> None: ...
@@ -104,11 +104,11 @@ class Spending(Protocol):
     ) -> None: ...
 
 
-def planned_works(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stage, int, str]]:
-    """The works that a party which trains by `how` is asked for from the start to the end: stage,
-    depth in the chain, and name.
+def planned_calls(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stage, int, str]]:
+    """The calls of a party that trains by `how`, from the start to the end: stage, depth in the
+    chain, and name of the party function.
 
-    A work is the innermost method's that has one of that name.
+    A function of several algorithms in the chain is the innermost one's.
     """
     owners = chain(outermost)
     for stage in STAGES[:3]:
@@ -135,11 +135,11 @@ def declares(outermost: AnyAlgorithm, depth: int) -> bool:
 def releases_of(
     outermost: AnyAlgorithm, depth: int, function: str, asked: Asked
 ) -> dict[str, Sequence[Release] | None]:
-    """All fields of a work's reply, and through which mechanisms each leaves; None for one that
-    leaves as it is.
+    """The mechanisms through which each field of a party function's reply leaves; None for a field
+    that leaves without noise.
 
-    What is trained in a work that answers nothing may leave later, with what is trained next: it
-    stands under KEPT.
+    The result of a training in a function without a reply may leave later, with the next training:
+    it stands under KEPT.
     """
     owners = chain(outermost)
     said = owners[depth].accounting.releases(function, asked)
@@ -164,6 +164,6 @@ leaves.
 
 
 def reply_fields(outermost: AnyAlgorithm, depth: int, function: str) -> list[str]:
-    """The fields of a work's reply, sealed ones among them, that hold anything."""
+    """The fields of a party function's reply, sealed ones among them."""
     hint: Any = signature(outermost, depth, function).reply
     return fields_on_wire(hint)

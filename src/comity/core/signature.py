@@ -1,9 +1,9 @@
-"""What works declare: of which type the letter to each is, and its reply, and so which records may
-be on the wire at all.
+"""Signatures of party functions: the types of messages and replies, and so the records that may be
+on the wire.
 
-A declaration is looked up where it is written, along inheritance: `M` in a class that is made from
-`AveragesWeights[Params, C, Model]` is Model, and a method without annotations is as the one that it
-overrides.
+An annotation is looked up along inheritance: `M` in a class that is made from
+`AveragesWeights[Params, C, Model]` is Model, and a method without annotations has those of the
+method that it overrides.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from comity.core.wrapper import Hosts, chain, is_party_function
 
 
 class Signature(NamedTuple):
-    """The type of a work's letter, and of its reply; Any, where it does not say."""
+    """The types of a party function's message and reply; Any where they are not annotated."""
 
     message: Any
     reply: Any
 
 
 def signature(outermost: AnyAlgorithm, depth: int, name: str) -> Signature:
-    """What the work `name` of the algorithm at `depth` of the chain declares."""
+    """The signature of the party function `name` of the algorithm at `depth` of the chain."""
     owners = chain(outermost)[depth:]
     hints = _along(type(owners[0]), name, 1), reply_type(type(owners[0]), name)
     return Signature(*(_sent(owners, hint) for hint in hints))
@@ -46,13 +46,13 @@ def message_type(cls: type) -> Any:
     return _along(cls, "message_for", "return")
 
 
-def view_type(outermost: AnyAlgorithm) -> Any:
-    """What a party is sent so that it can evaluate what it would deploy."""
+def evaluation_message_type(outermost: AnyAlgorithm) -> Any:
+    """The type of the message with which a party evaluates the model that it would deploy."""
     return Empty if outermost.traits.self_contained else _sent(chain(outermost), Hosts)
 
 
 def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
-    """All works that parties may be asked for: depth in the chain, and name."""
+    """All party functions: the depth of each in the chain, and its name."""
     names = [
         (depth, name)
         for depth, owner in enumerate(chain(outermost))
@@ -62,23 +62,23 @@ def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
 
 
 def wire_types(outermost: AnyAlgorithm) -> list[Any]:
-    """The types of all that goes between the server and a party."""
+    """The types of all messages and replies between the server and a party."""
     return [
-        view_type(outermost),
+        evaluation_message_type(outermost),
         *(hint for place in party_functions(outermost) for hint in signature(outermost, *place)),
     ]
 
 
 def sealed_types(outermost: AnyAlgorithm) -> list[Any]:
-    """The types of all that goes sealed from party to party."""
+    """The types of all sealed messages between parties."""
     return [
         get_args(hint)[0] for hint in _parts(wire_types(outermost)) if get_origin(hint) is Sealed
     ]
 
 
 def sealed_fields(outermost: AnyAlgorithm, depth: int, name: str) -> list[str]:
-    """The fields of a work's reply that go sealed to other parties, as `fields_on_wire` names
-    them.
+    """The fields of a party function's reply that go sealed to other parties, named as by
+    `fields_on_wire`.
     """
     kinds = [
         get_args(hint)[0]
@@ -128,9 +128,7 @@ def records_in(*hints: Any) -> frozenset[type]:
 
 
 def records_of(outermost: AnyAlgorithm) -> frozenset[type]:
-    """The record types that may be in letters, replies and parcels: whatever else arrives is
-    foreign.
-    """
+    """The record types that may be in messages, replies and sealed messages."""
     return records_in(*wire_types(outermost)) | {Cipher}
 
 

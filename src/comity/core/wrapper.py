@@ -1,4 +1,4 @@
-"""Algorithms around others, and the chain that they make: `fedprox+dbe` is DBE around FedProx."""
+"""Wrappers: algorithms around other algorithms. `fedprox+dbe` is DBE around FedProx."""
 
 from __future__ import annotations
 
@@ -24,31 +24,33 @@ if TYPE_CHECKING:
 W = TypeVar("W")
 """What the wrapper adds to a party's state."""
 Hosts = Annotated[Any, "what the host sends"]
-"""What a wrapper hands on unread: the letter that its host's `view` makes."""
+"""What a wrapper passes on unread: the message that its host's `message_for` returns."""
 
 
 @record
 class Wrapped(Generic[W]):
-    """The state of a wrapped party or server: the host's, and what the wrapper adds."""
+    """The state of a wrapped party or server: the host's state, and what the wrapper adds."""
 
     host: Any
     extra: W
 
 
 class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
-    """An algorithm around another: it changes the party's task and may make exchanges of its own.
+    """An algorithm around another one, its host. It changes the party's task, and may have its own
+    exchanges.
 
-    The host's works run unchanged, under the same keys, on the party that `wrap_party` returns.
+    The host's party functions run unchanged, with the same keys, on the party that `wrap_party`
+    returns.
     """
 
     host: AnyAlgorithm
 
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
-        """Refuse, with the reason, a host that this wrapper makes no sense around."""
+        """Raise UsageError, with the reason, for a host that the wrapper does not support."""
 
     def extra(self, key: Key, party: Party) -> W:
-        """What the wrapper adds to a party's state, before round 1; nothing, unless told."""
+        """What the wrapper adds to a party's state before round 1. Default: None."""
         nothing: Any = None
         return cast(W, nothing)
 
@@ -57,7 +59,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         """The party with the wrapper's task."""
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
-        """A host's work as it runs at a wrapped party."""
+        """A party function of the host, as it runs at a wrapped party."""
 
         @wraps(function)
         async def wrapped(
@@ -149,9 +151,7 @@ class WrapperAccounting(Accounting[A]):
 
 
 class AsHost(Wrapper[W]):
-    """A wrapper that adds nothing to what parties keep, send and deploy: of that its host
-    speaks.
-    """
+    """A wrapper that changes nothing of what parties keep, send and deploy."""
 
     def wrap_party(self, party: Party, extra: W) -> Party:
         return party
@@ -173,15 +173,15 @@ def as_host(wrapper: Traits, host: Traits) -> Traits:
 
 def chain(outermost: AnyAlgorithm) -> list[AnyAlgorithm]:
     """An algorithm and its hosts, from the outside in."""
-    found = [outermost]
-    while isinstance(found[-1], Wrapper):
-        found.append(found[-1].host)
-    return found
+    owners = [outermost]
+    while isinstance(owners[-1], Wrapper):
+        owners.append(owners[-1].host)
+    return owners
 
 
 def party_function(outermost: AnyAlgorithm, depth: int, name: str) -> PartyFunction:
-    """The work `name` of the algorithm at `depth` of the chain, inside all the wrappers around
-    it.
+    """The party function `name` of the algorithm at `depth` of the chain, inside all
+    wrappers around it.
     """
     owners = chain(outermost)
     function: PartyFunction = getattr(owners[depth], name)
@@ -192,25 +192,28 @@ def party_function(outermost: AnyAlgorithm, depth: int, name: str) -> PartyFunct
 
 
 def is_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
-    """Whether the algorithm at `depth` of the chain has a work `name`: a method that is marked or
-    overrides one that is.
+    """Whether the algorithm at `depth` of the chain has a party function `name`: a method that is
+    marked with `@on_party`, or overrides a marked one.
     """
     owners = chain(outermost)
     if type(depth) is not int or type(name) is not str or not 0 <= depth < len(owners):
         return False
-    found = [vars(cls)[name] for cls in type(owners[depth]).__mro__ if name in vars(cls)]
-    return any(getattr(method, "__on_party__", False) for method in found)
+    methods = [vars(cls)[name] for cls in type(owners[depth]).__mro__ if name in vars(cls)]
+    return any(getattr(method, "__on_party__", False) for method in methods)
 
 
 def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
-    """Refuse partial sums of a method that needs replies one by one; where parties send nothing,
-    there is nothing to refuse.
+    """Raise UsageError if a method needs replies one by one, so that workers cannot add them up.
+
+    A method whose parties send nothing passes.
     """
     owners = chain(outermost)
-    if other := next((type(one).__name__.lower() for one in owners if one.traits.averages), ""):
+    averaging = [owner for owner in owners if owner.traits.averages]
+    if averaging:
+        wrapper = type(averaging[0]).__name__.lower()
         raise UsageError(
-            f"{name} cannot have partial sums: {other} takes the place of the mean, and needs each"
-            " reply by itself."
+            f"{name} cannot have partial sums: {wrapper} takes the place of the mean, and needs"
+            " each reply by itself."
         )
     if owners[-1].traits.leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
         raise UsageError(
@@ -219,7 +222,7 @@ def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
 
 
 def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None:
-    """Refuse to do what is no work: whoever asks from elsewhere may name nothing else."""
+    """Raise UsageError unless the algorithm at `depth` has a party function `name`."""
     if is_party_function(outermost, depth, name):
         return
     owners = chain(outermost)
@@ -230,6 +233,6 @@ def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None
         )
     who = type(owners[depth]).__name__
     raise UsageError(
-        f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for"
-        " has @on_party above it."
+        f"{who} has no party function {str(name)[:100]!r}: a method that a server may call at"
+        " parties needs @on_party above it."
     )

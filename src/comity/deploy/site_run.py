@@ -266,7 +266,7 @@ class SiteRun:
         seat.validator.check_call(call)
         self.check_round(call.round)
         content = decode(body, most_bytes=policy.message, records=seat.validator.records)
-        seat.validator.check_letter(call, content)
+        seat.validator.check_message(call, content)
         number = seat.site.party.id
         opened = self._opened(head.inbox, call)
         self.book.down(call.round, call.function, "down", payload(content))
@@ -313,7 +313,7 @@ class SiteRun:
         opened = seat.lock.open({number: inbox}, call)[number]
         for sender, sealed in opened.items():
             try:
-                seat.validator.check_parcel(unseal(sealed))
+                seat.validator.check_sealed_message(unseal(sealed))
             except ComityError as why:
                 raise UsageError(f"A parcel of {seat.name_of(sender)} is refused: {why}") from why
         return opened
@@ -327,7 +327,7 @@ class SiteRun:
                 f"There is no stage {quote(head.stage)} at which models are evaluated."
             )
         content = decode(body, most_bytes=policy.message, records=seat.validator.records)
-        seat.validator.check_view(content)
+        seat.validator.check_evaluation_message(content)
         self.book.down(head.round, "evaluate", "eval", payload(content))
         found = self.brought(after).evaluate(Message(content, after), head.final)
         self.book.note(self._notes(found, head.round, head.stage, head.final))

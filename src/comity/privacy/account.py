@@ -25,7 +25,7 @@ from comity.core.release import (
     Asked,
     Release,
     declares,
-    planned_works,
+    planned_calls,
     releases_of,
     reply_fields,
 )
@@ -408,7 +408,7 @@ def planned(
     for i in parties:
         about = asked(i)
         total: Counter[Release] = Counter()
-        for stage, depth, function in planned_works(algorithm, about.training):
+        for stage, depth, function in planned_calls(algorithm, about.training):
             for release, _ in _apart(releases_of(algorithm, depth, function, about)):
                 total[release] += rounds.get(i, 0) if stage == "round" else 1
         found[i] = +total

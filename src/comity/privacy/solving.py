@@ -13,7 +13,7 @@ from comity.algorithms.dp import Dp
 from comity.algorithms.ldp import Ldp
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Info
-from comity.core.release import Asked, Release, planned_works, releases_of
+from comity.core.release import Asked, Release, planned_calls, releases_of
 from comity.core.wrapper import Wrapper, chain
 from comity.errors import UsageError
 from comity.privacy.budget import Budget
@@ -83,7 +83,7 @@ def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> floa
 def unprotected(algorithm: AnyAlgorithm, asked: Asked) -> list[tuple[str, str]]:
     """What a method's parties send as it is, by field and work, as far as it is known before a run."""
     found: list[tuple[str, str]] = []
-    for _, depth, function in planned_works(algorithm, asked.training):
+    for _, depth, function in planned_calls(algorithm, asked.training):
         said = releases_of(algorithm, depth, function, asked)
         found += [(name, function) for name, releases in said.items() if releases is None]
     return found
