@@ -21,6 +21,7 @@ from comity.errors import UsageError
 from comity.measure.caveats import caveats
 from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
+from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.progress import ProgressFactory, show_progress
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (

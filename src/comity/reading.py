@@ -11,6 +11,7 @@ from comity.data import Federation
 from comity.errors import UsageError
 from comity.metrics.custom_metrics import Function, register_function
 from comity.models import CustomModel
+from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.runs.call_settings import check_federation
 from comity.runs.folder import RunFolder
 from comity.runs.result import Result

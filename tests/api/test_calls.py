@@ -227,7 +227,7 @@ def test_names_are_text_in_a_notebook() -> None:
 
 
 def test_colours_stand_out_in_the_light_and_in_the_dark() -> None:
-    from comity.notebook.html import COLOURS
+    from comity.html import COLOURS
 
     def light(colour: str) -> float:
         parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]

@@ -7,6 +7,7 @@ from comity.data.groups import Groups
 from comity.data.library import catalogue, load
 from comity.data.partitions import partition_catalogue
 from comity.data.split import Share, Split
+from comity.data.views import view_dataset, view_federation
 
 __all__ = [
     "Dataset",
@@ -19,4 +20,6 @@ __all__ = [
     "catalogue",
     "load",
     "partition_catalogue",
+    "view_dataset",
+    "view_federation",
 ]

@@ -23,6 +23,7 @@ from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps
 from comity.errors import UsageError
+from comity.html import view
 from comity.plugins import is_code
 from comity.spec import Spec, coerce, parse
 from comity.spec import split as cut
@@ -226,9 +227,7 @@ class Dataset:
         return f"<dataset {self.name}: {len(self):,} samples of shape {self.shape}, {kinds}>"
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_dataset
-
-        return of_dataset(self)
+        return view(self)
 
     @property
     def amounts(self) -> bool:

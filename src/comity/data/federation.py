@@ -17,6 +17,7 @@ from comity.data.preparation import Schema
 from comity.data.protocols import Own, check_validation, read, stratified
 from comity.data.split import Share, Split, check_name
 from comity.errors import UsageError, unknown
+from comity.html import view
 from comity.spec import coerce
 
 Pair = tuple[Array, Array]
@@ -172,9 +173,7 @@ class Federation:
         )
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_federation
-
-        return of_federation(self)
+        return view(self)
 
     @property
     def names(self) -> list[str]:

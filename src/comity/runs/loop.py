@@ -39,7 +39,7 @@ from comity.runs.schedule import Schedule
 from comity.runs.server_run import Progress, ServerRun
 from comity.runs.summary import summarise
 from comity.runs.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TIMING, Writer
-from comity.track import Trackers
+from comity.runs.tracking import RunTracker
 
 UNCHECKED = (
     "This run was begun with an earlier version of Comity, whose checkpoints have no checksums of"
@@ -56,7 +56,7 @@ def execute(
     connect: Callable[[], Engine],
     folder: RunFolder,
     progress: Progress,
-    track: Trackers,
+    track: RunTracker,
     *,
     resume: bool,
     warnings: Iterable[str] = (),
@@ -102,7 +102,7 @@ def _open_rounds(
     connect: Callable[[], Engine],
     folder: RunFolder,
     progress: Progress,
-    track: Trackers,
+    track: RunTracker,
     resume: bool,
 ) -> Iterator[_Rounds]:
     """Connect to the parties and restore the last checkpoint, if there is one to resume from."""

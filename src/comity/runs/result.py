@@ -16,10 +16,11 @@ from comity.data.inputs import Inputs
 from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, unknown
 from comity.frames import frame
-from comity.notebook.html import page, sentences
+from comity.html import page, sentences, view
 from comity.privacy.account import Spent
 from comity.runs.build import SimulatedRun
 from comity.runs.checkpoint import Checkpoints
+from comity.runs.description import chosen_metric, figure, setting
 from comity.runs.folder import RunFolder
 from comity.training.task import LearningTask, in_chunks
 from comity.wire.ledger import Charge
@@ -111,17 +112,14 @@ class Result:
     """Keeps a temporary folder alive as long as the result."""
 
     def __repr__(self) -> str:
-        from comity.notebook.views import chosen_metric, figure, setting
-
+        metric = chosen_metric(self.folder, self.summary)
         return (
-            f"<{self.summary['algorithm']}: {figure(self.summary, chosen_metric(self))};"
+            f"<{self.summary['algorithm']}: {figure(self.summary, metric)};"
             f" {setting(self.summary)}>"
         )
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_result
-
-        return of_result(self)
+        return view(self)
 
     @cached_property
     def job(self) -> SimulatedRun:

@@ -27,8 +27,8 @@ from comity.runs.folder import RunFolder
 from comity.runs.loop import execute
 from comity.runs.result import Result
 from comity.runs.server_run import Progress
+from comity.runs.tracking import NoTracker, RunTracker
 from comity.runs.trust import changes, check, code_of, mark
-from comity.track import Trackers
 from comity.training.task import fixed_in
 
 
@@ -36,7 +36,7 @@ def start(
     job: SimulatedRun,
     folder: Path,
     progress: Progress,
-    track: Trackers | None = None,
+    track: RunTracker | None = None,
     *,
     record_messages: bool = False,
 ) -> Result:
@@ -63,18 +63,18 @@ def start(
         if record_messages:
             entries["record_messages"] = True
         run_folder.begin(settings, entries | _network_digest(job), split=split, plan=plan)
-        summary = execute(job, job.engine, run_folder, progress, track or Trackers(), resume=False)
+        summary = execute(job, job.engine, run_folder, progress, track or NoTracker(), resume=False)
         return Result(folder, job, summary)
 
 
 def resume_in(
-    job: SimulatedRun, folder: Path, progress: Progress, track: Trackers | None = None
+    job: SimulatedRun, folder: Path, progress: Progress, track: RunTracker | None = None
 ) -> Result:
     """Resume the run in a folder from its last checkpoint. A finished run is checked and stays as
     it is.
     """
     run_folder = RunFolder(folder)
-    track = track or Trackers()
+    track = track or NoTracker()
     with prepared_process(run_folder):
         if run_folder.ended:
             return Result(folder, job, _finished_summary(job, run_folder, progress, track))
@@ -86,7 +86,7 @@ def resume_in(
 
 
 def _finished_summary(
-    job: SimulatedRun, folder: RunFolder, progress: Progress, track: Trackers
+    job: SimulatedRun, folder: RunFolder, progress: Progress, track: RunTracker
 ) -> dict[str, Any]:
     """The summary of a finished run, which is also passed to the trackers."""
     folder.check()

@@ -16,6 +16,7 @@ from comity.checksums import without_crc
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
 from comity.frames import frame
+from comity.html import view
 from comity.models import CustomModel
 from comity.runs.folder import RunFolder
 from comity.runs.result import Result
@@ -128,9 +129,7 @@ class Comparison:
         return f"<comparison by {self.metric}: {', '.join(figures)}>"
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_comparison
-
-        return of_comparison(self)
+        return view(self)
 
     def to_pandas(
         self, what: Literal["methods", "answers", "metrics"] = "methods"
@@ -286,9 +285,7 @@ class Tuning:
         )
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_tuning
-
-        return of_tuning(self)
+        return view(self)
 
     def to_pandas(self) -> pandas.DataFrame:
         """Return a data frame with one row per trial, the best first."""

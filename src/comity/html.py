@@ -1,9 +1,14 @@
-"""Tables, sentences and curves as HTML for notebooks, in light and dark themes."""
+"""Tables, sentences and curves as HTML for notebooks, in light and dark themes.
+
+`view` renders an object. Folders register how their objects look: an object of a lower folder can
+so be shown with what only a higher folder knows.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import singledispatch
 from html import escape
 
 COLOURS = ("#2f7de1", "#d9480f", "#2b8a3e", "#c2255c", "#7048e8", "#0c8599", "#a16207", "#868e96")
@@ -13,6 +18,12 @@ DASHES = ("", "7 3", "2 2", "9 3 2 3")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 460, 190, 46, 34, 10, 12
 CELL = "padding:2px 7px;text-align:{};border:0;background:transparent;white-space:nowrap"
 Line = Mapping[int, float]
+
+
+@singledispatch
+def view(value: object) -> str:
+    """Return an object as HTML. Without a registered view, that is its text."""
+    return page(repr(value))
 
 
 def page(title: str, *parts: str) -> str:
