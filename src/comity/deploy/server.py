@@ -40,7 +40,6 @@ from comity.deploy.site_store import run_secret
 from comity.deploy.transport import Aborted, Transport
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import check_fits
-from comity.privacy.solving import undecided
 from comity.runs import config
 from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
@@ -48,6 +47,7 @@ from comity.runs.context import PartyInfo, PartyInfos, RunContext
 from comity.runs.environment import environment
 from comity.runs.folder import RunFolder
 from comity.runs.loop import execute
+from comity.runs.noise_calibration import undecided
 from comity.runs.planned_absences import read_plan
 from comity.runs.run import prepared_process
 from comity.runs.server_run import Progress, Quiet, ServerRun, judged_by

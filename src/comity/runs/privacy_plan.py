@@ -19,7 +19,8 @@ from comity.privacy.account import Account, block, planned
 from comity.privacy.budget import Budget
 from comity.privacy.composition import weakest_unit
 from comity.privacy.options import TRAINED_OPENLY
-from comity.privacy.solving import (
+from comity.runs.config import Experiment
+from comity.runs.noise_calibration import (
     check_budget,
     noise_for,
     server_release,
@@ -27,7 +28,6 @@ from comity.privacy.solving import (
     unprotected,
     with_noise,
 )
-from comity.runs.config import Experiment
 from comity.runs.party_side import training_of
 
 if TYPE_CHECKING:
