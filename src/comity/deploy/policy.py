@@ -54,8 +54,8 @@ epsilon = "inf"                     # of a record, at delta 1e-5; a number allow
 
 
 UNBOUNDED = (
-    "there is no bound on it: things have left in earlier runs without noise, or its inputs are scaled or filled in by its own "
-    "records (a schema with fixed constants does without)"
+    "there is no bound on it: things have left in earlier runs without noise, or its inputs are"
+    " scaled or filled in by its own records (a schema with fixed constants does without)"
 )
 
 
@@ -107,12 +107,14 @@ class SitePolicy:
         for text in (experiment.algorithm, experiment.model, experiment.metric, *own):
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
                 raise UsageError(
-                    f"{self.name} runs no files that a run names, as {quote(text, 100)}: install a package there."
+                    f"{self.name} runs no files that a run names, as {quote(text, 100)}: install a"
+                    " package there."
                 )
         for text in (experiment.model, *own):
             if base_file(text):
                 raise UsageError(
-                    f"{self.name} reads no files that a run names, as {quote(text, 100)}: a base can be a seed only."
+                    f"{self.name} reads no files that a run names, as {quote(text, 100)}: a base"
+                    " can be a seed only."
                 )
 
     def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
@@ -122,14 +124,16 @@ class SitePolicy:
         self._check_method(name, experiment, algorithm)
         if experiment.rounds > self.rounds:
             raise UsageError(
-                f"{self.name} takes part in {self.rounds} rounds at most, not in {experiment.rounds} (rounds)."
+                f"{self.name} takes part in {self.rounds} rounds at most, not in"
+                f" {experiment.rounds} (rounds)."
             )
         if math.isfinite(self.budget_epsilon) and not any(
             one.traits.protects_records for one in chain(algorithm)
         ):
             most = f"{self.budget_epsilon:g}"
             raise UsageError(
-                f"{self.name} allows a privacy loss of {most}, and that of {name} has no bound (budget: epsilon)."
+                f"{self.name} allows a privacy loss of {most}, and that of {name} has no bound"
+                " (budget: epsilon)."
             )
 
     def check_epsilon(self, found: float, name: str) -> None:
@@ -138,7 +142,8 @@ class SitePolicy:
             come = f"it would have come to {found:.3g}" if math.isfinite(found) else UNBOUNDED
             most = f"{self.budget_epsilon:g}"
             raise UsageError(
-                f"{self.name} allows a privacy loss of {most} in all, and with {name} {come} (budget: epsilon)."
+                f"{self.name} allows a privacy loss of {most} in all, and with {name} {come}"
+                " (budget: epsilon)."
             )
 
     def _check_method(self, name: str, experiment: Experiment, algorithm: AnyAlgorithm) -> None:
@@ -152,7 +157,8 @@ class SitePolicy:
         for one in chain(algorithm):
             if others := sorted(one.traits.leaves - set(self.kinds)):
                 raise UsageError(
-                    f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds: {others[0]})."
+                    f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds:"
+                    f" {others[0]})."
                 )
 
     @property
@@ -174,7 +180,8 @@ class SitePolicy:
         few = [count for count in counts if 0 < count < self.records]
         if few and chain(algorithm)[-1].traits.shares == "means":
             raise UsageError(
-                f"{self.name} has a class of fewer than {self.records} training samples, whose mean would leave (records)."
+                f"{self.name} has a class of fewer than {self.records} training samples, whose mean"
+                " would leave (records)."
             )
 
 

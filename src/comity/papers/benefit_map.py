@@ -124,7 +124,7 @@ def _less(one: Mapping[int, float], two: Mapping[int, float]) -> list[float]:
 
 
 def _side(differences: Sequence[float]) -> int:
-    """On which side of zero the 95% interval lies; 0 if it holds zero, or one seed is all there is."""
+    """The sign of the 95% interval: 0 if it contains zero, or if there is only one seed."""
     if len(differences) < 2:
         return 0
     low, high = interval_over_seeds(differences)

@@ -133,7 +133,7 @@ def cost(made: Reproduction) -> str:
 
 
 def settings_of(settings: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """What each run's settings are: once what all its rows share, and a row's own where it differs."""
+    """The settings of each run: those that all rows share once, then each row's own."""
     told = []
     for name, rows in settings.items():
         every = {

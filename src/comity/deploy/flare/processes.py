@@ -167,7 +167,8 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
             signal.signal(number, handler)
     if not told:
         raise ComityError(
-            f"NVIDIA FLARE's process {describe_exit(flare.returncode)}: {kit / 'log.txt'} may say why."
+            f"NVIDIA FLARE's process {describe_exit(flare.returncode)}: {kit / 'log.txt'} may say"
+            " why."
         )
 
 
