@@ -39,11 +39,11 @@ from comity.core import (
     seal,
 )
 from comity.core.signature import (
+    evaluation_message_type,
     party_functions,
     records_in,
     records_of,
     signature,
-    evaluation_message_type,
 )
 from comity.core.validate import MessageValidator
 from comity.core.wrapper import Wrapper
