@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from comity import papers
 from comity.papers import benefit_map, pages
-from comity.papers.benefit_map import Help, Place
+from comity.papers.benefit_map import MethodGain, Place
 from comity.papers.cells import Cell, Figure
 from comity.papers.reproduction import Reproduction
 
@@ -66,18 +66,18 @@ SOME = made(
 
 
 def test_a_gain_is_paired_by_seed_with_students_interval() -> None:
-    one = Help("x", {0: 75.0, 1: 76.2, 2: 76.9}, {0: 70.0, 1: 71.0, 2: 72.0}, 0)
+    one = MethodGain("x", {0: 75.0, 1: 76.2, 2: 76.9}, {0: 70.0, 1: 71.0, 2: 72.0}, 0)
     # differences 5.0, 5.2, 4.9: mean 5.0333, deviation 0.15275; 4.3027 * 0.15275 / sqrt(3) = 0.3795
-    assert one.shown == "**+5.0 ± 0.4**"
+    assert one.text == "**+5.0 ± 0.4**"
     assert one.sign == 1
-    assert Help("x", {0: 60.0, 1: 80.0, 2: 71.0}, one.solo, 0).sign == 0
-    assert Help("x", {2: 62.0, 1: 61.5, 0: 60.0}, one.solo, 0).sign == -1
+    assert MethodGain("x", {0: 60.0, 1: 80.0, 2: 71.0}, one.solo, 0).sign == 0
+    assert MethodGain("x", {2: 62.0, 1: 61.5, 0: 60.0}, one.solo, 0).sign == -1
 
 
 def test_one_seed_is_never_clear() -> None:
-    one = Help("x", {0: 99.0}, {0: 1.0}, 0)
+    one = MethodGain("x", {0: 99.0}, {0: 1.0}, 0)
     assert one.sign == 0
-    assert one.shown == "+98.0"
+    assert one.text == "+98.0"
 
 
 def test_the_best_clearly_helps_and_the_cheapest_is_not_clearly_worse() -> None:
@@ -133,7 +133,7 @@ def test_every_slice_names_columns_of_the_map() -> None:
     shown = [
         place.title
         for _, patterns in benefit_map.SLICES
-        for place in benefit_map._of(found, patterns)
+        for place in benefit_map._matching(found, patterns)
     ]
     assert set(shown) == set(found)
     assert all(found[name].tested and found[name].at for name in found)

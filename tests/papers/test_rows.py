@@ -27,7 +27,7 @@ def rows() -> Iterator[tuple[str, dict[str, Any]]]:
     seen = set()
     for name in papers.names():
         table = papers.table(name)
-        columns, chosen = table.chosen("smoke")
+        columns, chosen = table.select("smoke")
         for run in dict.fromkeys(column.runs for column in columns):
             for row in chosen:
                 settings = table.run_settings(run, row, "smoke") | {"eval_every": 1}

@@ -15,7 +15,7 @@ from comity.data.library import _library
 from comity.errors import ComityError
 from comity.measure.conventions import last_tenth
 from comity.papers import Claim, Table
-from comity.papers.cells import CONVENTIONS, FIGURES, NONE, weaker
+from comity.papers.cells import CONVENTIONS, FIGURES, NONE, is_weaker
 from comity.runs.config import experiment
 from comity.spec import parse, split
 
@@ -89,9 +89,9 @@ def test_every_measure_is_known(table: Table) -> None:
 
 
 def test_who_protects_a_party_protects_its_records_and_not_the_other_way_round() -> None:
-    assert weaker("row", "record")
-    assert not weaker("party", "record")
-    assert not weaker("record", "record")
+    assert is_weaker("row", "record")
+    assert not is_weaker("party", "record")
+    assert not is_weaker("record", "record")
 
 
 @cache
@@ -115,7 +115,7 @@ def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
 
 
 def test_smoke_needs_no_files(table: Table) -> None:
-    columns, rows = table.chosen("smoke")
+    columns, rows = table.select("smoke")
     made = {table.run_settings(c.runs, r, "smoke")["data"] for c in columns for r in rows}
     assert all(_library()[parse(name).name].make for name in made), made
 
@@ -147,7 +147,7 @@ def test_candidates_can_be_told_apart_on_validation_samples(table: Table) -> Non
     """
     rows = {row.name: row for row in table.rows}
     for scale in papers.SCALES:
-        columns, chosen = table.chosen(scale)
+        columns, chosen = table.select(scale)
         for row in (row for row in chosen if row.best_of):
             assert set(row.best_of) <= {one.name for one in chosen}
             for column in columns:
@@ -168,7 +168,7 @@ def test_a_mean_of_four_sources_is_compared_with_the_mean_of_the_same_four(name:
         assert row.printed("avg-4")[0] == pytest.approx(
             sum(value or 0 for value in each) / 4, abs=1e-3
         )
-    assert "avg" not in [column.name for column in table.chosen("reduced")[0]]
+    assert "avg" not in [column.name for column in table.select("reduced")[0]]
 
 
 @pytest.mark.parametrize("name", ["adcol/table1", "adcol/table20"])

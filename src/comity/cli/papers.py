@@ -115,7 +115,7 @@ def reproduce(
     at_once = parse_jobs(jobs)
     table, at = papers.table(name), _scale(scale)
     every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(at)))
-    able_columns, able_rows = table.chosen(at)
+    able_columns, able_rows = table.select(at)
     if columns:
         able_columns = list(table.columns)
     wanted = _some(columns, [c.name for c in able_columns], "column called")
@@ -142,7 +142,7 @@ def reproduce(
     with resumable(f"the same command and --out {folder}"):
         watched = screen.several(sum(len(run.experiments) for run in runs if not run.why), at_once)
         done = reproduce.execute(runs, folder, watched, others, at_once)
-    spent = reproduce.spent(done)
+    spent = reproduce.measure_resources(done)
     asked = {
         "--scale": scale,
         "--columns": columns,
@@ -165,7 +165,7 @@ def reproduce(
         collect(runs, done, kept, lines),
     )
     _show(made, folder)
-    pages.leave(made, folder)
+    pages.write_reproduction(made, folder)
     if report:
         write_report(folder)
 
@@ -176,7 +176,7 @@ def _show(made: Reproduction, folder: Path) -> None:
     from comity.papers import pages
     from comity.papers.claims import untested, verdicts
 
-    screen.table(pages.HEADS, pages.lines(made.cells), words=2)
+    screen.table(pages.HEADS, pages.format_cells(made.cells), words=2)
     found = verdicts(made.table, made.cells, made.as_printed)
     for text in [
         *map(str, found),
@@ -192,9 +192,9 @@ def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
     from comity.papers import pages
 
     folder = out or Path("docs") / "results"
-    if not (folder / pages.KEPT).is_dir():
+    if not (folder / pages.DATA_FOLDER).is_dir():
         raise UsageError(
-            f"{folder} has no {pages.KEPT}/ that pages could be made of: name another with --out."
+            f"{folder} has no {pages.DATA_FOLDER}/ that pages could be made of: name another with --out."
         )
     saved = Path(runs) if runs else Path("runs") / "reproduce"
     if runs and not saved.is_dir():
@@ -202,7 +202,7 @@ def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
             f"There is no folder {runs}: with --table, name the folder of reproductions, or"
             " nothing."
         )
-    for path in pages.rewrite(folder, saved if saved.is_dir() else None, join):
+    for path in pages.rewrite_pages(folder, saved if saved.is_dir() else None, join):
         screen.out.print(f"{path}", soft_wrap=True)
 
 
@@ -214,7 +214,7 @@ def _costs(runs: Sequence[Run], seeds: int) -> None:
 
     rows = []
     total = 0.0
-    for run, job in reproduce.jobs(runs):
+    for run, job in reproduce.prepare_first_seeds(runs):
         made = plan(job)
         seconds = (made.train_seconds + made.evaluate_seconds) * seeds
         total += seconds
