@@ -45,25 +45,25 @@ def choose_runs(
 
     There is one run for each seed that all candidates have.
     """
-    chosen: dict[tuple[str, str], list[Outcome]] = {}
+    best_runs: dict[tuple[str, str], list[Outcome]] = {}
     for row in rows:
         for run in dict.fromkeys(name for name, _ in finished) if row.best_of else ():
             candidates = [
                 {outcome.summary["seed"]: outcome for outcome in finished.get((run, name), ())}
                 for name in row.best_of
             ]
-            chosen[run, row.name] = [
+            best_runs[run, row.name] = [
                 best_run([by_seed[seed] for by_seed in candidates])
                 for seed in candidates[0]
                 if all(seed in by_seed for by_seed in candidates)
             ]
-    return chosen
+    return best_runs
 
 
-def describe_choice(row: MethodRow, chosen: Sequence[Outcome]) -> str:
+def describe_choice(row: MethodRow, best_runs: Sequence[Outcome]) -> str:
     """Return a text with the chosen candidate of each seed; a run's folder has its row's name."""
-    if not chosen:
+    if not best_runs:
         return f"not all of {', '.join(row.best_of)} were run"
     return "chosen on validation samples: " + ", ".join(
-        f"{run.folder.parent.name} (seed {run.summary['seed']})" for run in chosen
+        f"{run.folder.parent.name} (seed {run.summary['seed']})" for run in best_runs
     )

@@ -239,7 +239,7 @@ def overview(reproductions: Sequence[Reproduction], intro: str, prices: str) -> 
     It has the main claims, all claims of the papers, our own questions, and `prices`, a text on
     experiments that were too expensive to run.
     """
-    own = [
+    own_questions = [
         reproduction for reproduction in reproductions if reproduction.name.startswith("comity/")
     ]
     sections = {
@@ -247,9 +247,9 @@ def overview(reproductions: Sequence[Reproduction], intro: str, prices: str) -> 
             ("what is claimed", "where", *VERDICT, "time of all runs"), _headlines(reproductions)
         ),
         "All claims of the papers that were put to the test": _tested(
-            [reproduction for reproduction in reproductions if reproduction not in own]
+            [reproduction for reproduction in reproductions if reproduction not in own_questions]
         ),
-        "Questions of our own": _tested(own),
+        "Questions of our own": _tested(own_questions),
     }
     parts = [
         intro.rstrip(),
