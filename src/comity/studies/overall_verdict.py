@@ -103,8 +103,8 @@ def _without_few(best: MethodSummary, answers: Sequence[PartyVerdict]) -> str:
         return ""
     who = ", ".join(excluded) if len(excluded) <= MOST_NAMED else f"{len(excluded)} parties"
     return (
-        f" Without {who}, which {'has' if len(excluded) == 1 else 'have'} too few samples to judge by:"
-        f" {best.gain_of_judged}."
+        f" Without {who}, which {'has' if len(excluded) == 1 else 'have'} too few samples to"
+        f" judge by: {best.gain_of_judged}."
     )
 
 
