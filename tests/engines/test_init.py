@@ -213,7 +213,7 @@ def test_leaving_somebody_out_changes_nobodys_start(tmp_path: Path) -> None:
         ("fedbabu", "needs one head for all"),
         ("fedbabu+mr", "needs one head for all"),
         ("centralized", "trains one model at the server"),
-        ("fedavg+dbe(kappa=auto)", "tries rounds before the first"),
+        ("fedavg+dbe(kappa=auto)", "its pilot rounds would restart every party"),
         (GOSSIP, "does not say which field of its messages"),
     ],
     ids=["fedbabu", "wrapped", "centralized", "pilot", "a user's"],

@@ -85,7 +85,7 @@ def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:
         name: SampleCounts(
             (one.said.train,),
             (one.said.test,),
-            few=one.said.too_few,
+            too_few=one.said.too_few,
             withheld=name in summary.get("withheld", ()),
         )
         for name, one in sites.items()
