@@ -161,8 +161,8 @@ WRONG: list[tuple[Any, str]] = [
     (lambda fed: untyped.tune("adcol", fed, grid={"mmu": [1]}), "Did you mean 'mu'?"),
     (lambda fed: untyped.tune("adcol", fed, grid={"mu": 1}), "must be a list"),
     (lambda fed: untyped.tune("adcol", fed, grid={"parties": [2]}), "parties is fixed by"),
-    (lambda fed: untyped.run("fedavg", fed, validation=0.2), "validation was settled"),
-    (lambda fed: untyped.run("fedavg", fed, partition="iid"), "partition was settled"),
+    (lambda fed: untyped.run("fedavg", fed, validation=0.2), "validation was fixed"),
+    (lambda fed: untyped.run("fedavg", fed, partition="iid"), "partition was fixed"),
     (lambda fed: untyped.run("fedavg", comity.load("digits")), "dataset.partition("),
     (
         lambda fed: untyped.compare(["fedavg"], comity.load("digits")),

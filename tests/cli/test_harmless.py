@@ -184,6 +184,9 @@ from comity.core import *
 @algorithm
 class Mine(FedAvg):
     word: str = option("a", WORDS)
+
+@accounts_for(Mine)
+class MineAccounting(Mine.accounting_class):
     def warnings(self, info): return [WORDS]
 '''
 

@@ -87,7 +87,11 @@ def test_fill_and_marks_are_those_of_the_partys_training_rows(
         return
     x = holes(seed=seed, share=share)
     data = dataset(x, official_test=torch.arange(90) % 4 == 0, mean=(1.0,), std=(2.0,))
-    fed = data.partition(spec, 3, seed, test, 0.2)
+    try:
+        fed = data.partition(spec, 3, seed, test, 0.2)
+    except UsageError as why:  # some seeds leave a party fewer samples than keep(samples=8)
+        assert "use a smaller keep" in str(why)  # noqa: PT017 - which refusal it is is the point
+        return
     gone = x.isnan().numpy()
     marked = np.flatnonzero(gone.any(0))
     normal = (x.numpy() - np.float32(1)) / np.float32(2)

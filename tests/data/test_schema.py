@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import comity
@@ -345,6 +345,13 @@ def federations(draw: st.DrawFn) -> dict[str, tuple[list[str], str, list[list[st
     max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(parties=federations())
+@example(
+    parties={
+        "north": (["sex", "flag", "age", "outcome"], ",", [["m", "0", "31", "dead"]] * 5),
+        "south": (["ward", "sex", "flag", "outcome"], ",", [["A", "m", "", "dead"]] * 5),
+        "east": (["age", "outcome"], ",", [["31", "dead"]] * 4 + [["31", "alive"]]),
+    }
+)  # a column that is empty at one party only
 def test_alone_by_schema_is_together_byte_for_byte(
     parties: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

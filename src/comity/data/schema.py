@@ -311,6 +311,10 @@ def label_texts(cells: Cells, schema: Schema) -> list[str]:
 # Several parties' descriptions.
 
 
+EMPTY = "is empty at all parties"
+"""Why a column without a value is left out."""
+
+
 def merge_schemas(parties: Mapping[str, Schema], options: ColumnOptions) -> Schema:
     """Merge the parties' schemas into one.
 
@@ -319,14 +323,28 @@ def merge_schemas(parties: Mapping[str, Schema], options: ColumnOptions) -> Sche
     """
     first, model = next(iter(parties.items()))
     left_out: dict[str, str] = {}
+    empty: dict[str, str] = {}
     for name, schema in parties.items():
         if fold_case(schema.label) != fold_case(model.label):
             raise UsageError(
                 f"The label of {name!r} is {schema.label!r} but that of {first!r} {model.label!r}:"
                 " they must agree."
             )
-        left_out = {**schema.left_out, **left_out}
-    order = dict.fromkeys(column.name for schema in parties.values() for column in schema.columns)
+        # A column that is empty at one party may have values at another.
+        empty |= {column: why for column, why in schema.left_out.items() if why == EMPTY}
+        left_out = {
+            **{column: why for column, why in schema.left_out.items() if why != EMPTY},
+            **left_out,
+        }
+    # Columns with values come first, in the parties' order: a description of one party alone does
+    # not have its empty columns, and the order must not depend on who describes them.
+    every_column = [column for schema in parties.values() for column in schema.columns]
+    order = dict.fromkeys(
+        [
+            *(column.name for column in every_column if column.kind),
+            *(column.name for column in every_column),
+        ]
+    )
     columns = [
         _merge_column(name, parties, options)
         for name in _distinct_names(order)
@@ -334,7 +352,8 @@ def merge_schemas(parties: Mapping[str, Schema], options: ColumnOptions) -> Sche
     ]
     for column in columns:
         if not column.kind:
-            left_out[column.name] = "is empty at all parties"
+            left_out[column.name] = EMPTY
+    left_out |= {name: why for name, why in empty.items() if name not in order}
     _check_option_columns(options, {column.name for column in columns} | left_out.keys(), parties)
     used = tuple(column for column in columns if column.kind)
     if not used:

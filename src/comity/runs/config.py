@@ -114,9 +114,11 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
+    algorithm: Named = Field(
+        "fedavg", description="method with optional wrappers, as in fedavg+dbe"
+    )
     data: Annotated[str, BeforeValidator(_absolute_dataset)] = Field(
-        "digits", description="dataset by name, or a user's file"
+        "digits", description="dataset name, or path to your own data"
     )
     partition: Annotated[str, BeforeValidator(_absolute_partition)] = Field(
         "auto",
@@ -186,11 +188,11 @@ class Experiment(BaseModel):
     )
     init: Literal["common", "own"] = Field(
         "common",
-        description=("initial weights: the same for all parties, or different for each party"),
+        description="initial weights: the same for all parties, or different for each party",
     )
     cut: str | None = Field(
         None,
-        description="stage after which the representation is taken; default: the model's own",
+        description="stage whose output is the representation; default: chosen by the model",
     )
     opt_state: Literal["reset", "keep"] = Field(
         "reset", description="optimizer state of the parties between rounds"
@@ -225,8 +227,8 @@ class Experiment(BaseModel):
         1,
         ge=1,
         description=(
-            "replies that make an exchange count (all, if fewer parties are called), else the round"
-            " is discarded"
+            "minimum number of replies to a call (or all, if fewer parties are called);"
+            " otherwise the round is discarded"
         ),
     )
     on_nonfinite: Literal["drop", "stop"] = Field(
@@ -242,7 +244,7 @@ class Experiment(BaseModel):
     seed: int = Field(0, ge=0, description="random seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto",
-        description=("device of the tensors; auto: a GPU if there is one (GPUs are untested)"),
+        description="device of the tensors; auto: a GPU if there is one (GPUs are untested)",
     )
     engine: Literal["auto", "loop", "process", "stacked", "ray", "flare"] = Field(
         "auto",
@@ -251,7 +253,9 @@ class Experiment(BaseModel):
             " (stacked), or on a Ray cluster; flare: at real sites, with --federation"
         ),
     )
-    workers: int | None = Field(None, ge=1, description="worker processes; default: one per core")
+    workers: int | None = Field(
+        None, ge=1, description="number of worker processes; default: one per core"
+    )
     gpus: float | None = Field(
         None,
         gt=0,
