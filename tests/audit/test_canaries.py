@@ -20,7 +20,7 @@ from comity.audit.auditing import audit_run
 from comity.audit.canaries import CANARIES, Mechanism, Step, attack
 from comity.audit.private_training import mechanism
 from comity.base.key import Key
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.privacy.accounting import gaussian_sigma
 from comity.training.descent import train
 from comity.training.requests import FitRequest, Fitted
@@ -111,7 +111,7 @@ def trained(
 ) -> Mechanism:
     """The trainer of `+dp`, as the audit of a run attacks it."""
     network = models.build("linear", (12,), 2)
-    row = Spent(
+    row = PrivacyCharge(
         1,
         "local",
         "p0",

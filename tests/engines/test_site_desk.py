@@ -410,7 +410,7 @@ LAWS: dict[str, tuple[dict[str, str], str]] = {
     "kinds": ({'kinds = ["weights", ': "kinds = ["}, "(kinds: weights)"),
     "submitters": (
         {'submitters = ["*"]': "submitters = []"},
-        "takes no orders from 'lead@comity' (submitters)",
+        "does not accept runs submitted by 'lead@comity' (submitters)",
     ),
     "rounds": ({"rounds = 1000": "rounds = 2"}, "2 rounds at most, not in 3 (rounds)"),
     "bytes": ({'bytes = "10 GB"': "bytes = 100"}, "may send 100 B (bytes)"),

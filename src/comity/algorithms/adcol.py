@@ -35,7 +35,7 @@ from comity.components.server_steps import shared_names
 from comity.components.views import SelfSupervised, probe, second_view
 from comity.core import *
 from comity.core.diagnostics import CurveByRound
-from comity.privacy.mechanisms import bounded
+from comity.privacy.mechanisms import bound_rows
 from comity.privacy.options import PrivateRows
 
 SEEN = "adcol.seen"
@@ -197,8 +197,8 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         )  # l.3-5; B.14, i and ii
         data = labelled({slot[i]: reps.z for i, reps in R.items()})
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None)
-        D = self.fitted(server, task, D, data, server.key("discriminator"), how)  # l.6-9
-        self.made_known(server, list(R), {"Game.shared"} if s.shared else set())
+        D = self.fit_on_server(server, task, D, data, server.key("discriminator"), how)  # l.6-9
+        self.charge_server(server, list(R), {"Game.shared"} if s.shared else set())
         answers = in_chunks(lambda z: task.logits(D, z), data.x)
         server.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
         for i in R:
@@ -233,7 +233,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             )  # in no batch: the representation after training
             if self.sampling < 1:
                 z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
-            return self.released(z, key.fold("noise"))
+            return self.add_row_noise(z, key.fold("noise"))
 
         z = party.represent(self.task(party), F_i, leaving)
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
@@ -278,7 +278,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         for D in judges.past:
             disc = self.discriminator(task.width, len(D["out.bias"]))
             value = value + self.mu / len(judges.past) * kl_from_uniform(
-                disc.logits(D, bounded(z, self.noise))
+                disc.logits(D, bound_rows(z, self.noise))
             )
         return value
 

@@ -18,7 +18,7 @@ from comity.audit.finding import Untried
 from comity.audit.view import View
 from comity.base.key import Key
 from comity.base.samples import Samples
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.training.descent import train
 from comity.training.requests import FitRequest, Fitted, Private
 from comity.training.settings import Training
@@ -67,7 +67,7 @@ def private_training(view: View, trainer: Trainer = train) -> Shown | Untried | 
 
 
 def mechanism(
-    row: Spent, steps: int, size: int, task: LearningTask, key: Key, trainer: Trainer = train
+    row: PrivacyCharge, steps: int, size: int, task: LearningTask, key: Key, trainer: Trainer = train
 ) -> Mechanism:
     """A trainer as a mechanism: all `steps` of a release's kind at once, on as many rows as the
     party has records.

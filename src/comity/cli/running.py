@@ -141,7 +141,7 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
     from comity.cli import screen
     from comity.measure.caveats import caveats
     from comity.measure.summary import has_diverged
-    from comity.privacy.account import guarantees
+    from comity.privacy.account import describe_guarantees
     from comity.runs.folder import RunFolder
     from comity.runs.run_metric import metric_of
 
@@ -186,7 +186,7 @@ def finish(folder: Path, summary: dict[str, Any]) -> None:
         f" {screen.size(sent['peer'])}, {summary['steps']} steps,"
         f" {screen.duration(summary['seconds']['total'])}"
     )
-    for text in guarantees(summary.get("privacy")):
+    for text in describe_guarantees(summary.get("privacy")):
         screen.out.print(text, soft_wrap=True)
     screen.show_curves({name: [folder]}, metric)
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
@@ -479,7 +479,7 @@ def tune(
 def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     """Bytes, memory, time and privacy before a run."""
     from comity.cli import screen
-    from comity.privacy.account import guarantees
+    from comity.privacy.account import describe_guarantees
     from comity.runs.build import federation_of, prepare
     from comity.studies.plan import plan as make
 
@@ -509,7 +509,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"memory beside torch itself: data {screen.size(made.data_bytes)}, party states"
         f" {screen.size(made.state_bytes)}, messages of a round {screen.size(made.message_bytes)}"
     )
-    for text in guarantees(job.planned_privacy(), always=True):
+    for text in describe_guarantees(job.planned_privacy(), always=True):
         screen.out.print(text, soft_wrap=True)
     for name, unit in (("dp", "the clipping norm"), ("ldp", "what one row or party can change")):
         if noise := job.experiment.set.get(f"{name}.noise"):

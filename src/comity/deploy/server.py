@@ -40,7 +40,7 @@ from comity.deploy.site_store import run_secret
 from comity.deploy.transport import Aborted, Transport
 from comity.errors import ComityError, UsageError
 from comity.metrics.metrics import check_fits
-from comity.privacy.solving import undecided
+from comity.runs.noise_calibration import uncalibrated_wrappers
 from comity.runs import config
 from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
@@ -221,7 +221,7 @@ def server_run_of(
     )
     common = RunContext(experiment, told)
     algorithm, info = resolve_method(common)
-    if open_ := undecided(algorithm):
+    if open_ := uncalibrated_wrappers(algorithm):
         who = open_[0]
         raise UsageError(
             f"Between sites {who}'s noise is given as a number, as in {who}(noise=1.1): comity plan"

@@ -232,7 +232,7 @@ class SiteRun:
         with all earlier runs.
         """
         if math.isfinite(policy.budget_epsilon):
-            before = [row.made() for row in given_away(self.at, self.name)]
+            before = [row.to_release() for row in given_away(self.at, self.name)]
             total = server_run.planned_releases()[number] + Counter(made for made in before if made)
             bounded = all(before) and not server_run.everybody[number].own_constants
             policy.check_epsilon(

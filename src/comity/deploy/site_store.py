@@ -25,7 +25,7 @@ from comity.core.server import Note
 from comity.engines.saved import OURS, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, CorruptedFile, UsageError
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.runs.checkpoint import to_disk, write_atomically
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
@@ -173,11 +173,11 @@ class Book:
         """
         return (call.round, call.function, call.depth, call.occurrence) in self._done
 
-    def privacy(self) -> list[Spent]:
+    def privacy(self) -> list[PrivacyCharge]:
         """All that this site has given away in the run."""
         return PRIVACY.read(self._folder)
 
-    def spend(self, rows: Sequence[Spent]) -> None:
+    def spend(self, rows: Sequence[PrivacyCharge]) -> None:
         """Something is given away."""
         if rows:
             self._add(PRIVACY, rows)
@@ -317,9 +317,9 @@ def spent(folder: Path, party: str) -> int:
     return total
 
 
-def given_away(folder: Path, but: str) -> list[Spent]:
+def given_away(folder: Path, but: str) -> list[PrivacyCharge]:
     """What this site has given away in all its runs but one."""
-    found: list[Spent] = []
+    found: list[PrivacyCharge] = []
     for path in sorted((folder / "runs").glob(f"*/{PRIVACY.name}")):
         rows = PRIVACY.salvage(path.parent)
         if rows.damaged:

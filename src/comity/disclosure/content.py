@@ -10,7 +10,7 @@ from typing import Any
 from comity.disclosure.left import INTRODUCED, Left, kinds_of, what_left
 from comity.disclosure.sources import Source
 from comity.names import display_name
-from comity.privacy.account import FROM_PARTIES, INFINITE, in_words, read_epsilon
+from comity.privacy.account import AGAINST_SERVER, INFINITE, describe_guarantee, read_epsilon
 from comity.report.blocks import Facts, Section, Table
 from comity.wire.ledger import SERVER, Charge
 
@@ -112,7 +112,7 @@ def _reasons(source: Source) -> list[str]:
     rows = [
         row
         for row in source.spent
-        if row.call == INTRODUCED and row.against == FROM_PARTIES and row.made() is None
+        if row.call == INTRODUCED and row.against == AGAINST_SERVER and row.to_release() is None
     ]
     return [row.release for row in rows]
 
@@ -225,14 +225,14 @@ def _guaranteed(source: Source, left: list[Left]) -> Section:
     epsilon = _epsilon(source, left)
     bare = [*dict.fromkeys(one.display_name for one in _bare(left)), *_reasons(source)]
     own = {**told, "epsilon": INFINITE if math.isinf(epsilon) else epsilon, "unprotected": bare}
-    section.say(_capital(f"against the server, and whoever reads along: {in_words(own)}."), "lead")
+    section.say(_capital(f"against the server, and whoever reads along: {describe_guarantee(own)}."), "lead")
     if not math.isinf(epsilon) and told["unit"]:
         section.say(_plainly(epsilon, told))
     if trusted := told["trusted_server"]:
         theirs = read_epsilon(trusted["parties"].get(source.party, 0.0))
         own = {**trusted, "epsilon": trusted["parties"].get(source.party, 0.0)}
         section.say(
-            f"Against the other parties, if the server is trusted: {in_words(own)}.", "lead"
+            f"Against the other parties, if the server is trusted: {describe_guarantee(own)}.", "lead"
         )
         if not math.isinf(theirs) and trusted["unit"]:
             section.say(_plainly(theirs, trusted))

@@ -19,7 +19,7 @@ from comity.core.validate import shapes_on_wire
 from comity.core.wrapper import chain
 from comity.disclosure.sources import Source, to_server
 from comity.disclosure.words import KINDS, Behind, Meaning, meaning
-from comity.privacy.account import FROM_PARTIES, FROM_SERVER, Spent
+from comity.privacy.account import AGAINST_SERVER, AGAINST_PARTIES, PrivacyCharge
 from comity.training.task import LearningTask
 from comity.wire.ledger import Charge
 
@@ -104,7 +104,7 @@ def _sent_by_works(source: Source) -> list[Left]:
         )
     known = {(function, name) for function in names for name in _declared(source, function)}
     others = {
-        (row.call, name): None for row in _against(source, FROM_PARTIES) for name in _names(row)
+        (row.call, name): None for row in _against(source, AGAINST_SERVER) for name in _names(row)
     }
     for function, name in others:
         if (function, name) not in known and function != INTRODUCED:
@@ -127,7 +127,7 @@ def _message(
     """
     noted = {
         name
-        for row in _against(source, FROM_PARTIES)
+        for row in _against(source, AGAINST_SERVER)
         if row.call == function
         for name in _names(row)
     }
@@ -226,13 +226,13 @@ def _sealed_rows(source: Source, function: str, sealing: list[str]) -> list[Char
     )
 
 
-def _against(source: Source, whom: str) -> list[Spent]:
+def _against(source: Source, whom: str) -> list[PrivacyCharge]:
     return [row for row in source.spent if row.against == whom]
 
 
-def _names(row: Spent) -> list[str]:
+def _names(row: PrivacyCharge) -> list[str]:
     """The fields of a row of privacy.csv: a release may be of several."""
-    return [row.release] if row.made() is None else row.release.split(", ")
+    return [row.release] if row.to_release() is None else row.release.split(", ")
 
 
 def _releases(source: Source, function: str) -> dict[str, Any]:
@@ -252,11 +252,11 @@ def _tells_nothing(source: Source, function: str, name: str) -> bool:
 
 
 def _protection(
-    source: Source, works: Sequence[str], name: str, whom: str = FROM_PARTIES
+    source: Source, works: Sequence[str], name: str, whom: str = AGAINST_SERVER
 ) -> tuple[str, bool]:
     """What protects a field that works send, in words, and whether nothing does."""
     rows = [row for row in _against(source, whom) if row.call in works and name in _names(row)]
-    if any(row.made() is None or not row.noise for row in rows):
+    if any(row.to_release() is None or not row.noise for row in rows):
         return NOTHING, True
     if rows:
         return behind_noise(rows), False
@@ -268,9 +268,9 @@ def _protection(
     return "nothing that the run's account knows of", True
 
 
-def behind_noise(rows: Sequence[Spent]) -> str:
+def behind_noise(rows: Sequence[PrivacyCharge]) -> str:
     """The noise of some rows of privacy.csv, in words: a sentence for each kind of it."""
-    kinds: dict[tuple[object, ...], list[Spent]] = {}
+    kinds: dict[tuple[object, ...], list[PrivacyCharge]] = {}
     for row in rows:
         kinds.setdefault(
             (row.mechanism, row.unit, row.neighbours, row.rate, row.drawn_of, row.release), []
@@ -278,7 +278,7 @@ def behind_noise(rows: Sequence[Spent]) -> str:
     return ". And ".join(map(_one_kind, kinds.values()))
 
 
-def _one_kind(rows: Sequence[Spent]) -> str:
+def _one_kind(rows: Sequence[PrivacyCharge]) -> str:
     first = rows[0]
     several = len(_names(first)) > 1
     once = f". One noise for {first.release} together, counted once" if several else ""
@@ -407,9 +407,9 @@ def _made_known(source: Source) -> list[Left]:
     """What the server makes known of what it got, where it adds noise itself."""
     found = []
     for name in dict.fromkeys(
-        name for row in _against(source, FROM_SERVER) for name in _names(row)
+        name for row in _against(source, AGAINST_PARTIES) for name in _names(row)
     ):
-        protection, open_ = _protection(source, ["server"], name, FROM_SERVER)
+        protection, open_ = _protection(source, ["server"], name, AGAINST_PARTIES)
         words = f"made by the server of all parties' values: {meaning('server', name).words}"
         route = "from the server to all parties: the server itself gets the value above"
         known = _records(source, "training")

@@ -14,7 +14,7 @@ from comity.checksums import without_crc
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
 from comity.models import OwnModel
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
 from comity.runs.run import reopen
@@ -37,7 +37,7 @@ class Source:
     summary: dict[str, Any]
     sent: list[Charge]
     """All that left the party."""
-    spent: list[Spent]
+    spent: list[PrivacyCharge]
     """What that gave away."""
     audit: dict[str, Any] | None
     """What an audit found of this run, if there was one."""

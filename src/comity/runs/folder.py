@@ -48,7 +48,7 @@ from comity.runs.tables import (
     Timing,
     Writer,
 )
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 
 R = TypeVar("R")
 CONFIG = "config.toml"
@@ -317,7 +317,7 @@ class RunFolder:
         """
         return self._rows(ABSENCES) if self._written(ABSENCES) else []
 
-    def read_privacy(self) -> list[Spent]:
+    def read_privacy(self) -> list[PrivacyCharge]:
         """All rows of privacy.csv; none if nothing left a party, or if the run is of a version that
         had no such table.
         """

@@ -36,7 +36,7 @@ from comity.runs.server_run import Progress, ServerRun
 from comity.runs.tables import ABSENCES, LEDGER, METRICS, PRIVACY, TIMING, Writer
 from comity.measure import summarise
 from comity.measure.memory import peak_memory
-from comity.privacy.account import Account, BudgetSpent
+from comity.privacy.account import Account, BudgetExceeded
 from comity.track import Trackers
 
 UNCHECKED = (
@@ -348,9 +348,9 @@ class _Rounds:
                     f"What the server made of the replies in round {self.server.round} is not"
                     " finite."
                 )
-        except (NoReplies, BudgetSpent) as why:
+        except (NoReplies, BudgetExceeded) as why:
             self._engine.settle(self.server.undo())
-            if isinstance(why, BudgetSpent):
+            if isinstance(why, BudgetExceeded):
                 self._end_here()
             self.server.note("silence", 1.0)
             self._discarded[self.server.round] = str(why)

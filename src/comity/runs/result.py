@@ -22,7 +22,7 @@ from comity.runs.checkpoint import Checkpoints
 from comity.runs.folder import RunFolder
 from comity.frames import frame
 from comity.notebook.html import page, sentences
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 
 if TYPE_CHECKING:
     import pandas
@@ -165,7 +165,7 @@ class Result:
         return self._there().read_ledger()
 
     @cached_property
-    def privacy(self) -> list[Spent]:
+    def privacy(self) -> list[PrivacyCharge]:
         """Rows of privacy.csv: what left parties behind which noise, and what without any;
         `summary["privacy"]` adds it up.
         """

@@ -29,16 +29,16 @@ from comity.runs.context import PartyInfo, RunContext
 from comity.runs.party_side import training_of
 from comity.runs.planned_absences import PlannedAbsences
 from comity.names import display_name
-from comity.privacy.account import Account, block, planned
+from comity.privacy.account import Account, guarantee, plan_releases
 from comity.privacy.budget import Budget
 from comity.privacy.composition import weakest_unit
 from comity.privacy.options import TRAINED_OPENLY
-from comity.privacy.solving import (
+from comity.runs.noise_calibration import (
+    calibrate_noise,
     check_budget,
-    noise_for,
     server_release,
-    undecided,
-    unprotected,
+    uncalibrated_wrappers,
+    unprotected_fields,
     with_noise,
 )
 
@@ -299,7 +299,7 @@ class ServerRun:
     ) -> dict[int, Counter[Release]]:
         """What each party will release in all rounds; with another method, if that is given."""
         rounds = Counter(i for drawn in self._cohorts for i in drawn)
-        return planned(algorithm or self.algorithm, self.asked, self.info.parties, rounds)
+        return plan_releases(algorithm or self.algorithm, self.asked, self.info.parties, rounds)
 
     def planned_by_server(
         self, algorithm: AnyAlgorithm | None = None
@@ -326,7 +326,7 @@ class ServerRun:
 
         bare = {
             (function, name): set(self.info.names)
-            for name, function in unprotected(self.algorithm, self.asked(0))
+            for name, function in unprotected_fields(self.algorithm, self.asked(0))
         }
         plans = self.planned_releases()
         if own := {
@@ -336,8 +336,8 @@ class ServerRun:
         }:
             bare["introduce", OWN_CONSTANTS] = own
         trusted = named(self.planned_by_server())
-        found = block(named(plans), bare, self.budget)
-        return found | {"trusted_server": block(trusted, {}, self.budget) if trusted else None}
+        found = guarantee(named(plans), bare, self.budget)
+        return found | {"trusted_server": guarantee(trusted, {}, self.budget) if trusted else None}
 
     def noise(self) -> float | None:
         """The noise that the budget asks for, where the method leaves it open; None where it does
@@ -358,7 +358,7 @@ class ServerRun:
                 " that one record moves what all others are. Use data whose schema has fixed"
                 " constants."
             )
-        if not undecided(self.algorithm):
+        if not uncalibrated_wrappers(self.algorithm):
             return None
 
         def plans(algorithm: AnyAlgorithm) -> list[Counter[Release]]:
@@ -367,7 +367,7 @@ class ServerRun:
                 *self.planned_by_server(algorithm).values(),
             ]
 
-        return noise_for(self.algorithm, self.budget, plans)
+        return calibrate_noise(self.algorithm, self.budget, plans)
 
     def with_noise(self) -> tuple[Experiment, AnyAlgorithm]:
         """The settings and the method with as much noise as the budget asks for, to be written down
@@ -375,7 +375,7 @@ class ServerRun:
         """
         if (noise := self.noise()) is None:
             return self.experiment, self.algorithm
-        found = {f"{name}.noise": noise for name in undecided(self.algorithm)}
+        found = {f"{name}.noise": noise for name in uncalibrated_wrappers(self.algorithm)}
         others = {
             name: value
             for name, value in self.experiment.set.items()

@@ -22,7 +22,7 @@ from comity.wire.ledger import Charge
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 
 R = TypeVar("R")
 BLOCK = 1 << 20
@@ -119,7 +119,7 @@ def _timing(cells: Sequence[str]) -> Timing:
     return Timing(int(cells[0]), float(cells[1]), float(cells[2]), float(cells[3]), int(cells[4]))
 
 
-def _spent(cells: Sequence[str]) -> Spent:
+def _spent(cells: Sequence[str]) -> PrivacyCharge:
     kinds = (
         int,
         str,
@@ -139,7 +139,7 @@ def _spent(cells: Sequence[str]) -> Spent:
         int,
     )
     made: list[Any] = [kind(cell) for kind, cell in zip(kinds, cells, strict=True)]
-    return Spent(*made)
+    return PrivacyCharge(*made)
 
 
 def _absence(cells: Sequence[str]) -> Absence:
@@ -152,7 +152,7 @@ METRICS = Table("metrics.csv", Note._fields, _note)
 LEDGER = Table("ledger.csv", Charge._fields, _charge)
 TIMING = Table("timing.csv", Timing._fields, _timing)
 ABSENCES = Table("absences.csv", Absence._fields, _absence, seldom=True)
-PRIVACY = Table("privacy.csv", Spent._fields, _spent, seldom=True)
+PRIVACY = Table("privacy.csv", PrivacyCharge._fields, _spent, seldom=True)
 TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES, PRIVACY)
 
 

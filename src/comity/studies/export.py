@@ -32,7 +32,7 @@ from comity.measure.summary import blocks
 from comity.metrics.metrics import ACCURACY, METRICS
 from comity.models.low_rank import LowRank, without_factors
 from comity.names import display_name
-from comity.privacy.account import account_of
+from comity.privacy.account import describe_party_guarantee
 from comity.runs.checkpoint import write_atomically
 from comity.runs.result import Deployed, Result
 from comity.runs.trust import check, code_in, mark
@@ -108,7 +108,7 @@ def export(result: Result, party: str, out: Path) -> list[str]:
         "seed": how.seed, "train_samples": len(federation.parties[party].train),
         "test_accuracy": judged.get(ACCURACY.name), "metric": metric.name, "test_figures": judged,
         "test_samples": len(federation.parties[party].test), "label": federation.schema.label if federation.schema else "",
-        "privacy": account_of(result.summary, party),
+        "privacy": describe_party_guarantee(result.summary, party),
         "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
     }  # fmt: skip
     network = deployed.task.network
