@@ -37,7 +37,7 @@ EXPLAINED = (
     "over SOLO:",
     "Points of",
 )  # what the columns of a comparison mean: docs/compare.md says it, too
-JOB = re.compile(r"^ordered as \S+ from")
+JOB = re.compile(r"^submitted as \S+ to")
 WIDTH = 120
 COMITY = [sys.executable, "-m", "comity.cli"]
 
@@ -122,7 +122,7 @@ class Demo:
         """One site changes its law, for the sake of the check at the end."""
         policy = self.folder / "switzerland" / "site.toml"
         text = policy.read_text(encoding="utf-8")
-        policy.write_text(text.replace("records = 10 ", "records = 9  "), encoding="utf-8")
+        policy.write_text(text.replace("records = 10\n", "records = 9\n"), encoding="utf-8")
         say(
             "switzerland",
             "writes records = 9 into site.toml: else the figure of its 9 validation patients would"
@@ -173,7 +173,7 @@ class Demo:
             try:
                 for line in run.stdout:
                     if not line.startswith(EXPLAINED):
-                        say("", JOB.sub("ordered from", line.rstrip()))
+                        say("", JOB.sub("submitted to", line.rstrip()))
             except BaseException:
                 run.terminate()  # or it would be waited for: `disturb` goes on as long as it does
                 raise

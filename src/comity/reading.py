@@ -150,7 +150,7 @@ def disclose(
                 "The folder of this run is temporary, and its page would go with it: say where,"
                 " with out='folder'."
             )
-        return write(what.folder, party, place, made=what.job, trust=trust)
+        return write(what.folder, party, place, server_run=what.job, trust=trust)
     if not isinstance(what, str | Path):
         raise UsageError(
             "What left a party is told of one run, by its folder or result, not of a"

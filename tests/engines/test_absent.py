@@ -344,7 +344,11 @@ def test_absences_at_random_are_the_seeds(tmp_path: Path) -> None:
         (["east,1,2"], "party,round,when", "needs the columns party and round"),
         (["east"], "party,round", "the cells do not match the columns"),
         (["east,1,,,"], "party,round", "the cells do not match the columns"),
-        (["east,1,,-3,"], "party,round,call,occurrence,how", "an occurrence is a whole number, not '-3'"),
+        (
+            ["east,1,,-3,"],
+            "party,round,call,occurrence,how",
+            "an occurrence is a whole number, not '-3'",
+        ),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(

@@ -246,7 +246,10 @@ def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) ->
 
 def test_a_lost_reply_in_a_pilot_does_not_stay(tmp_path: Path) -> None:
     absent = plan(
-        tmp_path, "north,0,local,lost,3", "west,0,judge,lost,0", heads="party,round,call,how,occurrence"
+        tmp_path,
+        "north,0,local,lost,3",
+        "west,0,judge,lost,0",
+        heads="party,round,call,how,occurrence",
     )
     result = run(f"scaffold+dbe({AUTO})", tmp_path / "run", absent=absent)
     fixed = run(f"scaffold+dbe(kappa={chosen(result)})", tmp_path / "fixed")

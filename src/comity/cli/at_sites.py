@@ -96,7 +96,7 @@ def _followed(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:
     from comity.cli import screen
     from comity.cli.tail import Followed
 
-    ordered.told = lambda text: screen.out.print(text, soft_wrap=True)
+    ordered.report_progress = lambda text: screen.out.print(text, soft_wrap=True)
     course = Followed(ordered.folder.path)
     shown = -1
 
@@ -128,7 +128,7 @@ def compare_sites(
     """A comparison at the sites of a federation."""
     from comity.cli import screen
     from comity.cli.running import show_answers, show_comparison
-    from comity.deploy import comparing
+    from comity.deploy import comparison
     from comity.runs.folder import RunFolder
     from comity.studies.compare import SOLO, run_folder
 
@@ -145,7 +145,7 @@ def compare_sites(
         return summary
 
     with resumable(f"the same command and --out {folder}"):
-        made = comparing.compare_sites(federation, base, algos, seeds, folder, one, deadline, wait)
+        made = comparison.compare_sites(federation, base, algos, seeds, folder, one, deadline, wait)
     show_comparison(
         made.rows, RunFolder(run_folder(folder, SOLO, seeds[0])).read_experiment(), len(seeds)
     )

@@ -101,7 +101,7 @@ def join(
     from comity.data.party_files import stem
     from comity.data.preparation import Schema, Unusable
     from comity.deploy import policy
-    from comity.deploy.data import bring
+    from comity.deploy.data import import_site_data
     from comity.deploy.flare import startup_kits
 
     asked = startup_kits.Invite.load(invite)
@@ -118,7 +118,7 @@ def join(
         if told:
             agreed = folder / "schema.json"
             Schema.of(told).write(agreed)
-        made = bring(data, folder / "data", agreed, classes)
+        made = import_site_data(data, folder / "data", agreed, classes)
         policy.write(folder, display_name, "data")
         request = startup_kits.join(asked, display_name, folder)
     except (Exception, KeyboardInterrupt) as why:
@@ -140,7 +140,7 @@ def join(
     )
     screen.out.print(
         "If asked by telephone, its key is"
-        f" {startup_kits.requested(sent).get('public_key_sha256')}",
+        f" {startup_kits.read_request(sent).get('public_key_sha256')}",
         soft_wrap=True,
     )
 
@@ -161,7 +161,7 @@ def approve(
 
     if not (federation / startup_kits.ROOT).is_dir():
         raise UsageError(f"{federation} is no operator's folder: name it with --federation.")
-    asked = startup_kits.requested(request)
+    asked = startup_kits.read_request(request)
     signed = startup_kits.approve(
         federation, request, Path(request.name.removesuffix(".request.zip") + ".signed.zip"), again
     )
@@ -253,20 +253,20 @@ def check(site: Site = Path()) -> None:
     the server.
     """
     from comity.cli import screen
-    from comity.deploy.data import own_federation
+    from comity.deploy.data import site_federation
     from comity.deploy.flare import needs_flare
     from comity.deploy.flare.processes import running
     from comity.deploy.handler import KIT
     from comity.deploy.key_exchange import Identity
     from comity.deploy.policy import SitePolicy
-    from comity.deploy.site_store import spent
+    from comity.deploy.site_store import bytes_sent
     from comity.metrics.metrics import ACCURACY
     from comity.runs.config import Experiment
     from comity.runs.context import PartyInfo
 
     needs_flare()
     policy = SitePolicy.read(site)
-    own = own_federation(policy.name, policy.data, Experiment())
+    own = site_federation(policy.name, policy.data, Experiment())
     said = PartyInfo.of(own.parties[policy.name], own.classes, ACCURACY, counts=policy.class_counts)
     screen.out.print(
         f"data: {said.train + said.validation + said.test} samples of shape"
@@ -283,7 +283,7 @@ def check(site: Site = Path()) -> None:
     methods = f"methods {', '.join(policy.methods)}, never {', '.join(policy.never)}"
     screen.out.print(f"law: {methods}; may leave: {', '.join(policy.kinds)}", soft_wrap=True)
     screen.out.print(
-        f"sent so far: {size(spent(site, policy.name))} of {size(policy.budget_bytes)}"
+        f"sent so far: {size(bytes_sent(site, policy.name))} of {size(policy.budget_bytes)}"
     )
     host, port = _server_of(site / KIT)
     try:
@@ -329,7 +329,7 @@ def report(site: Site = Path()) -> None:
     """
     from comity.cli import screen
     from comity.deploy.policy import SitePolicy
-    from comity.deploy.site_store import Book, runs_of, spent
+    from comity.deploy.site_store import SiteTables, bytes_sent, runs_of
     from comity.names import display_name
 
     policy = SitePolicy.read(site)
@@ -342,11 +342,11 @@ def report(site: Site = Path()) -> None:
         method = display_name(run.read_experiment().algorithm)
         rounds = str(summary["rounds"]) if summary else "not finished"
         rows.append(
-            [run.path.name, method, rounds, size(Book(run.path, policy.name).sent), figure, model]
+            [run.path.name, method, rounds, size(SiteTables(run.path, policy.name).sent), figure, model]
         )
     if not rows:
         raise UsageError(f"{site} has taken part in no run yet.")
-    title = f"{policy.name}: {size(spent(site, policy.name))} sent in all"
+    title = f"{policy.name}: {size(bytes_sent(site, policy.name))} sent in all"
     screen.table(["run", "method", "rounds", "sent", "figure", "model"], rows, title)
     screen.note(
         "sent: all that left this site, evaluation too. figure: by the run's own metric, on this"
@@ -370,7 +370,7 @@ def measure(
     leaves.
     """
     from comity.cli import screen
-    from comity.deploy.afterwards import measure as measured
+    from comity.deploy.site_results import measure as measured
     from comity.deploy.site_store import runs_of
     from comity.measure import conventions, mdl
 
@@ -382,7 +382,7 @@ def measure(
         raise unknown(f"run of {site} called", name, known)
     folder = known[name]
     found = measured(
-        site, folder, listed(layers), samples, mdl=mdl.FULL if full else mdl.CHEAP, told=measuring
+        site, folder, listed(layers), samples, mdl=mdl.FULL if full else mdl.CHEAP, report_progress=measuring
     )
     found |= {"accuracy": conventions.of_party(folder.path, found["party"])}
     folder.write_measures(found)

@@ -107,12 +107,12 @@ def resume(
     what it would have been.
     """
     from comity.cli import screen
-    from comity.deploy.job_submission import SubmittedJob, was_ordered
+    from comity.deploy.job_submission import SubmittedJob, was_submitted
     from comity.runs.extend import ask_for
     from comity.runs.folder import RunFolder
     from comity.runs.run import reopen, resume_in
 
-    if was_ordered(run_dir):
+    if was_submitted(run_dir):
         conduct(SubmittedJob.read(run_dir), run_dir)
         return
     begun = RunFolder(run_dir)

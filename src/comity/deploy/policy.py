@@ -47,8 +47,8 @@ export = true
 # whose name begins with fedavg.
 methods = ["*"]
 
-# Methods that never run. Options in parentheses forbid only this setting of a method. These two send
-# samples.
+# Methods that never run. Options in parentheses forbid only this setting of a method. These two
+# send samples.
 never = ["centralized", "fed-sps(mode=samples)"]
 
 # Kinds of values that may leave the site. Other kinds are "class counts" and "samples".
@@ -234,7 +234,7 @@ class SitePolicy:
 
 
 def _rules(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """All rules of the file by their field of `SitePolicy`. Each must be in its table of the file."""
+    """The rules of the file by their field of `SitePolicy`. Each must be in its table."""
     known = {f.name for f in fields(SitePolicy)}
     budget = {name for name in known if name.startswith(BUDGET)}
     top_level = {"name", "data", "export"}

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comity.disclosure.content import Page
 from comity.report.blocks import Table, Text
@@ -45,10 +45,9 @@ class Sheets:
         """Distance from the top of the sheet to where the next line begins."""
         self.missing: dict[str, None] = {}
         """The letters that no font has, in the order in which they occurred."""
+        fonts: Any = self.document.fonts
         self._letters = {
-            style: set[int]().union(
-                *(getattr(self.document.fonts[f"{family}{style}"], "cmap") for family in FONTS)
-            )
+            style: set[int]().union(*(fonts[f"{family}{style}"].cmap for family in FONTS))
             for style in ("", "B")
         }
         """By style: the code points that at least one font has."""

@@ -124,7 +124,7 @@ def _event(release: Release) -> Any:
 
 
 def _renyi(history: History, delta: float) -> float:
-    """Rényi accounting over integer orders. If all noise is Laplace noise, the result is never above
+    """Rényi accounting over integer orders. If all noise is Laplace noise, the result is at most
     the sum of the pure ε.
     """
     if any(release.multiplier == 0 for release in history):
