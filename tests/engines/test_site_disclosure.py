@@ -59,8 +59,8 @@ def test_a_site_and_its_server_tell_the_same_of_it(method: str, field: str, site
     if (
         method == "fed-sps"
     ):  # a site charges parcels to the work that seals them, so that it can tell them apart
-        assert "which this ledger does not tell apart" in pages[server]
-        assert "which this ledger does not tell apart" not in pages[home]
+        assert "which this ledger does not separate" in pages[server]
+        assert "which this ledger does not separate" not in pages[home]
 
 
 def test_a_site_knows_nothing_of_others(sites: Sites) -> None:

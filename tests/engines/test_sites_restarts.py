@@ -169,7 +169,7 @@ def works_of(*rounds: int) -> Callable[[Any], bool]:
     return lambda head: isinstance(head, RunCall) and head.call[2] in rounds
 
 
-@pytest.mark.sweep("fed-sps-lost", "fedavg+dbe-dead", "scaffold-dead")
+@pytest.mark.sweep("fed-sps-lost", "fedavg+dbe-offline", "scaffold-offline")
 @pytest.mark.parametrize("how", ["lost", "offline"])
 @pytest.mark.parametrize("method", MISSED)
 def test_lost_replies_and_dead_sites(method: str, how: str, sites: Sites) -> None:

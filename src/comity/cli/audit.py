@@ -43,7 +43,7 @@ def audit(
     )
     screen.note(READING)
     for one in found:
-        for text in one.says:
+        for text in one.sentences:
             screen.say(text)
     screen.say(CANNOT)
     screen.out.print(f"Written to {folder / JSON}; see {folder / PAGE}", soft_wrap=True)
