@@ -23,6 +23,7 @@ check: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 # The tests marked quick, within a minute. Naming the places spares looking for tests elsewhere.
 QUICK := tests/core tests/docs tests/equations tests/golden tests/cli/test_contracts.py tests/cli/test_version.py \

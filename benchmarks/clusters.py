@@ -22,7 +22,7 @@ from comity.core.aggregate import Averaging
 from comity.engines.engine import Engine
 from comity.engines.ray_cluster import ADDRESS, LOCAL
 from comity.engines.ray_engine import RayEngine
-from comity.engines.workers import WorkerMessage
+from comity.engines.workers import WorkerReply
 from comity.runs import config
 from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.evaluation import evaluate
@@ -42,12 +42,12 @@ class Counting(RayEngine):
 
     sent = 0
 
-    def _heard(self, message: Any) -> WorkerMessage:
+    def _receive(self, message: Any) -> WorkerReply:
         import ray
 
         header, bundle = ray.get(message)
         self.sent += len(header) + bundle.nbytes
-        return super()._heard(message)
+        return super()._receive(message)
 
 
 def sums(counts: list[int], rounds: int) -> None:
@@ -179,7 +179,7 @@ class Running:
         self.server.begin(self.t)
         self.server.open()
         self.state = self.job.algorithm.round(self.state, self.server, self.t)
-        self.engine.settle(self.server.settle())
+        self.engine.commit(self.server.settle())
         self.server.ledger.take()
         return time.perf_counter() - begin
 

@@ -18,10 +18,10 @@ import random
 
 import torch
 
-from comity.measure.gain import Gain, drawn_again
+from comity.measure.gain import Gain, bootstrap_gain
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS
-from comity.studies.party_verdicts import over_seeds
+from comity.studies.party_verdicts import combine_seeds
 
 BEFORE, NOW = 0.8, 1.2  # by how much the classes lie apart in each model's scores
 SHARED = 0.7  # of a sample's noise is the same for both models
@@ -51,7 +51,7 @@ def over_several_seeds(trials: int) -> None:
             for _ in range(trials):
                 same = draw.gauss(0, samples)
                 each = [same + draw.gauss(0, training) for _ in range(seeds)]
-                found = over_seeds([Gain("p", g, g, g, g, samples) for g in each], methods=1)
+                found = combine_seeds([Gain("p", g, g, g, g, samples) for g in each], methods=1)
                 held += found.low <= 0 <= found.high
             print(
                 f"{seeds} seeds, samples {samples:.2f}, training {training:.2f}: held in"
@@ -74,7 +74,9 @@ def main() -> None:
         ]
         true = figures[0] - figures[1]
         for each in (5, 10, 30, 100):
-            found = [drawn_again(f"p{k}", *drawn(each, draw), metric) for k in range(args.trials)]
+            found = [
+                bootstrap_gain(f"p{k}", *drawn(each, draw), metric) for k in range(args.trials)
+            ]
             held = [gain.low <= true <= gain.high for gain in found if gain is not None]
             width = sum(gain.high - gain.low for gain in found if gain is not None) / max(
                 1, len(held)

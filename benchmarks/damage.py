@@ -223,7 +223,7 @@ def resumed(run: Path, known: Path) -> Try:
         found = {name: said for name, said in found.items() if "checkpoints" not in name}
     return Try(
         ended.code,
-        [found, _plain(ended.out.partition("Caution")[0], run)],
+        [found, _plain(ended.out.partition("Warning")[0], run)],
         ended.err + _cautions(ended.out),
     )
 
@@ -295,7 +295,7 @@ def _plain(text: str, root: Path) -> str:
 
 
 def _cautions(text: str) -> str:
-    return "".join(re.findall("Caution: .*", text))
+    return "".join(re.findall("Warning: .*", text))
 
 
 COMMANDS: dict[str, Callable[[Path, Path], Try]] = {

@@ -1,11 +1,14 @@
 #!/bin/sh
-# The demo: three federations, one question each time. Does collaborating help, whom, and at what cost?
+# The demo asks three federations the same question: does collaborating help, whom, and at what cost?
 #
-# The settings were chosen by what federations look like, before anybody looked at who wins. Hospitals: real ones, all four. Few labels:
-# many sites, each of which has labelled 25 samples, some more of one class than of another (Dirichlet 1). Sensors: sites in pairs
-# with the same kind of sensor, 50 labelled samples each. Networks, rounds and step sizes are the same for all methods, methods'
-# own constants are their papers'; but with many sites Fed-SPS asks 4 peers a round, as nobody asks everybody. To fit two minutes, rounds
-# were cut afterwards (40 to 30 in the second) and the dearest two methods left out of the third: `make five` has them, with three seeds.
+# The settings were chosen to resemble real federations, before anybody looked at who wins:
+# - Hospitals: four real ones.
+# - Few labels: many sites with 25 labelled samples each, with label skew (Dirichlet 1).
+# - Sensors: pairs of sites with the same kind of sensor, with 50 labelled samples each.
+# Networks, rounds and step sizes are the same for all methods. Other constants are those of the papers. With
+# many sites Fed-SPS asks only 4 peers a round, because asking all peers would not scale. To fit two minutes,
+# rounds were cut afterwards (40 to 30 in the second), and the two most expensive methods were left out of the
+# third. `make five` has them, with three seeds.
 #
 # Usage: sh examples/demo.sh [path of the comity command]
 set -eu

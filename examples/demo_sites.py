@@ -1,11 +1,11 @@
-"""The demo of a run between sites: four hospitals, a server without data, and one hospital that is
-killed on the way.
+"""Demo of a run between sites: four hospitals and a server without data; one hospital is killed
+during the run.
 
-Server and sites are processes of their own on this machine, with certificates of their own, and
-talk over mutual TLS. All that is typed stands on the screen. Whatever happens, every process that
-was started here is ended, by its id.
+The server and the sites are separate processes on this machine. Each has its own certificate, and
+they communicate over mutual TLS. The screen shows every command. At the end, also after an error,
+the demo ends every process that it started, by its id.
 
-Usage: python examples/demo_sites.py [folder, which is made; demo-sites unless told]
+Usage: python examples/demo_sites.py [folder; it is created, default: demo-sites]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,51 +31,51 @@ SITES = ("cleveland", "hungarian", "switzerland", "long-beach")
 KILLED = "hungarian"
 METHOD, ROUNDS = "fedavg+dbe", 40
 SETTINGS = ["--rounds", str(ROUNDS), "--model", "mlp2(width=32)", "--metric", "auc"]
-FIRST, AWAY = 8, 2  # rounds before the kill, and rounds that it misses at least
-DEADLINE = "30"  # seconds; the first request after the kill takes so long
-EXPLAINED = (
-    "over SOLO:",
-    "Points of",
-)  # what the columns of a comparison mean: docs/compare.md says it, too
+FIRST, AWAY = 8, 2  # rounds before the kill, and the least number of rounds that the site misses
+DEADLINE = "30"  # seconds; the first request after the kill waits that long
+# Lines that explain the columns of a comparison are left out: docs/compare.md explains them.
+EXPLANATIONS = ("over SOLO:", "Points of")
 JOB = re.compile(r"^submitted as \S+ to")
 WIDTH = 120
 COMITY = [sys.executable, "-m", "comity.cli"]
 
 
 class Demo:
-    """One showing, in a folder of its own."""
+    """One demo, in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.started: dict[str, subprocess.Popen[str]] = {}
+        self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def show(self) -> None:
-        """All of it, in order."""
+        """Run all steps in order."""
         title("Four hospitals learn together, and no patient's record moves.")
-        fingerprint = self.found()
-        with ThreadPoolExecutor(2) as both:
+        fingerprint = self.create_federation()
+        with ThreadPoolExecutor(2) as pool:
             list(
-                both.map(lambda site: self.joined(site, fingerprint, aloud=site == SITES[0]), SITES)
+                pool.map(
+                    lambda site: self.add_site(site, fingerprint, aloud=site == SITES[0]), SITES
+                )
             )
         say("", f"... and so do {', '.join(SITES[1:-1])} and {SITES[-1]}")
-        self.at_ease()
+        self.relax_policy()
         title(
             f"Server and sites start; the researcher compares {METHOD} with training alone;"
-            f" {KILLED} is killed on the way."
+            f" {KILLED} is killed during the run."
         )
-        self.starting()
-        run = self.ordered()
+        self.start_all()
+        run = self.order_runs()
         title(
-            f"At {KILLED}, where its patients, its model and which of its patients were judged"
-            " rightly have stayed"
+            f"At {KILLED}: its records, its model and its per-patient test outcomes have stayed"
+            " there"
         )
-        self.at_home(run)
+        self.show_site_results(run)
         title("The same on one machine, with the data pooled and the same absences")
-        self.checked(run)
+        self.compare_with_loop(run)
 
-    def found(self) -> str:
-        """The operator's part: the agreed columns, and the federation; its fingerprint."""
-        self.comity("", "data", "deal", "--data", "heart", "--out", "hospitals")
+    def create_federation(self) -> str:
+        """Agree on columns and create the federation, as its operator. Return its fingerprint."""
+        self.comity("", "data", "split", "--data", "heart", "--out", "hospitals")
         (self.folder / "hospitals" / "va_long_beach.csv").rename(
             self.folder / "hospitals" / "long-beach.csv"
         )
@@ -91,10 +91,10 @@ class Demo:
             "--out",
             "schema.json",
         )
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
-        told = self.comity(
+        with socket.socket() as unused:
+            unused.bind(("localhost", 0))
+            port = unused.getsockname()[1]
+        lines = self.comity(
             "operator",
             "deploy",
             "init",
@@ -104,55 +104,59 @@ class Demo:
             "--schema",
             "schema.json",
         )
-        say("", short(told[-1]))
-        return told[-1]
+        fingerprint = lines[-1]
+        say("", short(fingerprint))
+        return fingerprint
 
-    def joined(self, site: str, fingerprint: str, aloud: bool) -> None:
-        """A site asks, the operator signs, the site checks whose signature it is."""
+    def add_site(self, site: str, fingerprint: str, aloud: bool) -> None:
+        """Request to join as a site, sign as the operator, check the signature as the site.
+
+        The commands are shown on the screen if `aloud`.
+        """
         operator, owner = ("operator", site) if aloud else ("", "")
-        told = self.comity(
+        lines = self.comity(
             owner, "deploy", "join", "hub/invite.json", "--data", f"hospitals/{site}.csv"
         )
         if aloud:
-            say("", next(text for text in told if "stay there" in text))
+            say("", next(text for text in lines if "stay there" in text))
         self.comity(operator, "deploy", "approve", f"{site}.request.zip", "--federation", "hub")
         self.comity(owner, "deploy", "accept", f"{site}.signed.zip", "--fingerprint", fingerprint)
 
-    def at_ease(self) -> None:
-        """One site changes its law, for the sake of the check at the end."""
+    def relax_policy(self) -> None:
+        """Change the policy of one site, so the tables can be compared whole at the end."""
         policy = self.folder / "switzerland" / "site.toml"
         text = policy.read_text(encoding="utf-8")
         policy.write_text(text.replace("records = 10\n", "records = 9\n"), encoding="utf-8")
         say(
             "switzerland",
-            "writes records = 9 into site.toml: else the figure of its 9 validation patients would"
-            " stay at home,",
+            "writes records = 9 into site.toml: otherwise the figure of its 9 validation patients"
+            " would stay at the site,",
         )
         say("", "and the tables could not be compared whole at the end")
 
-    def starting(self) -> None:
-        """A process for the server and one for each site, in the background."""
+    def start_all(self) -> None:
+        """Start a process for the server and one for each site, in the background."""
         self.start("operator", "hub", "serve")
         for site in SITES:
             self.start(site if site == SITES[0] else "", site, "start")
         say(
             "",
             "... and so do the others: processes"
-            f" {', '.join(str(one.pid) for one in self.started.values())}",
+            f" {', '.join(str(process.pid) for process in self.processes.values())}",
         )
         self.until(
             lambda: all(self.connected(site) for site in SITES), "the sites are not connected"
         )
 
     def connected(self, site: str) -> bool:
-        """Whether a site has found the server, by FLARE's own log."""
+        """Return whether a site has registered at the server, according to FLARE's log."""
         log = self.folder / site / "kit" / "log.txt"
         return log.exists() and "Successfully registered" in log.read_text(
             encoding="utf-8", errors="replace"
         )
 
-    def ordered(self) -> Path:
-        """The run, with a site that is killed and returns; its folder."""
+    def order_runs(self) -> Path:
+        """Order the runs, kill a site and start it again. Return the folder of the method's run."""
         words = [
             "compare",
             METHOD,
@@ -165,53 +169,54 @@ class Demo:
             "result",
         ]
         say("researcher", command(words))
-        run = self.spawn("researcher", words, stdout=subprocess.PIPE)
-        made = self.folder / "result" / METHOD / "seed-0"
-        with ThreadPoolExecutor(1) as aside:
-            disturbed = aside.submit(self.disturb, made, run)
-            assert run.stdout is not None
+        process = self.spawn("researcher", words, stdout=subprocess.PIPE)
+        run = self.folder / "result" / METHOD / "seed-0"
+        with ThreadPoolExecutor(1) as pool:
+            disturbance = pool.submit(self.disturb, run, process)
+            assert process.stdout is not None
             try:
-                for line in run.stdout:
-                    if not line.startswith(EXPLAINED):
+                for line in process.stdout:
+                    if not line.startswith(EXPLANATIONS):
                         say("", JOB.sub("submitted to", line.rstrip()))
             except BaseException:
-                run.terminate()  # or it would be waited for: `disturb` goes on as long as it does
+                process.terminate()  # `disturb` waits as long as this process runs
                 raise
-            disturbed.result()
-        if run.wait():
+            disturbance.result()
+        if process.wait():
             raise SystemExit("The runs have failed.")
-        return made
+        return run
 
-    def disturb(self, made: Path, run: subprocess.Popen[str]) -> None:
+    def disturb(self, run: Path, process: subprocess.Popen[str]) -> None:
         """Kill a site after some rounds, and start it again after some more."""
-        order = made / "federation.json"
-        self.until(lambda: run.poll() is not None or order.exists(), "it was not ordered")
-        if run.poll() is not None:
+        order = run / "federation.json"
+        self.until(lambda: process.poll() is not None or order.exists(), "it was not ordered")
+        if process.poll() is not None:
             return
-        there = self.folder / "hub" / "runs" / name_of(made)
+        server_folder = self.folder / "hub" / "runs" / name_of(run)
 
         def past(rounds: int) -> bool:
-            return run.poll() is not None or done(there) >= rounds
+            return process.poll() is not None or completed_rounds(server_folder) >= rounds
 
         self.until(lambda: past(FIRST), "the run makes no rounds")
-        if run.poll() is not None:
+        if process.poll() is not None:
             return
-        site = self.started[KILLED]
+        site = self.processes[KILLED]
         os.kill(site.pid, signal.SIGKILL)
         site.wait()
-        killed = done(there)
-        say(KILLED, f"kill -9 {site.pid}      (after round {killed})")
-        self.until(lambda: past(killed + AWAY), "the run does not go on without it")
-        if run.poll() is not None:
+        killed_after = completed_rounds(server_folder)
+        say(KILLED, f"kill -9 {site.pid}      (after round {killed_after})")
+        self.until(lambda: past(killed_after + AWAY), "the run does not go on without it")
+        if process.poll() is not None:
             return
         (self.folder / KILLED / "kit" / "log.txt").unlink(missing_ok=True)
         self.start(KILLED, KILLED, "start")
 
-    def at_home(self, run: Path) -> None:
-        """What a site has at the end: its page, and its model, which answers for a new patient."""
-        home = Path(KILLED) / "runs" / name_of(run)
-        self.until((self.folder / home / "report.html").exists, "the site's page is not there")
-        say("its page", str(self.folder / home / "report.html"))
+    def show_site_results(self, run: Path) -> None:
+        """Show a site's page, and use its model on a new patient."""
+        site_run = Path(KILLED) / "runs" / name_of(run)
+        page = self.folder / site_run / "report.html"
+        self.until(page.exists, "the site's page is not there")
+        say("its page", str(page))
         with (self.folder / "hospitals" / f"{KILLED}.csv").open(
             encoding="utf-8", newline=""
         ) as file:
@@ -221,21 +226,20 @@ class Demo:
             writer = csv.DictWriter(file, list(patient))
             writer.writeheader()
             writer.writerow(patient)
-        known = ", ".join(
+        description = ", ".join(
             f"{column.replace('_', ' ')} {value}"
             for column, value in list(patient.items())[:4]
             if value
         )
-        say("a patient", f"{known}, ...")
-        say(KILLED, f"python {home}/model/predict.py new.csv")
-        answered = self.typed([sys.executable, f"{home}/model/predict.py", "new.csv"])
-        for text in answered:
+        say("a patient", f"{description}, ...")
+        say(KILLED, f"python {site_run}/model/predict.py new.csv")
+        for text in self.execute([sys.executable, f"{site_run}/model/predict.py", "new.csv"]):
             say("", text)
 
-    def checked(self, run: Path) -> None:
-        """The loop's tables beside those of the sites."""
+    def compare_with_loop(self, run: Path) -> None:
+        """Compute the run again on pooled data, and compare the tables with those of the sites."""
         self.comity("", "data", "import", "hospitals", "--schema", "schema.json", "--out", "pooled")
-        there = [
+        options = [
             "--engine",
             "loop",
             "--absent",
@@ -243,35 +247,41 @@ class Demo:
             "--out",
             "loop",
         ]
-        self.comity("researcher", "run", METHOD, "--data", "pooled", *SETTINGS, *there)
+        self.comity("researcher", "run", METHOD, "--data", "pooled", *SETTINGS, *options)
         loop = self.folder / "loop"
         same = (run / "metrics.csv").read_bytes() == (loop / "metrics.csv").read_bytes()
         say("metrics.csv", "the same bytes" if same else "DIFFERS")
-        paid, at_loop = (ledger(folder) for folder in (run, loop))
-        say("ledger.csv", f"the same {len(paid)} lines" if paid == at_loop else "DIFFERS")
+        site_rows, loop_rows = (ledger(folder) for folder in (run, loop))
+        same_rows = site_rows == loop_rows
+        say("ledger.csv", f"the same {len(site_rows)} lines" if same_rows else "DIFFERS")
         say(
             "",
-            "but for the last evaluation: a loop also collects which patients were judged rightly,"
-            " and here that stays at home",
+            "except the last evaluation: a loop also collects per-patient test outcomes, which here"
+            " stay at the site",
         )
-        if not same or paid != at_loop:
-            raise SystemExit("The run between sites is not that of the loop.")
+        if not same or not same_rows:
+            raise SystemExit("The run between sites differs from that of the loop.")
 
     def comity(self, who: str, *words: str) -> list[str]:
-        """A command, to its end; what it printed. It is on the screen if somebody types it."""
+        """Run a command to its end and return the lines that it printed.
+
+        The command is shown on the screen if `who` is not empty.
+        """
         if who:
             say(who, command(words))
-        return self.typed([*COMITY, *words])
+        return self.execute([*COMITY, *words])
 
-    def typed(self, words: Sequence[str]) -> list[str]:
-        """Run a command, and end if it fails."""
-        ran = subprocess.run(words, cwd=self.folder, text=True, capture_output=True, check=False)
-        if ran.returncode:
-            raise SystemExit(f"{command(words)} failed:\n{ran.stdout}{ran.stderr}")
-        return ran.stdout.splitlines()
+    def execute(self, words: Sequence[str]) -> list[str]:
+        """Run a command and return the lines that it printed. End the demo if it fails."""
+        finished = subprocess.run(
+            words, cwd=self.folder, text=True, capture_output=True, check=False
+        )
+        if finished.returncode:
+            raise SystemExit(f"{command(words)} failed:\n{finished.stdout}{finished.stderr}")
+        return finished.stdout.splitlines()
 
     def start(self, who: str, folder: str, action: str) -> None:
-        """A server or a site, in the background."""
+        """Start a server or a site in the background."""
         words = ["deploy", action, folder]
         if who:
             say(who, f"{command(words)} &")
@@ -279,51 +289,56 @@ class Demo:
             self.spawn(folder, words, stdout=out, stderr=subprocess.STDOUT)
 
     def spawn(self, name: str, words: Sequence[str], **streams: Any) -> subprocess.Popen[str]:
-        """Start a process that is ended at the end; Ctrl-C reaches it only through us."""
-        made = subprocess.Popen(
+        """Start a process that the demo ends at its end. Ctrl-C does not reach it directly."""
+        process = subprocess.Popen(
             [*COMITY, *words], cwd=self.folder, text=True, start_new_session=True, **streams
         )
-        self.started[name] = made
-        return made
+        self.processes[name] = process
+        return process
 
-    def until(self, true: Any, otherwise: str, seconds: float = 180) -> None:
-        """Wait for something, but not for ever, and not for a server or site that has ended."""
+    def until(self, condition: Callable[[], bool], otherwise: str, seconds: float = 180) -> None:
+        """Wait for a condition.
+
+        Raises:
+            SystemExit: after `seconds`, or if a server or site has ended with an error.
+        """
         end = time.monotonic() + seconds
-        while not true():
-            for name, one in self.started.items():
-                if one.poll() not in (None, 0, -signal.SIGKILL):
+        while not condition():
+            for name, process in self.processes.items():
+                if process.poll() not in (None, 0, -signal.SIGKILL):
                     raise SystemExit(f"{name} has ended: {self.folder / name}.out may say why.")
             if time.monotonic() > end:
                 raise SystemExit(f"After {seconds:.0f} seconds {otherwise}: see {self.folder}.")
             time.sleep(0.1)
 
     def end(self) -> None:
-        """End whatever was started: gently, then not."""
-        for some in (
-            {"researcher"},
-            set(SITES),
-            {"hub"},
-        ):  # who orders, who answers, who is in between
-            left = [
-                one for name, one in self.started.items() if name in some and one.poll() is None
+        """End all processes that were started: first by SIGTERM, after 20 seconds by SIGKILL.
+
+        The researcher's command ends first, then the sites, then the server between them.
+        """
+        for names in ({"researcher"}, set(SITES), {"hub"}):
+            running = [
+                process
+                for name, process in self.processes.items()
+                if name in names and process.poll() is None
             ]
-            for one in left:
-                one.terminate()
-            for one in left:
+            for process in running:
+                process.terminate()
+            for process in running:
                 try:
-                    one.wait(timeout=20)
+                    process.wait(timeout=20)
                 except subprocess.TimeoutExpired:
-                    one.kill()
-                    one.wait()
+                    process.kill()
+                    process.wait()
 
 
 def name_of(run: Path) -> str:
-    """The name of a run that was ordered."""
+    """Return the id of an ordered run."""
     return str(json.loads((run / "federation.json").read_text(encoding="utf-8"))["run"])
 
 
 def rows(file: Path) -> list[dict[str, str]]:
-    """A table; nothing where there is none."""
+    """Read a table. A file that does not exist has no rows."""
     if not file.exists():
         return []
     with file.open(encoding="utf-8", newline="") as text:
@@ -331,7 +346,7 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 
 def ledger(run: Path) -> list[dict[str, str]]:
-    """All that was charged, but for what sites answered to the last evaluation."""
+    """Return all rows of a ledger, except the sites' replies to the last evaluation."""
     return [
         row
         for row in rows(run / "ledger.csv")
@@ -340,12 +355,12 @@ def ledger(run: Path) -> list[dict[str, str]]:
 
 
 def last(row: dict[str, str]) -> bool:
-    """Whether a row is of the last round."""
+    """Return whether a row is of the last round."""
     return int(row["round"]) == ROUNDS
 
 
-def done(run: Path) -> int:
-    """How many rounds a run has behind it."""
+def completed_rounds(run: Path) -> int:
+    """Return how many rounds a run has completed."""
     return max(
         (int(row["round"]) for row in rows(run / "timing.csv") if row["round"].isdecimal()),
         default=0,
@@ -353,23 +368,23 @@ def done(run: Path) -> int:
 
 
 def command(words: Sequence[str]) -> str:
-    """A command as it is typed."""
+    """Format a command as it is typed."""
     return short(f"comity {shlex.join(words)}")
 
 
 def short(text: str) -> str:
-    """A fingerprint's beginning says enough here."""
+    """Shorten a fingerprint to its beginning."""
     at = text.find("SHA256:")
     return text if at < 0 else f"{text[: at + 18]}...{text[at + 7 + 95 :]}"
 
 
 def title(text: str) -> None:
-    """A heading."""
+    """Print a heading."""
     print(f"\n{text}\n", flush=True)
 
 
 def say(who: str, text: str) -> None:
-    """Who does what."""
+    """Print who does what."""
     lines = textwrap.wrap(
         text, WIDTH - 15, replace_whitespace=False, break_long_words=False, break_on_hyphens=False
     ) or [""]
@@ -378,7 +393,7 @@ def say(who: str, text: str) -> None:
 
 
 def stop(number: int, _: object) -> None:
-    """A polite request to end is one to clean up."""
+    """Exit on a signal, so that `main` ends all processes."""
     raise SystemExit(128 + number)
 
 

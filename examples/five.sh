@@ -1,6 +1,6 @@
 #!/bin/sh
-# The demo's two federations of digits with all methods and three seeds. About seven minutes on two cores.
-# The same command again goes on where it was stopped.
+# The demo's two federations of digits, with all methods and three seeds. About seven minutes on two cores.
+# Run the same command again to continue after an interruption.
 set -eu
 COMITY=${1:-comity}
 OUT=${2:-runs/five}

@@ -16,7 +16,7 @@ INTRO = """\
 # All methods
 
 Made from the methods' cards by `python docs/site/methods.py`; `comity show NAME` prints a card: idea, equations, options,
-deviations. `+NAME` is a wrapper, which goes around another method: `comity run fedavg+dbe`. E is the number of epochs in a round;
+deviations. Experimental methods follow a paper that could not be read in full. `+NAME` is a wrapper, which goes around another method: `comity run fedavg+dbe`. E is the number of epochs in a round;
 in the closed forms of bytes S_t is the round's parties, S the bytes of the weights that are shared, N the number of parties, C of
 classes.
 """
@@ -42,6 +42,8 @@ def row(card: Card) -> tuple[str, ...]:
     """A method's row."""
     name = f"+{card.name}" if card.wrapper else card.name
     shown = f"[{name}]({card.name}.md)" if card.name in PAGES else name
+    if card.experimental:
+        shown += " (experimental)"
     told = card.glance
     return (
         shown,

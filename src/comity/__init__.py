@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from importlib import import_module
 
-# typing's own takes longer to import than all that stands here; where it is plainly False, Jedi
-# completes nothing.
+# `typing.TYPE_CHECKING` is not used: importing `typing` takes longer than the rest of this module.
+# A literal False would stop Jedi from completing the names below.
 TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     from typing import Any
 
-    from comity.audit.auditing import audit
+    from comity.auditing.audit import audit
     from comity.calls import compare, leave_one_out, run, tune
     from comity.data import Dataset, Federation, load
     from comity.errors import ComityError, UsageError
@@ -53,43 +53,44 @@ __all__ = [
 ]
 __version__: str
 
-_HOMES = {
+_MODULES = {
     "ComityError": "comity.errors",
     "Comparison": "comity.studies.finished",
     "Dataset": "comity.data",
     "Effect": "comity.studies.leave_one_out",
     "Federation": "comity.data",
-    "UsageError": "comity.errors",
     "Result": "comity.runs.result",
     "Tuning": "comity.studies.finished",
+    "UsageError": "comity.errors",
+    "audit": "comity.auditing.audit",
     "compare": "comity.calls",
     "disclose": "comity.reading",
     "leave_one_out": "comity.calls",
     "load": "comity.data",
     "metric": "comity.metrics.custom_metrics",
     "open": "comity.reading",
+    "report": "comity.reading",
     "run": "comity.calls",
     "tune": "comity.calls",
 }
+"""The module that defines each public name."""
 
 
 def __getattr__(name: str) -> Any:
-    """A public name from where it is at home, when it is first asked for: `comity --version` does
-    not wait for torch.
+    """Import a public name from its module when it is first used.
 
-    The version too: reading it takes longer than all that stands here, and the command line must be
-    quick to hear Ctrl-C.
+    Importing everything here would import torch, and `comity --version` should not wait for that.
+    The version is read on demand for the same reason: the command line has to react to Ctrl-C soon
+    after it starts.
     """
     if name == "__version__":
-        found: Any = import_module("importlib.metadata").version("comity")
-    elif name in ("audit", "report"):
-        found = import_module(f"comity.{name}")  # a folder of modules that can be called: see there
-    elif name in _HOMES:
-        found = getattr(import_module(_HOMES[name]), name)
+        value: Any = import_module("importlib.metadata").version("comity")
+    elif name in _MODULES:
+        value = getattr(import_module(_MODULES[name]), name)
     else:
         raise AttributeError(f"module 'comity' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

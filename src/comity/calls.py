@@ -1,46 +1,97 @@
-"""The calls of the library: `comity.run`, `compare`, `tune` and `leave_one_out`.
+"""The calls that run experiments: `comity.run`, `compare`, `tune` and `leave_one_out`.
 
-Every setting of an experiment is a keyword with its type and its default, so that an editor
-completes it and `help(comity.run)` says what it means. They are those of
-`experiments.config.Experiment`, which is the one list; a test holds the two together.
+`run` has a keyword for each setting of `comity.runs.config.Experiment`, with its type and default.
+The other calls take the same settings as keywords of the type `Settings`. A test checks that the
+three lists agree.
 """
 
 from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import TypedDict, Unpack
 
 from comity.data import Federation
 from comity.errors import UsageError
 from comity.measure.caveats import caveats
-from comity.metrics.custom_metrics import Function, give
-from comity.models import MODULES, OwnModel
-from comity.notebook.live import Watched, watching
+from comity.metrics.custom_metrics import Function, register_function
+from comity.models import MODULES, CustomModel
+from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
+from comity.progress import ProgressFactory, show_progress
 from comity.runs.build import federation_of, prepare
 from comity.runs.call_settings import (
     Option,
-    asked,
     check_federation,
     check_options,
+    experiment_from_call,
     settings_in,
 )
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.result import Result
-from comity.runs.run import check_same, elsewhere, reopen, resume_in, start
+from comity.runs.run import check_same, engine_warnings, reopen, resume_in, start
 from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
 from comity.studies import tune as tuning
-from comity.studies.finished import Comparison, Tuning, comparison_of
-from comity.studies.parallel import chosen_jobs
+from comity.studies.finished import Comparison, Tuning, open_comparison
+from comity.studies.parallel import parse_jobs
 from comity.text import escape_terminal
 from comity.track import Tracker, Trackers
+
+
+class Settings(TypedDict, total=False):
+    """The settings of an experiment as keywords. `comity.run` documents them and their defaults."""
+
+    data: str | None
+    partition: str | None
+    parties: int | None
+    model: str | CustomModel
+    rounds: int
+    epochs: int
+    steps: int | None
+    batch: int
+    optimizer: str
+    lr: float
+    participation: float
+    test: str | None
+    validation: float | None
+    eval_every: int
+    eval_share: float
+    patience: int | None
+    metric: str | Function
+    augment: str
+    bn: Literal["all", "params_only", "none"]
+    init: Literal["common", "own"]
+    cut: str | None
+    opt_state: Literal["reset", "keep"]
+    last_batch: Literal["keep", "drop"]
+    newcomers: int
+    join_epochs: int
+    without: Sequence[str] | None
+    absent: str | None
+    min_replies: int
+    on_nonfinite: Literal["drop", "stop"]
+    budget: str | None
+    seed: int
+    device: Literal["auto", "cpu", "cuda", "mps"]
+    engine: Literal["auto", "loop", "process", "stacked", "ray"]
+    workers: int | None
+    gpus: float | None
+    partial_sums: bool
+    set: Mapping[str, Option] | None
+    party: Mapping[str, Any] | None
+
+
+SETTING_NAMES = frozenset(Settings.__annotations__)
+FROM_FEDERATION = ("data", "partition", "parties", "test", "validation")
+"""The settings that a federation fixes."""
 
 
 def run(
@@ -55,7 +106,7 @@ def run(
     data: str | None = None,
     partition: str | None = None,
     parties: int | None = None,
-    model: str | OwnModel = "mlp2",
+    model: str | CustomModel = "mlp2",
     rounds: int = 20,
     epochs: int = 1,
     steps: int | None = None,
@@ -94,66 +145,82 @@ def run(
 ) -> Result:
     """Run a method on a federation: `comity.run("fedavg+dbe", fed, rounds=20, seed=0, kappa=50)`.
 
-    A method's own options (kappa, mu) are written in its name, `"fedavg+dbe(kappa=50)"`, in
+    The options of a method (kappa, mu) are written in its name, `"fedavg+dbe(kappa=50)"`, in
     `set={"kappa": 50}`, or as further keywords, as above.
 
     Args:
-        algorithm: method, with wrappers: fedavg+dbe, ./mine.py
-        federation: the parties with their data; made from `data`, `partition`, `parties` and `seed` if it is not given
-        out: the run's folder; without it the folder is temporary and goes with the result
-        resume: whether to go on with the run in that folder
-        progress: a line that follows the run: in a notebook unless False, elsewhere only if True; or an object of one's own
-        track: who else writes its course down: "tensorboard", "mlflow", a user's file, or any Tracker
-        tape: whether to keep every message, for `comity.audit`; the parties are then in one process
-        data: dataset by name, or a user's file; digits unless told, and always the federation's own if one is given
-        partition: how samples are dealt to parties, a saved split.json, or a user's file; auto: the data's own
-            parties (persons, sites, sources), or dirichlet(alpha=0.5); auto unless told, and always the federation's
-            own if one is given
-        parties: number of parties; 10, or as many as the data have of their own; always the federation's own if one
-            is given
-        model: network by name, a user's file, or one's own: a pair (encoder, head) of modules or a function that
-            makes it
-        rounds: communication rounds
-        epochs: local epochs a round
-        steps: local steps a round, instead of epochs
+        algorithm: method with optional wrappers, as in fedavg+dbe, or a ./file.py
+        federation: the parties and their data; default: built from `data`, `partition`, `parties`
+            and `seed`
+        out: folder of the run; default: a temporary folder, deleted with the result
+        resume: continue the run in the folder `out`
+        progress: True shows a progress line, False shows none, None shows one in notebooks only; or
+            an object with the methods of `Progress`
+        track: trackers that log the run: "tensorboard", "mlflow", a ./file.py or a `Tracker`
+        record_messages: keep every message for `comity.audit`; all parties then run in one process
+        data: dataset name, or path to your own data; default: digits. A given federation fixes this
+            setting
+        partition: how samples are split among parties: a partition, a saved split.json, or a
+            ./file.py; auto: the natural parties of the dataset (persons, sites, sources), otherwise
+            dirichlet(alpha=0.5); default: auto. A given federation fixes this setting
+        parties: number of parties; default: 10, or the number of natural parties. A given
+            federation fixes this setting
+        model: network name, or a ./file.py, or your own network: a pair (encoder, head) of modules,
+            or a function that makes it
+        rounds: number of communication rounds
+        epochs: local epochs per round
+        steps: local steps per round, instead of epochs
         batch: mini-batch size
         optimizer: sgd, sgd(momentum=0.9,decay=1e-5) or adam
         lr: learning rate
-        participation: share of the parties in a round
-        test: test protocol: own(0.25), tail(0.25), official, matched or common; own(0.25) unless told, and always the
-            federation's own if one is given
-        validation: share of a party's training samples held out to choose by; 0.1 unless told, and always the
-            federation's own if one is given
+        participation: fraction of parties that train in a round
+        test: test protocol: own(0.25), tail(0.25), official, matched or common; default: own(0.25).
+            A given federation fixes this setting
+        validation: fraction of each party's training samples held out for validation; default: 0.1.
+            A given federation fixes this setting
         eval_every: rounds between evaluations; the last round is always evaluated
-        eval_share: share of the parties that evaluate, others each time; after the last round all do
-        patience: end the run when it got no better for so many rounds, judged on validation data (on test data if
-            validation is 0)
-        metric: what rounds, settings and methods are chosen and judged by: accuracy, balanced_accuracy, macro_f1,
-            auc, sensitivity, specificity, r2, a user's file, or a function of (truth, answer)
-        augment: random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)
+        eval_share: fraction of parties evaluated per round (a new sample each time; all parties
+            after the last round)
+        patience: stop after this many rounds without improvement on validation data (on test data
+            if validation is 0)
+        metric: metric that rounds, settings and methods are chosen by: accuracy, balanced_accuracy,
+            macro_f1, auc, sensitivity, specificity, r2, a ./file.py, or a function of (truth,
+            answer)
+        augment: random augmentation of training images, as in flip|crop(pad=4)|rotate(degrees=10)
         bn: which BatchNorm values are shared
-        init: the weights that parties start from: the same, or each its own
-        cut: stage after which the representation is taken; the model's own unless told
-        opt_state: parties' optimizers from round to round: new, or kept
-        last_batch: a party's last batch of an epoch, if smaller
-        newcomers: parties held out until the end (the last ones), then joined and judged
+        init: initial weights: the same for all parties, or different for each party
+        cut: stage whose output is the representation; default: chosen by the model
+        opt_state: optimizer state of the parties between rounds
+        last_batch: last batch of an epoch, if it is smaller than the others
+        newcomers: number of parties (the last ones) that join only after training, and are then
+            evaluated
         join_epochs: epochs of a newcomer's warm-up
-        without: parties to leave out, as in p1,p2; the others keep their data and their random streams
-        absent: who misses what, to study it: a table as absences.csv, or random(offline=0.1,lost=0.1)
-        min_replies: replies that make an exchange count (all, if fewer are asked), else the round is void
-        on_nonfinite: a reply with values that are not finite: leave it out, or stop
-        budget: the most that a run may give away of a party, as in epsilon=8,delta=1e-5; dp finds its noise by it
-        seed: the one seed
-        device: where tensors live; auto: a GPU if there is one, but none was ever tested
-        engine: where parties live: one after another, in processes, many as one computation, or on a Ray cluster; flare: at
-            sites of their own, with --federation
-        workers: worker processes; one a core unless told
-        gpus: GPUs, or a share of one, that each worker on Ray takes; none was ever tested
-        partial_sums: have each worker (of process or ray) add up what its parties reply, where a method only averages
-            it: less crosses, and figures differ by rounding
-        set: a method's own options
-        party: what single parties do their own way
-        options: a method's own options, by name
+        without: parties to leave out, as in p1,p2; the others keep their data and their random
+            streams
+        absent: simulated absences: a table such as absences.csv, or random(offline=0.1,lost=0.1)
+        min_replies: minimum number of replies to a call (or all, if fewer parties are called);
+            otherwise the round is discarded
+        on_nonfinite: reply that contains NaN or infinity: drop the reply, or stop the run
+        budget: privacy budget of each party, as in epsilon=8,delta=1e-5; dp solves for its noise
+            level
+        seed: random seed
+        device: device of the tensors; auto: a GPU if there is one (GPUs are untested)
+        engine: how parties are run: one after another (loop), in worker processes, batched
+            (stacked), or on a Ray cluster; flare: at real sites, with --federation
+        workers: number of worker processes; default: one per core
+        gpus: GPUs, or a fraction of one, per Ray worker (untested)
+        partial_sums: let each worker (process or ray) sum its parties' replies where the method
+            only averages them: less traffic; results differ by rounding
+        set: options of the method
+        party: settings of individual parties
+        options: options of the method, by name
+
+    Returns:
+        The result of the finished run.
+
+    Raises:
+        UsageError: a name or a value is wrong. Nothing was started.
+        ComityError: the run failed.
 
     Examples:
         >>> import comity
@@ -162,35 +229,31 @@ def run(
         >>> 0 < result.summary["accuracy"]["mean"] <= 1
         True
     """
-    told, own = _told(locals())
+    settings, custom_model = _read_settings(locals())
     check_federation("run", algorithm, federation)
-    experiment = asked([algorithm], federation, told, options, run)
+    experiment = experiment_from_call([algorithm], federation, settings, options, run)
     experiment = one_process(experiment) if record_messages else experiment
-    if out is None and any(isinstance(one, str) for one in track):
-        raise UsageError("A tracker writes beside the run: give the run a folder with out=...")
+    if out is None and any(isinstance(tracker, str) for tracker in track):
+        raise UsageError("Trackers write beside the run: give the run a folder with out=...")
     trackers = Trackers(track)
-    job = prepare(experiment, federation or federation_of(experiment), own)
-    for caution in job.warnings():
-        warnings.warn(escape_terminal(caution), stacklevel=2)
-    keep, folder = _folder(out)
-    with watching(progress) as watched:
+    job = prepare(experiment, federation or federation_of(experiment), custom_model)
+    for text in job.warnings():
+        warnings.warn(escape_terminal(text), stacklevel=2)
+    temporary, folder = _run_folder(out)
+    with show_progress(progress) as progress_for:
+        display = progress_for(comparing.title(experiment, False))
         if resume and RunFolder(folder).begun:
             check_same(folder, job.experiment, record_messages)
-            for text in elsewhere(folder, experiment):
+            for text in engine_warnings(folder, experiment):
                 warnings.warn(escape_terminal(text), stacklevel=2)
-            again = reopen(folder, federation, own, trust=True)  # the caller has named its code
-            result = resume_in(again, folder, watched(comparing.title(experiment, False)), trackers)
+            # trust: the caller itself names the code that the folder names
+            interrupted = reopen(folder, federation, custom_model, trust=True, prepared=job)
+            result = resume_in(interrupted, folder, display, trackers)
         else:
-            result = start(
-                job,
-                folder,
-                watched(comparing.title(experiment, False)),
-                trackers,
-                record_messages=record_messages,
-            )
+            result = start(job, folder, display, trackers, record_messages=record_messages)
     for text in [*result.summary.get("remarks", ()), *caveats(result.summary)]:
         warnings.warn(escape_terminal(text), stacklevel=2)
-    result._keep = keep
+    result._keep = temporary
     return result
 
 
@@ -200,100 +263,73 @@ def compare(
     *,
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
     record_messages: bool = False,
-    data: str | None = None,
-    partition: str | None = None,
-    parties: int | None = None,
-    model: str | OwnModel = "mlp2",
-    rounds: int = 20,
-    epochs: int = 1,
-    steps: int | None = None,
-    batch: int = 10,
-    optimizer: str = "sgd",
-    lr: float = 0.05,
-    participation: float = 1.0,
-    test: str | None = None,
-    validation: float | None = None,
-    eval_every: int = 1,
-    eval_share: float = 1.0,
-    patience: int | None = None,
-    metric: str | Function = "accuracy",
-    augment: str = "none",
-    bn: Literal["all", "params_only", "none"] = "all",
-    init: Literal["common", "own"] = "common",
-    cut: str | None = None,
-    opt_state: Literal["reset", "keep"] = "reset",
-    last_batch: Literal["keep", "drop"] = "keep",
-    newcomers: int = 0,
-    join_epochs: int = 10,
-    without: Sequence[str] | None = None,
-    absent: str | None = None,
-    min_replies: int = 1,
-    on_nonfinite: Literal["drop", "stop"] = "drop",
-    budget: str | None = None,
-    seed: int = 0,
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
-    workers: int | None = None,
-    gpus: float | None = None,
-    partial_sums: bool = False,
-    set: Mapping[str, Option] | None = None,
-    party: Mapping[str, Any] | None = None,
-    **options: Option,
+    **settings: Unpack[Settings],
 ) -> Comparison:
-    """Several methods, and SOLO, on the same data: `comity.compare(["fedavg", "fedavg+dbe"], fed,
-    rounds=20, seeds=(0, 1, 2))`.
+    """Compare methods, and SOLO, on the same data.
 
-    Settings are those of `comity.run`; an option goes to those of the methods that have it. A seed
-    changes initial weights, batches and all other draws. A federation that is given stays as it is
-    under every seed, so that a spread over seeds says nothing of other ways to deal the data;
-    without one, each seed deals them anew, as on the command line.
+    Each seed changes the initial weights, the batches and all other random draws. With a
+    federation, all seeds use its split, so the spread over seeds does not include the effect of
+    other splits. Without one, each seed splits the data anew, as on the command line.
 
     Args:
-        algorithms: the methods; SOLO runs beside them, told or not
-        federation: the parties with their data; made from `data`, `partition` and `parties` for each seed if it is not given
-        seeds: one run of each method for each of these; `seed` alone unless told
-        out: the comparison's folder, in which the same call goes on; without it the folder is temporary and goes with the object
-        progress: a line that follows the runs: in a notebook unless False, elsewhere only if True; or who watches each run
-        jobs: how many runs go on at once, each in a process of its own with one worker; auto: one a core, if memory allows
-        track: who else writes their course down, as in `comity.run`
-        tape: whether to keep every message, as in `comity.run`
+        algorithms: the methods; SOLO is always added
+        federation: the parties and their data; default: built from `data`, `partition` and
+            `parties` for each seed
+        seeds: each method runs once per seed; default: `seed` alone
+        out: folder of the comparison; the same call continues an interrupted comparison there.
+            Default: a temporary folder, deleted with the result
+        progress: True shows a progress line, False shows none, None shows one in notebooks only; or
+            a function that makes a `Progress` from a run's title
+        jobs: number of runs in parallel, each in its own process with one worker; auto: one per
+            core, if memory allows
+        track: trackers, as in `comity.run`
+        record_messages: keep every message, as in `comity.run`
+        settings: settings of `comity.run`. Options of methods are also accepted as keywords at run
+            time, but type checkers know them only in `set`; each goes to the methods that have it.
+
+    Returns:
+        The ranking, the verdicts for the parties, and the result of every run.
+
+    Raises:
+        UsageError: a name or a value is wrong. Nothing was started.
+        ComityError: a run failed.
 
     Examples:
         >>> import comity
         >>> fed = comity.load("digits").partition("dirichlet(alpha=0.1)", parties=3, seed=0)
-        >>> made = comity.compare(["fedavg", "fedavg+dbe"], fed, rounds=2, seeds=(0, 1), model="linear", kappa=50)
-        >>> sorted(made.results)
+        >>> comparison = comity.compare(
+        ...     ["fedavg", "fedavg+dbe"], fed, seeds=(0, 1), rounds=2, model="linear", kappa=50
+        ... )
+        >>> sorted(comparison.results)
         ['fedavg', 'fedavg+dbe', 'solo']
     """
-    told, own = _told(locals())
-    at_once = chosen_jobs(jobs)
-    methods = _methods(algorithms)
-    check_federation("compare", methods, federation)
-    base = asked(methods, federation, told, options, compare)
-    keep, folder = _folder(out)
-    every = _seeds(seeds, base)
-    trackers = _trackers(track, keep, folder)
-    with watching(progress, len({comparing.SOLO, *methods}) * len(every), at_once) as watched:
+    job_count = parse_jobs(jobs)
+    methods = _check_methods(algorithms)
+    base, custom_model = _experiment(compare, methods, federation, **settings)
+    temporary, folder = _run_folder(out)
+    seed_list = _check_seeds(seeds, base)
+    trackers = _trackers(track, temporary, folder)
+    run_count = len({comparing.SOLO, *methods}) * len(seed_list)
+    with show_progress(progress, run_count, job_count) as progress_for:
         comparing.compare(
             base,
             methods,
-            every,
+            seed_list,
             folder,
-            watched,
+            progress_for,
             _warn,
             trackers,
             federation,
-            own,
-            at_once,
+            custom_model,
+            job_count,
             record_messages,
         )
-    return comparison_of(
-        folder, federation, own, trust=True, keep=keep
-    )  # the caller has named its code
+    # trust: the caller itself names the code that the folder names
+    return open_comparison(folder, federation, custom_model, trust=True, keep=temporary)
 
 
 def tune(
@@ -303,81 +339,64 @@ def tune(
     grid: Mapping[str, Sequence[Any]],
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
     track: Sequence[str | Tracker] = (),
-    data: str | None = None,
-    partition: str | None = None,
-    parties: int | None = None,
-    model: str | OwnModel = "mlp2",
-    rounds: int = 20,
-    epochs: int = 1,
-    steps: int | None = None,
-    batch: int = 10,
-    optimizer: str = "sgd",
-    lr: float = 0.05,
-    participation: float = 1.0,
-    test: str | None = None,
-    validation: float | None = None,
-    eval_every: int = 1,
-    eval_share: float = 1.0,
-    patience: int | None = None,
-    metric: str | Function = "accuracy",
-    augment: str = "none",
-    bn: Literal["all", "params_only", "none"] = "all",
-    init: Literal["common", "own"] = "common",
-    cut: str | None = None,
-    opt_state: Literal["reset", "keep"] = "reset",
-    last_batch: Literal["keep", "drop"] = "keep",
-    newcomers: int = 0,
-    join_epochs: int = 10,
-    without: Sequence[str] | None = None,
-    absent: str | None = None,
-    min_replies: int = 1,
-    on_nonfinite: Literal["drop", "stop"] = "drop",
-    budget: str | None = None,
-    seed: int = 0,
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
-    workers: int | None = None,
-    gpus: float | None = None,
-    partial_sums: bool = False,
-    set: Mapping[str, Option] | None = None,
-    party: Mapping[str, Any] | None = None,
-    **options: Option,
+    **settings: Unpack[Settings],
 ) -> Tuning:
-    """Try a grid of settings with equal budgets: `comity.tune("adcol", fed, grid={"mu": [0.1, 1]},
-    rounds=20)`.
-
-    The choice is made on validation data. Settings are those of `comity.run`, and seeds mean what
-    they mean in `comity.compare`.
+    """Try a grid of values with equal budgets, and choose the best on validation data.
 
     Args:
-        algorithm: method, with wrappers
-        federation: the parties with their data; made from `data`, `partition` and `parties` for each seed if it is not given
-        grid: the values to try, by the name of a setting or of the method's own option; all combinations are tried
-        seeds: every value runs once for each of these; `seed` alone unless told
-        out: the trials' folder, in which the same call goes on; without it the folder is temporary and goes with the object
-        progress: a line that follows the runs: in a notebook unless False, elsewhere only if True; or who watches each run
-        jobs: how many runs go on at once, each in a process of its own with one worker; auto: one a core, if memory allows
-        track: who else writes their course down, as in `comity.run`
+        algorithm: method with optional wrappers
+        federation: the parties and their data; default: built from `data`, `partition` and
+            `parties` for each seed
+        grid: the values to try, by the name of a setting or of an option of the method; all
+            combinations are tried
+        seeds: each combination runs once per seed, with the meaning of seeds in `comity.compare`;
+            default: `seed` alone
+        out: folder of the trials; the same call continues interrupted trials there. Default: a
+            temporary folder, deleted with the result
+        progress: as in `comity.compare`
+        jobs: number of runs in parallel, as in `comity.compare`
+        track: trackers, as in `comity.run`
+        settings: settings of `comity.run`, and options of the method as in `comity.compare`
+
+    Returns:
+        The trials, the best first.
+
+    Raises:
+        UsageError: a name or a value is wrong. Nothing was started.
+        ComityError: a run failed.
+
+    Examples:
+        >>> import comity
+        >>> fed = comity.load("digits").partition("iid", parties=2, seed=0)
+        >>> tuning = comity.tune("fedprox", fed, grid={"mu": [0.1, 1.0]}, rounds=1, model="linear")
+        >>> sorted(trial.settings["mu"] for trial in tuning.trials)
+        [0.1, 1.0]
     """
-    told, own = _told(locals())
-    at_once = chosen_jobs(jobs)
-    check_federation("tune", algorithm, federation)
-    base = asked([algorithm], federation, told, options, tune)
-    points = _grid(grid, federation)
-    check_options(
-        [algorithm], [name for name in points if name not in Experiment.model_fields], tune
-    )
-    keep, folder = _folder(out)
-    every = _seeds(seeds, base)
-    trackers = _trackers(track, keep, folder)
-    with watching(progress, prod(map(len, points.values())) * len(every), at_once) as watched:
-        found = tuning.tune(
-            base, points, every, folder, watched, trackers, federation, own, at_once
+    job_count = parse_jobs(jobs)
+    base, custom_model = _experiment(tune, [algorithm], federation, **settings)
+    points = _check_grid(grid, federation)
+    option_names = [name for name in points if name not in Experiment.model_fields]
+    check_options([algorithm], option_names, tune)
+    temporary, folder = _run_folder(out)
+    seed_list = _check_seeds(seeds, base)
+    trackers = _trackers(track, temporary, folder)
+    run_count = prod(map(len, points.values())) * len(seed_list)
+    with show_progress(progress, run_count, job_count) as progress_for:
+        trials = tuning.tune(
+            base,
+            points,
+            seed_list,
+            folder,
+            progress_for,
+            trackers,
+            federation,
+            custom_model,
+            job_count,
         )
-    return Tuning(folder, algorithm, found, keep)
+    return Tuning(folder, algorithm, trials, temporary)
 
 
 def leave_one_out(
@@ -387,61 +406,31 @@ def leave_one_out(
     leave_out: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
-    progress: bool | Watched | None = None,
+    progress: bool | ProgressFactory | None = None,
     jobs: int | Literal["auto"] = 1,
-    data: str | None = None,
-    partition: str | None = None,
-    parties: int | None = None,
-    model: str | OwnModel = "mlp2",
-    rounds: int = 20,
-    epochs: int = 1,
-    steps: int | None = None,
-    batch: int = 10,
-    optimizer: str = "sgd",
-    lr: float = 0.05,
-    participation: float = 1.0,
-    test: str | None = None,
-    validation: float | None = None,
-    eval_every: int = 1,
-    eval_share: float = 1.0,
-    patience: int | None = None,
-    metric: str | Function = "accuracy",
-    augment: str = "none",
-    bn: Literal["all", "params_only", "none"] = "all",
-    init: Literal["common", "own"] = "common",
-    cut: str | None = None,
-    opt_state: Literal["reset", "keep"] = "reset",
-    last_batch: Literal["keep", "drop"] = "keep",
-    newcomers: int = 0,
-    join_epochs: int = 10,
-    without: Sequence[str] | None = None,
-    absent: str | None = None,
-    min_replies: int = 1,
-    on_nonfinite: Literal["drop", "stop"] = "drop",
-    budget: str | None = None,
-    seed: int = 0,
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto",
-    engine: Literal["auto", "loop", "process", "stacked", "ray"] = "auto",
-    workers: int | None = None,
-    gpus: float | None = None,
-    partial_sums: bool = False,
-    set: Mapping[str, Option] | None = None,
-    party: Mapping[str, Any] | None = None,
-    **options: Option,
+    **settings: Unpack[Settings],
 ) -> list[leaving.Effect]:
-    """Who helps whom: `comity.leave_one_out("fedavg", fed, rounds=20)` runs once more without each
-    party.
-
-    Settings are those of `comity.run`, and seeds mean what they mean in `comity.compare`.
+    """Measure how much each party helps or hurts the others, with one more run without each party.
 
     Args:
         algorithms: one method or several
-        federation: the parties with their data; made from `data`, `partition` and `parties` for each seed if it is not given
-        leave_out: the parties that are left out in turn; all unless told
-        seeds: every run once for each of these; `seed` alone unless told
-        out: the runs' folder, in which the same call goes on; without it they are temporary
-        progress: a line that follows the runs: in a notebook unless False, elsewhere only if True; or who watches each run
-        jobs: how many runs go on at once, each in a process of its own with one worker; auto: one a core, if memory allows
+        federation: the parties and their data; default: built from `data`, `partition` and
+            `parties` for each seed
+        leave_out: the parties that are left out in turn; default: all
+        seeds: each run is repeated once per seed, with the meaning of seeds in `comity.compare`;
+            default: `seed` alone
+        out: folder of the runs; the same call continues interrupted runs there. Default: a
+            temporary folder
+        progress: as in `comity.compare`
+        jobs: number of runs in parallel, as in `comity.compare`
+        settings: settings of `comity.run`, and options of the methods as in `comity.compare`
+
+    Returns:
+        One effect for each method, seed, party left out and other party.
+
+    Raises:
+        UsageError: a name or a value is wrong. Nothing was started.
+        ComityError: a run failed.
 
     Examples:
         >>> import comity
@@ -450,83 +439,114 @@ def leave_one_out(
         >>> [(row.left_out, row.party) for row in rows]
         [('p0', 'p1'), ('p0', 'p2')]
     """
-    told, own = _told(locals())
-    at_once = chosen_jobs(jobs)
-    methods = [algorithms] if isinstance(algorithms, str) else _methods(algorithms)
-    check_federation("leave_one_out", algorithms, federation)
-    if own is not None:
+    job_count = parse_jobs(jobs)
+    methods = [algorithms] if isinstance(algorithms, str) else _check_methods(algorithms)
+    if not isinstance(settings.get("model", ""), str):
         raise UsageError(
-            "leave_one_out takes a model by name or as a file: put the function into a ./mine.py"
+            "leave_one_out takes a model by name or as a file: put the function into a ./file.py"
             " that defines build."
         )
-    base = asked(methods, federation, told, options, leave_one_out)
-    _, folder = kept = _folder(out)
-    every = _seeds(seeds, base)
-    with watching(
-        progress, leaving.count(base, methods, every, leave_out, federation), at_once
-    ) as watched:
-        found = leaving.effects(
-            base, methods, every, folder, watched, leave_out, federation, _warn, at_once
+    base, _ = _experiment(leave_one_out, methods, federation, **settings)
+    temporary, folder = _run_folder(out)
+    seed_list = _check_seeds(seeds, base)
+    run_count = leaving.count_runs(base, methods, seed_list, leave_out, federation)
+    with show_progress(progress, run_count, job_count) as progress_for:
+        effects = leaving.measure_effects(
+            base,
+            methods,
+            seed_list,
+            folder,
+            progress_for,
+            leave_out,
+            federation,
+            _warn,
+            job_count,
         )
-    del kept  # until here, a temporary folder stays
-    return found
+    del temporary  # a temporary folder must exist until here
+    return effects
 
 
-# What the calls have in common.
+def _experiment(
+    call: Callable[..., Any],
+    methods: Sequence[str],
+    federation: Federation | None,
+    **keywords: Unpack[Settings],
+) -> tuple[Experiment, CustomModel | None]:
+    """Return the experiment that a call's keywords describe, and the custom model if it has one.
 
-
-def _told(given: Mapping[str, Any]) -> tuple[dict[str, Any], OwnModel | None]:
-    """A call's settings out of all it was given, and its own network if it has one; a function is
-    known by a name from now on.
+    Keywords that are not settings must be options of the methods.
     """
-    told = settings_in(given)
-    own = None if isinstance(told["model"], str) else told["model"]
-    if own is not None:
-        told["model"] = MODULES
-    if not isinstance(told["metric"], str):
-        told["metric"] = give(told["metric"])
-    return told, own
+    if TYPE_CHECKING:
+        # Type checkers compare Settings with the keywords of run here. Jedi does not know Unpack,
+        # but it follows the keywords to this call and completes those of run.
+        run(methods[0], federation, **keywords)
+    check_federation(call.__name__, methods, federation)
+    settings, custom_model = _read_settings(keywords)
+    options = {name: value for name, value in keywords.items() if name not in SETTING_NAMES}
+    return experiment_from_call(methods, federation, settings, options, call), custom_model
+
+
+def _read_settings(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], CustomModel | None]:
+    """Return the settings among a call's arguments, and the custom model if there is one.
+
+    Functions given as model or metric are replaced by the names under which runs record them.
+    """
+    settings = settings_in(arguments)
+    custom_model = None if isinstance(settings.get("model", ""), str) else settings["model"]
+    if custom_model is not None:
+        settings["model"] = MODULES
+    if not isinstance(settings.get("metric", ""), str):
+        settings["metric"] = register_function(settings["metric"])
+    return settings, custom_model
 
 
 def _warn(text: str) -> None:
-    """Say what a user should know, in the midst of a study."""
+    """Issue a warning from inside a study."""
     warnings.warn(escape_terminal(text), stacklevel=4)
 
 
-def _folder(out: str | Path | None) -> tuple[tempfile.TemporaryDirectory[str] | None, Path]:
-    """A call's folder; a temporary one lives as long as whatever keeps the first."""
-    keep = tempfile.TemporaryDirectory(prefix="comity-") if out is None else None
-    return keep, Path(keep.name if keep else out or "")
+def _run_folder(out: str | Path | None) -> tuple[tempfile.TemporaryDirectory[str] | None, Path]:
+    """Return a call's folder; if it is temporary, also the object that deletes it."""
+    if out is not None:
+        return None, Path(out)
+    temporary = tempfile.TemporaryDirectory(prefix="comity-")
+    return temporary, Path(temporary.name)
 
 
-def _methods(given: Sequence[str]) -> list[str]:
-    if isinstance(given, str) or not all(isinstance(one, str) for one in given) or not len(given):
-        raise UsageError('Methods are a list of names, as in ["fedavg", "fedavg+dbe"].')
-    return list(given)
+def _check_methods(methods: Sequence[str]) -> list[str]:
+    """Return the methods as a list, or raise `UsageError` if they are not a list of names."""
+    is_list = not isinstance(methods, str) and len(methods) > 0
+    if not is_list or not all(isinstance(name, str) for name in methods):
+        raise UsageError('Methods must be a list of names, as in ["fedavg", "fedavg+dbe"].')
+    return list(methods)
 
 
-def _seeds(given: Sequence[int] | None, base: Experiment) -> list[int]:
-    if given is None:
+def _check_seeds(seeds: Sequence[int] | None, base: Experiment) -> list[int]:
+    """Return the seeds of a study; without any, the seed of the experiment."""
+    if seeds is None:
         return [base.seed]
     if (
-        isinstance(given, int)
-        or not len(given)
-        or not all(isinstance(seed, int) and seed >= 0 for seed in given)
+        isinstance(seeds, int)
+        or not len(seeds)
+        or not all(isinstance(seed, int) and seed >= 0 for seed in seeds)
     ):
-        raise UsageError(f"seeds are whole numbers from 0, as in (0, 1, 2), not {given!r}.")
-    if len({*given}) < len(given):
-        raise UsageError(f"seeds must differ, as in (0, 1, 2), unlike {given!r}.")
-    return list(given)
+        raise UsageError(f"seeds must be non-negative integers, as in (0, 1, 2), not {seeds!r}.")
+    if len({*seeds}) < len(seeds):
+        raise UsageError(f"seeds must differ, as in (0, 1, 2), not {seeds!r}.")
+    return list(seeds)
 
 
-def _trackers(track: Sequence[str | Tracker], keep: object, folder: Path) -> Trackers:
-    if keep is not None and any(isinstance(one, str) for one in track):
-        raise UsageError("A tracker writes beside the runs: give them a folder with out=...")
+def _trackers(track: Sequence[str | Tracker], temporary: object, folder: Path) -> Trackers:
+    """Return the trackers of a study, or raise `UsageError` if their files would be temporary."""
+    if temporary is not None and any(isinstance(tracker, str) for tracker in track):
+        raise UsageError("Trackers write beside the runs: give the runs a folder with out=...")
     return Trackers(track, folder, _warn)
 
 
-def _grid(grid: Mapping[str, Sequence[Any]], federation: Federation | None) -> dict[str, list[Any]]:
-    """The points of a grid, if they can be tried on a federation that is given."""
+def _check_grid(
+    grid: Mapping[str, Sequence[Any]], federation: Federation | None
+) -> dict[str, list[Any]]:
+    """Return the values to try by name, or raise `UsageError` if they cannot be tried."""
     if not isinstance(grid, Mapping) or not grid:
         raise UsageError("tune needs values to try, as in grid={'mu': [0.1, 1]}.")
     for name, values in grid.items():
@@ -534,15 +554,8 @@ def _grid(grid: Mapping[str, Sequence[Any]], federation: Federation | None) -> d
             raise UsageError(
                 f"The values of {name} must be a list, as in grid={{'{name}': [0.1, 1]}}."
             )
-        if federation is not None and name in (
-            "data",
-            "partition",
-            "parties",
-            "test",
-            "validation",
-        ):
+        if federation is not None and name in FROM_FEDERATION:
             raise UsageError(
-                f"{name} was settled when the federation was made: leave the federation out, or"
-                f" {name}."
+                f"{name} is fixed by the federation: leave out the federation, or {name}."
             )
     return {name: list(values) for name, values in grid.items()}

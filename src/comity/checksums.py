@@ -1,6 +1,4 @@
-"""Checksums of files: whether what is read is what was written. They tell of accidents, not of
-somebody who means to deceive.
-"""
+"""Checksums of files. They detect accidental damage, not deliberate changes."""
 
 from __future__ import annotations
 
@@ -18,65 +16,66 @@ BLOCK = 1 << 20
 
 
 class Checksum(NamedTuple):
-    """How many bytes a file has, or had at some time, and the checksum of these: None where nobody
-    wrote it down.
-    """
+    """The length of a file, or of its beginning, and its CRC-32 (None if it was not recorded)."""
 
     length: int
     crc: int | None
 
     @staticmethod
     def of(blob: bytes) -> Checksum:
-        """That of a file with this content."""
+        """Return the checksum of a file with this content."""
         return Checksum(len(blob), zlib.crc32(blob))
 
     def and_then(self, blob: bytes) -> Checksum:
-        """That of the file once something was appended to it, which need not be read for that."""
+        """Return the checksum after appending `blob`, without reading the file again."""
         return Checksum(
             self.length + len(blob), None if self.crc is None else zlib.crc32(blob, self.crc)
         )
 
     def check_beginning(self, path: Path) -> Checksum:
-        """Refuse a file that does not begin with what this was taken of; this, with the checksum if
-        it had none.
+        """Check that a file begins with the bytes of this checksum.
+
+        Returns this checksum, with the CRC computed if it was None. Raises `CorruptedFile` if the
+        file differs, and `ComityError` if it cannot be read.
         """
         try:
             with path.open("rb") as file:
                 if os.fstat(file.fileno()).st_size < self.length:
                     raise CorruptedFile(f"{path} is damaged: it is shorter than it was written.")
-                left = self.length
+                remaining = self.length
                 crc = 0
-                while left and (block := file.read(min(BLOCK, left))):
+                while remaining and (block := file.read(min(BLOCK, remaining))):
                     crc = zlib.crc32(block, crc)
-                    left -= len(block)
+                    remaining -= len(block)
         except OSError as why:
             raise ComityError(f"{path} cannot be read ({why.strerror}).") from why
-        if left or self.crc not in (None, crc):
+        if remaining or self.crc not in (None, crc):
             raise CorruptedFile(f"{path} is damaged: it is not what was written.")
         return Checksum(self.length, crc)
 
     def check(self, path: Path) -> None:
-        """Refuse a file that is not what this was taken of, from its beginning to its end."""
+        """Raise `CorruptedFile` if a file differs from this checksum in length or content."""
         self.check_beginning(path)
         if path.stat().st_size != self.length:
             raise CorruptedFile(f"{path} is damaged: it is longer than it was written.")
 
 
 def with_crc(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """What goes into a JSON file, with a checksum of it all."""
+    """Return the content of a JSON file with its checksum added."""
     return {**plain, CRC: _crc(plain)}
 
 
-def without_crc(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What such a file says; a ValueError if its checksum is another. A file of an earlier version
-    has none.
+def without_crc(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON file without its checksum.
+
+    Files of earlier versions have no checksum. Raises `ValueError` if the checksum differs.
     """
-    plain = {name: value for name, value in told.items() if name != CRC}
-    if CRC in told and told[CRC] != _crc(plain):
-        raise ValueError("the checksum is another")
+    plain = {name: value for name, value in content.items() if name != CRC}
+    if CRC in content and content[CRC] != _crc(plain):
+        raise ValueError("the checksum differs")
     return plain
 
 
 def _crc(plain: Mapping[str, Any]) -> int:
-    """The checksum of what is said, whatever the lines and spaces."""
+    """Return the checksum of JSON content, independent of its line breaks and spaces."""
     return zlib.crc32(json.dumps(plain).encode())

@@ -1,4 +1,4 @@
-"""What Comity says when it cannot go on: one plain sentence, and the exit code that belongs to it."""
+"""The exceptions of Comity, each with its exit code, and exceptions as one plain sentence."""
 
 from __future__ import annotations
 
@@ -8,73 +8,78 @@ from collections.abc import Iterable
 from pathlib import Path
 from traceback import extract_tb
 
-from comity.hints import near
+from comity.hints import find_similar
 
 
 class ComityError(Exception):
-    """A run that failed: the message is one sentence a person can act on."""
+    """Base class of all errors of Comity. The message is one sentence that says what to do."""
 
     exit_code = 1
 
 
-class UsageError(ComityError):
-    """A wrong name or value, or a combination that makes no sense: nothing was started."""
+class UsageError(ComityError, ValueError):
+    """A wrong name or value, or settings that contradict each other. Nothing was started."""
 
     exit_code = 2
 
 
 class CorruptedFile(ComityError):
-    """What came from a disk or a wire is not what it should be: nothing of it was used."""
+    """A file or a message is not what was written. Nothing of it was used."""
 
 
 class WorkerLost(ComityError):
-    """Somebody who held parties' states is gone: the run can go on from its last checkpoint, with
-    everybody.
-    """
+    """A worker with states of parties ended. The run can be resumed from its last checkpoint."""
 
 
-def shown(value: object, most: int = 40) -> str:
-    """A value as it can be quoted in a sentence: on one line and not too long."""
+def quote(value: object, max_length: int = 40) -> str:
+    """Return a value as text for a message: on one line, shortened to `max_length` characters."""
     try:
         text = repr(value)
-    except ValueError:  # Python does not spell out numbers of more than some thousand digits
+    except ValueError:  # Python refuses to convert integers with thousands of digits
         return "a number of thousands of digits"
-    return text if len(text) <= most else f"{text[: most - 4]}...{text[-1]}"
+    return text if len(text) <= max_length else f"{text[: max_length - 4]}...{text[-1]}"
 
 
 def unknown(what: str, name: str, names: Iterable[str]) -> UsageError:
-    """A refusal for `name`, with the nearest of `names` as a suggestion (or all of them when they
-    are few).
+    """Return an error for an unknown name.
+
+    Args:
+        what: the kind of the name, as in "model"
+        name: the unknown name
+        names: the valid names; the message suggests the most similar one, or lists them all if
+            there are at most twelve
     """
-    known = sorted(names)
-    if meant := near(what, str(name), known):
-        hint = f" Did you mean {' or '.join(map(repr, meant))}?"
-    elif 0 < len(known) <= 12:
-        hint = f" Known: {', '.join(known)}."
+    valid_names = sorted(names)
+    if suggestions := find_similar(what, str(name), valid_names):
+        hint = f" Did you mean {' or '.join(map(repr, suggestions))}?"
+    elif 0 < len(valid_names) <= 12:
+        hint = f" Known: {', '.join(valid_names)}."
     else:
         hint = ""
-    return UsageError(f"There is no {what} {shown(name, 200)}.{hint}")
+    return UsageError(f"There is no {what} {quote(name, 200)}.{hint}")
 
 
 def describe(why: BaseException) -> str:
-    """An unforeseen exception as one sentence: what, where, and its own words."""
+    """Return an exception as one sentence: its type, where it was raised, and its message."""
     if isinstance(why, ComityError):
         return str(why)
-    if lack := _lacking(why):
-        return lack
+    if shortage := _describe_shortage(why):
+        return shortage
     if isinstance(why, OSError):
         return f"{why.strerror or why}{f': {why.filename}' if why.filename else ''}."
-    frames = extract_tb(why.__traceback__)
-    ours = [
-        f
-        for f in frames
-        if "site-packages" not in Path(f.filename).parts and f.name != "__getattr__"
-    ] or frames
-    where = (
-        f" in {ours[-1].name} ({Path(ours[-1].filename).name}:{ours[-1].lineno})" if ours else ""
-    )
-    said = str(why).partition("\nException raised from")[0]  # torch's stack of C++ follows there
-    return f"{type(why).__name__}{where}: {said}"
+    all_frames = extract_tb(why.__traceback__)
+    frames = [
+        frame
+        for frame in all_frames
+        if "site-packages" not in Path(frame.filename).parts and frame.name != "__getattr__"
+    ] or all_frames
+    where = ""
+    if frames:
+        last = frames[-1]
+        where = f" in {last.name} ({Path(last.filename).name}:{last.lineno})"
+    # torch appends its C++ stack after these words
+    message = str(why).partition("\nException raised from")[0]
+    return f"{type(why).__name__}{where}: {message}"
 
 
 NO_MEMORY = (
@@ -85,12 +90,13 @@ NO_MEMORY = (
     "failed to map segment",
     "bad_alloc",
 )
-"""How torch, the system and the linker call it."""
+"""Messages of torch, the system and the linker when memory runs out."""
 
 
-def _lacking(why: BaseException) -> str:
-    """What there is too little of, when that is the reason; libraries say it in exceptions of every
-    kind.
+def _describe_shortage(why: BaseException) -> str:
+    """Return a sentence if memory or file descriptors ran out, otherwise an empty text.
+
+    Libraries report such shortages with exceptions of many types.
     """
     number = why.errno if isinstance(why, OSError) else None
     if (
@@ -98,33 +104,27 @@ def _lacking(why: BaseException) -> str:
         or number == errno.ENOMEM
         or any(words in str(why) for words in NO_MEMORY)
     ):
-        return (
-            "There is not enough memory for this: try fewer workers, smaller batches or a smaller"
-            " model."
-        )
+        return "There is not enough memory: try fewer workers, smaller batches or a smaller model."
     if number in (errno.EMFILE, errno.ENFILE) or "Too many open files" in str(why):
         return (
-            f"There are too few file descriptors for this ({_descriptors()}): allow more, with"
-            " ulimit -n 1024 for instance."
+            f"There are too few file descriptors ({_descriptor_limit()}): allow more, for example"
+            " with ulimit -n 1024."
         )
     if isinstance(why, RecursionError) and "JSON" in str(why):
-        return (
-            "A json file that was to be read is nested too deeply to be one of Comity's: it is"
-            " damaged."
-        )
+        return "A JSON file is nested too deeply to be one that Comity wrote: it is damaged."
     return ""
 
 
-def _descriptors() -> str:
+def _descriptor_limit() -> str:
     try:
         from resource import RLIMIT_NOFILE, getrlimit
-    except ImportError:  # not a system that counts them
+    except ImportError:  # the system has no such limit
         return "too many files are open"
     return f"ulimit -n says {getrlimit(RLIMIT_NOFILE)[0]}"
 
 
-def fate(exit_code: int | None) -> str:
-    """How a process ended: on its own, or by which signal."""
+def describe_exit(exit_code: int | None) -> str:
+    """Return how a process ended: by itself, or by which signal."""
     if exit_code is None or exit_code >= 0:
         return "ended unexpectedly"
     try:

@@ -1,4 +1,4 @@
-"""Rows as pandas frames, where pandas is installed."""
+"""Rows as pandas data frames. pandas is optional."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 
 def frame(rows: Iterable[Any], columns: Sequence[str] | None = None) -> pandas.DataFrame:
-    """Rows (tuples, or dicts by column) as a frame; one sentence if there is no pandas."""
+    """Return rows (tuples, or dicts by column) as a data frame.
+
+    Raises `UsageError` if pandas is not installed.
+    """
     try:
         import pandas
     except ImportError as why:
         raise UsageError(
-            "to_pandas needs pandas, which is not installed here: pip install pandas."
+            "to_pandas needs pandas, which is not installed: pip install pandas."
         ) from why
     return pandas.DataFrame(list(rows), columns=None if columns is None else list(columns))

@@ -1,5 +1,6 @@
-"""What people type who come from elsewhere, and what it is called here. Suggestions only: nothing
-is taken for something else.
+"""Suggestions for unknown names: names that other software uses, and their names in Comity.
+
+They appear in error messages only. Comity never replaces one name by another.
 """
 
 from __future__ import annotations
@@ -7,21 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-MOST_NAMED = 5  # names in a suggestion
+MAX_SUGGESTIONS = 5
 
 
-def _spread(table: dict[str, str]) -> dict[str, str]:
-    """`ours: "their words"` turned round, spelled as `plain` spells."""
-    return {plain(word): ours for ours, words in table.items() for word in words.split()}
+def _by_synonym(synonyms: dict[str, str]) -> dict[str, str]:
+    """Invert `{name: "synonym synonym ..."}`; the synonyms are normalised."""
+    return {normalise(word): name for name, words in synonyms.items() for word in words.split()}
 
 
-def plain(name: str) -> str:
-    """A name without what people spell in several ways: case, hyphens, underscores, dots."""
-    return "".join(sign for sign in name.lower() if sign not in "-_. ")
+def normalise(name: str) -> str:
+    """Return a name in lower case without hyphens, underscores, dots and spaces."""
+    return "".join(character for character in name.lower() if character not in "-_. ")
 
 
 NAMES: dict[str, dict[str, str]] = {
-    "dataset": _spread(
+    "dataset": _by_synonym(
         {
             "fashion-mnist": "fmnist fashion fashionmnist fashion_mnist",
             "mnist-m": "mnistm",
@@ -36,7 +37,7 @@ NAMES: dict[str, dict[str, str]] = {
             "heart": "heart-disease fed-heart-disease",
         }
     ),
-    "algorithm": _spread(
+    "algorithm": _by_synonym(
         {
             "solo": "local alone standalone local-only single isolated",
             "centralized": "central centralised pooled centralized-training",
@@ -47,7 +48,7 @@ NAMES: dict[str, dict[str, str]] = {
             "relay-p2p": "p2p",
         }
     ),
-    "model": _spread(
+    "model": _by_synonym(
         {
             "mlp2": "mlp dnn",
             "cnn4": "cnn convnet",
@@ -56,7 +57,7 @@ NAMES: dict[str, dict[str, str]] = {
             "bilstm": "lstm rnn gru",
         }
     ),
-    "partition": _spread(
+    "partition": _by_synonym(
         {
             "dirichlet": "noniid non-iid dir lda label-skew labelskew hetero-dir",
             "pathological": "pat patho classes label",
@@ -66,7 +67,7 @@ NAMES: dict[str, dict[str, str]] = {
             "domain": "feature feature-skew domains",
         }
     ),
-    "metric": _spread(
+    "metric": _by_synonym(
         {
             "accuracy": "acc top1",
             "macro_f1": "f1 f1-macro f1-score",
@@ -77,9 +78,11 @@ NAMES: dict[str, dict[str, str]] = {
             "r2": "rsquared explained",
         }
     ),
-    "optimizer": _spread({"sgd": "momentum", "adam": "adamw"}),
-    "option of fed-sps called": _spread({"collab_steps": "peer_steps", "units": "pixel pixels"}),
-    "setting called": _spread(
+    "optimizer": _by_synonym({"sgd": "momentum", "adam": "adamw"}),
+    "option of fed-sps called": _by_synonym(
+        {"collab_steps": "peer_steps", "units": "pixel pixels"}
+    ),
+    "setting called": _by_synonym(
         {
             "data": "dataset data-set",
             "algorithm": "method algo strategy",
@@ -116,7 +119,7 @@ NAMES: dict[str, dict[str, str]] = {
         }
     ),
 }
-"""By what is looked for: other names, and ours."""
+"""Synonyms and their names in Comity, by the kind of the name."""
 
 EXAMPLES = {
     "data": "--data digits",
@@ -129,9 +132,9 @@ EXAMPLES = {
     "validation": "--validation 0.1",
     "test": "--test 'own(0.25)'",
 }
-"""How an option is given, where its name does not say it."""
+"""Examples for options whose values are not obvious."""
 
-OPTIONS = _spread(
+OPTIONS = _by_synonym(
     {
         "--partition 'dirichlet(alpha=0.1)'": "alpha dir-alpha dirichlet-alpha beta concentration",
         "--partition 'pathological(classes=2)'": (
@@ -144,9 +147,9 @@ OPTIONS = _spread(
         "--track mlflow": "mlflow",
     }
 )
-"""Other names of options that are no settings, or settings of which only a part is meant."""
+"""Synonyms of options that are no settings, or that are a part of a setting."""
 
-COMMANDS = _spread(
+COMMANDS = _by_synonym(
     {
         "run": "train fit start simulate exec experiment",
         "compare": "bench benchmark versus vs comparison",
@@ -160,37 +163,50 @@ COMMANDS = _spread(
         "data import": "import load",
         "data inspect": "inspect stats",
         "data prepare": "download prepare",
+        "data split": "deal split",
     }
 )
 
 
-def near(kind: str, name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Which of the known names may have been meant, the likeliest first; none if that cannot be
-    guessed.
+def find_similar(kind: str, name: str, names: Iterable[str], limit: int = 1) -> list[str]:
+    """Return the valid names that are most similar to an unknown name, the best first.
+
+    Args:
+        kind: what is named, as in "model"
+        name: the unknown name
+        names: the valid names
+        limit: the most suggestions for a misspelt name
     """
-    names = sorted(known)
-    spelled = plain(name)
-    others = NAMES.get("setting called" if kind.startswith("setting") else kind, {})
-    if (meant := others.get(spelled)) in names:
-        return [str(meant)]
-    if same := [each for each in names if plain(each) in (spelled, f"{spelled}s")]:
+    valid_names = sorted(names)
+    normalised = normalise(name)
+    synonyms = NAMES.get("setting called" if kind.startswith("setting") else kind, {})
+    if (synonym := synonyms.get(normalised)) in valid_names:
+        return [str(synonym)]
+    if same := [
+        valid for valid in valid_names if normalise(valid) in (normalised, f"{normalised}s")
+    ]:
         return same
-    begin = [each for each in names if len(spelled) > 2 and plain(each).startswith(spelled)]
-    if 0 < len(begin) <= MOST_NAMED:
-        return begin
-    lowered = {each.lower(): each for each in names}
-    return [lowered[each] for each in get_close_matches(name.lower(), lowered, n=most, cutoff=0.6)]
+    longer = [
+        valid
+        for valid in valid_names
+        if len(normalised) > 2 and normalise(valid).startswith(normalised)
+    ]
+    if 0 < len(longer) <= MAX_SUGGESTIONS:
+        return longer
+    lower_case = {valid.lower(): valid for valid in valid_names}
+    matches = get_close_matches(name.lower(), lower_case, n=limit, cutoff=0.6)
+    return [lower_case[match] for match in matches]
 
 
-def option(given: str, settings: Iterable[str]) -> str:
-    """What to type instead of an option that there is not; nothing if that cannot be guessed."""
-    spelled = plain(given.lstrip("-"))
-    if spelled in OPTIONS:
-        return OPTIONS[spelled]
-    meant = NAMES["setting called"].get(spelled, spelled)
-    if meant == "algorithm":
+def suggest_option(flag: str, settings: Iterable[str]) -> str:
+    """Return what to type instead of an unknown option; an empty text if there is no suggestion."""
+    normalised = normalise(flag.lstrip("-"))
+    if normalised in OPTIONS:
+        return OPTIONS[normalised]
+    setting = NAMES["setting called"].get(normalised, normalised)
+    if setting == "algorithm":
         return "the method's name without an option, as in: comity run fedavg"
-    if meant not in settings:
+    if setting not in settings:
         return ""
-    flag = f"--{meant.replace('_', '-')}"
-    return f"{flag}, as in {EXAMPLES[meant]}" if meant in EXAMPLES else flag
+    suggestion = f"--{setting.replace('_', '-')}"
+    return f"{suggestion}, as in {EXAMPLES[setting]}" if setting in EXAMPLES else suggestion

@@ -1,4 +1,4 @@
-"""What things are called where people read of them."""
+"""Names of methods in tables, charts and messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from comity.spec import parse, split
 
 
 def display_name(algorithm: str) -> str:
-    """What people call an algorithm: its name with its options, a user's file by its stem."""
+    """Return the name of a method for display: a user's file is named by its stem."""
     specs = [parse(part) for part in split(algorithm, "+")]
     return "+".join(
         str(replace(s, name=Path(s.name).stem if is_code(s.name) else s.name)) for s in specs

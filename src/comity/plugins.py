@@ -1,8 +1,7 @@
-"""A user's own file as an algorithm, a model, a dataset or a tracker: the one place where such
-files are run.
+"""Users' Python files as algorithms, models, datasets and trackers. Only this module runs them.
 
-Whose file it is nobody asks here; `experiments.trust` does, wherever it is a folder that names it
-and not the user.
+This module does not check whether a file may be trusted. `comity.runs.trust` does that where a
+folder, and not the user, names the file.
 """
 
 from __future__ import annotations
@@ -19,38 +18,41 @@ from comity.errors import UsageError
 from comity.text import escape_terminal
 
 DIGEST = "__digest__"
-"""The name under which a user's module keeps the digest of its source."""
+"""The attribute of a user's module that holds the digest of its source."""
 
 
 def is_code(name: str) -> bool:
-    """Whether a name in the settings is that of a file to be run, not of something that Comity has."""
+    """Return whether a name in the settings is a user's Python file."""
     return name.endswith(".py")
 
 
 def digest(path: str) -> str | None:
-    """The digest of what runs if this file is asked for: as this process imported it or, failing
-    that, as it is on the disk.
+    """Return the SHA-256 digest of the code that a file stands for.
+
+    This is the code that this process imported from the file, or otherwise the code on disk. None
+    if there is no such file.
     """
     file = Path(path).resolve()
-    known = _imported(file)
-    return str(vars(known)[DIGEST]) if known else _on_disk(file)
+    module = _imported_module(file)
+    return str(vars(module)[DIGEST]) if module else _file_digest(file)
 
 
 def module_from(path: str) -> ModuleType:
-    """Import a Python file by its path, once; its records are known by the file's own name."""
+    """Import a Python file by its path, once per process. Its records are named by the file."""
     file = Path(path).resolve()
-    if known := _imported(file):
-        if _on_disk(file) not in (vars(known)[DIGEST], None):
+    if imported := _imported_module(file):
+        if _file_digest(file) not in (vars(imported)[DIGEST], None):
             warnings.warn(
                 escape_terminal(
-                    f"{path} has changed since it was imported here, and is used as it was then."
+                    f"{path} has changed since this process imported it; the earlier version is"
+                    " used."
                 ),
                 stacklevel=2,
             )
-        return known
+        return imported
     if not file.is_file():
         raise UsageError(f"There is no file {path}.")
-    name = _name(file)
+    name = _module_name(file)
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None:
         raise UsageError(f"{path} is not a Python file.")
@@ -59,26 +61,25 @@ def module_from(path: str) -> ModuleType:
     try:
         source = file.read_bytes()
         vars(module)[DIGEST] = sha256(source).hexdigest()
-        exec(
-            compile(source, file, "exec", dont_inherit=True), vars(module)
-        )  # the source itself: a .pyc can be of another
+        # Compiled here, since a .pyc file may belong to another version of the source.
+        exec(compile(source, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as why:
         del sys.modules[name]
         raise UsageError(f"{path} could not be imported: {type(why).__name__}: {why}") from why
     return module
 
 
-def _name(file: Path) -> str:
+def _module_name(file: Path) -> str:
     return f"comity_user.{file.stem}"
 
 
-def _imported(file: Path) -> ModuleType | None:
-    """The module that this process made of a file, if it did."""
-    known = sys.modules.get(_name(file))
-    return known if known is not None and known.__file__ == str(file) else None
+def _imported_module(file: Path) -> ModuleType | None:
+    """Return the module that this process imported from a file, if any."""
+    module = sys.modules.get(_module_name(file))
+    return module if module is not None and module.__file__ == str(file) else None
 
 
-def _on_disk(file: Path) -> str | None:
+def _file_digest(file: Path) -> str | None:
     try:
         return sha256(file.read_bytes()).hexdigest()
     except OSError:
@@ -86,17 +87,17 @@ def _on_disk(file: Path) -> str | None:
 
 
 def from_file(path: str, name: str) -> Any:
-    """What a user's file calls `name`."""
+    """Return the function or class `name` of a user's file."""
     module = module_from(path)
-    if not callable(made := getattr(module, name, None)):
+    if not callable(member := getattr(module, name, None)):
         raise UsageError(f"{path} must define {name}(...).")
-    return made
+    return member
 
 
-def call_from_file(path: str, name: str, *given: Any) -> Any:
-    """What a user's function `name` returns; its own failures are refusals that name the file."""
+def call_from_file(path: str, name: str, *arguments: Any) -> Any:
+    """Call the function `name` of a user's file. Its exceptions become `UsageError`."""
     try:
-        return from_file(path, name)(*given)
+        return from_file(path, name)(*arguments)
     except UsageError:
         raise
     except Exception as why:

@@ -1,6 +1,4 @@
-"""The calls that read what lies in folders: `comity.open` gives it back, `comity.report` makes a
-page of it, and `comity.disclose` one of what left a party.
-"""
+"""The calls that read folders of runs: `comity.open`, `comity.report` and `comity.disclose`."""
 
 from __future__ import annotations
 
@@ -11,13 +9,14 @@ from typing import Literal
 
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.metrics.custom_metrics import Function, give
-from comity.models import OwnModel
+from comity.metrics.custom_metrics import Function, register_function
+from comity.models import CustomModel
+from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
 from comity.runs.call_settings import check_federation
 from comity.runs.folder import RunFolder
 from comity.runs.result import Result
 from comity.studies.compare import COMPARISON
-from comity.studies.finished import Comparison, comparison_of, opened
+from comity.studies.finished import Comparison, open_comparison, open_run
 from comity.text import escape_terminal
 
 
@@ -25,39 +24,51 @@ def open(
     folder: str | Path,
     federation: Federation | None = None,
     *,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     metric: Function | None = None,
     trust: bool = False,
 ) -> Result | Comparison:
-    """What lies in a folder: a run's `Result`, or a `Comparison`, made here, elsewhere, or by the
-    command line.
+    """Open the folder of a run or of a comparison, made by Python or by the command line.
 
-    Files that are not what was written are refused. Figures need neither the data nor anybody's
-    code; these are opened when a model is asked for, and code that somebody else's folder names
-    runs only with `trust=True`. Data, models and metrics that were given from Python must be given
-    again.
+    The data and users' code are read only when a model is needed. Damaged files are refused.
+
+    Args:
+        folder: the folder of a run or of a comparison
+        federation: the data, if the run got them from Python
+        model: the network, if the run got it from Python
+        metric: the metric, if the run got it from Python
+        trust: allow the Python files that a folder made by somebody else names to run
+
+    Returns:
+        A `Result` or a `Comparison`.
+
+    Raises:
+        UsageError: there is no such folder, or it contains neither.
+        ComityError: a file is damaged.
 
     Examples:
         >>> import comity, tempfile
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     done = comity.run("fedavg", parties=2, rounds=1, model="linear", out=f"{home}/run")
-        ...     comity.open(f"{home}/run").summary == done.summary
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = comity.run(
+        ...         "fedavg", parties=2, rounds=1, model="linear", out=f"{folder}/run"
+        ...     )
+        ...     comity.open(f"{folder}/run").summary == result.summary
         True
     """
     if metric is not None:
-        give(metric)
+        register_function(metric)
     if federation is not None:
         check_federation("open", str(folder), federation)
-    place = Path(folder)
-    if not place.is_dir():
-        raise UsageError(f"There is no folder {place}.")
-    if (place / COMPARISON).exists():
-        return comparison_of(place, federation, model, trust)
-    if RunFolder(place).begun or RunFolder(place).remains:
-        return opened(place, federation, model, trust)
-    inside = sorted(str(path.parent.relative_to(place)) for path in place.rglob("config.toml"))[:3]
-    more = f"; there are runs inside, as {', '.join(inside)}" if inside else ""
-    raise UsageError(f"{place} holds neither a run nor a comparison{more}.")
+    path = Path(folder)
+    if not path.is_dir():
+        raise UsageError(f"There is no folder {path}.")
+    if (path / COMPARISON).exists():
+        return open_comparison(path, federation, model, trust)
+    if RunFolder(path).begun or RunFolder(path).remains:
+        return open_run(path, federation, model, trust)
+    inside = sorted(str(file.parent.relative_to(path)) for file in path.rglob("config.toml"))[:3]
+    hint = f"; there are runs in {', '.join(inside)}" if inside else ""
+    raise UsageError(f"{path} contains neither a run nor a comparison{hint}.")
 
 
 def report(
@@ -71,37 +82,39 @@ def report(
     figures: Literal["pdf", "svg", "png"] | None = None,
     trust: bool = False,
 ) -> Path:
-    """Write the page of a folder, a result or a comparison, and return its path; it is one file
-    that needs no network.
+    """Write the report of a folder, a result or a comparison as one self-contained HTML page.
 
     Args:
-        what: a folder with runs, or what `comity.run`, `compare` or `open` gave
-        out: where the page goes; `report.html` in the folder unless told
-        methods: those whose representations are drawn; the best three and SOLO unless told
-        target: the accuracy to which rounds and bytes are counted; SOLO's unless told
-        quick: only what the files say, without opening data or models
-        samples: whether parties' samples may be on the page
-        figures: also every chart as a file, in DIR/figures
-        trust: whether files may run that somebody else's runs name
+        what: a folder of runs, a `Result` or a `Comparison`
+        out: file of the page; default: `report.html` in the folder
+        methods: methods whose representations are drawn; default: the best three and SOLO
+        target: accuracy up to which rounds and bytes are counted; default: the accuracy of SOLO
+        quick: use only the files of the runs, without opening data or models
+        samples: show some samples of the parties
+        figures: also write every chart as a file of this format, in the folder `figures`
+        trust: allow the Python files that folders made by somebody else name to run
+
+    Returns:
+        The path of the page.
     """
-    from comity.report import report as write
+    from comity.reporting import report as write_report
 
     if isinstance(what, Result | Comparison):
         if what.temporary and out is None:
             raise UsageError(
-                "The folder of this run is temporary, and its page would go with it: say where,"
-                " with out='page.html'."
+                "The folder of this run is temporary and would be deleted with its page: choose"
+                " another place with out='page.html'."
             )
         what = what.folder
     if not isinstance(what, str | Path):
         raise UsageError(
-            f"A page is of a folder, a result or a comparison, not of a {type(what).__name__}."
+            f"report takes a folder, a result or a comparison, not a {type(what).__name__}."
         )
 
-    def told(text: str) -> None:
+    def warn(text: str) -> None:
         warnings.warn(escape_terminal(text), stacklevel=4)
 
-    return write(
+    return write_report(
         what,
         methods=methods,
         target=target,
@@ -110,7 +123,7 @@ def report(
         figures=figures,
         out=out,
         trust=trust,
-        told=told,
+        warn=warn,
     )
 
 
@@ -120,40 +133,43 @@ def disclose(
     out: str | Path | None = None,
     *,
     federation: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     trust: bool = False,
 ) -> tuple[Path, Path]:
-    """Write what left a party in a finished run, for whoever answers for its data; the paths of the
-    page and of the PDF.
+    """Write what left a party in a finished run, as HTML and PDF for the party's data officer.
 
     Args:
-        what: a run's folder, or what `comity.run` or `open` gave
-        party: whose page
-        out: the folder for both files; the run's own unless told
-        federation: the data, if they were given from Python and `what` is a folder
-        model: the network, if it was given from Python and `what` is a folder
-        trust: whether files may run that somebody else's run names
+        what: the folder of a run, or a `Result`
+        party: name of the party
+        out: folder for both files; default: the folder of the run
+        federation: the data, if the run got them from Python and `what` is a folder
+        model: the network, if the run got it from Python and `what` is a folder
+        trust: allow the Python files that a folder made by somebody else names to run
+
+    Returns:
+        The paths of the HTML page and of the PDF.
 
     Examples:
         >>> import comity, tempfile
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     done = comity.run("fedavg", parties=2, rounds=1, model="linear", out=f"{home}/run")
-        ...     [path.name for path in comity.disclose(done, "p0")]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = comity.run(
+        ...         "fedavg", parties=2, rounds=1, model="linear", out=f"{folder}/run"
+        ...     )
+        ...     [path.name for path in comity.disclose(result, "p0")]
         ['disclosure-p0.html', 'disclosure-p0.pdf']
     """
     from comity.disclosure import disclose as write
 
-    place = None if out is None else Path(out)
+    out_folder = None if out is None else Path(out)
     if isinstance(what, Result):
-        if what.temporary and place is None:
+        if what.temporary and out_folder is None:
             raise UsageError(
-                "The folder of this run is temporary, and its page would go with it: say where,"
-                " with out='folder'."
+                "The folder of this run is temporary and would be deleted with its page: choose"
+                " another place with out='folder'."
             )
-        return write(what.folder, party, place, server_run=what.job, trust=trust)
+        return write(what.folder, party, out_folder, server_run=what.job, trust=trust)
     if not isinstance(what, str | Path):
         raise UsageError(
-            "What left a party is told of one run, by its folder or result, not of a"
-            f" {type(what).__name__}."
+            f"disclose takes the folder of a run or a result, not a {type(what).__name__}."
         )
-    return write(Path(what), party, place, federation=federation, model=model, trust=trust)
+    return write(Path(what), party, out_folder, federation=federation, model=model, trust=trust)

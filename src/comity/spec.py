@@ -1,10 +1,11 @@
-"""The small grammar in which partitions, models, test protocols and algorithms are named on a
-command line.
+"""The grammar of names with options, used for methods, models, partitions and test protocols.
 
 name                      iid
 name(option=value, ...)   dirichlet(alpha=0.1,min=10)
 name(value)               own(0.25)
-name(option=a,b,c)        shift(kinds=rotate,invert,noise)      a list: bare words continue the option before them
+name(option=a,b,c)        shift(kinds=rotate,invert,noise)
+
+The last form is a list: words without `=` continue the option before them.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from comity.errors import UsageError, shown, unknown
+from comity.errors import UsageError, quote, unknown
 
 MAX_INT = 10**12
-"""No count of anything reaches it; further on 64 bits overflow."""
+"""Integers must be smaller: larger counts make no sense and could overflow 64 bits."""
 T = TypeVar("T")
 Value = bool | int | float | str | tuple[Any, ...]
 
@@ -33,26 +34,25 @@ class Spec:
     options: dict[str, Value] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        inside = [show(a) for a in self.args] + [f"{k}={show(v)}" for k, v in self.options.items()]
+        inside = [format_value(v) for v in self.args]
+        inside += [f"{name}={format_value(v)}" for name, v in self.options.items()]
         return f"{self.name}({','.join(inside)})" if inside else self.name
 
 
-def show(value: object) -> str:
-    """A value as the grammar writes it."""
+def format_value(value: object) -> str:
+    """Return a value as the grammar writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
-        return ",".join(show(v) for v in value)
+        return ",".join(format_value(v) for v in value)
     try:
         return str(value)
-    except ValueError:  # Python does not spell out numbers of more than some thousand digits
-        raise UsageError(
-            "There is a number of thousands of digits, which nothing here takes."
-        ) from None
+    except ValueError:  # Python refuses to convert integers with thousands of digits
+        raise UsageError("A number has thousands of digits, which is too large.") from None
 
 
 def split(text: str, separator: str) -> list[str]:
-    """Cut `text` at `separator`, but not inside parentheses."""
+    """Split `text` at `separator`, but not inside parentheses."""
     parts = []
     depth = 0
     begin = 0
@@ -68,8 +68,8 @@ def split(text: str, separator: str) -> list[str]:
     return [part.strip() for part in [*parts, text[begin:]]]
 
 
-def value(text: str) -> Value:
-    """`true`, `3`, `0.1`, or a word."""
+def parse_value(text: str) -> Value:
+    """Parse `true`, `3`, `0.1`, or a word."""
     text = text.strip()
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
@@ -82,7 +82,7 @@ def value(text: str) -> Value:
 
 
 def parse(text: str) -> Spec:
-    """Read one `name(...)`."""
+    """Parse one `name(...)`."""
     text = text.strip()
     name, bracket, rest = text.partition("(")
     name = name.strip()
@@ -100,94 +100,102 @@ def parse(text: str) -> Spec:
         if equals:
             if key in options:
                 raise UsageError(f"{text!r} gives {key} twice.")
-            options[key] = value(right)
+            options[key] = parse_value(right)
             last = key
         elif last:
-            so_far = options[last]
-            options[last] = (
-                (*so_far, value(part)) if isinstance(so_far, tuple) else (so_far, value(part))
-            )
+            before = options[last]
+            items = before if isinstance(before, tuple) else (before,)
+            options[last] = (*items, parse_value(part))
         else:
-            args.append(value(part))
+            args.append(parse_value(part))
     return Spec(name, tuple(args), options)
 
 
-def coerce(what: str, given: object, kind: Any) -> Any:
-    """`given` as the annotated type `kind`, or a refusal that says what is wanted."""
+def coerce(what: str, value: object, kind: Any) -> Any:
+    """Convert a value to an annotated type.
+
+    Args:
+        what: what the value is for, for the error message
+        value: the parsed value
+        kind: the type, as in a function's signature
+
+    Raises:
+        UsageError: the value does not fit the type.
+    """
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
-        return _any_of(what, given, typing.get_args(kind))
+        return _coerce_to_any(what, value, typing.get_args(kind))
     if origin is typing.Literal:
-        if given in typing.get_args(kind):
-            return given
+        if value in typing.get_args(kind):
+            return value
         raise UsageError(
             f"{what} must be one of {', '.join(map(str, typing.get_args(kind)))}, not"
-            f" {shown(show(given))}."
+            f" {quote(format_value(value))}."
         )
     if origin is tuple:
         inner, *_ = typing.get_args(kind)
-        return tuple(
-            coerce(what, g, inner) for g in (given if isinstance(given, tuple | list) else (given,))
-        )
-    return _single(what, given, kind)
+        items = value if isinstance(value, tuple | list) else (value,)
+        return tuple(coerce(what, item, inner) for item in items)
+    return _coerce_to_one(what, value, kind)
 
 
-def _any_of(what: str, given: object, choices: tuple[Any, ...]) -> Any:
-    """`given` as the first of several types that it fits."""
-    if given is None and type(None) in choices:
+def _coerce_to_any(what: str, value: object, choices: tuple[Any, ...]) -> Any:
+    """Convert a value to the first of several types that it fits."""
+    if value is None and type(None) in choices:
         return None
     for choice in (c for c in choices if c is not type(None)):
         try:
-            return coerce(what, given, choice)
+            return coerce(what, value, choice)
         except UsageError:
             continue
-    raise UsageError(f"{what} cannot be {shown(show(given))}.")
+    raise UsageError(f"{what} cannot be {quote(format_value(value))}.")
 
 
-def _single(what: str, given: object, kind: Any) -> Any:
-    """One number, word, or true or false: 3 is a float as well, 3.0 a whole number, and any number
-    a word.
+def _coerce_to_one(what: str, value: object, kind: Any) -> Any:
+    """Convert a value to a number, a word or a bool.
+
+    3 is also a float, 3.0 is also an integer, and every number is also a word.
     """
-    if kind is int and isinstance(given, int | float) and abs(given) >= MAX_INT:
+    if kind is int and isinstance(value, int | float) and abs(value) >= MAX_INT:
         raise UsageError(f"{what} is too large: whole numbers have at most 12 digits.")
-    if kind is float and isinstance(given, int | float) and not isinstance(given, bool):
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            return float(given)
+            return float(value)
         except OverflowError:
             raise UsageError(f"{what} is too large: no number is larger than 1.8e308.") from None
-    if kind is int and isinstance(given, float) and given.is_integer():
-        return int(given)
-    if kind is str and isinstance(given, int | float):
-        return show(given)
-    if isinstance(given, kind) and (kind is bool) == isinstance(given, bool):
-        return given
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is str and isinstance(value, int | float):
+        return format_value(value)
+    if isinstance(value, kind) and (kind is bool) == isinstance(value, bool):
+        return value
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    raise UsageError(f"{what} must be {names.get(kind, kind)}, not {shown(show(given))}.")
+    raise UsageError(f"{what} must be {names.get(kind, kind)}, not {quote(format_value(value))}.")
 
 
 def call(spec: Spec, function: Callable[..., T], *fixed: Any) -> T:
-    """Call `function(*fixed, ...)` with the spec's values, checked against the function's own
-    signature.
+    """Call `function(*fixed, ...)` with the values of a spec, converted as its signature says.
+
+    Raises `UsageError` for unknown, repeated or missing options, and for values of a wrong type.
     """
-    hints = typing.get_type_hints(function)
+    kinds = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters.values())[len(fixed) :]
     names = [p.name for p in parameters]
     if len(spec.args) > len(names):
         raise UsageError(
             f"{spec.name} takes at most {len(names)} values, but {len(spec.args)} were given."
         )
-    given = dict(zip(names, spec.args, strict=False))
+    values = dict(zip(names, spec.args, strict=False))
     for name, option in spec.options.items():
         if name not in names:
             raise unknown(f"option of {spec.name} called", name, names)
-        if name in given:
+        if name in values:
             raise UsageError(f"{spec} gives {name} twice.")
-        given[name] = option
-    missing = [p.name for p in parameters if p.default is p.empty and p.name not in given]
+        values[name] = option
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in values]
     if missing:
         raise UsageError(
             f"{spec.name} needs {' and '.join(missing)}, as in {spec.name}({missing[0]}=...)."
         )
-    return function(
-        *fixed, **{n: coerce(f"{n} of {spec.name}", v, hints[n]) for n, v in given.items()}
-    )
+    coerced = {n: coerce(f"{n} of {spec.name}", v, kinds[n]) for n, v in values.items()}
+    return function(*fixed, **coerced)

@@ -1,13 +1,15 @@
-"""Text for a screen. Names come from files, folders and people, and a terminal obeys some
-characters instead of showing them.
+"""Text for a terminal.
+
+Names come from files, folders and users, and may contain characters that control a terminal.
 """
 
 from __future__ import annotations
 
 
 def escape_terminal(text: str) -> str:
-    """One line in which nothing moves the cursor, colours, hides or turns the text around: such
-    characters are written out.
+    """Return the text as one line, with all unprintable characters escaped.
+
+    The result cannot move the cursor, change colours, or hide or reverse text.
 
     Examples:
         >>> escape_terminal("two\\nlines, \\x1b[2Ja clean screen, \\u202eright to left")
@@ -15,15 +17,13 @@ def escape_terminal(text: str) -> str:
         >>> escape_terminal("größer als 方法 [red] \\\\ is text")
         'größer als 方法 [red] \\\\ is text'
     """
-    return (
-        text
-        if text.isprintable()
-        else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def first_paragraph(docstring: str) -> str:
-    """The first paragraph of a docstring as one line.
+    """Return the first paragraph of a docstring as one line.
 
     Examples:
         >>> first_paragraph("A title that\\ngoes on.\\n\\nMore.")
@@ -32,21 +32,20 @@ def first_paragraph(docstring: str) -> str:
     return " ".join(docstring.strip().partition("\n\n")[0].split())
 
 
-class Turns:
-    """Numbers for runs that come one after another, as in `3/21 adcol seed 1`: which of how many it
-    is.
+class RunNumbers:
+    """Numbers the titles of consecutive runs, as in `3/21 adcol seed 1`.
 
     Examples:
-        >>> told = Turns(12)
-        >>> told("solo"), told("fedavg"), told("solo")
+        >>> numbered = RunNumbers(12)
+        >>> numbered("solo"), numbered("fedavg"), numbered("solo")
         (' 1/12 solo', ' 2/12 fedavg', ' 1/12 solo')
     """
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._seen: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}
 
     def __call__(self, title: str) -> str:
-        """The title with its number; one that is looked at again keeps it."""
-        turn = self._seen.setdefault(title, len(self._seen) + 1)
-        return f"{turn:>{len(str(self._total))}}/{self._total} {title}"
+        """Return the title with its number. The same title always has the same number."""
+        number = self._numbers.setdefault(title, len(self._numbers) + 1)
+        return f"{number:>{len(str(self._total))}}/{self._total} {title}"

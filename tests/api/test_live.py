@@ -29,7 +29,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     vars(drawing)["display"] = display
     monkeypatch.setitem(sys.modules, "IPython", kernel)
     monkeypatch.setitem(sys.modules, "IPython.display", drawing)
-    monkeypatch.setattr(live, "EVERY", 0.0)
+    monkeypatch.setattr(live, "INTERVAL", 0.0)
     return pictures
 
 

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import comity
-from comity.measure.summary import KINDS, blocks
-from comity.metrics.custom_metrics import TAKEN
+from comity.metrics.custom_metrics import RESERVED
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Quiet
+from comity.runs.summary import KINDS, blocks
 from comity.runs.trust import MARK
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
@@ -140,7 +140,7 @@ def test_engines_agree_and_a_killed_run_goes_on(
 def test_the_metric_of_a_file_is_what_parties_are_judged_by(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comity.report.sections.space.SAMPLES", 24)
+    monkeypatch.setattr("comity.reporting.sections.space.SAMPLES", 24)
     ended = works(
         "compare",
         "fedavg",
@@ -198,7 +198,7 @@ def test_a_strangers_metric_is_shown_but_not_run(
         del sys.modules[name]
     from comity.metrics.metrics import METRICS
 
-    monkeypatch.setattr(METRICS, "own", {})
+    monkeypatch.setattr(METRICS, "custom", {})
     said = works("report", tmp_path / "c").out
     assert "left out" in said
     assert str(mine) in said
@@ -289,7 +289,7 @@ def test_a_partition_that_was_given_is_kept_in_the_split(tmp_path: Path) -> None
     said = one_sentence(
         command("run", tmp_path / "run" / "config.toml", "--out", tmp_path / "new"), 2
     )
-    assert "halves was given from Python" in said
+    assert "halves is a function that was passed from Python" in said
 
 
 def test_a_dataset_that_was_given_must_be_given_again(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ PARTITIONS: dict[str, tuple[Callable[..., Any], str]] = {
     "no numbers": (lambda y, n, rng: [range(9), ["a"]], "must give party 'p1' a list of positions"),
     "a mask": (lambda y, n, rng: [y < 5, y >= 5], "must give party 'p0' a list of positions"),
     "nothing": (lambda y, n, rng: None, "must return a list"),
-    "too few": (lambda y, n, rng: [range(9)], "made 1 parties, not 2"),
+    "too few": (lambda y, n, rng: [range(9)], "returned 1 parties, not 2"),
     "names": (
         lambda y, n, rng: {"server": range(9), "b": range(9, 20)},
         "A party cannot be called 'server'",
@@ -386,7 +386,7 @@ def test_a_metric_that_fails_in_the_middle(engine: Any, fed: comity.Federation) 
         comity.run("fedavg", fed, metric=picky, engine=engine, **SMALL)
 
 
-@pytest.mark.parametrize("name", sorted(TAKEN | {"accuracy", "auc"}))
+@pytest.mark.parametrize("name", sorted(RESERVED | {"accuracy", "auc"}))
 def test_names_of_other_things_are_refused(name: str, fed: comity.Federation) -> None:
     with pytest.raises(comity.UsageError, match="cannot be called"):
         comity.run("fedavg", fed, metric=comity.metric(near, name=name))
@@ -401,7 +401,7 @@ def test_no_name_in_a_summary_is_free(fed: comity.Federation) -> None:
         "r2",
         "mae",
     }
-    assert set(summary) - known <= TAKEN, "a metric of such a name would overwrite it"
+    assert set(summary) - known <= RESERVED, "a metric of such a name would overwrite it"
     assert KINDS
 
 
@@ -445,11 +445,11 @@ def test_scores_of_two_classes_are_given() -> None:
 MODELS: dict[str, tuple[Any, str]] = {
     "width": (
         (nn.Flatten(), nn.Linear(64, 7)),
-        "one score for each of the 10 classes, but its answer has shape (7,)",
+        "one score for each of the 10 classes, but its output has shape (7,)",
     ),
     "function's width": (
         lambda s, c: (nn.Flatten(), nn.Linear(64, 7)),
-        "its answer has shape (7,)",
+        "its output has shape (7,)",
     ),
     "one module": (nn.Linear(64, 10), "must be a pair (encoder, head)"),
     "function's failure": (lambda s, c: 1 // 0, "failed: ZeroDivisionError"),

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import comity
-from comity.audit.auditing import Audited, audit_run
-from comity.audit.decoding import ridge
-from comity.audit.finding import Finding, Untried
-from comity.audit.first_layer import FirstLayer
-from comity.audit.inverting import match_samples, recover_samples
-from comity.audit.view import View
+from comity.auditing.audit import Audited, audit_run
+from comity.auditing.decoding import ridge
+from comity.auditing.finding import Finding, Untried
+from comity.auditing.first_layer import FirstLayer
+from comity.auditing.inverting import match_samples, recover_samples
+from comity.auditing.view import View
 from comity.base.key import Key
 
 HOMES: list[TemporaryDirectory[str]] = []

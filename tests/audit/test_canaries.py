@@ -16,9 +16,9 @@ from torch import Tensor
 
 import comity
 from comity import models
-from comity.audit.auditing import audit_run
-from comity.audit.canaries import CANARIES, Mechanism, Step, attack
-from comity.audit.private_training import mechanism
+from comity.auditing.audit import audit_run
+from comity.auditing.canaries import CANARIES, Mechanism, Step, attack
+from comity.auditing.private_training import mechanism
 from comity.base.key import Key
 from comity.privacy.account import PrivacyCharge
 from comity.privacy.accounting import gaussian_sigma

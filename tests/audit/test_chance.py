@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from comity.audit.chance import (
+from comity.auditing.chance import (
     Scored,
     area,
     epsilon_from_guesses,
@@ -18,7 +18,7 @@ from comity.audit.chance import (
     positive_rates,
     share,
 )
-from comity.audit.finding import Finding, membership
+from comity.auditing.finding import Finding, membership
 from comity.base.key import Key
 
 

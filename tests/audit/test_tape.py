@@ -139,11 +139,11 @@ def test_killed_and_resumed_it_is_the_same(
 
 
 def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: Path) -> None:
-    from comity.runs.extend import ask_for
+    from comity.runs.extend import extend
 
     comity.run("fedavg", out=tmp_path / "long", record_messages=True, **SMALL)
     comity.run("fedavg", out=tmp_path / "made", record_messages=True, **SMALL | {"rounds": 2})
-    ask_for(tmp_path / "made", 3)
+    extend(tmp_path / "made", 3)
     comity.run("fedavg", out=tmp_path / "made", resume=True, **SMALL)
     assert (
         RunFolder(tmp_path / "made").record_messages.read_bytes()
@@ -163,16 +163,16 @@ def test_a_damaged_tape_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [{"engine": "process"}, {"engine": "ray"}, {"workers": 2}])
 def test_it_is_refused_where_parcels_cannot_be_read(how: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(comity.UsageError, match="A tape is kept in one process"):
+    with pytest.raises(comity.UsageError, match="Messages are recorded in one process"):
         comity.run("fedavg", out=tmp_path / "run", record_messages=True, **SMALL, **how)
     assert not (tmp_path / "run").exists()
 
 
 def test_what_was_not_on_tape_cannot_be_later(tmp_path: Path) -> None:
     comity.run("fedavg", out=tmp_path, **SMALL)
-    with pytest.raises(comity.UsageError, match="did not keep its messages"):
+    with pytest.raises(comity.UsageError, match="does not record its messages"):
         comity.run("fedavg", out=tmp_path, resume=True, record_messages=True, **SMALL)
-    with pytest.raises(comity.UsageError, match="has no tape"):
+    with pytest.raises(comity.UsageError, match="has no recorded messages"):
         messages(tmp_path)
 
 
@@ -212,7 +212,7 @@ def test_its_size_is_said(
         tmp_path / "all",
     )
     assert code == 0
-    assert "All messages are kept on tape" in out
+    assert "All messages are recorded" in out
     assert RunFolder(tmp_path / "all" / "fedavg" / "seed-0").recorded
 
 

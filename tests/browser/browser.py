@@ -1,4 +1,4 @@
-"""A page in Chromium, for tests and for pictures: whichever is installed, and without any network."""
+"""Opens pages in the installed Chromium, without a network, for tests and for screenshots."""
 
 from __future__ import annotations
 
@@ -27,42 +27,42 @@ KINDS = ("one", "five", "half", "groups", "heart", "sensors", "amounts")
 
 
 def executable() -> str:
-    """Where Chromium is."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
-    if found is None:
+    """Return the path of Chromium."""
+    path = next((program for name in NAMES if (program := shutil.which(name))), None)
+    if path is None:
         raise SystemExit(f"No browser is installed: none of {', '.join(NAMES)} was found.")
-    return found
+    return path
 
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser that is closed in the end."""
+    """Start a browser, and close it at the end."""
     from playwright.sync_api import sync_playwright
 
     sandbox = () if os.getuid() else ("--no-sandbox",)  # Chromium refuses to be root otherwise
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=executable(), args=[*QUIET, *sandbox])
-        yield started
-        started.close()
+        instance = playwright.chromium.launch(executable_path=executable(), args=[*QUIET, *sandbox])
+        yield instance
+        instance.close()
 
 
 @dataclass
 class Opened:
-    """A page that has been opened, what it said on its console, and whom it asked for something."""
+    """An open page, the messages on its console, and the URLs that it requested."""
 
     page: Page
-    said: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    console: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     def draw(self) -> int:
-        """Open what is folded and draw all charts that are not hidden; returns how many there are."""
+        """Open folded sections, draw all charts that are not hidden, and return their number."""
         self.page.evaluate(
             "() => document.querySelectorAll('details.part').forEach(d => { d.open = true; })"
         )
         return int(self.page.evaluate("() => window.drawEverything()"))
 
     def settle(self) -> None:
-        """Wait until what was begun is drawn."""
+        """Wait until all charts are drawn."""
         self.page.evaluate("() => window.drawEverything()")
         self.page.evaluate(
             "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -70,28 +70,28 @@ class Opened:
 
 
 Open = Callable[..., AbstractContextManager[Opened]]
-"""What the fixture `look` gives."""
+"""The type of the fixture `look`."""
 
 
 @contextmanager
 def opened(
-    started: Browser,
+    chromium: Browser,
     path: Path,
     width: int = 1440,
     scheme: str = "light",
     height: int = 900,
     at: str = "",
 ) -> Iterator[Opened]:
-    """A file in a window of that width, `at` an address in it."""
-    context: Any = started.new_context(
+    """Open a file in a window of that size; `at` is a URL fragment."""
+    context: Any = chromium.new_context(
         viewport={"width": width, "height": height},
         color_scheme="dark" if scheme == "dark" else "light",
         accept_downloads=True,
     )
     it = Opened(context.new_page())
-    it.page.on("console", lambda m: it.said.append(f"{m.type}: {m.text}"))
-    it.page.on("pageerror", lambda why: it.said.append(f"error: {why}"))
-    it.page.on("request", lambda r: None if r.url.startswith(OWN) else it.asked.append(r.url))
+    it.page.on("console", lambda m: it.console.append(f"{m.type}: {m.text}"))
+    it.page.on("pageerror", lambda why: it.console.append(f"error: {why}"))
+    it.page.on("request", lambda r: None if r.url.startswith(OWN) else it.requests.append(r.url))
     it.page.goto(path.resolve().as_uri() + at)
     try:
         yield it

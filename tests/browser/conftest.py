@@ -33,7 +33,7 @@ def load():
     x = rng.normal(size=(150, 4)) + site[:, None]
     y = 10 + 5 * site + x @ np.array([2.0, 1.0, 0.0, -1.0])
     return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
-                   home="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
+                   default_partition="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
 """
 HELPS = """method,seed,left_out,party,effect,low,high
 fedavg,0,p0,p1,0.10,0.02,0.18
@@ -64,8 +64,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """
     from browser import KINDS
     from comity import run
-    from comity.report import report
-    from comity.report.sections import space
+    from comity.reporting import report
+    from comity.reporting.sections import space
     from comity.runs.config import experiment
     from comity.runs.server_run import Quiet
     from comity.studies.compare import compare
@@ -125,7 +125,7 @@ def look(chromium: Browser, pages: dict[str, Path]) -> Open:
         with opened(chromium, pages[kind], width, scheme, **more) as it:
             it.draw()
             yield it
-            assert not it.asked
-            assert not it.said
+            assert not it.requests
+            assert not it.console
 
     return at

@@ -65,7 +65,7 @@ def test_charts_are_drawn_when_they_come_into_view(
         last = it.page.locator(".group:not([hidden]) .chart").last
         last.scroll_into_view_if_needed()
         last.locator("svg").first.wait_for(timeout=10_000)
-        assert not it.said
+        assert not it.console
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -365,4 +365,4 @@ def test_on_paper(scheme: str, chromium: Browser, pages: dict[str, Path]) -> Non
             "the charts' legend"
         )
         assert it.page.evaluate("document.documentElement.dataset.theme") == scheme
-        assert not it.said
+        assert not it.console

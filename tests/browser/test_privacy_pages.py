@@ -62,8 +62,8 @@ def seen(chromium: Browser, path: Path, width: int, scheme: str = "light") -> It
     """A page on which nothing goes wrong and that asks nobody for anything."""
     with opened(chromium, path, width, scheme) as it:
         yield it
-        assert not it.asked
-        assert not it.said
+        assert not it.requests
+        assert not it.console
 
 
 def cells(it: Opened, k: int) -> list[str]:

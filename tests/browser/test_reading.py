@@ -116,7 +116,7 @@ def test_an_address_opens_the_same_setting_and_part(
         top = part.bounding_box()
         assert top is not None
         assert -5 <= top["y"] < 450, "and it is in view"
-        assert not it.said
+        assert not it.console
     with opened(chromium, pages["groups"], at="#no-such-place") as it:
         assert it.page.evaluate(SETTING) == "setting=a"
 
@@ -222,7 +222,7 @@ def test_the_answer_comes_without_the_maps(
             inside.wait_for(state="visible", timeout=3000)
         if kind == "five":
             here.locator("[data-part=space] .chart svg").first.wait_for(timeout=10_000)
-        assert not it.said
+        assert not it.console
 
 
 def test_what_is_folded_is_printed(chromium: Browser, pages: dict[str, Path]) -> None:

@@ -50,15 +50,15 @@ def pace_rounds(seconds: float, stop_after: float) -> None:
     Processes that the command forks inherit this. What a test does to a run under way then does not
     depend on the speed of the machine.
     """
-    go_on = loop._Rounds.go_on
+    next_round = loop._Rounds.next_round
 
     def paced(self: loop._Rounds) -> Any:
         time.sleep(seconds)
-        if self.done >= stop_after:
+        if self.completed >= stop_after:
             time.sleep(60)
-        return go_on(self)
+        return next_round(self)
 
-    loop._Rounds.go_on = paced
+    loop._Rounds.next_round = paced
 
 
 def child(ask: dict[str, Any]) -> int:

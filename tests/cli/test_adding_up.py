@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from harness import comity, one_sentence, works
 
-from comity.cli.at_sites import check_at_sites
+from comity.cli.site_runs import check_at_sites
 from comity.errors import UsageError
 from comity.runs.folder import RunFolder
 
@@ -37,9 +37,7 @@ def test_a_flag_that_a_file_may_have_set(tmp_path: Path, monkeypatch: pytest.Mon
     said = works("run", "--help").out
     assert "--partial-sums" in said
     assert "[False]" not in said
-    assert "parties held out until the end (the last ones), then joined and judged [0]" in " ".join(
-        said.split()
-    )
+    assert "that join only after training, and are then evaluated [0]" in " ".join(said.split())
     assert Path("sums/ledger.csv").read_bytes() == Path("each/ledger.csv").read_bytes()
 
 
@@ -50,5 +48,5 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     said = one_sentence(comity("run", "fedavg+median", *SMALL, "--partial-sums", "--out", "run"), 2)
     assert "fedavg+median cannot have partial sums: median takes the place of the mean" in said
     assert not Path("run").exists()
-    with pytest.raises(UsageError, match="--partial-sums is not for a run between sites"):
+    with pytest.raises(UsageError, match="--partial-sums is not available in a run at sites"):
         check_at_sites({"partial_sums": True}, None)

@@ -12,7 +12,7 @@ from harness import comity, works
 import comity as python
 from comity import algorithms
 from comity.runs.config import experiment
-from comity.studies.compare import every_method
+from comity.studies.compare import runnable_methods
 
 SETTINGS = ("--parties", "3", "--rounds", "1", "--model", "linear", "--partition", "iid")
 
@@ -20,7 +20,7 @@ SETTINGS = ("--parties", "3", "--rounds", "1", "--model", "linear", "--partition
 def test_every_name_is_run_or_left_out_with_a_reason() -> None:
     asked = experiment({"parties": 3, "rounds": 1, "model": "linear", "partition": "iid"})
     fed = python.load("digits").partition("iid", parties=3, seed=0)
-    able, left_out = every_method(asked, fed)
+    able, left_out = runnable_methods(asked, fed)
     assert {"fedavg", "adcol", "fedavg+prbm"} <= {*able}
     assert "fedper" not in able  # all of a linear model is its head, which stays at the party
     assert [
@@ -42,8 +42,8 @@ def test_all_of_three_and_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "say --all"),
-        (("--all", "--federation", "there"), "leave --all, --leave-one-out and --jobs away"),
+        ((), "or use --all"),
+        (("--all", "--federation", "there"), "--all, --leave-one-out and --jobs are not available"),
     ],
 )
 def test_refused(words: tuple[str, ...], said: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import statistics
 import tomllib
 from collections import Counter, defaultdict
@@ -370,7 +371,7 @@ def test_parties_do_things_their_own_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_newcomers_and_cautions_are_on_the_screen(tmp_path: Path) -> None:
+def test_newcomers_and_warnings_are_on_the_screen(tmp_path: Path) -> None:
     args = (
         "--partition",
         "pathological(classes=2)",
@@ -382,8 +383,8 @@ def test_newcomers_and_cautions_are_on_the_screen(tmp_path: Path) -> None:
         "1",
     )
     ended = works("run", "adcol", *args, "--set", "hidden=8", "--out", tmp_path / "run")
-    assert "Caution: adcol is meant for parties whose inputs differ" in ended.out
-    assert "newcomer p3: offered" in " ".join(ended.out.split())
+    assert "Warning: adcol is meant for parties whose inputs differ" in ended.out
+    assert "with the offered model" in " ".join(ended.out.split())
     table = works("compare", "fedavg", *args, "--out", tmp_path / "both").out
     assert "newcomers" in table
 
@@ -553,8 +554,8 @@ def test_compare_again_on_another_engine_computes_nothing(compared: tuple[Path, 
 
 
 @pytest.mark.slow
-def test_compare_with_another_method_adds_it(compared: tuple[Path, str]) -> None:
-    folder, _ = compared
+def test_compare_with_another_method_adds_it(compared: tuple[Path, str], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(compared[0], tmp_path / "compared"))
     before = stamps(folder)
     works("compare", "fedavg", "fedbn", *SMALL, "--seeds", "0", "--out", folder)
     after = stamps(folder)

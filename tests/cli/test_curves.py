@@ -127,7 +127,7 @@ def test_several_have_colours_and_a_legend() -> None:
 def test_more_than_can_be_told_apart() -> None:
     lines = {f"m{k}": {0: 0.0, 1: k / 20} for k in range(11)}
     drawn = text(lines)
-    assert drawn[-1].strip() == "the best 8 of 11 at their ends"
+    assert drawn[-1].strip() == "the best 8 of 11 by their last value"
     assert set(re.findall(r"m\d+", "".join(drawn))) == {f"m{k}" for k in range(3, 11)}
 
 
@@ -147,7 +147,7 @@ def test_plain_signs_where_there_is_nothing_else(
     screen: Console, term: str, braille: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
-    drawn = "".join(row.plain for row in text_plot.on(screen, {"a": {0: 0.1, 5: 0.9}}))
+    drawn = "".join(row.plain for row in text_plot.plot_for(screen, {"a": {0: 0.1, 5: 0.9}}))
     assert drawn
     assert any(ord(sign) >= 0x2800 for sign in drawn) == braille
     assert drawn.isascii() != braille
@@ -156,14 +156,16 @@ def test_plain_signs_where_there_is_nothing_else(
 def test_without_colours_signs_tell_several_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     lines = {"a": {0: 0.1, 5: 0.9}, "b": {0: 0.1, 5: 0.5}}
-    assert "".join(row.plain for row in text_plot.on(console(colours=False), lines)).isascii()
-    assert not "".join(row.plain for row in text_plot.on(console(), lines)).isascii()
+    assert "".join(row.plain for row in text_plot.plot_for(console(colours=False), lines)).isascii()
+    assert not "".join(row.plain for row in text_plot.plot_for(console(), lines)).isascii()
 
 
 def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for width in (10, 29, 30, 50, 200):
-        drawn = text_plot.on(Console(width=width, file=io.StringIO()), {"a": {0: 0.1, 100: 0.9}})
+        drawn = text_plot.plot_for(
+            Console(width=width, file=io.StringIO()), {"a": {0: 0.1, 100: 0.9}}
+        )
         assert all(row.cell_len <= width for row in drawn)
         assert bool(drawn) == (width >= 30)
 

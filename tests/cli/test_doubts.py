@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import comity, works
 
-from comity.report.sections.absences import spans
+from comity.reporting.sections.absences import format_spans
 
 SMALL = (
     "--parties",
@@ -46,12 +46,12 @@ def test_a_run_says_who_was_not_heard(plan: Path, tmp_path: Path) -> None:
         "--out",
         tmp_path / "run",
     ).out
-    assert "Caution: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
+    assert "Warning: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
     assert (
-        "Caution: Replies that were left out, as their values are not finite: p2 3; a smaller lr"
+        "Warning: Replies that were left out, as their values are not finite: p2 3; a smaller lr"
         " may help." in said
     )
-    assert "Caution: Not heard at the end: p1 (its accuracy is that of round 2)." in said
+    assert "Warning: Not heard at the end: p1 (its accuracy is that of round 2)." in said
     again = works("resume", tmp_path / "run").out
     assert "Calls that were missed" in again, "a finished run says it again"
 
@@ -59,14 +59,14 @@ def test_a_run_says_who_was_not_heard(plan: Path, tmp_path: Path) -> None:
 def test_a_comparison_marks_whom_to_doubt(
     plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comity.report.sections.space.SAMPLES", 24)
+    monkeypatch.setattr("comity.reporting.sections.space.SAMPLES", 24)
     said = works(
         "compare", "fedavg", *SMALL, "--absent", plan, "--report", "--out", tmp_path / "both"
     ).out
     assert "fedavg *" in said
-    assert "*: see the notes." in said
+    assert "*: see the warnings." in said
     assert (
-        "Caution: fedavg, seed 0: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
+        "Warning: fedavg, seed 0: Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in said
     )
     rows = json.loads((tmp_path / "both" / "comparison.json").read_text())["rows"]
     assert any("Not heard at the end: p1" in text for text in rows[1]["caveats"])
@@ -85,11 +85,11 @@ def test_a_comparison_in_which_all_were_heard_has_no_mark(tmp_path: Path) -> Non
 def test_tuning_says_which_points_diverged(tmp_path: Path) -> None:
     said = works("tune", "fedavg", *SMALL, "--grid", "lr=0.05,1e25", "--out", tmp_path / "grid").out
     assert (
-        "Caution: lr=1e+25, seed 0: Replies that were left out, as their values are not finite: p0"
+        "Warning: lr=1e+25, seed 0: Replies that were left out, as their values are not finite: p0"
         " 3, p1 3, p2 3" in said
     )
     assert (
-        "Caution: lr=1e+25, seed 0: Rounds 1, 2, 3 did not count: no party answered local in"
+        "Warning: lr=1e+25, seed 0: Rounds 1, 2, 3 did not count: no party answered local in"
         " round 1." in said
     )
     assert "lr=0.05, seed" not in said
@@ -150,11 +150,11 @@ def test_a_model_that_has_run_away_is_doubted(tmp_path: Path) -> None:
     flat = [*SMALL[:5], "linear", *SMALL[6:]]
     said = works("run", "fedavg", *flat, "--party", "p2.lr=1e20", "--out", tmp_path / "run").out
     assert (
-        "Caution: The loss of p0, p1, p2 is not finite, or beyond a million; try a smaller lr."
+        "Warning: The loss of p0, p1, p2 is not finite, or beyond a million; try a smaller lr."
         in said
     )
 
 
 def test_rounds_in_few_words() -> None:
-    assert spans({3}) == "3"
-    assert spans({1, 2, 3, 7, 9, 10}) == "1-3, 7, 9-10"
+    assert format_spans({3}) == "3"
+    assert format_spans({1, 2, 3, 7, 9, 10}) == "1-3, 7, 9-10"

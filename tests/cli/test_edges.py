@@ -124,7 +124,7 @@ def test_too_few_descriptors(count: int, nursery: Nursery, tmp_path: Path) -> No
     )
     if ended.code:
         said = complaint(ended, 1)
-        assert f"too few file descriptors for this (ulimit -n says {count})" in said
+        assert f"too few file descriptors (ulimit -n says {count})" in said
     else:
         assert count > 10, "three workers need more"
 

@@ -35,7 +35,7 @@ def load():
     x = rng.normal(size=(90, 4)) * 3 + 5 + y[:, None]
     x[rng.random(x.shape) < 0.2] = np.nan
     return Dataset("gaps", torch.tensor(x), torch.tensor(y), 3, mean=(5.0,), std=(3.0,), missing="impute",
-                   groups={"site": Groups(("north", "south"), np.arange(90) % 2)}, home="natural(by=site)",
+                   groups={"site": Groups(("north", "south"), np.arange(90) % 2)}, default_partition="natural(by=site)",
                    class_names=("low", "middle", "high"))
 """
 
@@ -112,7 +112,7 @@ def test_images_as_bytes(tmp_path: Path) -> None:
         torch.arange(40) % 2,
         2,
         groups={"who": Groups(("a", "b"), np.arange(40) // 20)},
-        home="natural",
+        default_partition="natural",
     )
     federation = data.partition("auto")
     result = run("fedavg", federation, rounds=1, model="lenet5", out=tmp_path / "run")
@@ -151,7 +151,7 @@ def test_the_commands(gaps: Path, tmp_path: Path) -> None:
 def test_refusals(gaps: Path, tmp_path: Path) -> None:
     result = made_in(tmp_path / "run", "fedavg", gaps)
     export(result, "north", tmp_path / "out")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         export(result, "north", tmp_path / "out")
     assert "There is no party called 'nort'" in one_sentence(
         comity("export", tmp_path / "run", "--party", "nort"), 2

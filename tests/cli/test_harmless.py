@@ -4,6 +4,7 @@ lines that are not ours.
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import os
@@ -139,8 +140,8 @@ def load():
     rng = np.random.default_rng(0)
     y = np.arange(90) % 3
     x = rng.normal(size=(90, 4)) + y[:, None]
-    return Dataset(NASTY, torch.tensor(x), torch.tensor(y), 3, notes=(LINES,), class_names=(NASTY, LINES, "c"),
-                   groups={"site": Groups(("north", "south"), np.arange(90) % 2)}, home="natural(by=site)")
+    return Dataset(NASTY, torch.tensor(x), torch.tensor(y), 3, warnings=(LINES,), class_names=(NASTY, LINES, "c"),
+                   groups={"site": Groups(("north", "south"), np.arange(90) % 2)}, default_partition="natural(by=site)")
 """
 
 
@@ -183,18 +184,18 @@ from comity.core import *
 @algorithm
 class Mine(FedAvg):
     word: str = option("a", WORDS)
-    def cautions(self, info): return [WORDS]
+    def warnings(self, info): return [WORDS]
 '''
 
 
 def test_a_method(here: Path) -> None:
-    """Its card, its cautions, and what it says when it fails."""
+    """Its card, its warnings, and what it says when it fails."""
     Path("nasty_method.py").write_text(
         MINE.replace("TITLE", "Mine.\n\n\\x1b[2J").replace("WORDS", repr(LINES)), encoding="utf-8"
     )
     card = shown(works("show", "./nasty_method.py"))
     assert card.startswith("Mine.\n \\x1b[2J\n")
-    assert "Caution: " in shown(works("run", "./nasty_method.py", *SMALL, "--out", "out"))
+    assert "Warning: " in shown(works("run", "./nasty_method.py", *SMALL, "--out", "out"))
     Path("nasty_failure.py").write_text(f"raise ValueError({LINES!r})", encoding="utf-8")
     shown(complaint_of("run", "./nasty_failure.py", *SMALL))
     assert "\\x1b" in shown(works("tune", "fedprox", "--grid", "mu=0.1,1", *SMALL, "--out", NAME))
@@ -289,13 +290,14 @@ def test_every_console_is_the_screens() -> None:
     for path in folder.glob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"(?<!class Screen\()\bConsole\(", text), path.name
-        for line in text.splitlines():
-            if re.match(r"\s+print\(", line):
+        for call in ast.walk(ast.parse(text)):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "print":
                 ours = (
-                    r"harmless\(|json\.dumps|version_line\(\)|script\(shell\)|format_message\(\)|Stopped"
-                    r" before anything was run"
+                    r"escape_terminal\(|json\.dumps|version_line\(\)|script\(shell\)"
+                    r"|format_message\(\)|Stopped before anything was run"
                 )
-                assert re.search(ours, line), f"{path.name}: {line}"
+                source = ast.unparse(call)
+                assert re.search(ours, source), f"{path.name}: {source}"
 
 
 def test_names_that_are_no_text(here: Path) -> None:

@@ -19,6 +19,7 @@ MISTAKES = {
     "run fedavg --data cifar": "'cifar10' or 'cifar100'",
     "run fedavg --data fashion": "fashion-mnist",
     "run fedavg --data mine.csv": "comity data import mine.csv",
+    "data deal --data heart": "Did you mean: comity data split",
     "run exp.yaml": "TOML",
     "run exp.json": "TOML",
     "compare exp.toml": "exp.toml is no method",
@@ -148,8 +149,8 @@ def test_help_has_every_setting_once_with_its_choices(here: Path) -> None:
         "Data",
         "Model and training",
         "Rounds",
-        "Judging",
-        "Who is not heard",
+        "Evaluation",
+        "Absent parties",
         "Privacy",
         "Where it runs",
     ]

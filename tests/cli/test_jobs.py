@@ -36,7 +36,14 @@ from comity.errors import ComityError, UsageError
 from comity.runs.config import experiment
 from comity.runs.server_run import Quiet
 from comity.studies import parallel
-from comity.studies.parallel import Cost, Planned, chosen_jobs, run_all, settled, shared
+from comity.studies.parallel import (
+    Cost,
+    Planned,
+    cached_federations,
+    parse_jobs,
+    run_all,
+    with_one_worker,
+)
 
 METHODS = ("fedavg", "scaffold")
 FEW = ("--parties", "4", "--rounds", "2", "--model", "linear", "--partition", "iid", "--steps", "5")
@@ -193,7 +200,7 @@ def test_from_python_with_a_network_of_ones_own(tmp_path: Path) -> None:
     assert_same(tmp_path / "2", tmp_path / "1")
     assert sorted(seen[2:]) == sorted(seen[:2]) == ["fedavg", "solo"]
     assert made[0].answers == made[1].answers
-    with pytest.raises(UsageError, match="One object cannot watch"):
+    with pytest.raises(UsageError, match="One object cannot show"):
         library.compare(["fedavg"], fed, jobs=2, progress=Quiet(), **settings)  # type: ignore[arg-type]
 
 
@@ -231,7 +238,7 @@ def made(costs: dict[str, Cost], out: Path, jobs: int = 2) -> tuple[list[str], l
         titles.append(title)
         return Watch()
 
-    found = [done["algorithm"] for done in run_all(plans, shared(), watched, jobs=jobs)]
+    found = [done["algorithm"] for done in run_all(plans, cached_federations(), watched, jobs=jobs)]
     return titles, found, Watch.most
 
 
@@ -251,12 +258,12 @@ def test_no_more_than_memory_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "fedavg": Cost(2, memory=3 << 30),
         "scaffold": Cost(3, memory=50 << 30),
     }
-    monkeypatch.setattr(parallel, "available", lambda: 4 << 30)
+    monkeypatch.setattr(parallel, "available_memory", lambda: 4 << 30)
     titles, found, most = made(costs, tmp_path / "little", jobs=3)
     assert (titles, found, most) == (["fedavg", "solo", "scaffold"], list(costs), 1)
-    monkeypatch.setattr(parallel, "available", lambda: 6 << 30)
+    monkeypatch.setattr(parallel, "available_memory", lambda: 6 << 30)
     assert made(costs, tmp_path / "more", jobs=3)[2] == 2
-    monkeypatch.setattr(parallel, "available", lambda: None)
+    monkeypatch.setattr(parallel, "available_memory", lambda: None)
     assert made(costs, tmp_path / "unknown", jobs=3)[2] == 3
 
 
@@ -264,7 +271,7 @@ def test_data_that_are_not_there_yet_take_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that a run under way has are there."""
-    monkeypatch.setattr(parallel, "available", lambda: 5 << 30)
+    monkeypatch.setattr(parallel, "available_memory", lambda: 5 << 30)
     costs = {
         "solo": Cost(1, memory=1 << 30, data=3 << 30),
         "fedavg": Cost(2, memory=1 << 30, data=3 << 30),
@@ -273,19 +280,19 @@ def test_data_that_are_not_there_yet_take_memory(
 
 
 def test_memory_as_the_system_tells() -> None:
-    free, most = machine.available(), machine.memory()
+    free, most = machine.available_memory(), machine.total_memory()
     assert free is not None
     assert most is not None
     assert 0 < free < most
-    assert 1 << 20 < machine.private(os.getpid()) < most
-    assert machine.private(2**30) == 0
+    assert 1 << 20 < machine.private_memory(os.getpid()) < most
+    assert machine.private_memory(2**30) == 0
 
 
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "cores", lambda: 7)
-    assert [chosen_jobs(given) for given in (1, "3", "auto")] == [1, 3, 7]
-    assert settled(experiment({"workers": 2}), 1).workers == 2
-    assert settled(experiment({}), 2).workers == 1
+    assert [parse_jobs(given) for given in (1, "3", "auto")] == [1, 3, 7]
+    assert with_one_worker(experiment({"workers": 2}), 1).workers == 2
+    assert with_one_worker(experiment({}), 2).workers == 1
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "x", "1.5", "", "٣"])
@@ -497,7 +504,7 @@ def test_trackers_by_name_follow_each_run_in_its_process(tmp_path: Path) -> None
         encoding="utf-8"
     ) == "True 2"
     assert not (tmp_path / "out" / "solo" / "seed-0" / "told.txt").exists()
-    assert said.count("Caution: Told failed and is left out") == 1
+    assert said.count("Warning: Told failed and is left out") == 1
 
 
 def test_a_tracker_that_is_an_object_is_refused(tmp_path: Path) -> None:
@@ -506,7 +513,7 @@ def test_a_tracker_that_is_an_object_is_refused(tmp_path: Path) -> None:
         def round(self, t: int, figures: Any) -> None: ...
         def end(self, summary: Any) -> None: ...
 
-    with pytest.raises(UsageError, match="A Mine that is an object"):
+    with pytest.raises(UsageError, match="The tracker Mine is an object"):
         library.compare(
             ["fedavg"], parties=2, rounds=1, model="linear", track=[Mine()], jobs=2, out=tmp_path
         )

@@ -23,7 +23,7 @@ from comity.runs.config import experiment
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Quiet
 from comity.studies.compare import compare
-from comity.studies.party_verdicts import over_seeds
+from comity.studies.party_verdicts import combine_seeds
 from comity.studies.tune import tune
 
 HOSPITALS = '''"""Three hospitals that see few healthy patients, and one that sees almost none."""
@@ -44,7 +44,7 @@ def load():
     x = draw.normal(size=(320, 5)) + 0.6 * y[:, None]
     names = ("north", "south", "east", "west")
     return Dataset("hospitals", torch.from_numpy(x), torch.from_numpy(y), 2, mean=(0.0,), std=(1.0,),
-                   groups={"site": Groups(names, of)}, home="natural(by=site)", class_names=("healthy", "ill"))
+                   groups={"site": Groups(names, of)}, default_partition="natural(by=site)", class_names=("healthy", "ill"))
 '''  # fmt: skip
 
 
@@ -309,7 +309,7 @@ def test_the_table_ranks_by_it_with_accuracy_beside_it(compared: tuple[Path, str
         if g.party not in few
     }
     told_of = {
-        party: over_seeds(some, methods=len(told["rows"]) - 1) for party, some in mine.items()
+        party: combine_seeds(some, methods=len(told["rows"]) - 1) for party, some in mine.items()
     }
     assert row["gains"] == {party: asdict(one) for party, one in told_of.items()}
     assert (row["gained"], row["judged"]) == (sum(one.low > 0 for one in told_of.values()), 3)
@@ -455,4 +455,4 @@ def test_models_that_diverged_have_no_rank_and_no_answer(hospitals: Path, tmp_pa
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "This part cannot be shown" not in page
     assert "diverged" in page
-    assert "no AUC, as a model has diverged" in works("resume", tmp_path / "fedavg" / "seed-0").out
+    assert "no AUC: a model has diverged" in works("resume", tmp_path / "fedavg" / "seed-0").out

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from harness import SMALL, comity, one_sentence, works
 
-from comity import report
-from comity.report.sections import space
+from comity import reporting
+from comity.reporting.sections import space
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +55,21 @@ def test_unless_told_not_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_page_that_fails_costs_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "report.html").mkdir()
     said = again(folder, "--report").splitlines()
-    assert said[-1].startswith("Caution: The report cannot be written: Is a directory")
+    assert said[-1].startswith("Warning: The report cannot be written: Is a directory")
     assert any(line.startswith("fedavg ") for line in said)
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("something\nunforeseen")
 
-    monkeypatch.setattr(report, "report", broken)
-    assert "Caution: The report cannot be written: RuntimeError" in again(folder, "--report")
+    monkeypatch.setattr(reporting, "report", broken)
+    assert "Warning: The report cannot be written: RuntimeError" in again(folder, "--report")
 
 
 def test_stopped_while_the_page_is_made(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report, "report", stopped)
+    monkeypatch.setattr(reporting, "report", stopped)
     said = one_sentence(comity("compare", "fedavg", *SMALL, "--out", folder, "--report"), 130)
     assert f"comity report {folder}" in said
 

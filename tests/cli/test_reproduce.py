@@ -238,7 +238,7 @@ def test_a_table_from_end_to_end(own: Path, tmp_path: Path) -> None:
     text = (out / "table.md").read_text(encoding="utf-8")
     assert "comity reproduce" in text
     assert "Not put to the test: FedAvg > q-FFL." in text
-    assert "fedavg > unheard: not put to the test" in shown
+    assert "fedavg > unheard: not tested" in shown
     assert "seeds 0" in text
     made = read(out / "result.json")
     assert page(made) == text
@@ -441,15 +441,15 @@ def test_the_cost_beforehand(own: Path, tmp_path: Path) -> None:
     shown = works(
         "reproduce", own, "--scale", "full", "--plan", "--columns", "mean", "--out", tmp_path / "o"
     ).out
-    assert "together about" in shown
+    assert "in total about" in shown
     assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    ([], "reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments' has them all."),
+    ([], "Name an experiment, as in dbe/table5: 'comity list experiments' lists them all."),
     (["nowhere", "--table", "--out", "docs/results"], "There is no folder nowhere"),
-    (["OWN", "--join"], "--join is about the pages: give --table with it"),
-    (["--table", "--out", "src"], "src has no data/ that pages could be made of: name another with --out."),
+    (["OWN", "--join"], "--join needs --table"),
+    (["--table", "--out", "src"], "src has no folder data with saved results: choose another with --out."),
     (["dbe/table55"], "There is no experiment 'dbe/table55'. Did you mean 'dbe/table5'?"),
     (["OWN", "--scale", "tiny"], "--scale must be one of smoke, reduced, full, not 'tiny'."),
     (["OWN", "--rows", "fedavgg"], "There is no row called 'fedavgg'. Did you mean 'fedavg'?"),

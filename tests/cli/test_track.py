@@ -398,8 +398,8 @@ def test_mlflow_elsewhere(store: Path, tmp_path: Path, monkeypatch: pytest.Monke
 def test_mlflow_takes_more_than_it_takes_at_once(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("comity.track.mlflow.METRICS", 4)
-    monkeypatch.setattr("comity.track.mlflow.PARAMETERS", 3)
+    monkeypatch.setattr("comity.track.mlflow.MAX_METRICS", 4)
+    monkeypatch.setattr("comity.track.mlflow.MAX_PARAMETERS", 3)
     library.run("fedavg", out=store / "pieces", track=["mlflow"], **SETTINGS)
     run, _ = logged(store, store / "pieces")
     assert {"party_loss/p2", "bytes/up", "accuracy/mean"} <= set(run.data.metrics)
@@ -414,9 +414,9 @@ def test_an_unreachable_store_does_not_stop_the_run(
     ended = works("compare", "fedavg", *SMALL, "--track", "mlflow", "--out", tmp_path)
     assert (
         ended.out.count(
-            "Caution: MLflow failed and is left out from now on; the run itself goes on."
+            "Warning: MLflow failed and is left out from now on; the run itself goes on."
         )
         == 1
     )
-    assert "Caution" not in ended.err
+    assert "Warning" not in ended.err
     assert summary(tmp_path / "fedavg" / "seed-0")["rounds"] == 2

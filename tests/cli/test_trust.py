@@ -75,7 +75,7 @@ def partition(y, parties, rng, share: float = 1.0): return [range(k, len(y), par
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who has never used Comity before, and has no patience with maps of representations."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "user"))
-    monkeypatch.setattr("comity.report.PATIENCE", -1.0)
+    monkeypatch.setattr("comity.reporting.PATIENCE", -1.0)
 
 
 def become_somebody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_python(name: str, gift: Path) -> None:
 def test_a_page_shows_what_needs_no_code(gift: Path) -> None:
     evil = poisoned(gift)
     ended = works("report", gift)
-    (said,) = [line for line in ended.out.splitlines() if line.startswith("Caution: ")]
+    (said,) = [line for line in ended.out.splitlines() if line.startswith("Warning: ")]
     assert "left out" in said
     assert str(evil) in said
     assert "--trust" in said
@@ -224,10 +224,10 @@ def test_a_page_shows_what_needs_no_code(gift: Path) -> None:
     for shown in ("Bytes by round", "How much each party has", "Bytes by party"):
         assert shown in page
     assert "Who holds which classes" not in page
-    assert works("report", gift, "--quick").out.count("Caution") == 0, "nothing is left out of it"
+    assert works("report", gift, "--quick").out.count("Warning") == 0, "nothing is left out of it"
     assert works("report", gift, "--table", "markdown").out
     assert not has_run(gift)
-    assert "Caution" not in works("report", gift, "--trust").out
+    assert "Warning" not in works("report", gift, "--trust").out
     assert has_run(gift)
     assert "Who holds which classes" in (gift / "report.html").read_text(encoding="utf-8")
 
@@ -266,7 +266,7 @@ def test_ones_own_run_needs_no_flag(mine: Path, tmp_path: Path) -> None:
     unfinished(out)
     works("resume", out)
     assert opened(out).code == 0
-    assert "Caution" not in works("report", out).out.replace("There is no SOLO", "")
+    assert "Warning" not in works("report", out).out.replace("There is no SOLO", "")
     assert load(out / "exported" / "p1").predict(np.zeros((1, 1, 8, 8)))
     # A copy is as good: what the mark vouches for is what it says, not where it lies.
     shutil.copytree(out, tmp_path / "copy")
@@ -470,7 +470,7 @@ def test_a_file_that_changes_while_a_process_uses_it(mine: Path, tmp_path: Path)
     """
     api.run(str(mine), **HOW)
     mine.write_text(mine.read_text(encoding="utf-8") + "\n# better\n", encoding="utf-8")
-    with pytest.warns(UserWarning, match="is used as it was then"):
+    with pytest.warns(UserWarning, match="the earlier version is used"):
         api.run(str(mine), out=tmp_path / "out", **HOW)
     assert opened(tmp_path / "out").code == 0
     forget(mine)

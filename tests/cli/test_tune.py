@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 from harness import SMALL, rows, summary, works
 
-from comity.measure.seeds import paired_over_seeds
+from comity.measure.seeds import interval_over_seeds
 from comity.studies.tune import Trial, Trials
 
 GRID = ("tune", "fedprox", "--grid", "mu=0,30", *SMALL, "--partition", "dirichlet(alpha=0.3)")
@@ -81,6 +81,6 @@ def test_differences_are_paired_over_seeds() -> None:
 
 
 def test_the_interval_is_students() -> None:
-    low, high = paired_over_seeds([1.0, 2.0, 3.0])
+    low, high = interval_over_seeds([1.0, 2.0, 3.0])
     half = 4.302652729911275 / math.sqrt(3)  # t(0.975, 2) of the tables, standard deviation 1
     assert (low, high) == pytest.approx((2 - half, 2 + half))

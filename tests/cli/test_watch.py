@@ -31,7 +31,7 @@ from harness import (
 from rich.console import Console
 
 from comity.cli import watch
-from comity.cli.tail import Followed, Runs
+from comity.cli.run_monitor import FolderMonitor, RunMonitor
 from comity.errors import ComityError
 from comity.runs import tables
 from comity.runs.folder import RunFolder
@@ -67,9 +67,9 @@ def until(true: object, seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-def followed(folder: Path) -> Followed:
-    made = Followed(folder)
-    made.look()
+def followed(folder: Path) -> RunMonitor:
+    made = RunMonitor(folder)
+    made.update()
     return made
 
 
@@ -105,7 +105,7 @@ def test_all_figures_of_a_run(run: Path) -> None:
         for row in rows(run / "metrics.csv")
         if (row["split"], row["metric"]) == ("test", "accuracy")
     ]
-    assert found.line == pytest.approx(
+    assert found.curve == pytest.approx(
         {
             t: sum(float(row["value"]) for row in test if row["round"] == str(t)) / 3
             for t in (0, 2, 4)
@@ -115,12 +115,17 @@ def test_all_figures_of_a_run(run: Path) -> None:
     assert {kind: found.bytes[kind] for kind in ("up", "down", "peer", "setup", "eval")} == {
         kind: n for kind, n in got["bytes"].items() if kind != "total"
     }
-    assert (found.state, found.done, found.rounds, found.left) == ("finished", 4, 4, None)
+    assert (found.state, found.last_round, found.rounds, found.seconds_left) == (
+        "finished",
+        4,
+        4,
+        None,
+    )
     timing = [
         sum(float(row[c]) for c in ("train", "evaluate", "checkpoint"))
         for row in rows(run / "timing.csv")[1:]
     ]
-    assert found.seconds_a_round == pytest.approx(sum(timing) / 4)
+    assert found.seconds_per_round == pytest.approx(sum(timing) / 4)
 
 
 def test_a_folder_of_runs(tmp_path: Path) -> None:
@@ -128,7 +133,7 @@ def test_a_folder_of_runs(tmp_path: Path) -> None:
     (tmp_path / "deep" / "config.toml").write_text("not = 'a run'", encoding="utf-8")
     shown = works("watch", tmp_path).out.splitlines()
     heads = shown[0].split()
-    assert heads == ["run", "state", "round", "accuracy", "worst", "sent", "a", "round"]
+    assert heads == ["run", "state", "round", "accuracy", "worst", "sent", "per", "round"]
     names = [
         f"deep/compared/{method}/seed-{seed}" for method in ("fedavg", "solo") for seed in (2, 10)
     ]
@@ -249,7 +254,7 @@ def test_damaged_rows_are_passed_over(run: Path, tmp_path: Path) -> None:
     (tmp_path / "timing.csv").write_bytes(b"round,train\n0,1,1,1,5\n")
     (tmp_path / "summary.json").write_text("{", encoding="utf-8")
     found = followed(tmp_path)
-    assert (found.state, found.line, found.bytes["up"], found.memory) == (
+    assert (found.state, found.curve, found.bytes["up"], found.memory) == (
         "finished",
         {0: 0.5},
         12,
@@ -267,14 +272,14 @@ def test_a_round_counts_when_it_is_whole(tmp_path: Path) -> None:
     )
     (tmp_path / "timing.csv").write_text("0,1,1,1,5\n", encoding="utf-8")
     found = followed(tmp_path)
-    assert found.line == pytest.approx({0: 0.3})
+    assert found.curve == pytest.approx({0: 0.3})
     assert found.party_figures == {"a": 0.2, "b": 0.4}
     with (tmp_path / "metrics.csv").open("a", encoding="utf-8") as file:
         file.write("1,b,test,accuracy,0.5\n")
     with (tmp_path / "timing.csv").open("a", encoding="utf-8") as file:
         file.write("1,1,1,1,5\n")
-    found.look()
-    assert found.line == pytest.approx({0: 0.3, 1: 0.75})
+    found.update()
+    assert found.curve == pytest.approx({0: 0.3, 1: 0.75})
     assert found.party_figures == {"a": 1.0, "b": 0.5}
 
 
@@ -293,7 +298,7 @@ def test_any_file_may_be_missing(missing: str, run: Path, tmp_path: Path) -> Non
 def test_a_run_that_is_only_beginning(run: Path, tmp_path: Path) -> None:
     for name in ("config.toml", "env.json"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    assert "stopped: round 0 of 4; go on with" in works("watch", tmp_path).out
+    assert "stopped: round 0 of 4; resume with" in works("watch", tmp_path).out
     with RunFolder(tmp_path).locked():
         assert works("watch", tmp_path).out.splitlines()[1] == "running: round 0 of 4"
 
@@ -302,13 +307,13 @@ def test_a_run_that_is_only_beginning(run: Path, tmp_path: Path) -> None:
 
 
 def test_held(tmp_path: Path) -> None:
-    assert not RunFolder(tmp_path).held()
+    assert not RunFolder(tmp_path).is_locked()
     with RunFolder(tmp_path).locked():
-        assert RunFolder(tmp_path).held()
+        assert RunFolder(tmp_path).is_locked()
         with pytest.raises(ComityError, match="Another process"), RunFolder(tmp_path).locked():
             pass
-    assert not RunFolder(tmp_path).held()
-    assert not RunFolder(tmp_path / "nowhere").held()
+    assert not RunFolder(tmp_path).is_locked()
+    assert not RunFolder(tmp_path / "nowhere").is_locked()
 
 
 def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
@@ -318,7 +323,7 @@ def test_a_glance_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (file, fcntl.LOCK_UN)).start()
         with RunFolder(tmp_path).locked():
-            assert RunFolder(tmp_path).held()
+            assert RunFolder(tmp_path).is_locked()
 
 
 # --- While it runs ----------------------------------------------------------------------------------------------------
@@ -332,45 +337,47 @@ def test_running_killed_resumed(nursery: Nursery, tmp_path: Path) -> None:
     child = nursery.start(
         "run", "fedavg", *LONG, "--out", folder, env={"COMITY_CHECKPOINT_SECONDS": "0.1"}
     )
-    known = Runs(tmp_path)
+    known = FolderMonitor(tmp_path)
     until(lambda: (folder / "timing.csv").is_file() and len(rows(folder / "timing.csv")) > 30)
-    (found,) = known.look()
-    found.look()
+    (found,) = known.find_runs()
+    found.update()
     assert found.state == "running"
-    assert found.left is not None
-    assert found.left > 0
-    assert 30 <= found.done < 2000
+    assert found.seconds_left is not None
+    assert found.seconds_left > 0
+    assert 30 <= found.last_round < 2000
     child.signal(signal.SIGKILL)
     child.wait()
-    found.look()
+    found.update()
     assert found.state == "stopped"
     assert (
-        "".join(text.plain for text in watch.about(found)).count(
-            f"go on with: comity resume '{folder}'"
+        "".join(text.plain for text in watch.describe_run(found)).count(
+            f"resume with: comity resume '{folder}'"
         )
         == 1
     )
-    killed_at = found.done
+    killed_at = found.last_round
     again = nursery.start("resume", folder, env={"COMITY_CHECKPOINT_SECONDS": "0.1"})
-    until(lambda: (found.look(), found.state == "running" and found.done > killed_at + 10)[1])
+    until(
+        lambda: (found.update(), found.state == "running" and found.last_round > killed_at + 10)[1]
+    )
     again.signal(signal.SIGINT)
     again.wait()
-    found.look()
+    found.update()
     new = followed(folder)
-    assert (found.line, found.bytes, found.party_figures) == (
-        new.line,
+    assert (found.curve, found.bytes, found.party_figures) == (
+        new.curve,
         new.bytes,
         new.party_figures,
     )
-    assert found.done == new.done
-    assert known.look() == [found]
+    assert found.last_round == new.last_round
+    assert known.find_runs() == [found]
 
 
 def test_watching_changes_nothing(nursery: Nursery, tmp_path: Path) -> None:
     settings = ("run", "fedavg", *SMALL, "--rounds", "20", "--out")
     child = nursery.start(*settings, tmp_path / "watched")
-    found = Followed(tmp_path / "watched")
-    until(lambda: (found.look(), child.poll() is not None)[1])
+    found = RunMonitor(tmp_path / "watched")
+    until(lambda: (found.update(), child.poll() is not None)[1])
     nursery.run(*settings, tmp_path / "alone")
     assert child.code == 0
     assert contents(tmp_path / "watched") == contents(tmp_path / "alone")
@@ -399,7 +406,7 @@ def test_live_from_before_the_beginning_to_ctrl_c(nursery: Nursery, tmp_path: Pa
     seen = frames(shown)
     assert any(re.match(r"one +[\d.]+ (s|min) left +\d+/2000", line) for line in seen)
     assert any(
-        re.match(r"running: round \d+ of 2000, \S+ s a round, [\d.]+ (s|min) left", line)
+        re.match(r"running: round \d+ of 2000, \S+ s per round, [\d.]+ (s|min) left", line)
         for line in seen
     )
     assert any(0x2800 < ord(sign) < 0x2900 for sign in shown)
@@ -429,7 +436,7 @@ def test_many_runs_fit_the_screen(run: Path, tmp_path: Path) -> None:
         shutil.copytree(run, tmp_path / f"run-{k}")
     (tmp_path / "run-30" / "summary.json").unlink()
     console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True)
-    for part in watch.view(Runs(tmp_path).look(), tmp_path, console, tall=24):
+    for part in watch.view(FolderMonitor(tmp_path).find_runs(), tmp_path, console, max_lines=24):
         console.print(part)
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(shown) <= 24
@@ -448,7 +455,7 @@ def test_long_names(run: Path, tmp_path: Path) -> None:
                 (tmp_path / name / file.name).write_bytes(file.read_bytes())
     assert [line.split()[0] for line in works("watch", tmp_path).out.splitlines()[1:3]] == names
     console = Console(file=io.StringIO(), width=80, height=24)
-    for part in watch.view(Runs(tmp_path).look(), tmp_path, console, tall=24):
+    for part in watch.view(FolderMonitor(tmp_path).find_runs(), tmp_path, console, max_lines=24):
         console.print(part)
     shown = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= 80 for line in shown)

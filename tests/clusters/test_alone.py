@@ -99,7 +99,7 @@ def test_it_is_alone_and_leaves_nothing(how: signal.Signals, tmp_path: Path) -> 
     if how == signal.SIGKILL:
         assert gone(pids, 100), "two helpers of Ray's own wait for a minute"
     else:
-        assert "Stopped; go on from the last checkpoint" in said
+        assert "Stopped; resume from the last checkpoint" in said
         assert gone(pids)
         assert set(Path(TEMPORARY.name).iterdir()) == before
     assert not list((tmp_path / "home").iterdir())

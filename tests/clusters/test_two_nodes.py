@@ -17,7 +17,7 @@ import comity
 from comity.base.record import Cipher, sealed_in, unseal
 from comity.core.runner import SUMMED
 from comity.engines import ray_cluster
-from comity.engines.ray_cluster import Cluster, actors_kept
+from comity.engines.ray_cluster import Cluster, keep_actors
 from comity.engines.ray_engine import RayEngine
 from comity.errors import ComityError
 
@@ -36,7 +36,7 @@ class Failing(FedAvg):
 
 @pytest.fixture(scope="module", autouse=True)
 def _kept(two_nodes: Any) -> Iterator[None]:
-    with actors_kept():
+    with keep_actors():
         yield
 
 
@@ -153,7 +153,7 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("noted")
 def test_a_dead_worker_that_held_nothing_is_replaced(tmp_path: Path) -> None:
     killing = Killing(after=1)
-    with pytest.warns(UserWarning, match="held no states, and is replaced"):
+    with pytest.warns(UserWarning, match="had no states and is replaced"):
         result = on_ray("fedavg", tmp_path, progress=killing, rounds=4)
     assert tables(result) == on_loop("fedavg", (("rounds", 4),))
     assert killing.begun == [0], "nobody went back"
@@ -210,7 +210,7 @@ def test_partial_sums_are_those_of_processes(text: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("noted")
 def test_a_dead_worker_that_held_nothing_is_asked_again_for_its_sum(tmp_path: Path) -> None:
     killing = Killing(after=1)
-    with pytest.warns(UserWarning, match="held no states, and is replaced"):
+    with pytest.warns(UserWarning, match="had no states and is replaced"):
         result = on_ray("fedavg", tmp_path / "ray", progress=killing, **SUMS)
     assert tables(result) == with_sums("fedavg", tmp_path / "process")
     assert killing.begun == [0], "nobody went back"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from comity.base.call import CallId
-from comity.base.record import leaves, payload, post, read_only, unseal
+from comity.base.record import leaves, payload, read_only, set_origin, unseal
 from comity.components.bank import Bank, Upload
 from comity.components.overlap import Help
 from comity.core import Empty, Model, Moments, Wrapped, record, seal
@@ -97,7 +97,7 @@ def new_lock() -> Lock:
 def parcel_blob(content: Any) -> bytes:
     """A party's inbox on its way."""
     sealed = seal(content, to=(RECIPIENT, 5))
-    post(sealed, SENDER, CALL.round)
+    set_origin(sealed, SENDER, CALL.round)
     return encode({RECIPIENT: {SENDER: new_lock().close(sealed)}}, sealed_messages=True)
 
 

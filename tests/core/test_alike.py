@@ -45,7 +45,7 @@ def test_a_reply_that_would_be_broadcast_ends_the_run(monkeypatch):
     """A party sends one number where ten are expected: the mean of ten and one would look like a
     model.
     """
-    averaged = FedAvg.averaged
+    averaged = FedAvg.train_and_share
 
     async def short(
         self: FedAvg, mine: Params, m: Model, party: Party, key: Key
@@ -54,7 +54,7 @@ def test_a_reply_that_would_be_broadcast_ends_the_run(monkeypatch):
         bias = reply.theta["fc.bias"]
         return mine, Model(reply.theta | {"fc.bias": bias[: 1 if party.id == 2 else None]})
 
-    monkeypatch.setattr(FedAvg, "averaged", short)
+    monkeypatch.setattr(FedAvg, "train_and_share", short)
     data = (torch.randn(20, 4), torch.arange(20) % 10)
     federation = comity.Federation.from_arrays(
         {f"p{i}": (data, data) for i in range(3)}, validation=0.0, classes=10

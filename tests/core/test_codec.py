@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+from importlib import import_module
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comity.base.record import name_of, record_type
 from comity.core import Empty, Model, payload, record
 from comity.errors import ComityError
 from comity.wire.channel import Channel
@@ -177,3 +179,25 @@ def test_no_descriptor_is_left_open():
     there.close()
     gc.collect()
     assert count() <= before
+
+
+@pytest.mark.parametrize(
+    ("earlier", "current"),
+    [
+        ("comity.core.record:Empty", "comity.base.record:Empty"),
+        ("comity.core.record:Model", "comity.base.record:Model"),
+        ("comity.core.training:Moments", "comity.training.settings:Moments"),
+        ("comity.parts.bank:Upload", "comity.components.bank:Upload"),
+        ("comity.parts.pilot:Mean", "comity.components.pilot:Mean"),
+    ],
+)
+def test_records_of_earlier_folders_are_found_under_their_old_names(earlier, current):
+    """States that were saved before modules were moved can be read."""
+    assert earlier != current
+    import_module(current.partition(":")[0])
+    assert name_of(record_type(earlier)) == current
+
+
+def test_a_record_that_never_was_is_unknown():
+    with pytest.raises(KeyError):
+        record_type("comity.parts.bank:Nothing")

@@ -93,7 +93,7 @@ def test_a_declaration_that_cannot_be_told_is_not_checked():
 
 def test_fields_are_checked_when_a_record_is_read_and_when_it_is_written():
     good = encode(Model({"w": T}))
-    wrong = good.replace(b"core.record:Model", b"core.fit:Pull    ")
+    wrong = good.replace(b"base.record:Model", b"base.record:Empty")
     with pytest.raises(ComityError, match="damaged or foreign"):
         decode(wrong)
     with pytest.raises(ComityError, match=r"Model.theta should be Params, but the str"):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from comity.core import PartyData, Samples
 from comity.errors import UsageError
-from comity.metrics.evaluation import evaluate, evaluate_together
-from comity.metrics.metrics import ELIGIBLE, METRICS, check_fits, fitting
+from comity.metrics.evaluation import evaluate, evaluate_batched
+from comity.metrics.metrics import ELIGIBLE, METRICS, check_fits, metrics_for
 
 pytestmark = pytest.mark.quick
 
@@ -44,7 +44,7 @@ def drawn(seed: int, classes: int, n: int = 40) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("seed", range(10))
 def test_they_are_scikit_learns(seed: int, classes: int) -> None:
     scores, y = drawn(seed, classes)
-    for metric in fitting(classes):
+    for metric in metrics_for(classes):
         if metric.name in SKLEARN:
             expected = SKLEARN[metric.name](y.numpy(), scores.numpy())
             assert metric.of(scores, y) == pytest.approx(expected, abs=1e-12), metric.name
@@ -119,8 +119,8 @@ def test_together_is_as_one_by_one(classes: int) -> None:
     too.
     """
     parties = [party(0, classes), party(1, classes, validation=0), party(2, classes)]
-    for metric in fitting(classes):
-        together = evaluate_together(Parrot(), {}, parties, metric.name)  # type: ignore[arg-type]
+    for metric in metrics_for(classes):
+        together = evaluate_batched(Parrot(), {}, parties, metric.name)  # type: ignore[arg-type]
         alone = [evaluate(Parrot(), {}, data, False, metric.name) for data in parties]  # type: ignore[arg-type]
         for one, other in zip(together, alone, strict=True):
             assert (one.test.correct, one.test.figures) == (other.test.correct, other.test.figures)
@@ -135,7 +135,7 @@ def test_together_is_as_one_by_one(classes: int) -> None:
 def test_at_the_end_there_are_all_that_fit() -> None:
     for classes in (2, 4):
         found = evaluate(Parrot(classes), {}, party(0, classes), True)  # type: ignore[arg-type]
-        assert set(found.test.figures) == {metric.name for metric in fitting(classes)} - {
+        assert set(found.test.figures) == {metric.name for metric in metrics_for(classes)} - {
             "accuracy"
         }
         assert found.validation.figures == {}

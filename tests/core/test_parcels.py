@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from comity.base.call import CallId
-from comity.base.record import Cipher, Origin, post, received, unseal
+from comity.base.record import Cipher, Origin, open_sealed, set_origin, unseal
 from comity.core import Model, Sealed, record, seal
 from comity.errors import ComityError, CorruptedFile
 from comity.wire.channel import Channel
@@ -41,7 +41,7 @@ def sent(
 ) -> Sealed:
     """A parcel as it leaves its sender's site."""
     sealed = seal(Model(THETA) if content is None else content, to)
-    post([sealed], sender, round)
+    set_origin([sealed], sender, round)
     return sealed
 
 
@@ -69,9 +69,9 @@ def test_a_parcel_stays_a_parcel_on_its_way():
 
 
 def test_a_parcel_leaves_a_process_locked_or_not_at_all():
-    with pytest.raises(ComityError, match="locked"):
+    with pytest.raises(ComityError, match="encrypted only"):
         encode(seal(Model(THETA), YOU))
-    with pytest.raises(ComityError, match="locked"):
+    with pytest.raises(ComityError, match="encrypted only"):
         encode(seal(Model(THETA), YOU), sealed_messages=True)
     with pytest.raises(ComityError, match="in a party's reply"):
         new_lock().close(seal(Model(THETA), YOU))
@@ -124,33 +124,33 @@ def test_a_parcel_for_nobody_opens_for_nobody():
 
 
 def test_in_one_process_too_a_parcel_is_for_its_recipients():
-    assert received(sent(), ME, YOU, CALL).theta is THETA
+    assert open_sealed(sent(), ME, YOU, CALL).theta is THETA
     with pytest.raises(ComityError, match="not for"):
-        received(sent(), ME, 3, CALL)
+        open_sealed(sent(), ME, 3, CALL)
 
 
 @pytest.mark.parametrize(("sender", "round"), [(THEY, CALL.round), (ME, CALL.round + 1)])
 def test_in_one_process_too_a_parcel_is_of_its_sender_and_round(sender, round):
     with pytest.raises(ComityError, match="another"):
-        received(sent(), sender, YOU, CALL._replace(round=round))
+        open_sealed(sent(), sender, YOU, CALL._replace(round=round))
 
 
 def test_in_one_process_too_a_parcel_lives_for_one_call():
     sealed = sent()
     for _ in range(2):
-        assert received(sealed, ME, YOU, CALL).theta is THETA
+        assert open_sealed(sealed, ME, YOU, CALL).theta is THETA
     assert (
-        received(sealed, ME, THEY, CALL._replace(occurrence=1)).theta is THETA
+        open_sealed(sealed, ME, THEY, CALL._replace(occurrence=1)).theta is THETA
     )  # of each recipient
     with pytest.raises(ComityError, match="second time"):
-        received(sealed, ME, YOU, CALL._replace(occurrence=1))
+        open_sealed(sealed, ME, YOU, CALL._replace(occurrence=1))
 
 
 def test_a_parcel_leaves_its_site_once():
     sealed = sent()
-    post({"again": (sealed,)}, ME, CALL.round)
+    set_origin({"again": (sealed,)}, ME, CALL.round)
     with pytest.raises(ComityError, match="left its site twice"):
-        post([sealed], YOU, CALL.round)
+        set_origin([sealed], YOU, CALL.round)
 
 
 # --- between processes, where the carrier may try
@@ -220,7 +220,7 @@ def test_it_opens_for_one_call_however_often_that_is_asked():
     copied = Sealed(
         replace(unseal(sealed), to=[YOU]), 256, (YOU,), sealed.origin
     )  # another object, the same parcel
-    with pytest.raises(CorruptedFile, match="not locked as parcels are"):
+    with pytest.raises(CorruptedFile, match="not encrypted as it should be"):
         opened(copied, lock=lock, call=CALL._replace(occurrence=1))
     copied = Sealed(
         replace(unseal(sealed), to=[YOU], keys=unseal(sealed).keys[:1]), 256, (YOU,), sealed.origin
@@ -242,7 +242,7 @@ def test_a_carrier_cannot_go_back_to_an_earlier_round():
 def test_a_sender_cannot_claim_another_size_than_that_of_what_it_sends():
     cheap = seal(Model(THETA), YOU)
     cheap.size = 4
-    post(cheap, ME, CALL.round)
+    set_origin(cheap, ME, CALL.round)
     with pytest.raises(CorruptedFile, match="not of the size"):
         opened(new_lock().close(cheap))
 
@@ -279,13 +279,13 @@ def test_a_sender_cannot_claim_another_size_than_that_of_what_it_sends():
     ],
 )
 def test_what_no_lock_made_is_refused(cipher):
-    with pytest.raises(CorruptedFile, match="not locked as parcels are"):
+    with pytest.raises(CorruptedFile, match="not encrypted as it should be"):
         opened(Sealed(cipher, 3, (YOU,), Origin(ME, CALL.round)))
 
 
 @pytest.mark.parametrize("inboxes", [5, {YOU: 5}, {YOU: {ME: 5}}, {"x": {}}, {YOU: {"x": 5}}, [[]]])
 def test_inboxes_without_their_form_are_refused(inboxes):
-    with pytest.raises(CorruptedFile, match="sealed parcels by sender"):
+    with pytest.raises(CorruptedFile, match="sealed messages by sender"):
         new_lock().open(inboxes, CALL)
 
 

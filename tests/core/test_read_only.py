@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from comity.base.record import ReadOnlyDict, ReadOnlyList, leaves, marks, read_only, tree_map
+from comity.base.record import (
+    ReadOnlyDict,
+    ReadOnlyList,
+    leaves,
+    read_only,
+    tensor_versions,
+    tree_map,
+)
 from comity.core import Batch, Key, LearningTask, Params, Samples, Training, record
 from comity.engines.stacked.batched_training import BatchedTraining
 from comity.errors import ComityError
@@ -27,7 +34,7 @@ from comity.training.requests import FitRequest
 pytestmark = pytest.mark.quick
 
 WRITES = (
-    "^A loss may not write to what it is given: what it notes from batch to batch goes into"
+    "^A loss may not write to its arguments: values that it keeps from batch to batch go into"
     " batch.scratch.$"
 )
 
@@ -150,10 +157,10 @@ def test_an_array_is_a_copy_and_its_mark_tells_of_every_way_to_write() -> None:
     ]
     for write in writes:
         own = read_only({"table": given})
-        before = marks(own)
+        before = tensor_versions(own)
         check_unwritten(own, before)
         write(own["table"])
-        with pytest.raises(ComityError, match="let it make a new one"):
+        with pytest.raises(ComityError, match="create a new tensor instead"):
             check_unwritten(own, before)
     assert given.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
@@ -319,8 +326,8 @@ def test_a_foreign_object_is_refused_by_its_name(name: str, where: str) -> None:
         "record": Inner({"w": value}, []),  # type: ignore[dict-item]
     }
     said = (
-        f"^What a loss gets beside its batch is a record of tensors and plain values, but a {name}"
-        " is in it.$"
+        f"^The aux argument of a loss must be a record of tensors and plain values, but it holds a {name}"
+        ".$"
     )
     with pytest.raises(ComityError, match=said):
         read_only(places[where])
@@ -404,10 +411,7 @@ def test_a_loss_that_writes_to_what_it_is_given_is_stopped(loss: Any) -> None:
 )
 def test_a_loss_that_writes_to_a_tensor_in_place_is_refused_after_the_training(loss: Any) -> None:
     """Nobody can keep a tensor from being written to, but its version tells."""
-    said = (
-        "^A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a"
-        " new one.$"
-    )
+    said = "^A loss wrote to a tensor of its aux argument or of its task: create a new tensor instead.$"
     with pytest.raises(ComityError, match=said):
         train(asked(loss, inner()))
     with pytest.raises(ComityError, match=said):
@@ -418,7 +422,7 @@ def test_a_draw_that_writes_to_a_tensor_in_place_is_refused_as_well() -> None:
     def draw(batch: Batch, key: Key, own: Inner) -> None:
         own.weights["w"].mul_(0.5)
 
-    with pytest.raises(ComityError, match="wrote to a tensor of its `own`"):
+    with pytest.raises(ComityError, match="wrote to a tensor of its aux"):
         train(asked(reading, inner(), draw))
 
 
@@ -429,7 +433,7 @@ def test_a_foreign_object_is_refused_before_the_training() -> None:
         display_name.append(batch.number)
         return task.loss(theta, batch)
 
-    with pytest.raises(ComityError, match="a Counter is in it"):
+    with pytest.raises(ComityError, match="holds a Counter"):
         train(asked(loss, {"counter": Counter()}))
     assert not display_name
 
@@ -443,8 +447,8 @@ def test_versions_tell_of_every_way_to_write() -> None:
             lambda t: t.__setitem__(0, 5.0),
             lambda t: t.view(-1).zero_(),
         ):
-            before = marks(own)
+            before = tensor_versions(own)
             check_unwritten(own, before)
             write(tensor)
-            with pytest.raises(ComityError, match="let it make a new one"):
+            with pytest.raises(ComityError, match="create a new tensor instead"):
                 check_unwritten(own, before)

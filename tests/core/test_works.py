@@ -87,13 +87,15 @@ NO_WORKS = (
 
 @pytest.mark.parametrize("name", NO_WORKS)
 def test_nothing_else_can_be_named(name: str) -> None:
-    with pytest.raises(UsageError, match=f"FedAvg has no work {name!r}: .* has @on_party above it"):
+    with pytest.raises(
+        UsageError, match=f"FedAvg has no party function {name!r}: .* needs @on_party above it"
+    ):
         check_party_function(compose("fedavg+dbe"), 1, name)
 
 
 @pytest.mark.parametrize("name", [None, 3, ["local"], b"local", ("local",)])
 def test_a_name_is_text(name: Any) -> None:
-    with pytest.raises(UsageError, match="FedAvg has no work"):
+    with pytest.raises(UsageError, match="FedAvg has no party function"):
         check_party_function(compose("fedavg"), 0, name)
 
 
@@ -127,7 +129,7 @@ def test_an_unmarked_work_runs_where_everything_is_one_process(tmp_path: Path) -
         str(old), fed, model="linear", rounds=1, engine="loop", out=tmp_path / "run"
     )
     assert result.summary["rounds"] == 1
-    with pytest.raises(UsageError, match="Old has no work 'learn'"):
+    with pytest.raises(UsageError, match="Old has no party function 'learn'"):
         check_party_function(result.job.algorithm, 0, "learn")
 
 

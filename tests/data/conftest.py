@@ -44,9 +44,9 @@ def refuses() -> Refuses:
 
     @contextmanager
     def check(path: str | Path, *words: str) -> Iterator[None]:
-        with pytest.raises(UsageError) as told:
+        with pytest.raises(UsageError) as caught:
             yield
-        text = str(told.value)
+        text = str(caught.value)
         assert one_sentence(text), text
         for word in (Path(path).name, *words):
             assert word in text, text

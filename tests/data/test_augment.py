@@ -34,9 +34,9 @@ TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
 def augment(
     text: str, black: tuple[float, ...] = (0.0,), shape: tuple[int, ...] = (1, 4, 4)
 ) -> Augment:
-    made = Augment.read(text, black, shape)
-    assert made is not None
-    return made
+    augmentation = Augment.read(text, black, shape)
+    assert augmentation is not None
+    return augmentation
 
 
 def images(
@@ -78,7 +78,7 @@ def test_flip_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def moves(x: Tensor, changed: Tensor, by: int, black: float = 0.0) -> list[tuple[int, int]]:
     """How far each image was moved, down and right: the one window of the padded image that it is."""
     height, width = x.shape[-2:]
-    found = []
+    offsets = []
     for before, after in zip(x, changed, strict=True):
         wide = pad(before, (by,) * 4, value=black)
         at = [
@@ -88,17 +88,17 @@ def moves(x: Tensor, changed: Tensor, by: int, black: float = 0.0) -> list[tuple
             if torch.equal(wide[:, i : i + height, j : j + width], after)
         ]
         assert len(at) == 1
-        found += at
-    return found
+        offsets += at
+    return offsets
 
 
 @pytest.mark.parametrize("by", [1, 2, 3])
 def test_crop_moves_whole_images_by_up_to_so_many_pixels(by: int) -> None:
     x = images(400)
-    found = moves(x, augment(f"crop(pad={by})")(x, KEY), by)
-    every = {(i, j) for i in range(-by, by + 1) for j in range(-by, by + 1)}
-    assert set(found) == every  # all moves occur, none is larger
-    assert max(found.count(move) for move in every) < 4 * 400 / len(every)
+    offsets = moves(x, augment(f"crop(pad={by})")(x, KEY), by)
+    all_offsets = {(i, j) for i in range(-by, by + 1) for j in range(-by, by + 1)}
+    assert set(offsets) == all_offsets  # all moves occur, none is larger
+    assert max(offsets.count(move) for move in all_offsets) < 4 * 400 / len(all_offsets)
 
 
 def test_crop_pads_four_unless_told_and_may_be_wider_than_the_image() -> None:
@@ -288,17 +288,19 @@ def stream(text: str, **how: Any) -> list[Any]:
 def test_every_epoch_sees_other_pictures_of_the_same_samples() -> None:
     plain, changed = stream("none", epochs=2), stream("crop(pad=2)", epochs=2)
     assert [b.number for b in changed] == list(range(10))
-    seen: list[dict[int, Tensor]] = [{}, {}]
+    batches_by_epoch: list[dict[int, Tensor]] = [{}, {}]
     for one, two in zip(plain, changed, strict=True):
         assert torch.equal(one.indices, two.indices)  # batches and their order are as without
         assert torch.equal(one.y, two.y)
         moves(one.x, two.x, 2)  # each picture is one of this very sample
-        seen[two.number // 5] |= dict(zip(two.indices.tolist(), two.x, strict=True))
-    first, second = seen
+        batches_by_epoch[two.number // 5] |= dict(zip(two.indices.tolist(), two.x, strict=True))
+    first, second = batches_by_epoch
     assert first.keys() == second.keys() == set(range(23))
     assert sum(torch.equal(first[i], second[i]) for i in first) < 6  # 1 in 25 moves alike
-    drawn = [moves(one.x, two.x, 2) for one, two in zip(plain, changed, strict=True)]
-    assert len({tuple(each[:3]) for each in drawn}) == 10  # each batch of each epoch draws anew
+    offsets_by_epoch = [moves(one.x, two.x, 2) for one, two in zip(plain, changed, strict=True)]
+    assert (
+        len({tuple(epoch_offsets[:3]) for epoch_offsets in offsets_by_epoch}) == 10
+    )  # each batch of each epoch draws anew
 
 
 def test_a_number_of_steps_instead_of_epochs() -> None:
@@ -314,8 +316,8 @@ def test_what_is_no_image_stays_as_it_is(seed: int) -> None:
     for x in (images(6).flatten(1), images(6)[:, 0]):
         assert change(x, key) is x
     data = Samples(images(23).flatten(1), torch.arange(23))
-    one, two = (list(batches(data, key, Training(batch=5, augment=a))) for a in (None, change))
-    assert all(torch.equal(a.x, b.x) for a, b in zip(one, two, strict=True))
+    first, second = (list(batches(data, key, Training(batch=5, augment=a))) for a in (None, change))
+    assert all(torch.equal(a.x, b.x) for a, b in zip(first, second, strict=True))
 
 
 # --- in a run
@@ -340,9 +342,11 @@ def tables(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in TABLES]
 
 
-def same_weights(one: comity.Result, two: comity.Result) -> bool:
-    every = [(one.model(name).theta, two.model(name).theta) for name in one.job.info.names]
-    return all(torch.equal(a[k], b[k]) for a, b in every for k in a)
+def same_weights(first: comity.Result, second: comity.Result) -> bool:
+    all_offsets = [
+        (first.model(name).theta, second.model(name).theta) for name in first.job.info.names
+    ]
+    return all(torch.equal(a[k], b[k]) for a, b in all_offsets for k in a)
 
 
 ALL = "flip|crop(pad=2)|rotate(degrees=15)"
@@ -360,13 +364,13 @@ def test_engines_see_the_same_pictures(text: str, fed: Federation, tmp_path: Pat
 
 
 def test_none_is_as_if_there_were_no_such_option(fed: Federation, tmp_path: Path) -> None:
-    one, two = (
+    first, second = (
         run("fedavg", fed, tmp_path / "a"),
         run("fedavg", fed, tmp_path / "b", augment="none"),
     )
     assert tables(tmp_path / "a") == tables(tmp_path / "b")
-    assert same_weights(one, two)
-    assert all(p.training.augment is None for p in one.job.parties)
+    assert same_weights(first, second)
+    assert all(p.training.augment is None for p in first.job.parties)
 
 
 def test_solo_learns_from_the_pictures_of_its_own_keys(fed: Federation, tmp_path: Path) -> None:
@@ -422,14 +426,14 @@ def test_a_stopped_run_goes_on_with_them(
 
 def test_newcomers_learn_from_changed_pictures_too(fed: Federation, tmp_path: Path) -> None:
     late = {"newcomers": 1, "join_epochs": 2}
-    one, two = (
+    first, second = (
         run("fedavg", fed, tmp_path / "a", **late),
         run("fedavg", fed, tmp_path / "b", augment="crop(pad=3)", **late),
     )
-    assert all(p.training.augment is not None for p in two.job.parties)
+    assert all(p.training.augment is not None for p in second.job.parties)
     alone = [
         [m.value for m in r.metrics if m.split == "test-alone" and m.metric == "loss"]
-        for r in (one, two)
+        for r in (first, second)
     ]
     assert alone[0] != alone[1]
 
@@ -478,11 +482,11 @@ def test_what_has_no_pictures_is_not_augmented(shape: tuple[int, ...]) -> None:
 def test_the_pooled_model_learns_from_changed_pictures_like_everybody(
     fed: Federation, tmp_path: Path
 ) -> None:
-    one, two = (
+    first, second = (
         run("centralized", fed, tmp_path / "a"),
         run("centralized", fed, tmp_path / "b", augment=ALL),
     )
-    assert not same_weights(one, two)
+    assert not same_weights(first, second)
 
 
 def test_none_is_not_suggested_for_none() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from comity.data import Dataset, catalogue, files, load, prepared
-from comity.data.files import Found, Way, checksum_notes, obtain
+from comity.data.files import FileLayout, FilePaths, checksum_warnings, load_dataset
 
 PROCESSES = 4
 
@@ -36,12 +36,12 @@ def save(path: Path, first: int) -> None:
 
 def test_prepared_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load("usps")
-    (kept,) = cache.iterdir()
-    assert kept.name.startswith("usps-")
+    (cached,) = cache.iterdir()
+    assert cached.name.startswith("usps-")
     monkeypatch.setattr(prepared, "save", None)
     monkeypatch.setattr(files, "file_digest", None)  # checksums only when preparing
     second = load("usps")
-    assert (second.fingerprint(), second.notes) == (first.fingerprint(), first.notes)
+    assert (second.fingerprint(), second.warnings) == (first.fingerprint(), first.warnings)
 
 
 def test_a_changed_file_is_read_again(cache: Path) -> None:
@@ -58,23 +58,23 @@ def test_a_changed_file_is_read_again(cache: Path) -> None:
 )
 def test_a_damaged_copy_is_not_used_and_made_again(damage: str, cache: Path) -> None:
     fine = load("usps").fingerprint()
-    (kept,) = cache.iterdir()
-    told, x = kept / "dataset.json", kept / "x.npy"
+    (cached,) = cache.iterdir()
+    description, x = cached / "dataset.json", cached / "x.npy"
     match damage:
         case "cut":
             x.write_bytes(x.read_bytes()[:-100])
         case "changed":
             x.write_bytes(x.read_bytes()[:-1] + b"\0")
         case "no json":
-            told.unlink()
+            description.unlink()
         case "junk json":
-            told.write_text("{")
+            description.write_text("{")
         case "no array":
             x.unlink()
         case "version":
-            told.write_text(told.read_text().replace('"version": ', '"version": 9'))
+            description.write_text(description.read_text().replace('"version": ', '"version": 9'))
     assert load("usps").fingerprint() == fine
-    assert prepared.read(kept).fingerprint() == fine
+    assert prepared.read(cached).fingerprint() == fine
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(
@@ -89,26 +89,26 @@ def test_all_processes_that_start_at_once_get_the_same(cache: Path) -> None:
     folder.
     """
     context = multiprocessing.get_context("fork")
-    start, told = context.Barrier(PROCESSES), context.Queue()
+    start, results = context.Barrier(PROCESSES), context.Queue()
 
-    def read(found: Found) -> Dataset:
+    def read(paths: FilePaths) -> Dataset:
         start.wait(30)
         return Dataset("some", torch.zeros(8, 1, 16, 16, dtype=torch.uint8), torch.arange(8), 8)
 
     def work() -> None:
-        made = obtain("some", (Way(read, ("usps.npz",)),))
-        told.put((made.fingerprint(), len(list(cache.iterdir()))))
+        dataset = load_dataset("some", (FileLayout(read, ("usps.npz",)),))
+        results.put((dataset.fingerprint(), len(list(cache.iterdir()))))
 
     workers = [context.Process(target=work) for _ in range(PROCESSES)]
     for worker in workers:
         worker.start()
-    seen = [told.get(timeout=60) for _ in workers]
+    outcomes = [results.get(timeout=60) for _ in workers]
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
-    assert len({fingerprint for fingerprint, _ in seen}) == 1
-    (kept,) = cache.iterdir()  # and nothing half written beside it
-    assert prepared.read(kept).fingerprint() == seen[0][0]
+    assert len({fingerprint for fingerprint, _ in outcomes}) == 1
+    (cached,) = cache.iterdir()  # and nothing half written beside it
+    assert prepared.read(cached).fingerprint() == outcomes[0][0]
 
 
 def test_what_is_prepared_is_memory_mapped(cache: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_is_prepared_is_memory_mapped(cache: Path) -> None:
 
 def test_a_file_that_is_not_the_published_one_is_said_and_used(cache: Path) -> None:
     data = load("usps")
-    (note,) = [note for note in data.notes if "published" in note]
+    (note,) = [note for note in data.warnings if "published" in note]
     assert note.startswith("usps: usps.npz is not the published file (its sha256 is ")
     assert len(data) == 8
 
@@ -134,7 +134,7 @@ def test_checksums(tmp_path: Path) -> None:
     sha = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
     def notes(sums: dict[str, str]) -> tuple[str, ...]:
-        return checksum_notes("some", sums, {"a": path})
+        return checksum_warnings("some", sums, {"a": path})
 
     assert (
         notes({"a.bin": md5})
@@ -165,7 +165,7 @@ def test_the_real_files_are_the_published_ones(
     if not any(card["name"] == name and card["here"] for card in catalogue()):
         pytest.skip(f"no {name} in COMITY_DATA")
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path))
-    assert not [note for note in load(name).notes if "published" in note]
+    assert not [note for note in load(name).warnings if "published" in note]
 
 
 def test_folders_may_be_called_as_others_call_them(

@@ -27,7 +27,7 @@ def test_the_catalogue_tells_the_truth() -> None:
         if not card["here"]:
             continue
         data = load(str(card["name"]))
-        told = {
+        entries = {
             "name": data.name,
             "classes": data.classes,
             "shape": data.shape,
@@ -35,7 +35,7 @@ def test_the_catalogue_tells_the_truth() -> None:
             "description": data.description,
             "licence": data.licence,
         }
-        assert {name: card[name] for name in told} == told
+        assert {name: card[name] for name in entries} == entries
         assert len(data) <= int(str(card["samples"]))  # of some only a part is here
         assert sorted(set(data.y.tolist())) == list(range(data.classes))
 
@@ -95,7 +95,7 @@ GOOD: dict[str, Any] = {
     [
         (
             {"x": torch.full((6, 1, 2, 2), 255)},
-            "The images of dataset 'mine' have values from 255 to 255; bring them to",
+            "The images of dataset 'mine' have values from 255 to 255; scale them to",
         ),
         ({"x": torch.zeros(5, 1, 2, 2)}, "The x and y of dataset 'mine' must be of one length"),
         (
@@ -107,13 +107,13 @@ GOOD: dict[str, Any] = {
         (
             {"std": 0},
             (
-                "mean and std of dataset 'mine' must be one number or one a channel, and std more"
+                "mean and std of dataset 'mine' must be one number or one per channel, and std more"
                 " than 0."
             ),
         ),
         (
             {"mean": (0.1, 0.2)},
-            "mean and std of dataset 'mine' must be one number or one a channel",
+            "mean and std of dataset 'mine' must be one number or one per channel",
         ),
         ({"mean": "grey"}, "mean must be a number, not 'grey'."),
         (

@@ -15,10 +15,10 @@ from comity.data.importing import import_federation
 
 
 def refused(reading: Any, *words: str) -> None:
-    with pytest.raises(comity.ComityError) as why:
+    with pytest.raises(comity.ComityError) as caught:
         reading()
     for word in words:
-        assert word in str(why.value)
+        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("rows", ["1.234;a\n3,5;b\n", "3,5;a\n-12.000.500;b\n"])
@@ -26,7 +26,11 @@ def test_a_point_that_may_stand_between_thousands(rows: str, tmp_path: Path) -> 
     file = tmp_path / "n.csv"
     file.write_text(f"x;label\n{rows}")
     refused(
-        lambda: read_csv(file, delimiter=None), str(file), "line 2", "line 3", "between thousands"
+        lambda: read_csv(file, delimiter=None),
+        str(file),
+        "line 2",
+        "line 3",
+        "may separate thousands",
     )
 
 
@@ -45,14 +49,14 @@ def test_rows_of_other_lengths(tmp_path: Path) -> None:
 
 def book(path: Path, rows: list[list[Any]], more: list[list[Any]] | None = None) -> Path:
     openpyxl = pytest.importorskip("openpyxl")
-    made = openpyxl.Workbook()
+    workbook = openpyxl.Workbook()
     for row in rows:
-        made.active.append(row)
+        workbook.active.append(row)
     if more is not None:
-        other = made.create_sheet("second")
+        other = workbook.create_sheet("second")
         for row in more:
             other.append(row)
-    made.save(path)
+    workbook.save(path)
     return path
 
 

@@ -13,7 +13,7 @@ from comity.data.sets import embedded
 
 def test_the_file_holds_what_scikit_learn_gives() -> None:
     pixels, labels = load_digits(return_X_y=True)
-    ours, theirs = embedded._table()
+    ours, theirs = embedded._read_digits()
     assert ours.dtype == pixels.dtype
     assert theirs.dtype == labels.dtype
     assert np.array_equal(ours, pixels)
@@ -26,7 +26,7 @@ def test_the_file_holds_what_scikit_learn_gives() -> None:
 def test_without_the_file_scikit_learn_is_asked(
     spec: ModuleSpec | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = embedded._table()
+    before = embedded._read_digits()
     monkeypatch.setattr(embedded, "find_spec", lambda name: spec)
-    for a, b in zip(before, embedded._table(), strict=True):
+    for a, b in zip(before, embedded._read_digits(), strict=True):
         assert np.array_equal(a, b)

@@ -77,9 +77,9 @@ def test_a_partys_split_does_not_depend_on_the_others() -> None:
 
 
 def test_seed_changes_the_split() -> None:
-    one, same, other = (Federation.from_arrays({"north": pair()}, seed=s) for s in (0, 0, 1))
-    assert one.split == same.split
-    assert one.split.parties != other.split.parties
+    first, same, other = (Federation.from_arrays({"north": pair()}, seed=s) for s in (0, 0, 1))
+    assert first.split == same.split
+    assert first.split.parties != other.split.parties
 
 
 def test_counts() -> None:
@@ -130,9 +130,9 @@ def test_fingerprint_is_stable() -> None:
 
 def test_take_copies() -> None:
     samples = Samples(torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 2]))
-    taken = samples.take([2, 0])
-    assert taken.y.tolist() == [2, 0]
-    taken.x.zero_()
+    selection = samples.take([2, 0])
+    assert selection.y.tolist() == [2, 0]
+    selection.x.zero_()
     assert samples.x.sum() == 15
 
 

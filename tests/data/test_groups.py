@@ -36,9 +36,9 @@ def dataset(of: Any, official: Any = None, names: tuple[str, ...] = NAMES, **mor
     """Samples that say which they are: x is the position."""
     n = len(of)
     more.setdefault("groups", {"who": Groups(names, np.array(of, dtype=np.int64))})
-    held = None if official is None else torch.as_tensor(official)
+    is_test = None if official is None else torch.as_tensor(official)
     x, y = torch.arange(float(n))[:, None], torch.arange(n) % 2
-    return Dataset("mine", x, y, 2, official_test=held, mean=(0,), std=(1,), **more)
+    return Dataset("mine", x, y, 2, official_test=is_test, mean=(0,), std=(1,), **more)
 
 
 def owned(fed: Federation) -> dict[str, list[int]]:
@@ -51,8 +51,10 @@ def owned(fed: Federation) -> dict[str, list[int]]:
 
 def groups_of(of: Any, least: int = 1) -> dict[str, list[int]]:
     """Each group's positions, of those that have enough."""
-    found = {name: np.flatnonzero(np.array(of) == g).tolist() for g, name in enumerate(NAMES)}
-    return {name: at for name, at in found.items() if len(at) >= least}
+    positions_by_group = {
+        name: np.flatnonzero(np.array(of) == g).tolist() for g, name in enumerate(NAMES)
+    }
+    return {name: at for name, at in positions_by_group.items() if len(at) >= least}
 
 
 # --- natural: one party a group
@@ -101,8 +103,8 @@ def test_natural_cannot_make_more_parties_than_there_are_groups() -> None:
 
 def test_natural_counts_what_is_not_kept_for_the_common_test_set() -> None:
     """Ann has six samples, but four of them are official test samples."""
-    of, held = [0] * 6 + [1] * 6, [False, False] + [True] * 4 + [False] * 5 + [True]
-    data = dataset(of, held)
+    of, is_test = [0] * 6 + [1] * 6, [False, False] + [True] * 4 + [False] * 5 + [True]
+    data = dataset(of, is_test)
     assert data.partition("natural").names == ["ann", "bob"]  # own: the official part is pooled
     assert data.partition("natural", test="common").names == ["bob"]
     fed = data.partition("natural(min=2)", test="common")
@@ -113,9 +115,9 @@ def test_natural_counts_what_is_not_kept_for_the_common_test_set() -> None:
 
 def test_the_seed_changes_the_parts_of_natural_parties_and_nothing_else() -> None:
     data = dataset(np.arange(80) % 4)
-    one, two = (data.partition("natural", seed=s) for s in (0, 1))
-    assert owned(one) == owned(two)
-    assert one.split.parties["ann"].test != two.split.parties["ann"].test
+    first, second = (data.partition("natural", seed=s) for s in (0, 1))
+    assert owned(first) == owned(second)
+    assert first.split.parties["ann"].test != second.split.parties["ann"].test
 
 
 def test_a_party_is_the_same_whoever_else_takes_part() -> None:
@@ -133,12 +135,12 @@ def test_domain_parts_are_disjoint_and_leave_nothing(of: list[int], parts: int, 
     expected = groups_of(of)
     assume(min(map(len, expected.values())) >= 2 * parts)
     fed = dataset(of).partition(f"domain(parts={parts})", seed=seed)
-    mine = owned(fed)
-    assert list(mine) == [
+    positions_by_party = owned(fed)
+    assert list(positions_by_party) == [
         name if parts == 1 else f"{name}-{k}" for name in expected for k in range(parts)
     ]
     for name, positions in expected.items():
-        pieces = [at for party, at in mine.items() if party.split("-")[0] == name]
+        pieces = [at for party, at in positions_by_party.items() if party.split("-")[0] == name]
         assert sorted(chain(*pieces)) == positions
         assert max(map(len, pieces)) - min(map(len, pieces)) <= 1
 
@@ -147,23 +149,25 @@ def test_domain_parts_are_disjoint_and_leave_nothing(of: list[int], parts: int, 
 def test_domain_takes_so_many_of_each_part(of: list[int], parts: int, take: int, seed: int) -> None:
     expected = groups_of(of)
     assume(min(map(len, expected.values())) >= parts * take)
-    mine = owned(dataset(of).partition(f"domain(parts={parts},take={take})", seed=seed))
-    assert len(mine) == parts * len(expected)
-    given_out = list(chain(*mine.values()))
+    positions_by_party = owned(
+        dataset(of).partition(f"domain(parts={parts},take={take})", seed=seed)
+    )
+    assert len(positions_by_party) == parts * len(expected)
+    given_out = list(chain(*positions_by_party.values()))
     assert len(set(given_out)) == len(given_out)
-    for party, positions in mine.items():
+    for party, positions in positions_by_party.items():
         assert len(positions) == take
         assert set(positions) <= set(expected[party.split("-")[0]])
 
 
 def test_domain_takes_at_random() -> None:
     data = dataset([0] * 400)
-    one, same, other = (
+    first, same, other = (
         owned(data.partition("domain(parts=2,take=100)", seed=s)) for s in (0, 0, 1)
     )
-    assert one == same != other
+    assert first == same != other
     assert all(
-        abs(np.mean(at) - 199.5) < 35 for at in one.values()
+        abs(np.mean(at) - 199.5) < 35 for at in first.values()
     )  # the first hundred would have a mean of 49.5
 
 
@@ -177,7 +181,7 @@ def test_domain_parties_are_the_first_so_many() -> None:
     assert owned(some) == {name: at for name, at in owned(whole).items() if name in some.names}
     with pytest.raises(
         UsageError,
-        match=r"^The data's sources make 6 parties, not 7; use --parties 6 or more parts\.$",
+        match=r"^The data's sources give 6 parties, not 7; use --parties 6 or more parts\.$",
     ):
         data.partition("domain(parts=2)", 7)
 
@@ -256,8 +260,8 @@ def test_data_without_groups_have_no_natural_parties(digits: Dataset, spec: str)
 )
 def test_nothing_of_another_group_in_any_part(spec: str, test: str) -> None:
     of = np.random.default_rng(0).permutation(np.arange(120) % 4)
-    held = np.random.default_rng(1).random(120) < 0.3
-    fed = dataset(of, held).partition(spec, test=test, validation=0.2)
+    is_test = np.random.default_rng(1).random(120) < 0.3
+    fed = dataset(of, is_test).partition(spec, test=test, validation=0.2)
     for name, share in fed.split.parties.items():
         for part in (share.train, share.validation, share.test):
             assert {NAMES[of[i]] for i in part} <= {name.split("-")[0]}
@@ -272,16 +276,19 @@ def test_auto_is_the_home_of_the_data() -> None:
         ("domain(by=who,parts=2)|keep(samples=4)", 5),
         ("dirichlet(alpha=0.3,min=4)", 3),
     ):
-        data = dataset(np.arange(80) % 4, home=home)
-        auto, told = data.partition("auto", parties, seed=2), data.partition(home, parties, seed=2)
-        assert_same(auto, told)
+        data = dataset(np.arange(80) % 4, default_partition=home)
+        auto, explicit = (
+            data.partition("auto", parties, seed=2),
+            data.partition(home, parties, seed=2),
+        )
+        assert_same(auto, explicit)
         assert (
             auto.split.partition == home
         )  # resolved: a saved split does not hang on what auto means
 
 
 def test_steps_follow_auto_and_those_of_the_home() -> None:
-    data = dataset(np.arange(80) % 4, home="natural|keep(samples=9)")
+    data = dataset(np.arange(80) % 4, default_partition="natural|keep(samples=9)")
     fed = data.partition("auto|keep(samples=5)|concept")
     assert fed.split.partition == "natural|keep(samples=9)|keep(samples=5)|concept"
     assert_same(fed, data.partition("natural|keep(samples=9)|keep(samples=5)|concept"))
@@ -360,8 +367,8 @@ def load():
     n, draw = 120, np.random.default_rng(0)
     of = np.arange(n) % 3
     x = draw.random((n, 1, 6, 6)) * 0.5 + (np.arange(n) % 2)[:, None, None, None] * 0.4
-    return Dataset("mine", x, np.arange(n) % 2, 2, groups={"site": Groups(("oslo", "rome", "bonn"), of)}, home="natural(by=site)",
-                   official_test=HELD, notes=("mine: bonn is small.",))
+    return Dataset("mine", x, np.arange(n) % 2, 2, groups={"site": Groups(("oslo", "rome", "bonn"), of)}, default_partition="natural(by=site)",
+                   official_test=HELD, warnings=("mine: bonn is small.",))
 """
 QUICK = ("--rounds", "2", "--model", "linear", "--engine", "loop")
 Command = Callable[..., tuple[int, str, str]]
@@ -382,8 +389,8 @@ def command(
             cli.main()
         except SystemExit as end:
             code = end.code or 0
-        told = capsys.readouterr()
-        return int(code), told.out, told.err
+        output = capsys.readouterr()
+        return int(code), output.out, output.err
 
     return call
 
@@ -411,14 +418,14 @@ def test_a_run_finds_the_parties_of_a_users_file(
     assert code == 0, err
     assert "mine: bonn is small." in out
     assert parties(tmp_path / "auto") == {"oslo", "rome", "bonn"}
-    made = settings(tmp_path / "auto")
-    assert (made["partition"], made["parties"]) == ("natural(by=site)", 3)  # resolved
-    again, told = (
+    config = settings(tmp_path / "auto")
+    assert (config["partition"], config["parties"]) == ("natural(by=site)", 3)  # resolved
+    again, explicit = (
         ("run", tmp_path / "auto" / "config.toml"),
         ("run", "fedavg", "--data", file, *QUICK),
     )
     assert command(*again, "--out", "again")[0] == 0
-    assert command(*told, "--partition", "natural", "--out", "told")[0] == 0
+    assert command(*explicit, "--partition", "natural", "--out", "told")[0] == 0
     for table in ("metrics.csv", "ledger.csv", "outcomes.csv"):
         first, second, third = (
             (tmp_path / folder / table).read_bytes() for folder in ("auto", "again", "told")
@@ -445,8 +452,8 @@ def test_a_stopped_run_goes_on_with_its_own_parties(
 
 
 def test_compare_finds_them_too_and_goes_on(command: Command, file: Path, tmp_path: Path) -> None:
-    asked = ("compare", "fedavg", "--data", file, *QUICK, "--seeds", "0,1", "--out", "all")
-    code, _, err = command(*asked)
+    arguments = ("compare", "fedavg", "--data", file, *QUICK, "--seeds", "0,1", "--out", "all")
+    code, _, err = command(*arguments)
     assert code == 0, err
     folders = [
         tmp_path / "all" / method / f"seed-{s}" for method in ("solo", "fedavg") for s in (0, 1)
@@ -460,7 +467,9 @@ def test_compare_finds_them_too_and_goes_on(command: Command, file: Path, tmp_pa
         )
         assert solo == fedavg
     marks = {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders}
-    code, _, err = command(*asked)  # the same command again: finished runs are taken as they are
+    code, _, err = command(
+        *arguments
+    )  # the same command again: finished runs are taken as they are
     assert code == 0, err
     assert {folder: (folder / "summary.json").stat().st_mtime_ns for folder in folders} == marks
 
@@ -551,7 +560,7 @@ def test_a_source_smaller_than_its_parts_gets_advice_that_works() -> None:
 
 def test_auto_takes_no_options() -> None:
     with pytest.raises(UsageError):
-        dataset(np.arange(40) % 4, home="natural").partition("auto(parties=3)")
+        dataset(np.arange(40) % 4, default_partition="natural").partition("auto(parties=3)")
 
 
 def test_a_split_whose_file_begins_with_auto_is_written_as_it_was_given(

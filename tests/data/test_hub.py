@@ -52,20 +52,20 @@ class Rows:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     """What the hub holds, by name (and configuration); an exception is raised."""
-    held: dict[str, Any] = {}
+    datasets: dict[str, Any] = {}
 
     def load_dataset(name: str, configuration: str | None = None) -> Any:
-        found = held[name if configuration is None else f"{name}:{configuration}"]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        splits = datasets[name if configuration is None else f"{name}:{configuration}"]
+        if isinstance(splits, Exception):
+            raise splits
+        return splits
 
     package = ModuleType("datasets")
     package.load_dataset = load_dataset  # type: ignore[attr-defined]
     package.__version__ = "4.0.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", package)
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "cache"))
-    return held
+    return datasets
 
 
 def photos(n: int, size: tuple[int, int] = (6, 5), grey: bool = False) -> list[Any]:
@@ -101,8 +101,11 @@ def test_pictures_with_writers(hub: dict[str, Any]) -> None:
     assert (data.classes, data.class_names, data.licence) == (3, ("a", "b", "c"), "mit")
     assert data.official_test is not None
     assert data.official_test.sum() == 6
-    assert (data.home, data.groups["writer"].names) == ("natural(by=writer)", ("f0", "f1"))
-    assert data.notes == (
+    assert (data.default_partition, data.groups["writer"].names) == (
+        "natural(by=writer)",
+        ("f0", "f1"),
+    )
+    assert data.warnings == (
         (
             "flwrlabs/femnist: the inputs are the pictures of image, the classes those of"
             " character; left out: hsf_id."
@@ -121,7 +124,7 @@ def test_grey_pictures_and_many_sizes(hub: dict[str, Any]) -> None:
     assert load("hub:grey").official_test is None
     many = load("hub:many")
     assert many.shape == (3, 64, 64)
-    assert "many: pictures of 2 sizes were brought to 64 x 64." in many.notes
+    assert "many: pictures of 2 sizes were resized to 64 x 64." in many.warnings
 
 
 def test_the_finer_of_two_labels(hub: dict[str, Any]) -> None:
@@ -145,7 +148,7 @@ def test_text_in_a_configuration(hub: dict[str, Any]) -> None:
     assert (data.x[0] > 0).sum() == 3  # two words and a comma
     assert (data.x[1] == 0).all()
     assert (data.classes, data.mean) == (2, (0.0,))
-    assert any("its validation split is the official test part." in note for note in data.notes)
+    assert any("its validation split is the official test part." in note for note in data.warnings)
 
 
 def test_numbers_and_words_as_classes(hub: dict[str, Any]) -> None:
@@ -179,12 +182,12 @@ def test_prepared_once_and_made_again_when_damaged(
     rows = Rows({"a": Value("float32"), "label": ClassLabel("x", "y")}, a=[1.0, 2.0], label=[0, 1])
     hub["o/n"] = {"train": rows}
     first = load("hub:o/n")
-    (kept,) = (tmp_path / "cache").iterdir()
-    assert kept.name.startswith("hub-o-n-")
+    (cached,) = (tmp_path / "cache").iterdir()
+    assert cached.name.startswith("hub-o-n-")
     with monkeypatch.context() as patched:
         patched.setattr(prepared, "save", None)
         assert load("hub:o/n").fingerprint() == first.fingerprint()
-    (kept / "x.npy").write_bytes(b"")
+    (cached / "x.npy").write_bytes(b"")
     assert load("hub:o/n").fingerprint() == first.fingerprint()
     hub["o/n"] = {"train": Rows(rows.features, a=[1.0, 3.0], label=[0, 1])}
     assert load("hub:o/n").fingerprint() != first.fingerprint()
@@ -213,7 +216,7 @@ NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
         ({}, ("holds no samples",)),
         (
             {"train": Rows({"a": Value("float32")}, a=[1.0])},
-            ("no column of classes that Comity knows; it has a",),
+            ("no column of classes that Comity recognises; it has a",),
         ),
         (
             {"train": Rows({"label": ClassLabel("x")}, label=[0])},
@@ -228,9 +231,9 @@ NUMBERS = {"a": Value("float32"), "label": ClassLabel("x", "y")}
 )
 def test_what_cannot_be_had(held: Any, words: tuple[str, ...], hub: dict[str, Any]) -> None:
     hub["o/n"] = held
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         load("hub:o/n")
-    text = str(told.value)
+    text = str(caught.value)
     assert all(word in text for word in words), text
     assert re.fullmatch(r"[^\n]+\.", text)
     assert not re.search(r"[.!?] +[A-Z]", text)
@@ -244,11 +247,11 @@ def test_a_package_that_runs_scripts(hub: dict[str, Any], monkeypatch: pytest.Mo
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         load("hub:ylecun/mnist")
     assert (
-        str(told.value)
-        == "ylecun/mnist is on the Hugging Face hub, which takes the package datasets: pip install"
-        " 'comity[data]', or put its files into a folder and name it with COMITY_DATA, or bring"
+        str(caught.value)
+        == "ylecun/mnist is on the Hugging Face hub, which needs the package datasets: pip install"
+        " 'comity[data]', or put its files into a folder and name it with COMITY_DATA, or import"
         " them with 'comity data import'."
     )

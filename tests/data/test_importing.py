@@ -16,7 +16,7 @@ import comity
 from comity import cli
 from comity.data import load
 from comity.data.importing import import_federation
-from comity.data.tables import about_schema
+from comity.data.tables import summarize_schema
 from comity.errors import UsageError
 
 RNG = np.random.default_rng(0)
@@ -25,8 +25,8 @@ RNG = np.random.default_rng(0)
 def arrays(
     path: Path, n: int = 8, shape: tuple[int, ...] = (3,), classes: int = 2, **more: Any
 ) -> None:
-    given = {"x": RNG.normal(size=(n, *shape)), "y": np.arange(n) % classes} | more
-    np.savez(path, **given)
+    arrays_to_save = {"x": RNG.normal(size=(n, *shape)), "y": np.arange(n) % classes} | more
+    np.savez(path, **arrays_to_save)
 
 
 def table(path: Path, rows: list[str], header: str = "age,colour,label") -> None:
@@ -57,14 +57,14 @@ def test_arrays(source: Path, out: Path) -> None:
     data = import_federation(source, out)
     assert (data.name, len(data), data.shape, data.classes) == ("mine", 20, (3,), 3)
     assert data.groups["party"].names == ("north", "south")
-    assert (data.home, data.official_test, data.mean, data.std) == (
+    assert (data.default_partition, data.official_test, data.mean, data.std) == (
         "natural(by=party)",
         None,
         (0.0,),
         (1.0,),
     )
-    with np.load(source / "north.npz") as held:
-        assert np.allclose(data.x[:8].numpy(), held["x"])
+    with np.load(source / "north.npz") as saved:
+        assert np.allclose(data.x[:8].numpy(), saved["x"])
     fed = load(str(out)).partition("auto")
     assert {
         name: len(p.train) + len(p.validation) + len(p.test) for name, p in fed.parties.items()
@@ -72,14 +72,17 @@ def test_arrays(source: Path, out: Path) -> None:
 
 
 def test_a_test_part(source: Path, out: Path) -> None:
-    for name, held in (("north", 2), ("south", 4)):
+    for name, test_count in (("north", 2), ("south", 4)):
         arrays(
-            source / f"{name}.npz", 8, x_test=np.zeros((held, 3)), y_test=np.zeros(held, np.int64)
+            source / f"{name}.npz",
+            8,
+            x_test=np.zeros((test_count, 3)),
+            y_test=np.zeros(test_count, np.int64),
         )
     data = import_federation(source, out, name="hospitals")
     assert data.official_test is not None
     assert data.official_test.sum() == 6
-    assert any("--test official" in note for note in data.notes)
+    assert any("--test official" in note for note in data.warnings)
     fed = data.partition("auto", test="official")
     assert [len(p.test) for p in fed.parties.values()] == [2, 4]
     assert (fed.parties["south"].test.x == 0).all()
@@ -116,8 +119,8 @@ def test_tables_of_all_kinds(source: Path, out: Path) -> None:
         ["no,green,50", "yes,red,", "no,red,1.5", "yes,red,2"],
         header="label,colour,age",
     )
-    held = {"age": [1, 2, 3, 4], "colour": ["blue"] * 4, "label": ["maybe", "no", "no", "no"]}
-    parquet.write_table(arrow.table(held), source / "west.parquet")
+    saved = {"age": [1, 2, 3, 4], "colour": ["blue"] * 4, "label": ["maybe", "no", "no", "no"]}
+    parquet.write_table(arrow.table(saved), source / "west.parquet")
     data = import_federation(source, out)
     assert data.class_names == ("maybe", "no", "yes")
     assert data.y.tolist() == [1, 2, 1, 1, 1, 2, 1, 2, 0, 1, 1, 1]
@@ -132,8 +135,8 @@ def test_tables_of_all_kinds(source: Path, out: Path) -> None:
     assert data.x[:, 0].isnan().tolist() == [False, True, False, False, False, True] + [False] * 6
     assert (data.missing, data.shape) == ("impute", (5,))
     assert data.schema is not None
-    assert any("colour (blue, green, red)" in line for line in about_schema(data.schema))
-    assert any("12% of all values are missing" in note for note in data.notes)
+    assert any("colour (blue, green, red)" in line for line in summarize_schema(data.schema))
+    assert any("12% of all values are missing" in note for note in data.warnings)
     x = data.partition("auto").parties["east"].train.x
     assert x.isfinite().all()
     assert x.shape[1] == 5  # a column says what was filled
@@ -145,7 +148,7 @@ def test_labels_that_are_numbers_stay_what_they_are(source: Path, out: Path) -> 
     data = import_federation(source, out, label="outcome", classes=4)
     assert (data.classes, data.class_names) == (4, ())
     assert data.y.tolist() == [1, 2] * 4 + [2] * 8
-    assert any("no sample has the label 0, 3." in note for note in data.notes)
+    assert any("no sample has the label 0, 3." in note for note in data.warnings)
 
 
 def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> None:
@@ -163,18 +166,18 @@ def test_each_party_is_standardised_by_its_own_file(source: Path, out: Path) -> 
     assert data.x[:10, 0].tolist() == list(range(10)), "what is written is what the file says"
     fed = data.partition("auto", validation=0.0)
     for name, party in fed.parties.items():
-        mine = party.train.x
+        values = party.train.x
         raw = data.x[list(fed.split.parties[name].train)]
-        known = raw[:, 0][~raw[:, 0].isnan()].double()
-        assert mine[:, 0].mean().abs() < 1e-6
-        there = (raw[:, 0].double() - known.mean()) / known.std(correction=0)
+        present = raw[:, 0][~raw[:, 0].isnan()].double()
+        assert values[:, 0].mean().abs() < 1e-6
+        expected = (raw[:, 0].double() - present.mean()) / present.std(correction=0)
         assert torch.allclose(
-            mine[:, 0][~raw[:, 0].isnan()], there[~raw[:, 0].isnan()].float(), atol=1e-5
+            values[:, 0][~raw[:, 0].isnan()], expected[~raw[:, 0].isnan()].float(), atol=1e-5
         )
-        assert (mine[:, 1] == 0).all()  # all alike: nothing to scale by
-        assert set(mine[:, 2].tolist()) == {0.0, 1.0}  # zeros and ones stay
+        assert (values[:, 1] == 0).all()  # all alike: nothing to scale by
+        assert set(values[:, 2].tolist()) == {0.0, 1.0}  # zeros and ones stay
     assert data.schema is not None
-    assert any("standardised, each party's by" in line for line in about_schema(data.schema))
+    assert any("standardised by the mean" in line for line in summarize_schema(data.schema))
 
 
 def test_shared_figures_are_everybodys_and_charged(source: Path, out: Path, tmp_path: Path) -> None:
@@ -252,7 +255,7 @@ def test_small_parties_are_said(source: Path, out: Path) -> None:
     arrays(source / "big.npz", 20)
     arrays(source / "tiny.npz", 2)
     data = import_federation(source, out)
-    assert any("tiny with fewer than 4 samples take no part" in note for note in data.notes)
+    assert any("tiny with fewer than 4 samples take no part" in note for note in data.warnings)
     assert data.partition("auto").names == ["big"]
     assert data.partition("natural(min=1)").names == ["big", "tiny"]
 
@@ -275,14 +278,14 @@ def two(first: Callable[[Path], Any], second: Callable[[Path], Any], ending: str
 
 
 BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
-    "nothing": (lambda s: None, {}, "is empty: put one file or folder a party into it."),
+    "nothing": (lambda s: None, {}, "is empty: put one file or folder per party into it."),
     "no folder": (lambda s: s.rmdir(), {}, "There is no folder"),
     "a stray file": (
         lambda s: (s / "README.md").write_text("x"),
         {},
-        "README.md is no party's file",
+        "README.md is not a party's file",
     ),
-    "imported already": (import_federation_into, {}, "is a dataset of Comity's already"),
+    "imported already": (import_federation_into, {}, "is already an imported dataset"),
     "a bad name": (lambda s: arrays(s / "north,1.npz"), {}, "A party cannot be called 'north,1'"),
     "the server": (lambda s: arrays(s / "Server.npz"), {}, "which stands for the server"),
     "two files": (
@@ -330,7 +333,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "words": (
         lambda s: arrays(s / "a.npz", x=np.full((8, 2), "a")),
         {},
-        "but a row of numbers a sample is needed",
+        "but each sample must be a row of numbers",
     ),
     "two labels": (
         lambda s: arrays(s / "a.npz", y=np.zeros((8, 2))),
@@ -369,12 +372,12 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "missing": (
         two(lambda p: arrays(p, shape=(3, 4)), lambda p: arrays(p, x=np.full((8, 3, 4), np.nan))),
         {},
-        "Party 'south' has values that are missing",
+        "Party 'south' has missing values",
     ),
     "bright": (
         lambda s: arrays(s / "a.npz", x=np.full((8, 3, 4, 4), 200.0)),
         {},
-        "bring them to between 0 and 1",
+        "scale them to [0, 1]",
     ),
     "half labels": (
         lambda s: arrays(s / "a.npz", y=np.full(8, 0.5)),
@@ -416,7 +419,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "label column": (
         lambda s: table(s / "a.csv", ONE),
         {"label": "class"},
-        "a.csv has no column called 'class', which is",
+        "a.csv has no column called 'class', the label to predict",
     ),
     "only labels": (
         lambda s: table(s / "a.csv", ["1", "0"], header="label"),
@@ -454,7 +457,7 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
     "an empty party": (
         lambda s: (s / "a").mkdir(),
         {},
-        "is empty: it must have one folder a class.",
+        "is empty: it must have one folder per class.",
     ),
     "sizes": (
         lambda s: (photo(s / "a/x/1.png", 1), photo(s / "b/x/1.png", 1, (9, 9))),
@@ -473,9 +476,9 @@ BAD: dict[str, tuple[Made, dict[str, Any], str]] = {
 def test_what_cannot_be_imported(case: str, source: Path, out: Path) -> None:
     make, options, message = BAD[case]
     make(source)
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as caught:
         import_federation(source, out, **options)
-    text = str(told.value)
+    text = str(caught.value)
     assert message in text
     assert text.endswith(".")
     assert "\n" not in text

@@ -31,7 +31,7 @@ seeds = st.integers(0, 200)
 def dataset(x: Any, **more: Any) -> Dataset:
     n = len(x)
     more.setdefault("groups", {"site": Groups(SITES, np.arange(n) % 3)})
-    usual = {"missing": "impute", "home": "natural", "mean": (0.0,), "std": (1.0,)}
+    usual = {"missing": "impute", "default_partition": "natural", "mean": (0.0,), "std": (1.0,)}
     return Dataset("mine", x, torch.arange(n) // 3 % 2, 2, **(usual | more))
 
 
@@ -95,9 +95,9 @@ def test_fill_and_marks_are_those_of_the_partys_training_rows(
     assert fed.shape == (5 + len(marked),)
     for name in fed.names:
         train = list(fed.split.parties[name].train)
-        known = (~gone[train]).sum(0)
+        counts = (~gone[train]).sum(0)
         fill = np.where(gone[train], 0, normal[train]).sum(0, dtype=np.float64) / np.maximum(
-            known, 1
+            counts, 1
         )
         for values, positions in parts(fed, name):
             at = list(positions)
@@ -105,9 +105,9 @@ def test_fill_and_marks_are_those_of_the_partys_training_rows(
                 values[:, :5], np.where(gone[at], fill, normal[at]), atol=1e-5
             )
             assert np.array_equal(values[:, 5:].numpy(), gone[at][:, marked])
-            there = ~gone[at]
+            is_present = ~gone[at]
             assert np.array_equal(
-                values[:, :5].numpy()[there], normal[at][there]
+                values[:, :5].numpy()[is_present], normal[at][is_present]
             )  # what is known stays, to the bit
 
 
@@ -143,9 +143,11 @@ def test_a_column_that_only_the_training_part_lacks_is_zero_too() -> None:
 @pytest.mark.parametrize("whose", ["bob's", "my test", "my validation"])
 def test_nobody_elses_data_and_no_test_data_change_a_fill(whose: str, test: str) -> None:
     x = holes()
-    held = torch.arange(90) % 4 == 0
-    one = dataset(x, official_test=held).partition("natural", seed=3, test=test, validation=0.2)
-    share = one.split.parties["ann"]
+    is_test = torch.arange(90) % 4 == 0
+    first = dataset(x, official_test=is_test).partition(
+        "natural", seed=3, test=test, validation=0.2
+    )
+    share = first.split.parties["ann"]
     rows = {
         "bob's": list(range(1, 90, 3)),
         "my test": list(share.test),
@@ -153,10 +155,12 @@ def test_nobody_elses_data_and_no_test_data_change_a_fill(whose: str, test: str)
     }[whose]
     other = x.clone()
     other[rows] = torch.where(x[rows].isnan(), x[rows], x[rows] * 100 + 7)
-    two = dataset(other, official_test=held).partition("natural", seed=3, test=test, validation=0.2)
-    assert two.split.parties == one.split.parties
+    second = dataset(other, official_test=is_test).partition(
+        "natural", seed=3, test=test, validation=0.2
+    )
+    assert second.split.parties == first.split.parties
     for part in PARTS:
-        before, after = (getattr(fed.parties["ann"], part).x for fed in (one, two))
+        before, after = (getattr(fed.parties["ann"], part).x for fed in (first, second))
         if whose != f"my {part}":
             assert torch.equal(before, after)
             continue
@@ -165,17 +169,17 @@ def test_nobody_elses_data_and_no_test_data_change_a_fill(whose: str, test: str)
             before[:, 1:5][gone], after[:, 1:5][gone]
         )  # its holes are filled as before
         assert not torch.equal(before[:, :5], after[:, :5])
-    assert torch.equal(one.parties["cyd"].train.x, two.parties["cyd"].train.x)
-    mine = list(share.train)
+    assert torch.equal(first.parties["cyd"].train.x, second.parties["cyd"].train.x)
+    train_rows = list(share.train)
     changed = x.clone()
-    changed[mine] = torch.where(
-        x[mine].isnan(), x[mine], x[mine] + 50
+    changed[train_rows] = torch.where(
+        x[train_rows].isnan(), x[train_rows], x[train_rows] + 50
     )  # and it can tell: my own training rows do
-    third = dataset(changed, official_test=held).partition(
+    third = dataset(changed, official_test=is_test).partition(
         "natural", seed=3, test=test, validation=0.2
     )
     gone = third.parties["ann"].test.x[:, 5:].bool()
-    shift = third.parties["ann"].test.x[:, 1:5][gone] - one.parties["ann"].test.x[:, 1:5][gone]
+    shift = third.parties["ann"].test.x[:, 1:5][gone] - first.parties["ann"].test.x[:, 1:5][gone]
     torch.testing.assert_close(shift, torch.full_like(shift, 50.0))
 
 
@@ -183,8 +187,8 @@ def test_a_common_test_set_is_filled_by_each_party_for_itself() -> None:
     x = holes()
     for i, add in enumerate((0, 100, -100)):
         x[i::3] += add
-    held = torch.arange(90) % 4 == 0
-    fed = dataset(x, official_test=held).partition("natural", test="common")
+    is_test = torch.arange(90) % 4 == 0
+    fed = dataset(x, official_test=is_test).partition("natural", test="common")
     ann, bob, cyd = (fed.parties[n].test.x for n in SITES)
     gone = ann[:, 5:].bool()
     assert gone.any()
@@ -214,24 +218,25 @@ def test_what_was_done_can_be_done_to_new_values(test: str) -> None:
 
 def test_where_nothing_is_missing_nothing_is_added() -> None:
     x = holes(share=0)
-    one, two = (dataset(x, missing=m) for m in ("impute", "refuse"))
-    assert one.marked == two.marked == ()
-    assert one.shape == (5,)
-    assert_equal_but_for_the_split(one.partition("natural"), two.partition("natural"))
+    first, second = (dataset(x, missing=m) for m in ("impute", "refuse"))
+    assert first.marked == second.marked == ()
+    assert first.shape == (5,)
+    assert_equal_but_for_the_split(first.partition("natural"), second.partition("natural"))
 
 
-def assert_equal_but_for_the_split(one: Federation, two: Federation) -> None:
-    for name in two.names:
-        for (a, _), (b, _) in zip(parts(one, name), parts(two, name), strict=True):
+def assert_equal_but_for_the_split(first: Federation, second: Federation) -> None:
+    for name in second.names:
+        for (a, _), (b, _) in zip(parts(first, name), parts(second, name), strict=True):
             assert torch.equal(a, b)
 
 
 def test_images_of_bytes_lack_nothing() -> None:
     x = torch.randint(0, 256, (60, 1, 4, 4), dtype=torch.uint8)
-    one, two = (dataset(x, missing=m) for m in ("impute", "refuse"))
-    assert one.shape == (1, 4, 4)
+    first, second = (dataset(x, missing=m) for m in ("impute", "refuse"))
+    assert first.shape == (1, 4, 4)
     assert_equal_but_for_the_split(
-        one.partition("natural|shift(kinds=noise)"), two.partition("natural|shift(kinds=noise)")
+        first.partition("natural|shift(kinds=noise)"),
+        second.partition("natural|shift(kinds=noise)"),
     )
 
 
@@ -246,9 +251,9 @@ def test_images_of_bytes_lack_nothing() -> None:
 )
 def test_numbers_as_people_have_them(how: Any) -> None:
     x = holes().half().float()
-    one, two = dataset(x), dataset(how(x))
-    assert two.x.dtype == torch.float32
-    assert one.fingerprint() == two.fingerprint()
+    first, second = dataset(x), dataset(how(x))
+    assert second.x.dtype == torch.float32
+    assert first.fingerprint() == second.fingerprint()
 
 
 def test_the_dataset_itself_keeps_its_holes() -> None:

@@ -33,18 +33,18 @@ def labels(n: int = 600, classes: int = 10, seed: int = 0) -> np.ndarray:
 
 
 def parts(spec: str, y: np.ndarray, parties: int, seed: int = 0) -> list[np.ndarray]:
-    made = []
+    positions = []
     for rows in divide(parse(spec), y, {}, parties, np.random.default_rng(seed)).values():
         assert isinstance(rows, np.ndarray)
-        made.append(rows)
-    return made
+        positions.append(rows)
+    return positions
 
 
-def assert_disjoint(found: list[np.ndarray], y: np.ndarray, parties: int) -> np.ndarray:
+def assert_disjoint(assigned: list[np.ndarray], y: np.ndarray, parties: int) -> np.ndarray:
     """No sample twice, as many parts as parties, none empty; returns all that was given out."""
-    everything = np.concatenate(found)
-    assert len(found) == parties
-    assert min(map(len, found)) >= 1
+    everything = np.concatenate(assigned)
+    assert len(assigned) == parties
+    assert min(map(len, assigned)) >= 1
     assert len(np.unique(everything)) == len(everything)
     assert everything.min() >= 0
     assert everything.max() < len(y)
@@ -68,9 +68,9 @@ def test_no_sample_twice_and_none_forgotten(spec: str, parties: int, seed: int) 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 def test_same_seed_same_parts_other_seed_other_parts(spec: str) -> None:
     y = labels()
-    one, same, other = (parts(spec, y, 7, seed) for seed in (1, 1, 2))
-    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    first, same, other = (parts(spec, y, 7, seed) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, same, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @given(parties=st.integers(1, 600), seed=seeds)
@@ -90,13 +90,13 @@ def test_dirichlet_gives_everything_and_at_least_min(
     parties: int, alpha: float, least: int, seed: int, balanced: bool
 ) -> None:
     y = labels(seed=seed)
-    found = parts(f"dirichlet(alpha={alpha},min={least},balanced={balanced})", y, parties, seed)
-    assert len(assert_disjoint(found, y, parties)) == len(y)
-    assert min(map(len, found)) >= least
+    assigned = parts(f"dirichlet(alpha={alpha},min={least},balanced={balanced})", y, parties, seed)
+    assert len(assert_disjoint(assigned, y, parties)) == len(y)
+    assert min(map(len, assigned)) >= least
 
 
-def class_table(y: np.ndarray, found: list[np.ndarray]) -> np.ndarray:
-    return np.array([np.bincount(y[p], minlength=y.max() + 1) for p in found])
+def class_table(y: np.ndarray, assigned: list[np.ndarray]) -> np.ndarray:
+    return np.array([np.bincount(y[p], minlength=y.max() + 1) for p in assigned])
 
 
 def test_dirichlet_smaller_alpha_is_more_skewed() -> None:
@@ -120,18 +120,18 @@ def test_mixture_gives_equally_many_whatever_alpha(
     parties: int, alpha: float, samples: int, seed: int
 ) -> None:
     y = labels(seed=seed)
-    found = parts(f"mixture(alpha={alpha},samples={samples})", y, parties, seed)
-    assert_disjoint(found, y, parties)
-    assert {len(p) for p in found} == {samples}
+    assigned = parts(f"mixture(alpha={alpha},samples={samples})", y, parties, seed)
+    assert_disjoint(assigned, y, parties)
+    assert {len(p) for p in assigned} == {samples}
 
 
 def test_mixture_by_hand() -> None:
     """The shares that a party draws, cut to its samples; what a class lacks, other classes give."""
     y = np.repeat(np.arange(4), 1000)
     rng = np.random.default_rng(3)
-    drawn = [rng.dirichlet(np.full(4, 0.5)) for _ in range(3)]
+    shares = [rng.dirichlet(np.full(4, 0.5)) for _ in range(3)]
     table = class_table(y, parts("mixture(alpha=0.5,samples=200)", y, 3, 3))
-    assert np.abs(table - 200 * np.array(drawn)).max() <= 1
+    assert np.abs(table - 200 * np.array(shares)).max() <= 1
     alone = class_table(y, parts("mixture(alpha=0.000001,samples=1500)", y, 1, 0))
     assert (
         sorted(alone[0].tolist())[-1] == 1000
@@ -171,16 +171,16 @@ def test_dirichlet_with_hardly_any_mass_still_ends() -> None:
     y = labels(2000)  # each draw gives a whole class to one party, also to one that is full already
     for seed in range(5):
         with np.errstate(all="raise"):
-            found = parts("dirichlet(alpha=0.000001,min=1,balanced=true)", y, 3, seed)
-        assert len(assert_disjoint(found, y, 3)) == len(y)
+            assigned = parts("dirichlet(alpha=0.000001,min=1,balanced=true)", y, 3, seed)
+        assert len(assert_disjoint(assigned, y, 3)) == len(y)
 
 
 @given(parties=st.integers(1, 40), classes=st.integers(1, 10), seed=seeds)
 def test_pathological_exact_classes_evenly_used(parties: int, classes: int, seed: int) -> None:
     y = labels(1000, seed=seed)
-    found = parts(f"pathological(classes={classes})", y, parties, seed)
-    everything = assert_disjoint(found, y, parties)
-    table = class_table(y, found) > 0
+    assigned = parts(f"pathological(classes={classes})", y, parties, seed)
+    everything = assert_disjoint(assigned, y, parties)
+    table = class_table(y, assigned) > 0
     assert (table.sum(axis=1) == classes).all()
     used = table.sum(axis=0)
     assert used.max() - used.min() <= 1
@@ -189,10 +189,10 @@ def test_pathological_exact_classes_evenly_used(parties: int, classes: int, seed
 
 def test_pathological_amounts_are_unequal_and_pairs_vary() -> None:
     y = labels(5000)
-    found = parts("pathological(classes=2)", y, 50)
-    assert np.std([len(p) for p in found]) > 5
+    assigned = parts("pathological(classes=2)", y, 50)
+    assert np.std([len(p) for p in assigned]) > 5
     assert (
-        len({tuple(np.unique(y[p])) for p in found}) > 5
+        len({tuple(np.unique(y[p])) for p in assigned}) > 5
     )  # one deck dealt over and over would give 5
 
 
@@ -204,11 +204,11 @@ def test_pathological_counts_the_classes_that_are_there() -> None:
 @given(parties=st.integers(1, 30), per_party=st.integers(1, 5), seed=seeds)
 def test_shard_parties_hold_few_classes(parties: int, per_party: int, seed: int) -> None:
     y = np.repeat(np.arange(10), 60)
-    found = parts(f"shard(per_party={per_party})", y, parties, seed)
-    sizes = [len(p) for p in found]
+    assigned = parts(f"shard(per_party={per_party})", y, parties, seed)
+    sizes = [len(p) for p in assigned]
     assert max(sizes) - min(sizes) <= per_party
     if parties * per_party >= 10:  # then a shard is no longer than a class, and touches two at most
-        assert max(len(np.unique(y[p])) for p in found) <= 2 * per_party
+        assert max(len(np.unique(y[p])) for p in assigned) <= 2 * per_party
 
 
 @given(classes=st.integers(1, 8), each=st.integers(1, 6), per_party=st.integers(1, 4), seed=seeds)
@@ -225,16 +225,16 @@ def test_shards_by_class_hold_one_class_each(
     )  # labels 0, 3, 6, ...: others count for nothing
     if per_party > len(y) // (shards // per_party):
         return
-    found = parts(f"shard(per_party={per_party},by_class=true)", y, shards // per_party, seed)
-    assert len(assert_disjoint(found, y, shards // per_party)) == len(y)
-    counts = np.array([[(y[p] == c).sum() for c in 3 * np.arange(classes)] for p in found])
+    assigned = parts(f"shard(per_party={per_party},by_class=true)", y, shards // per_party, seed)
+    assert len(assert_disjoint(assigned, y, shards // per_party)) == len(y)
+    counts = np.array([[(y[p] == c).sum() for c in 3 * np.arange(classes)] for p in assigned])
     assert ((counts > 0).sum(axis=1) <= per_party).all()
     low, high = (
         sizes // each,
         -(-sizes // each),
     )  # the shards of a class are equal but for one sample
     if (low > per_party).all():  # then the number of shards can be told from the number of samples
-        held = np.array(
+        shard_classes = np.array(
             [
                 [
                     k
@@ -245,15 +245,15 @@ def test_shards_by_class_hold_one_class_each(
                 for row in counts
             ]
         )
-        assert (held.sum(axis=1) == per_party).all()
-        assert (held.sum(axis=0) == each).all()
+        assert (shard_classes.sum(axis=1) == per_party).all()
+        assert (shard_classes.sum(axis=0) == each).all()
 
 
 def test_shards_by_class_by_hand() -> None:
     """Two classes of 4 and 8 in four shards: two of 2 and two of 4."""
     y = np.array([1, 0, 1, 1, 0, 1, 1, 0, 1, 1, 0, 1])
-    found = parts("shard(per_party=1,by_class=true)", y, 4)
-    assert sorted((len(p), set(y[p].tolist()) == {0}) for p in found) == [
+    assigned = parts("shard(per_party=1,by_class=true)", y, 4)
+    assert sorted((len(p), set(y[p].tolist()) == {0}) for p in assigned) == [
         (2, True),
         (2, True),
         (4, False),
@@ -273,9 +273,9 @@ def test_shards_by_class_are_dealt_at_random() -> None:
 @given(parties=st.integers(1, 20), classes=st.integers(1, 10), seed=seeds)
 def test_pathological_equal_shares_are_equal(parties: int, classes: int, seed: int) -> None:
     y = labels(1000, seed=seed)
-    found = parts(f"pathological(classes={classes},equal=true)", y, parties, seed)
-    everything = assert_disjoint(found, y, parties)
-    table = class_table(y, found)
+    assigned = parts(f"pathological(classes={classes},equal=true)", y, parties, seed)
+    everything = assert_disjoint(assigned, y, parties)
+    table = class_table(y, assigned)
     assert ((table > 0).sum(axis=1) == classes).all()
     for column in table.T:
         shares = column[column > 0]
@@ -296,8 +296,8 @@ def test_pathological_equal_changes_the_amounts_not_the_classes() -> None:
 @pytest.mark.parametrize("spec", ["quantity(beta={},min=3)", "lognormal(sigma={},min=3)"])
 @given(parties=st.integers(2, 50), seed=seeds, option=st.sampled_from([0.1, 0.5, 2.0]))
 def test_sizes_keep_to_min(spec: str, parties: int, seed: int, option: float) -> None:
-    found = parts(spec.format(option), labels(), parties, seed)
-    assert min(map(len, found)) >= 3
+    assigned = parts(spec.format(option), labels(), parties, seed)
+    assert min(map(len, assigned)) >= 3
 
 
 def test_sizes_follow_their_option() -> None:
@@ -359,13 +359,13 @@ def test_sizes_follow_their_option() -> None:
         (
             "shard(per_party=3,by_class=true)",
             5,
-            "15 shards cannot be 10 classes cut in equally many of at least one sample; use "
-            "other parties or per_party, or by_class=false.",
+            "10 classes cannot be divided equally into 15 shards of at least one sample; change "
+            "parties or per_party, or use by_class=false.",
         ),
         (
             "shard(per_party=1,by_class=true)",
             600,
-            "600 shards cannot be 10 classes cut in equally many of at least one sample",
+            "10 classes cannot be divided equally into 600 shards of at least one sample",
         ),
         (
             "shard(per_party=2,by_class=perhaps)",

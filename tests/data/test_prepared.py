@@ -22,7 +22,7 @@ from test_splits import assert_same
 
 import comity
 from comity.data import Dataset, files, load, prepared
-from comity.data.files import Missing, Way, cache_folder, locate, obtain
+from comity.data.files import DatasetNotFound, FileLayout, cache_folder, load_dataset, locate
 from comity.data.groups import Groups
 from comity.errors import UsageError
 from comity.runs.run import reopen
@@ -35,7 +35,7 @@ def pictures() -> Dataset:
         "pictures", torch.from_numpy(draw.integers(0, 256, (90, 3, 6, 5), dtype=np.uint8)), torch.arange(90) % 4, 4, "Über alles",
         "CC BY 4.0", torch.arange(90) >= 60, (0.1, 0.2, 0.3), (0.5,),
         {"who": Groups(("ann", "bob", "cyd"), np.arange(90) % 3), "where": Groups(("Zürich", "b 2"), np.arange(90) // 45)},
-        "natural(by=where)", class_names=("a", "b", "c", "d"), notes=("one note.", "another."),
+        "natural(by=where)", class_names=("a", "b", "c", "d"), warnings=("one note.", "another."),
     )  # fmt: skip
 
 
@@ -78,10 +78,10 @@ def test_round_trip(kind: str, tmp_path: Path) -> None:
         "licence",
         "mean",
         "std",
-        "home",
+        "default_partition",
         "missing",
         "class_names",
-        "notes",
+        "warnings",
         "shape",
     ):
         assert getattr(after, name) == getattr(before, name)
@@ -173,18 +173,20 @@ def test_bytes_are_their_values_over_255(seed: int, spec: str, test: str) -> Non
         "official_test": torch.arange(80) % 3 == 0,
     }
     as_bytes, as_floats = (Dataset("d", x, **same) for x in (x, x.float() / 255))
-    one, two = (d.partition(spec, 2, seed, test, 0.2) for d in (as_bytes, as_floats))
-    assert one.preprocess.black == two.preprocess.black
-    assert one.split.parties == two.split.parties
-    for name in one.names:
+    first, second = (d.partition(spec, 2, seed, test, 0.2) for d in (as_bytes, as_floats))
+    assert first.preprocess.black == second.preprocess.black
+    assert first.split.parties == second.split.parties
+    for name in first.names:
         for part in ("train", "validation", "test"):
-            a, b = (getattr(fed.parties[name], part) for fed in (one, two))
+            a, b = (getattr(fed.parties[name], part) for fed in (first, second))
             assert a.x.dtype == torch.float32
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.y, b.y)
             if "shift" not in spec:  # what was done to bytes can be done to new ones
                 assert torch.equal(
-                    one.preprocess.for_party(name)(x[list(getattr(one.split.parties[name], part))]),
+                    first.preprocess.for_party(name)(
+                        x[list(getattr(first.split.parties[name], part))]
+                    ),
                     a.x,
                 )
 
@@ -203,7 +205,7 @@ def test_bytes_stay_bytes_and_are_checked() -> None:
         ),
         ({"y": torch.arange(19) % 2}, "The x and y of dataset 'd' must be of one length"),
         ({"y": torch.full((20,), 0.5)}, "The labels of dataset 'd' must be whole numbers"),
-        ({"mean": (0.1, 0.2)}, "mean and std of dataset 'd' must be one number or one a channel"),
+        ({"mean": (0.1, 0.2)}, "mean and std of dataset 'd' must be one number or one per channel"),
         (
             {"x": torch.zeros(0, 1, 4, 4, dtype=torch.uint8), "y": torch.zeros(0)},
             "There are no samples in dataset 'd'",
@@ -214,12 +216,12 @@ def test_bytes_stay_bytes_and_are_checked() -> None:
 
 
 def test_the_fingerprint_knows_every_byte() -> None:
-    one = pictures()
-    x = one.x.clone()
+    first = pictures()
+    x = first.x.clone()
     x[40, 2, 3, 3] += 1
-    assert replace(one, x=x).fingerprint() != one.fingerprint()
-    assert replace(one, x=one.x.clone()).fingerprint() == one.fingerprint()
-    assert replace(one, mean=(0.1, 0.2, 0.31)).fingerprint() != one.fingerprint()
+    assert replace(first, x=x).fingerprint() != first.fingerprint()
+    assert replace(first, x=first.x.clone()).fingerprint() == first.fingerprint()
+    assert replace(first, mean=(0.1, 0.2, 0.31)).fingerprint() != first.fingerprint()
 
 
 # --- what dataset.json says is what was written
@@ -233,19 +235,19 @@ OTHERS = {
 
 
 def described(folder: Path) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    return told
+    description: dict[str, Any] = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    return description
 
 
 @pytest.mark.parametrize("field", OTHERS)
 def test_a_changed_field_is_noticed(field: str, tmp_path: Path) -> None:
     """Class names that have changed places, say, would be on every page."""
     folder = written(tmp_path)
-    told = described(folder)
-    assert told.keys() - {"crc"} == OTHERS.keys()
-    assert told[field] != OTHERS[field]
+    description = described(folder)
+    assert description.keys() - {"crc"} == OTHERS.keys()
+    assert description[field] != OTHERS[field]
     (folder / "dataset.json").write_text(
-        json.dumps(told | {field: OTHERS[field]}), encoding="utf-8"
+        json.dumps(description | {field: OTHERS[field]}), encoding="utf-8"
     )
     with pytest.raises(UsageError, match="damaged"):
         load(str(folder))
@@ -253,13 +255,13 @@ def test_a_changed_field_is_noticed(field: str, tmp_path: Path) -> None:
 
 def test_a_folder_of_an_earlier_version_is_read_with_a_note(tmp_path: Path) -> None:
     folder = written(tmp_path)
-    told = {k: v for k, v in described(folder).items() if k != "crc"} | {"version": 3}
-    (folder / "dataset.json").write_text(json.dumps(told), encoding="utf-8")
+    description = {k: v for k, v in described(folder).items() if k != "crc"} | {"version": 3}
+    (folder / "dataset.json").write_text(json.dumps(description), encoding="utf-8")
     data = load(str(folder))
     assert data.fingerprint() == pictures().fingerprint()
-    assert data.notes[:-1] == pictures().notes
-    assert "pictures: imported by an earlier version" in data.notes[-1]
-    (folder / "dataset.json").write_text(json.dumps(told | {"version": 4}), encoding="utf-8")
+    assert data.warnings[:-1] == pictures().warnings
+    assert "pictures: imported by an earlier version" in data.warnings[-1]
+    (folder / "dataset.json").write_text(json.dumps(description | {"version": 4}), encoding="utf-8")
     with pytest.raises(UsageError, match="damaged"):
         load(str(folder))
 
@@ -297,18 +299,25 @@ def test_what_ends_too_early_leaves_nothing(
 def test_the_folder_appears_with_everything_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename, seen = os.rename, []
+    rename, renamed = os.rename, []
 
     def watched(src: Path, dst: Path) -> None:
         assert not Path(dst).exists()
-        seen.append(sorted(p.name for p in Path(src).iterdir()))
+        renamed.append(sorted(p.name for p in Path(src).iterdir()))
         assert Path(src).parent == Path(dst).parent  # one file system: the move is one instant
         rename(src, dst)
 
     monkeypatch.setattr(os, "rename", watched)
     folder = written(tmp_path)
-    assert seen == [sorted(p.name for p in folder.iterdir())]
-    assert seen[0] == ["dataset.json", "group-0.npy", "group-1.npy", "test.npy", "x.npy", "y.npy"]
+    assert renamed == [sorted(p.name for p in folder.iterdir())]
+    assert renamed[0] == [
+        "dataset.json",
+        "group-0.npy",
+        "group-1.npy",
+        "test.npy",
+        "x.npy",
+        "y.npy",
+    ]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755  # others may read it, too
 
 
@@ -322,7 +331,7 @@ def test_who_comes_second_leaves_the_first_ones_folder(tmp_path: Path) -> None:
 
 def damage(folder: Path, how: str) -> None:
     """Something that happens to folders."""
-    told = json.loads((folder / "dataset.json").read_text())
+    description = json.loads((folder / "dataset.json").read_text())
     match how.split():
         case ["flip", name]:
             blob = bytearray((folder / name).read_bytes())
@@ -339,10 +348,12 @@ def damage(folder: Path, how: str) -> None:
         case ["pickle", name]:
             np.save(folder / name, np.array([{"a": 1}] * 90, dtype=object), allow_pickle=True)
         case ["tell", name, value]:
-            (folder / "dataset.json").write_text(json.dumps(told | {name: json.loads(value)}))
+            (folder / "dataset.json").write_text(
+                json.dumps(description | {name: json.loads(value)})
+            )
         case ["forget", name]:
-            del told[name]
-            (folder / "dataset.json").write_text(json.dumps(told))
+            del description[name]
+            (folder / "dataset.json").write_text(json.dumps(description))
         case ["write", text]:
             (folder / "dataset.json").write_text(text)
 
@@ -395,13 +406,13 @@ class Reader:
     def __init__(self) -> None:
         self.asked: list[dict[str, Path]] = []
 
-    def __call__(self, found: Any) -> Dataset:
-        self.asked.append(dict(found))
-        n = sum(len(path.read_bytes()) for path in found.values() if path.is_file())
+    def __call__(self, paths: Any) -> Dataset:
+        self.asked.append(dict(paths))
+        n = sum(len(path.read_bytes()) for path in paths.values() if path.is_file())
         return Dataset("mine", torch.full((20, 2), float(n)), torch.arange(20) % 2, 2)
 
-    def way(self, *names: str, **more: Any) -> Way:
-        return Way(self, names, **more)
+    def way(self, *names: str, **more: Any) -> FileLayout:
+        return FileLayout(self, names, **more)
 
 
 @pytest.mark.parametrize(
@@ -415,9 +426,9 @@ def test_files_are_found_plain_or_packed(inner: str, place: Path) -> None:
     assert locate("my-set", way) is None  # all of them are needed
     with gzip.open(place / inner / "b.gz", "w") as file:
         file.write(b"b")
-    found = locate("my-set", way)
-    assert found is not None
-    assert {name: path.resolve() for name, path in found.items()} == {
+    paths = locate("my-set", way)
+    assert paths is not None
+    assert {name: path.resolve() for name, path in paths.items()} == {
         "a": (place / inner / "a").resolve(), "b": (place / inner / "b.gz").resolve(),
     }  # fmt: skip
     (place / inner / "b").write_text("b")
@@ -445,7 +456,7 @@ def test_all_files_of_a_way_come_from_one_place(
 def test_files_are_read_once(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    first, second = (obtain("d", (read.way("a"),)) for _ in range(2))
+    first, second = (load_dataset("d", (read.way("a"),)) for _ in range(2))
     assert len(read.asked) == 1
     assert first.fingerprint() == second.fingerprint()
     assert second.x[0, 0] == 4
@@ -458,7 +469,7 @@ def test_other_files_are_read_again(
 ) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    obtain("d", (read.way("a"),))
+    load_dataset("d", (read.way("a"),))
     match change:
         case "content":
             (place / "a").write_text("eleven more")
@@ -467,7 +478,7 @@ def test_other_files_are_read_again(
         case "place":
             place.rename(tmp_path / "moved")
             monkeypatch.setenv("COMITY_DATA", str(tmp_path / "moved"))
-    again = obtain("d", (read.way("a"),))
+    again = load_dataset("d", (read.way("a"),))
     assert len(read.asked) == 2
     assert again.x[0, 0] == (11 if change == "content" else 4)
 
@@ -477,30 +488,30 @@ def test_a_folder_of_files_is_read_again_when_one_of_them_changes(place: Path) -
     (place / "many" / "inner").mkdir(parents=True)
     (place / "many" / "inner" / "one").write_text("1")
     for expected in (1, 1):
-        obtain("d", (read.way("many"),))
+        load_dataset("d", (read.way("many"),))
         assert len(read.asked) == expected
     (place / "many" / "inner" / "two").write_text("2")
-    obtain("d", (read.way("many"),))
+    load_dataset("d", (read.way("many"),))
     assert len(read.asked) == 2
 
 
 def test_the_first_way_whose_files_are_here(place: Path) -> None:
-    one, two = Reader(), Reader()
+    first, second = Reader(), Reader()
     (place / "b").write_text("b")
-    obtain("d", (one.way("a"), two.way("b")))
-    assert (len(one.asked), len(two.asked)) == (0, 1)
+    load_dataset("d", (first.way("a"), second.way("b")))
+    assert (len(first.asked), len(second.asked)) == (0, 1)
     (place / "a").write_text("a")
-    obtain("d", (one.way("a"), two.way("b")))
-    assert (len(one.asked), len(two.asked)) == (1, 1)
+    load_dataset("d", (first.way("a"), second.way("b")))
+    assert (len(first.asked), len(second.asked)) == (1, 1)
 
 
 def test_a_damaged_copy_is_no_loss(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    fresh = obtain("d", (read.way("a"),))
-    kept = next((tmp_path / "cache").iterdir())
-    damage(kept, "flip x.npy")
-    assert obtain("d", (read.way("a"),)).fingerprint() == fresh.fingerprint()
+    fresh = load_dataset("d", (read.way("a"),))
+    cached = next((tmp_path / "cache").iterdir())
+    damage(cached, "flip x.npy")
+    assert load_dataset("d", (read.way("a"),)).fingerprint() == fresh.fingerprint()
     assert len(read.asked) == 2
 
 
@@ -511,7 +522,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     monkeypatch.setenv("COMITY_CACHE", str(tmp_path / "file" / "cache"))
     read = Reader()
     (place / "a").write_text("four")
-    assert [obtain("d", (read.way("a"),)).x[0, 0].item() for _ in range(2)] == [4, 4]
+    assert [load_dataset("d", (read.way("a"),)).x[0, 0].item() for _ in range(2)] == [4, 4]
     assert len(read.asked) == 2
 
 
@@ -525,45 +536,47 @@ def test_pickles_are_read_when_told_and_then_from_the_cache(place: Path) -> None
     )
     for _ in range(2):
         with pytest.raises(UsageError, match=message):
-            obtain("d", ways)
+            load_dataset("d", ways)
     assert read.asked == []
-    obtain("d", ways, trust=True)
-    obtain("d", ways)  # no longer a pickle
+    load_dataset("d", ways, trust=True)
+    load_dataset("d", ways)  # no longer a pickle
     assert len(read.asked) == 1
     (place / "a.pkl").write_text("other")  # other pickles
     with pytest.raises(UsageError, match=message):
-        obtain("d", ways)
+        load_dataset("d", ways)
     (place / "a.bin").write_text("binary")
-    assert obtain("d", ways).x[0, 0] == 6  # a way without them is taken before anybody is asked
+    assert (
+        load_dataset("d", ways).x[0, 0] == 6
+    )  # a way without them is taken before anybody is asked
     assert len(read.asked) == 1
 
 
 def test_pickles_are_not_read_untold_because_a_copy_is_damaged(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a.pkl").write_text("four")
-    obtain("d", (read.way("a.pkl", pickles=True),), trust=True)
+    load_dataset("d", (read.way("a.pkl", pickles=True),), trust=True)
     damage(next((tmp_path / "cache").iterdir()), "flip x.npy")
     with pytest.raises(UsageError):
-        obtain("d", (read.way("a.pkl", pickles=True),))
+        load_dataset("d", (read.way("a.pkl", pickles=True),))
     assert len(read.asked) == 1
 
 
 def test_a_damaged_copy_is_replaced(place: Path, tmp_path: Path) -> None:
     read = Reader()
     (place / "a").write_text("four")
-    obtain("d", (read.way("a"),))
+    load_dataset("d", (read.way("a"),))
     damage(next((tmp_path / "cache").iterdir()), "flip x.npy")
     for _ in range(3):
-        obtain("d", (read.way("a"),))
+        load_dataset("d", (read.way("a"),))
     assert len(read.asked) == 2
 
 
 def test_what_is_not_here_is_said_with_all_ways(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = (Reader().way("a", "b"), Reader().way("c", says="the archive c"))
-    with pytest.raises(Missing) as caught:
-        obtain("d", ways)
+    ways = (Reader().way("a", "b"), Reader().way("c", description="the archive c"))
+    with pytest.raises(DatasetNotFound) as caught:
+        load_dataset("d", ways)
     assert (
         str(caught.value)
         == "The files of d are not here: put a, b or the archive c into the folder named by"
@@ -571,7 +584,7 @@ def test_what_is_not_here_is_said_with_all_ways(
     )
     monkeypatch.delenv("COMITY_DATA")
     assert (
-        str(Missing("d", ways, "owner/d"))
+        str(DatasetNotFound("d", ways, "owner/d"))
         == "The files of d are not here: put a, b or the archive c into a folder and name it with"
         " COMITY_DATA; or take it from the Hugging Face hub with --data hub:owner/d."
     )
@@ -615,9 +628,9 @@ def test_what_may_be_cut_anew_is_kept_and_damage_to_it_noticed(how: str, tmp_pat
         ),
         tmp_path / "kept",
     )
-    kept = prepared.read(tmp_path / "kept").cut_by
-    assert kept is not None
-    assert kept.tolist() == cut.tolist()
+    saved_units = prepared.read(tmp_path / "kept").cut_by
+    assert saved_units is not None
+    assert saved_units.tolist() == cut.tolist()
     damage(tmp_path / "kept", how)
     with pytest.raises(UsageError):
         prepared.read(tmp_path / "kept")
@@ -625,9 +638,9 @@ def test_what_may_be_cut_anew_is_kept_and_damage_to_it_noticed(how: str, tmp_pat
 
 def test_bytes_of_numpy_are_bytes_too() -> None:
     x = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4), dtype=np.uint8)
-    one = Dataset("d", x, np.arange(20) % 2, 2)  # type: ignore[arg-type]
+    first = Dataset("d", x, np.arange(20) % 2, 2)  # type: ignore[arg-type]
     assert (
-        one.fingerprint()
+        first.fingerprint()
         == Dataset("d", torch.from_numpy(x), torch.arange(20) % 2, 2).fingerprint()
     )
 

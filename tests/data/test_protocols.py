@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from comity.data import Dataset, Federation
 from comity.data.groups import Groups
-from comity.data.protocols import read, redrawn, stratified
+from comity.data.protocols import read, redraw_test_part, stratified
 from comity.errors import UsageError
 
 
@@ -42,19 +42,19 @@ def official(digits: Dataset) -> Dataset:
     st.integers(0, 1000),
 )
 def test_stratified_takes_each_class_its_share(y: list[int], fraction: float, seed: int) -> None:
-    taken = stratified(np.array(y), fraction, np.random.default_rng(seed))
+    selected = stratified(np.array(y), fraction, np.random.default_rng(seed))
     for c in set(y):
-        size, took = y.count(c), int(taken[np.array(y) == c].sum())
+        size, took = y.count(c), int(selected[np.array(y) == c].sum())
         assert took <= size - 1
         assert took <= fraction * size + 1
         assert took >= min(np.floor(fraction * size), size - 1)
-    assert taken.sum() <= round(fraction * len(y))
+    assert selected.sum() <= round(fraction * len(y))
 
 
 def test_stratified_is_exact_where_shares_are_whole() -> None:
     y = np.repeat([0, 1, 2], [40, 20, 4])
-    taken = stratified(y, 0.25, np.random.default_rng(0))
-    assert np.bincount(y[taken]).tolist() == [10, 5, 1]
+    selected = stratified(y, 0.25, np.random.default_rng(0))
+    assert np.bincount(y[selected]).tolist() == [10, 5, 1]
 
 
 def test_stratified_ties_fall_by_chance() -> None:
@@ -130,10 +130,10 @@ def test_common_is_one_set_for_all_and_unshifted(digits: Dataset) -> None:
     first, *others = fed.parties.values()
     assert all(p.test is first.test for p in others)
     assert len(first.test) == round(0.2 * 1797)
-    held = fed.split.parties["p0"].test
-    assert torch.equal(first.test.x, (digits.x[list(held)] - 0.5) / 0.5)
-    assert torch.equal(first.test.y, digits.y[list(held)])
-    assert not set(held) & set(indices(fed, "train", "validation"))
+    common_test = fed.split.parties["p0"].test
+    assert torch.equal(first.test.x, (digits.x[list(common_test)] - 0.5) / 0.5)
+    assert torch.equal(first.test.y, digits.y[list(common_test)])
+    assert not set(common_test) & set(indices(fed, "train", "validation"))
     assert np.bincount(first.test.y).min() >= 34  # stratified: 0.2 of 174 or more
 
 
@@ -202,9 +202,9 @@ def test_test_settings_do_not_change_who_owns_what(digits: Dataset, test: str) -
 
 
 def test_shifts_and_validation_do_not_change_the_test_part(digits: Dataset) -> None:
-    one = digits.partition("iid", 6, seed=3)
+    first = digits.partition("iid", 6, seed=3)
     two = digits.partition("iid|shift", 6, seed=3, validation=0.5)
-    assert [s.test for s in one.split.parties.values()] == [
+    assert [s.test for s in first.split.parties.values()] == [
         s.test for s in two.split.parties.values()
     ]
 
@@ -316,8 +316,8 @@ def test_tail_tests_on_what_comes_last_and_keeps_its_distance(
     assert not set(learn) & set(test)
     for c in set(y):
         at = np.flatnonzero(labels == c).tolist()
-        wanted = min(round(fraction * len(at)), len(at) - 1)
-        assert [i for i in test if y[i] == c] == at[len(at) - wanted :]
+        expected = min(round(fraction * len(at)), len(at) - 1)
+        assert [i for i in test if y[i] == c] == at[len(at) - expected :]
     near = {i + step for i in test for step in range(-gap, gap + 1)}
     assert learn == [i for i in range(len(y)) if i not in near | set(test)]
 
@@ -339,8 +339,8 @@ def test_tail_in_a_partition_keeps_the_datas_order_and_no_chance() -> None:
         for k, share in enumerate(fed.split.parties.values()):
             labels = data.y.numpy()
             for c in (0, 1):
-                mine = [i for i in range(120 * k, 120 * k + 120) if labels[i] == c]
-                assert [i for i in share.test if labels[i] == c] == mine[45:]
+                class_positions = [i for i in range(120 * k, 120 * k + 120) if labels[i] == c]
+                assert [i for i in share.test if labels[i] == c] == class_positions[45:]
             near = {i + step for i in share.test for step in range(-2, 3)}
             assert sorted(share.train + share.validation) == [
                 i for i in range(120 * k, 120 * k + 120) if i not in near
@@ -387,7 +387,7 @@ def test_tail_without_enough_samples_is_refused(y: list[int], text: str) -> None
     with pytest.raises(
         UsageError,
         match=(
-            r"^Party 'p' has too few samples to set the last [0-9.]+ of each class apart; use own"
+            r"^Party 'p' has too few samples to test on the last [0-9.]+ of each class; use own"
         ),
     ):
         tail(y, text)
@@ -401,7 +401,7 @@ def sources(n: int = 120, **more: Any) -> Dataset:
     fifth of the last source.
     """
     of = np.arange(n) % 3
-    held = np.where(of < 2, np.arange(n) // 3 % 4 == 0, np.arange(n) // 3 % 5 == 0)
+    is_test = np.where(of < 2, np.arange(n) // 3 % 4 == 0, np.arange(n) // 3 % 5 == 0)
     more.setdefault("groups", {"source": Groups(("ann", "bob", "cyd"), of)})
     return Dataset(
         "sources",
@@ -410,7 +410,7 @@ def sources(n: int = 120, **more: Any) -> Dataset:
         2,
         mean=(0.0,),
         std=(1.0,),
-        official_test=torch.from_numpy(held),
+        official_test=torch.from_numpy(is_test),
         **more,
     )
 
@@ -450,20 +450,20 @@ def test_official_by_the_grouping_that_parties_follow() -> None:
     }
     data = sources(groups=groups)
     fed = data.partition("natural(by=half)", test="official")
-    every = sorted(i for s in range(3) for i in official_of(data, s))
+    all_official = sorted(i for s in range(3) for i in official_of(data, s))
     assert [list(s.test) for s in fed.split.parties.values()] == [
-        [i for i in every if i < 60],
-        [i for i in every if i >= 60],
+        [i for i in all_official if i < 60],
+        [i for i in all_official if i >= 60],
     ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 6])
 def test_official_size_is_a_stratified_draw(size: int) -> None:
     data = sources(n=600)
-    one, same, other = (
+    first, same, other = (
         data.partition("domain(parts=2)", seed=s, test=f"official(size={size})") for s in (0, 0, 1)
     )
-    for fed in (one, other):
+    for fed in (first, other):
         for name, share in fed.split.parties.items():
             source = ("ann", "bob", "cyd").index(name.split("-")[0])
             assert len(share.test) == size == len(set(share.test))
@@ -471,14 +471,14 @@ def test_official_size_is_a_stratified_draw(size: int) -> None:
             counts = np.bincount(data.y[list(share.test)], minlength=2)
             everything = np.bincount(data.y[official_of(data, source)], minlength=2)
             assert abs(counts - size * everything / everything.sum()).max() <= 1
-    assert [s.test for s in one.split.parties.values()] == [
+    assert [s.test for s in first.split.parties.values()] == [
         s.test for s in same.split.parties.values()
     ]
-    assert [s.test for s in one.split.parties.values()] != [
+    assert [s.test for s in first.split.parties.values()] != [
         s.test for s in other.split.parties.values()
     ]
     assert (
-        one.split.parties["ann-0"].test != one.split.parties["ann-1"].test
+        first.split.parties["ann-0"].test != first.split.parties["ann-1"].test
     )  # each draws for itself
 
 
@@ -514,13 +514,13 @@ def test_official_is_refused_where_it_means_nothing(digits: Dataset, official: D
     with pytest.raises(
         UsageError,
         match=(
-            r"^official tests each party on its own source's .* but this partition follows no"
-            r" sources"
+            r"^official tests each party on the test samples of its source, but this partition does"
+            r" not follow sources"
         ),
     ):
         official.partition("iid", 3, test="official")
-    held = torch.arange(120) % 3 == 0  # of ann alone
-    lacking = replace(sources(), official_test=held & (torch.arange(120) > 60))
+    is_test = torch.arange(120) % 3 == 0  # of ann alone
+    lacking = replace(sources(), official_test=is_test & (torch.arange(120) > 60))
     with pytest.raises(
         UsageError,
         match=r"^The official test part has no samples of party 'bob'; use own\(0\.25\)\.$",
@@ -587,13 +587,13 @@ def cut_by_others() -> Dataset:
     """
     photos = np.repeat(np.arange(40), np.arange(40) % 3 + 1)
     n = len(photos)
-    held = torch.cat([torch.arange(30) % 3 == 0, torch.from_numpy(photos >= 25)])
+    is_test = torch.cat([torch.arange(30) % 3 == 0, torch.from_numpy(photos >= 25)])
     return Dataset(
         "mixed",
         torch.arange(30.0 + n)[:, None],
         torch.arange(30 + n) % 2,
         2,
-        official_test=held,
+        official_test=is_test,
         groups={"source": Groups(("makers", "others"), np.repeat([0, 1], [30, n]))},
         cut_by=np.concatenate([np.full(30, -1), photos]),
     )
@@ -603,24 +603,29 @@ def test_a_cut_of_others_is_drawn_by_seed_and_never_parts_a_whole() -> None:
     data = cut_by_others()
     assert data.official_test is not None
     assert data.cut_by is not None
-    held = np.flatnonzero(data.official_test.numpy())
-    drawn = set()
+    official_positions = np.flatnonzero(data.official_test.numpy())
+    test_parts = set()
     for seed in range(20):
         fed = data.partition("domain", seed=seed, test="official(redraw=true)", validation=0)
         makers, others = (fed.split.parties[name] for name in ("makers", "others"))
-        assert list(makers.test) == held[held < 30].tolist()  # official ones stay so
+        assert (
+            list(makers.test) == official_positions[official_positions < 30].tolist()
+        )  # official ones stay so
         assert not {data.cut_by[i] for i in others.train} & {data.cut_by[i] for i in others.test}
         assert sorted(others.train + others.test) == list(range(30, len(data)))
         assert len(others.train) == int(
             (~data.official_test[30:]).sum()
         )  # as many to learn from as before
-        drawn.add(others.test)
-    assert len(drawn) == 20
+        test_parts.add(others.test)
+    assert len(test_parts) == 20
     again = data.partition("domain", seed=3, test="official(redraw=true)")
-    assert again.split.parties["others"].test in drawn
+    assert again.split.parties["others"].test in test_parts
     for seed in range(3):  # unless it is asked for, the cut is what it was
         fed = data.partition("domain", seed=seed, test="official")
-        assert list(fed.split.parties["others"].test) == held[held >= 30].tolist()
+        assert (
+            list(fed.split.parties["others"].test)
+            == official_positions[official_positions >= 30].tolist()
+        )
 
 
 def test_a_redraw_of_a_size_is_of_what_was_redrawn() -> None:
@@ -643,23 +648,23 @@ def test_a_redraw_fills_the_training_part_as_far_as_wholes_fit(
 ) -> None:
     cut = np.repeat(np.arange(len(sizes)), sizes)
     official = cut >= max(1, len(sizes) - tests)
-    held = redrawn(official, cut, np.random.default_rng(seed))
-    left = int((~official).sum() - (~held).sum())
+    is_test = redraw_test_part(official, cut, np.random.default_rng(seed))
+    left = int((~official).sum() - (~is_test).sum())
     assert left >= 0
     assert all(
-        left < n for whole, n in enumerate(sizes) if held[cut == whole].all()
+        left < n for whole, n in enumerate(sizes) if is_test[cut == whole].all()
     )  # no whole in test would still fit
-    assert all(len(set(held[cut == whole])) == 1 for whole in range(len(sizes)))
-    assert (~held).any()
+    assert all(len(set(is_test[cut == whole])) == 1 for whole in range(len(sizes)))
+    assert (~is_test).any()
 
 
 def test_nothing_to_redraw_is_refused(official: Dataset) -> None:
     with pytest.raises(
         UsageError,
-        match="marked as cut in training and test by others than their makers; leave out redraw",
+        match=r"redraw needs data whose test part may be redrawn .*; leave out redraw",
     ):
         official.partition("iid", test="official(redraw=true)")
-    with pytest.raises(UsageError, match="a whole that is both in training and test"):
+    with pytest.raises(UsageError, match="a unit with samples in both training and test"):
         replace(cut_by_others(), cut_by=np.zeros(len(cut_by_others()), np.int64))
-    with pytest.raises(UsageError, match="must be a whole number a sample"):
+    with pytest.raises(UsageError, match="must hold one integer per sample"):
         replace(cut_by_others(), cut_by=np.zeros(3, np.int64))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import comity
 from comity.data import load
 from comity.data.importing import import_federation
-from comity.data.preparation import Column, Schema, Unusable, encode, filled, normalised
-from comity.data.tables import about_schema, agreed_schema, read_schema
+from comity.data.preparation import Column, Schema, Unusable, encode, fill_missing, normalise
+from comity.data.tables import agreed_schema, read_schema, summarize_schema
 from comity.errors import UsageError
 
 
@@ -62,13 +62,13 @@ def test_what_a_column_is(tmp_path: Path) -> None:
         "row": "looks like an identifier",
     }
     assert any(
-        "'case_id' is left out" in line and "--kind" in line for line in about_schema(schema)
+        "'case_id' is left out" in line and "--kind" in line for line in summarize_schema(schema)
     ), "what to type is said"
-    assert not any("--kind" in line for line in about_schema(schema, given=True)), (
+    assert not any("--kind" in line for line in summarize_schema(schema, is_given=True)), (
         "nor is what cannot be"
     )
-    told = schema_of(tmp_path, kinds={"row": "number", "smokes": "words"}, drop=("sex",))
-    assert kinds(told) == {"age": "number", "smokes": "words", "row": "number"}
+    with_options = schema_of(tmp_path, kinds={"row": "number", "smokes": "words"}, drop=("sex",))
+    assert kinds(with_options) == {"age": "number", "smokes": "words", "row": "number"}
     assert kinds(schema_of(tmp_path, columns=("age", "sex"))) == {"age": "number", "sex": "words"}
 
 
@@ -137,8 +137,8 @@ def test_words_that_differ_in_case_only(tmp_path: Path) -> None:
         match="'M' and 'm', which differ in case or blanks only: say --merge-case if they are one",
     ):
         schema_of(tmp_path / "in")
-    one = schema_of(tmp_path / "in", merge_case=True)
-    assert (one.classes, one.columns[0].words) == (("alive", "dead"), ("f", "m"))
+    schema = schema_of(tmp_path / "in", merge_case=True)
+    assert (schema.classes, schema.columns[0].words) == (("alive", "dead"), ("f", "m"))
     two = schema_of(tmp_path / "in", merge_case=False)
     assert (two.classes, two.columns[0].words) == (
         ("ALIVE", "Dead", "alive", "dead"),
@@ -154,7 +154,7 @@ def test_a_column_that_one_party_lacks(tmp_path: Path) -> None:
     write(tmp_path / "in" / "b.csv", rows("label,age", "yes,1.5", "no,"))
     data = import_federation(tmp_path / "in", tmp_path / "out")
     assert data.x[2:].nan_to_num(-1).tolist() == [[1.5, 0, 0], [-1, 0, 0]]
-    assert any("b never has ward" in note for note in data.notes)
+    assert any("b never has ward" in note for note in data.warnings)
     assert data.schema is not None
     assert [column.may_be_missing for column in data.schema.columns] == [True, True]
 
@@ -240,11 +240,11 @@ def test_what_is_said_when_schemas_become_one(tmp_path: Path) -> None:
     for name in ("a", "b"):
         agreed_schema([tmp_path / f"{name}.csv"]).write(tmp_path / f"{name}.json")
     both = [tmp_path / "a.json", tmp_path / "b.json"]
-    made = agreed_schema(both, drop=("note",), rename={"Alter": "age"}, units={"age": "years"})
-    assert [(c.name, c.also_called, c.unit, c.may_be_missing) for c in made.columns] == [
+    merged = agreed_schema(both, drop=("note",), rename={"Alter": "age"}, units={"age": "years"})
+    assert [(c.name, c.also_called, c.unit, c.may_be_missing) for c in merged.columns] == [
         ("age", ("Alter",), "years", False)
     ]
-    with pytest.raises(UsageError, match="say --kind where the file is described"):
+    with pytest.raises(UsageError, match="use --kind where the file is described"):
         agreed_schema(both, kinds={"age": "words"})
     with pytest.raises(UsageError, match="There is no column called 'nte'"):
         agreed_schema(both, drop=("nte",))
@@ -295,14 +295,14 @@ def test_a_typing_error_is_named(tmp_path: Path) -> None:
     data = import_federation(tmp_path / "in", tmp_path / "out", kinds={"age": "number"})
     assert any(
         "age is 430 in row 5 of a, but from 31.95 to 68.05 in most: a typing error?" in note
-        for note in data.notes
+        for note in data.warnings
     )
 
 
 def test_skipped_rows_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("age,label", "1.5,yes", "2.5,NA", "3.5,no"))
     data = import_federation(tmp_path / "in", tmp_path / "out", skip_unlabelled=True)
-    assert any("1 rows without a label were left out (a 1)." in note for note in data.notes)
+    assert any("1 rows without a label were left out (a 1)." in note for note in data.warnings)
 
 
 # --- alone and together
@@ -318,7 +318,7 @@ CELLS = {
 
 @st.composite
 def federations(draw: st.DrawFn) -> dict[str, tuple[list[str], str, list[list[str]]]]:
-    made = {}
+    parties_by_name = {}
     for name in draw(
         st.lists(
             st.sampled_from(["north", "south", "east", "west"]), min_size=1, max_size=4, unique=True
@@ -333,12 +333,12 @@ def federations(draw: st.DrawFn) -> dict[str, tuple[list[str], str, list[list[st
             )
         )
         lines = draw(st.lists(st.tuples(*(CELLS[c] for c in columns)), min_size=5, max_size=8))
-        made[name] = (
+        parties_by_name[name] = (
             list(columns),
             draw(st.sampled_from([",", ";", "\t"])),
             [list(line) for line in lines],
         )
-    return made
+    return parties_by_name
 
 
 @settings(
@@ -355,16 +355,16 @@ def test_alone_by_schema_is_together_byte_for_byte(
             csv.writer(file, delimiter=separator).writerows([columns, *lines])
     try:
         pooled = import_federation(here / "in", here / "pooled", label="outcome")
-    except UsageError as why:
-        assert "same label" in str(why) or "no column but" in str(why)  # noqa: PT017 - which refusal it is is the point
+    except UsageError as error:
+        assert "same label" in str(error) or "no column but" in str(error)  # noqa: PT017 - which refusal it is is the point
         return
     descriptions = []
     for name in sorted(parties):
         descriptions.append(here / f"{name}.json")
         try:
             agreed_schema([here / "in" / f"{name}.csv"], label="outcome").write(descriptions[-1])
-        except UsageError as why:
-            assert "no column but" in str(why)  # noqa: PT017 - a party with empty columns only has nothing to tell
+        except UsageError as error:
+            assert "no column but" in str(error)  # noqa: PT017 - a party with empty columns only has nothing to tell
             return
     agreed = agreed_schema(descriptions)
     assert agreed == pooled.schema
@@ -388,16 +388,16 @@ def test_alone_by_schema_is_together_byte_for_byte(
 def test_a_schema_is_a_file_that_people_can_change(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("pressure,label", "120,yes", "0,no", "80,no", "90,yes"))
     agreed_schema([tmp_path / "in"]).write(tmp_path / "schema.json")
-    told = json.loads((tmp_path / "schema.json").read_text(encoding="utf-8"))
-    assert told["columns"] == [{"name": "pressure", "kind": "number"}]
-    told["columns"][0] |= {
+    content = json.loads((tmp_path / "schema.json").read_text(encoding="utf-8"))
+    assert content["columns"] == [{"name": "pressure", "kind": "number"}]
+    content["columns"][0] |= {
         "also_missing": ["0"],
         "may_be_missing": True,
         "mean": 100.0,
         "std": 20.0,
     }
-    told["scale"] = "fixed"
-    (tmp_path / "schema.json").write_text(json.dumps(told), encoding="utf-8")
+    content["scale"] = "fixed"
+    (tmp_path / "schema.json").write_text(json.dumps(content), encoding="utf-8")
     data = import_federation(
         tmp_path / "in", tmp_path / "out", schema=read_schema(tmp_path / "schema.json")
     )
@@ -410,19 +410,19 @@ def test_a_schema_is_a_file_that_people_can_change(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"columns": 3}, "holds no schema"),
+        ({"columns": 3}, "holds no valid schema"),
         ({"comity_schema": 9}, "another version"),
         ({"scale": "all"}, "there is no scale called 'all'"),
         ({"classes": ["a", "a"]}, "'a' is in it twice"),
         ({"columns": [{"name": "x", "kind": "colour"}]}, "there is no kind called 'colour'"),
         ({"columns": [{"name": "x", "kind": "number", "std": 0}]}, "std more than 0"),
-        ({"colour": 1}, "holds no schema"),
+        ({"colour": 1}, "holds no valid schema"),
     ],
 )
 def test_a_schema_that_makes_no_sense(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.csv", rows("x,label", "1.5,yes", "2.5,no"))
-    made = agreed_schema([tmp_path / "in"]).told()
-    (tmp_path / "schema.json").write_text(json.dumps(made | change), encoding="utf-8")
+    content = agreed_schema([tmp_path / "in"]).to_dict()
+    (tmp_path / "schema.json").write_text(json.dumps(content | change), encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         read_schema(tmp_path / "schema.json")
 
@@ -433,7 +433,7 @@ def test_a_damaged_schema_is_noticed(tmp_path: Path) -> None:
     import_federation(tmp_path / "in", tmp_path / "out")
     text = (tmp_path / "out" / "schema.json").read_text(encoding="utf-8")
     (tmp_path / "out" / "schema.json").write_text(text.replace('"no"', '"nope"'), encoding="utf-8")
-    with pytest.raises(UsageError, match="is not what was written there"):
+    with pytest.raises(UsageError, match="has changed since it was written"):
         load(str(tmp_path / "out"))
 
 
@@ -452,15 +452,15 @@ SCHEMA = Schema(
 
 
 def test_new_rows_in_any_order_and_by_other_names() -> None:
-    made = encode(
+    encoded = encode(
         SCHEMA, {"sex": ["m", "f"], "Alter": ["50", "60.5"], "pressure": ["0", 120]}, 2, "new.csv"
     )
     assert np.array_equal(
-        made.x,
+        encoded.x,
         np.array([[50, 0, 1, 0, 0, np.nan], [60.5, 1, 0, 0, 0, 120]], np.float32),
         equal_nan=True,
     )
-    assert made.warnings == ("new.csv has no column 'ward': it is taken as missing.",)
+    assert encoded.warnings == ("new.csv has no column 'ward': it is taken as missing.",)
 
 
 @pytest.mark.parametrize(
@@ -490,10 +490,10 @@ def test_new_rows_in_any_order_and_by_other_names() -> None:
     ],
 )
 def test_new_rows_that_cannot_be_used(table: dict[str, list[str]], message: str) -> None:
-    with pytest.raises(Unusable) as told:
+    with pytest.raises(Unusable) as caught:
         encode(SCHEMA, table, 1, "new.csv")
-    assert message in str(told.value)
-    assert str(told.value).endswith(".")
+    assert message in str(caught.value)
+    assert str(caught.value).endswith(".")
 
 
 def test_a_cell_that_was_never_missing_before_is_said() -> None:
@@ -521,7 +521,7 @@ def test_numpy_and_torch_prepare_alike_to_the_last_bit(x: Any, mean: Any, std: A
 
     fill = (0.1, -0.2, 3.0)
     ours = Preprocess(1.0, mean, std, (0, 2), {"north": fill})(torch.tensor(x, dtype=torch.float32))
-    alone = filled(normalised(np.array(x, np.float32), 1.0, mean, std), fill, (0, 2))
+    alone = fill_missing(normalise(np.array(x, np.float32), 1.0, mean, std), fill, (0, 2))
     assert ours.numpy().tobytes() == alone.tobytes()
 
 

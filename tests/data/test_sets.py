@@ -48,7 +48,7 @@ from comity.data.formats import read_csv
 from comity.data.sets.identities import query_and_gallery
 from comity.data.sets.tables import HEART_FILES
 from comity.errors import UsageError
-from comity.measure.retrieval import retrieval
+from comity.metrics.retrieval import retrieval
 
 
 @pytest.fixture
@@ -120,20 +120,20 @@ BUILD: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", BUILD)
 def test_the_original_files(name: str, here: Path) -> None:
-    make, wanted = BUILD[name]
+    make, expected = BUILD[name]
     make(here)
     card = next(card for card in catalogue() if card["name"] == name)
     assert card["here"]
     data = load(name)
-    assert len(data) == wanted["samples"]
-    assert data.y.tolist() == wanted.get("y", data.y.tolist())
-    assert {by: group.names for by, group in data.groups.items()} == wanted.get("groups", {})
+    assert len(data) == expected["samples"]
+    assert data.y.tolist() == expected.get("y", data.y.tolist())
+    assert {by: group.names for by, group in data.groups.items()} == expected.get("groups", {})
     assert tuple(data.groups) == card["groups"]
-    assert data.classes == wanted.get("classes", card["classes"])
+    assert data.classes == expected.get("classes", card["classes"])
     assert data.x.shape[1:] == card["shape"]
-    if "held" in wanted:
+    if "held" in expected:
         assert data.official_test is not None
-        assert data.official_test.tolist() == wanted["held"]
+        assert data.official_test.tolist() == expected["held"]
     assert load(name).fingerprint() == data.fingerprint()  # from the cache
 
 
@@ -142,13 +142,13 @@ def test_har_as_in_pfllibs_files(here: Path) -> None:
     Reshaped, place k is k.
     """
     window = np.array([[9 * t + c for t in range(128)] for c in range(9)], np.float32)
-    held = np.array([False, True])
+    is_test = np.array([False, True])
     np.savez(
         here / "uci_har.npz",
         x=np.stack([window, -window]),
         y=np.array([0, 5]),
         subject=np.array([1, 2]),
-        is_test=held,
+        is_test=is_test,
     )
     ours, theirs = load("har"), load("har(layout=pfllib)")
     assert ours.x[0, 2, :3].tolist() == [2, 11, 20], "the default: a row a channel"
@@ -159,8 +159,8 @@ def test_har_as_in_pfllibs_files(here: Path) -> None:
     assert theirs.x[0, 1, 0] == 128, "channel 128 mod 9 = 2 at time 128 // 9 = 14"
     assert torch.equal(theirs.y, ours.y)
     assert theirs.fingerprint() != ours.fingerprint()
-    assert any("without being transposed" in note for note in theirs.notes)
-    assert not any("without being transposed" in note for note in ours.notes)
+    assert any("without being transposed" in note for note in theirs.warnings)
+    assert not any("without being transposed" in note for note in ours.warnings)
 
 
 @pytest.mark.parametrize(
@@ -176,17 +176,17 @@ def test_har_as_in_pfllibs_files(here: Path) -> None:
 )
 def test_options_that_a_dataset_does_not_have_are_refused(name: str, says: str, here: Path) -> None:
     har(here)
-    with pytest.raises(UsageError) as why:
+    with pytest.raises(UsageError) as caught:
         load(name)
-    assert says in str(why.value)
+    assert says in str(caught.value)
 
 
 def refusal(name: str) -> str:
     """What is said when a dataset is loaded, if anything."""
     try:
         load(name)
-    except UsageError as why:
-        return str(why)
+    except UsageError as error:
+        return str(error)
     return "Nothing."
 
 
@@ -197,20 +197,20 @@ def test_bad_files_are_refused_in_one_sentence_or_read(
     """Whatever file of a dataset is lost, empty, cut or something else."""
     BUILD[name][0](here)
     monkeypatch.setenv("COMITY_CACHE", os.devnull)
-    seen: set[object] = set()
+    classes_seen: set[object] = set()
     for path in sorted(p for p in here.rglob("*") if p.is_file()):
         kind = (
             (path.parent, path.suffix) if path.suffix in (".jpg", ".JPEG", ".png", ".txt") else path
         )
-        if kind in seen or len(seen) > 8:
+        if kind in classes_seen or len(classes_seen) > 8:
             continue
-        seen.add(kind)
+        classes_seen.add(kind)
         content = path.read_bytes()
         for bad in (b"", content[: len(content) // 2], b"\0\xff junk \x80" * 9):
             path.write_bytes(bad)
-            said = refusal(name)
-            assert re.fullmatch(r"[^\n]+\.", said), said
-            assert not re.search(r"[.!?] +[A-Z]", said), said
+            message = refusal(name)
+            assert re.fullmatch(r"[^\n]+\.", message), message
+            assert not re.search(r"[.!?] +[A-Z]", message), message
         path.write_bytes(content)
     load(name)
 
@@ -305,7 +305,7 @@ TINY, CUB = "tiny-imagenet-200/val/val_annotations.txt", "CUB_200_2011/"
             "cub200",
             relabel(f"{CUB}image_class_labels.txt", "3 200\n", ""),
             "image_class_labels.txt",
-            ["says nothing of image 3"],
+            ["has no line for image 3"],
         ),
         (
             "cub200",
@@ -384,17 +384,21 @@ def test_a_test_part_of_a_fifth_is_always_the_same(here: Path) -> None:
     data = load("office-caltech")
     assert data.official_test is not None
     assert data.official_test.sum() == 20
-    held = data.official_test.numpy()
+    is_test = data.official_test.numpy()
     kinds = set(
-        zip(data.groups["domain"].of[held].tolist(), data.y.numpy()[held].tolist(), strict=True)
+        zip(
+            data.groups["domain"].of[is_test].tolist(),
+            data.y.numpy()[is_test].tolist(),
+            strict=True,
+        )
     )
     assert len(kinds) == 20  # one of each class and source
-    assert [note.split(":")[1] for note in data.notes] == [
-        " 100 of its 2,533 samples are here.",
-        " caltech, dslr not here, so there are 2 of its sources.",
+    assert [note.split(":")[1] for note in data.warnings] == [
+        " 100 of its 2,533 samples are available.",
+        " caltech, dslr not available, so there are 2 of its sources.",
         (
-            " nothing here says what is for testing, so it is a fifth of each class and source,"
-            " always the same."
+            " no list says which images are for testing, so the test part is a fixed fifth of each"
+            " class and source."
         ),
     ]
     fed = data.partition("auto", test="official")
@@ -426,26 +430,26 @@ def test_the_embedded_hospitals_are_those_of_the_published_file() -> None:
     }  # fmt: skip
     sites = sorted(set(theirs["site"]))
     ours = [read_csv(HEART_FILES / f"{site}.csv") for site in sites]
-    mine = np.concatenate([np.flatnonzero(theirs["site"] == site) for site in sites])
+    rows = np.concatenate([np.flatnonzero(theirs["site"] == site) for site in sites])
     for name, other in zip(ours[0].names, theirs.names[1:], strict=True):
-        there = theirs.numeric(other)[mine]
+        values = theirs.numeric(other)[rows]
         cells = np.concatenate([table[name] for table in ours])
         if name == "diagnosis":
-            assert (cells == np.where(there > 0, "ill", "healthy")).all()
+            assert (cells == np.where(values > 0, "ill", "healthy")).all()
         elif name in codes:
             words = np.array(codes[name].split(","))
             assert (
-                cells == np.where(np.isnan(there), "", words[np.nan_to_num(there).astype(int)])
+                cells == np.where(np.isnan(values), "", words[np.nan_to_num(values).astype(int)])
             ).all()
         else:
             assert np.array_equal(
-                np.concatenate([table.numeric(name) for table in ours]), there, equal_nan=True
+                np.concatenate([table.numeric(name) for table in ours]), values, equal_nan=True
             )
 
 
 def test_heart_is_imported_by_its_schema() -> None:
     data = load("heart")
-    assert (len(data), data.classes, data.class_names, data.home) == (
+    assert (len(data), data.classes, data.class_names, data.default_partition) == (
         920,
         2,
         ("healthy", "ill"),
@@ -486,8 +490,8 @@ def test_query_and_gallery(
         [numbers[k] for k in gallery],
     )
     assert query.x.shape[1:] == load(name).x.shape[1:]
-    made = retrieval(query.seen(lambda x: x.flatten(1)), rest.seen(lambda x: x.flatten(1)))
-    assert made.queries == found  # with the same identity by another camera
+    scores = retrieval(query.seen(lambda x: x.flatten(1)), rest.seen(lambda x: x.flatten(1)))
+    assert scores.queries == found  # with the same identity by another camera
 
 
 def test_re_identification_that_is_not_there(here: Path, refuses: Any) -> None:
@@ -513,7 +517,7 @@ def test_the_stand_in_for_eicu(here: Path) -> None:
     from sklearn.metrics import roc_auc_score
 
     data = load("eicu-standin")
-    assert "synthetic" in data.notes[0]
+    assert "synthetic" in data.warnings[0]
     assert "SYNTHETIC" in data.description
     fed = data.partition("auto")
     assert len(fed.names) == 14
@@ -537,8 +541,8 @@ def test_pickles_need_a_yes_once_and_again_when_the_cache_is_damaged(
         load("cifar10")
     assert len(load("cifar10", trust_pickle=True)) == 12
     assert len(load("cifar10")) == 12
-    (kept,) = (tmp_path / "cache").iterdir()
-    (kept / "y.npy").write_bytes(b"")
+    (cached,) = (tmp_path / "cache").iterdir()
+    (cached / "y.npy").write_bytes(b"")
     with refuses("cifar-10-python.tar.gz", "holds pickles"):
         load("cifar10")
 
@@ -621,10 +625,10 @@ def test_the_first_images_of_svhn_are_cut_by_photo_and_can_be_cut_anew(here: Pat
     alone = load("svhn")
     assert alone.cut_by is not None
     assert np.bincount(alone.cut_by).tolist() == [2, 3, 1, 2, 1, 1]
-    made, data = load("digits-five"), load("digits-five")  # which is from the cache
-    assert made.cut_by is not None
+    first_load, data = load("digits-five"), load("digits-five")  # which is from the cache
+    assert first_load.cut_by is not None
     assert data.cut_by is not None
-    assert made.cut_by.tolist() == data.cut_by.tolist() == [-1] * 4 + alone.cut_by.tolist()
+    assert first_load.cut_by.tolist() == data.cut_by.tolist() == [-1] * 4 + alone.cut_by.tolist()
     tests = set()
     for seed in range(8):
         fed = data.partition("domain", seed=seed, test="official(redraw=true)", validation=0)

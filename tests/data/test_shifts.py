@@ -148,8 +148,8 @@ def test_texture_is_a_soft_pattern_of_each_samples_own() -> None:
     assert pattern.max() <= 0.7
     assert pattern.mean().item() == pytest.approx(0.35, abs=0.02)
     assert pattern.std() > 0.1
-    one, two = pattern[:, :, 2:-2, 2:-3], pattern[:, :, 2:-2, 3:-2]
-    neighbours = torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1]
+    first, second = pattern[:, :, 2:-2, 2:-3], pattern[:, :, 2:-2, 3:-2]
+    neighbours = torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]
     samples = torch.corrcoef(pattern[:40].flatten(1))
     assert neighbours > 0.6  # soft
     assert (samples - torch.eye(40)).abs().mean() < 0.3  # each its own
@@ -164,13 +164,13 @@ def test_texture_has_a_colour_where_there_are_channels() -> None:
 
 def test_noise_has_its_size_and_belongs_to_its_key() -> None:
     x = torch.full((200, 1, 8, 8), 0.5)
-    one = apply("noise", x, KEY)
-    assert torch.equal(one, apply("noise", x, KEY))
-    assert not torch.equal(one, apply("noise", x, KEY.fold("other")))
-    inside = (one > 0) & (one < 1)
+    first = apply("noise", x, KEY)
+    assert torch.equal(first, apply("noise", x, KEY))
+    assert not torch.equal(first, apply("noise", x, KEY.fold("other")))
+    inside = (first > 0) & (first < 1)
     assert inside.float().mean().item() == pytest.approx(0.904, abs=0.02)  # P(|z| < 0.5 / 0.3)
-    assert (one.mean() - 0.5).abs() < 0.01
-    doubled = (x + 2 * (one - x)).clamp(0, 1)
+    assert (first.mean() - 0.5).abs() < 0.01
+    doubled = (x + 2 * (first - x)).clamp(0, 1)
     assert (
         apply("noise|noise", x, KEY) - doubled
     ).abs().median() > 0.1  # the second step draws noise of its own
@@ -237,9 +237,9 @@ def test_noise_stays_with_its_sample_whatever_the_test_part(digits: Dataset) -> 
             for index, x in zip(getattr(share, part), getattr(party, part).x, strict=True)
         }
 
-    one, two = values("own(0.25)", 0.1), values("own(0.6)", 0)
-    assert one.keys() == two.keys()
-    assert all(torch.equal(one[i], two[i]) for i in one)
+    first, second = values("own(0.25)", 0.1), values("own(0.6)", 0)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[i], second[i]) for i in first)
 
 
 def test_parties_and_seeds_have_noise_of_their_own() -> None:

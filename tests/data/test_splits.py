@@ -15,15 +15,15 @@ from comity.data import Dataset, Federation, Split
 from comity.errors import UsageError
 
 
-def assert_same(one: Federation, two: Federation) -> None:
-    assert one.names == two.names
-    assert one.split == two.split
-    for name in one.names:
+def assert_same(first: Federation, second: Federation) -> None:
+    assert first.names == second.names
+    assert first.split == second.split
+    for name in first.names:
         for part in ("train", "validation", "test"):
-            a, b = getattr(one.parties[name], part), getattr(two.parties[name], part)
+            a, b = getattr(first.parties[name], part), getattr(second.parties[name], part)
             assert torch.equal(a.x, b.x)
             assert torch.equal(a.y, b.y)
-    assert one.fingerprint() == two.fingerprint()
+    assert first.fingerprint() == second.fingerprint()
 
 
 @pytest.mark.parametrize("test", ["own(0.3)", "matched(size=20)", "matched", "common"])
@@ -109,20 +109,20 @@ def change(saved: dict[str, Any], path: str, value: object) -> None:
             "seed",
             "zero",
             (
-                "is not a split that Comity wrote (seed: Input should be a valid integer); use the"
+                "is not a split written by Comity (seed: Input should be a valid integer); use the"
                 " split.json"
             ),
         ),
-        ("seed", True, "is not a split that Comity wrote (seed: "),
+        ("seed", True, "is not a split written by Comity (seed: "),
         ("parties", {}, "The split names no parties"),
-        ("parties", [], "is not a split that Comity wrote (parties: "),
+        ("parties", [], "is not a split written by Comity (parties: "),
         (
             "parties.p1.train",
             [1797],
             "The split gives party 'p1' sample 1797, but the dataset has samples 0 to 1796.",
         ),
         ("parties.p1.test", [-1], "The split gives party 'p1' sample -1"),
-        ("parties.p1.test", [0.5], "is not a split that Comity wrote (parties.p1.test.0: "),
+        ("parties.p1.test", [0.5], "is not a split written by Comity (parties.p1.test.0: "),
         (
             "parties.p1.test",
             [],
@@ -134,7 +134,7 @@ def change(saved: dict[str, Any], path: str, value: object) -> None:
             "The split leaves party 'p1' without training or without test samples.",
         ),
         ("parties.p1.shift", "turn", "There is no kind of shift 'turn'"),
-        ("parties.p1.shift", 3, "is not a split that Comity wrote (parties.p1.shift: "),
+        ("parties.p1.shift", 3, "is not a split written by Comity (parties.p1.shift: "),
         ("test", "mine", "There is no test protocol 'mine'"),
         (
             "parties.a/b",
@@ -171,7 +171,7 @@ def test_training_samples_used_twice_are_refused(digits: Dataset, saved: dict[st
 def test_what_is_no_split_is_refused(digits: Dataset, tmp_path: Path, text: str) -> None:
     file = tmp_path / "split.json"
     file.write_text(text)
-    with pytest.raises(UsageError, match="is not a split that Comity wrote") as caught:
+    with pytest.raises(UsageError, match="is not a split written by Comity") as caught:
         digits.split(file)
     assert str(file) in str(caught.value)
 

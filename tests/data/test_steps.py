@@ -32,11 +32,11 @@ def kept(sizes: list[int], seed: int = 0, **how: Any) -> np.ndarray:
     y = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     learn = 1000 + np.arange(len(y))  # positions in a larger dataset
     everything = np.concatenate([np.zeros(1000, dtype=np.int64), y])
-    found = Keep(**how).of("p", everything, learn, np.random.default_rng(seed))
-    assert set(found) <= set(learn)
-    assert len(set(found)) == len(found)
-    assert sorted(found) == list(found)  # in the data's order still
-    return np.bincount(everything[found], minlength=len(sizes))
+    selected = Keep(**how).select("p", everything, learn, np.random.default_rng(seed))
+    assert set(selected) <= set(learn)
+    assert len(set(selected)) == len(selected)
+    assert sorted(selected) == list(selected)  # in the data's order still
+    return np.bincount(everything[selected], minlength=len(sizes))
 
 
 def learned(fed: Federation) -> list[list[int]]:
@@ -83,10 +83,10 @@ def test_keep_in_proportion_by_hand(
 def test_keep_is_exact_and_each_class_gives_its_share(
     sizes: list[int], fraction: float, seed: int
 ) -> None:
-    wanted = max(1, round(fraction * sum(sizes)))
-    for counts in (kept(sizes, seed, samples=wanted), kept(sizes, seed, fraction=fraction)):
-        assert counts.sum() == wanted
-        share = np.array(sizes) * wanted / sum(sizes)
+    expected = max(1, round(fraction * sum(sizes)))
+    for counts in (kept(sizes, seed, samples=expected), kept(sizes, seed, fraction=fraction)):
+        assert counts.sum() == expected
+        share = np.array(sizes) * expected / sum(sizes)
         assert (
             abs(counts - share) <= 1.5
         ).all()  # a whole number beside its share; rounding of the total adds half a sample
@@ -96,19 +96,19 @@ def test_keep_is_a_draw() -> None:
     """Which samples stay is chance, each alike; and it hangs on the party's name and the seed."""
     y = np.zeros(40, dtype=np.int64)
     draws = [
-        Keep(samples=10).of("p", y, np.arange(40), np.random.default_rng(s)) for s in range(400)
+        Keep(samples=10).select("p", y, np.arange(40), np.random.default_rng(s)) for s in range(400)
     ]
     often = np.bincount(np.concatenate(draws), minlength=40)
     assert often.sum() == 4000
     assert 60 < often.min() <= often.max() < 145  # 100 expected, a standard deviation of 9
     key = Key.root(0)
     steps = Steps.read([parse("keep(samples=10)")])
-    one, same, other, elsewhere = (
+    first, same, other, elsewhere = (
         steps.keep(p, y, np.arange(40), k).tolist()
         for p, k in (("p", key), ("p", key), ("q", key), ("p", key.fold(1)))
     )
-    assert one == same
-    assert one not in (other, elsewhere)
+    assert first == same
+    assert first not in (other, elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_keep_leaves_the_test_part_and_who_owns_what(partition: str, keep: str, 
         learned(whole), learned(some), some.split.parties.values(), strict=True
     ):
         assert set(part) <= set(all_of_it)
-        wanted = {"keep(samples=10)": 10, "keep(fraction=0.5)": round(len(all_of_it) / 2)}.get(
+        expected = {"keep(samples=10)": 10, "keep(fraction=0.5)": round(len(all_of_it) / 2)}.get(
             keep, 9
         )
-        assert len(part) == wanted
+        assert len(part) == expected
         assert len(share.validation) == pytest.approx(
-            0.2 * wanted, abs=0.51
+            0.2 * expected, abs=0.51
         )  # a part of what is kept
     for name in whole.names:
         assert torch.equal(whole.parties[name].test.x, some.parties[name].test.x)
@@ -153,15 +153,16 @@ def test_keep_keeps_each_partys_own_proportions(digits: Dataset) -> None:
 
 
 def test_keep_twice_draws_twice() -> None:
-    one, two = (
+    first, second = (
         data().partition(spec, 2)
         for spec in ("iid|keep(samples=40)", "iid|keep(samples=40)|keep(samples=20)")
     )
     assert all(
-        set(b) < set(a) and len(b) == 20 for a, b in zip(learned(one), learned(two), strict=True)
+        set(b) < set(a) and len(b) == 20
+        for a, b in zip(learned(first), learned(second), strict=True)
     )
     straight = data().partition("iid|keep(samples=20)", 2)
-    assert learned(two) != learned(straight)
+    assert learned(second) != learned(straight)
 
 
 def test_keeping_more_than_there_is_names_the_party() -> None:
@@ -181,12 +182,12 @@ def labels(fed: Federation) -> list[tuple[int, ...] | None]:
 
 @given(groups=st.integers(2, 5), seed=seeds)
 def test_concept_is_one_permutation_a_group(groups: int, seed: int) -> None:
-    found = labels(data(classes=6).partition(f"iid|concept(groups={groups})", 11, seed=seed))
-    assert found[0] is None
-    assert all(names == found[i % groups] for i, names in enumerate(found))
-    for names in found[1:groups]:
+    numberings = labels(data(classes=6).partition(f"iid|concept(groups={groups})", 11, seed=seed))
+    assert numberings[0] is None
+    assert all(names == numberings[i % groups] for i, names in enumerate(numberings))
+    for names in numberings[1:groups]:
         assert sorted(names or ()) == list(range(6))
-    assert found == labels(
+    assert numberings == labels(
         data(classes=6).partition(
             f"dirichlet(alpha=3,min=4)|concept(groups={groups})", 11, seed=seed
         )
@@ -194,11 +195,11 @@ def test_concept_is_one_permutation_a_group(groups: int, seed: int) -> None:
 
 
 def test_concepts_of_many_classes_differ_between_groups_and_seeds() -> None:
-    found = [
+    numberings = [
         labels(data(classes=8).partition("iid|concept(groups=4)", 4, seed=s))[1:] for s in range(5)
     ]
-    assert len({names for one in found for names in one}) == 15  # 8! is large
-    assert [Concept().of(i, 8, Key.root(0)) is None for i in range(5)] == [
+    assert len({names for per_seed in numberings for names in per_seed}) == 15  # 8! is large
+    assert [Concept().class_numbers(i, 8, Key.root(0)) is None for i in range(5)] == [
         True,
         False,
         True,
@@ -271,17 +272,19 @@ def test_a_split_of_before_there_were_concepts_is_read(digits: Dataset) -> None:
     ],
 )
 def test_a_step_that_comes_first_follows_iid(step: str) -> None:
-    first, told = (data().partition(spec, 4, seed=2) for spec in (step, f"iid|{step}"))
-    assert_same(first, told)
+    first, explicit = (data().partition(spec, 4, seed=2) for spec in (step, f"iid|{step}"))
+    assert_same(first, explicit)
     assert first.split.partition == f"iid|{step}"
 
 
 def test_the_order_of_different_steps_does_not_matter() -> None:
-    one, two = (data().partition(spec, 4) for spec in (
+    first, second = (data().partition(spec, 4) for spec in (
         "iid|keep(samples=20)|concept|shift(kinds=noise)", "iid|shift(kinds=noise)|concept|keep(samples=20)",
     ))  # fmt: skip
-    assert one.split.parties == two.split.parties
-    assert all(torch.equal(one.parties[n].train.x, two.parties[n].train.x) for n in one.names)
+    assert first.split.parties == second.split.parties
+    assert all(
+        torch.equal(first.parties[n].train.x, second.parties[n].train.x) for n in first.names
+    )
 
 
 @pytest.mark.parametrize(
@@ -324,8 +327,8 @@ def test_refusals(spec: str, message: str) -> None:
 @example([50, 1, 1, 1, 1], 0.5, 0)
 @example([100] + [1] * 100, 0.75, 0)
 def test_keep_is_exact_whatever_the_classes(sizes: list[int], share: float, seed: int) -> None:
-    wanted = max(1, round(share * sum(sizes)))
-    assert kept(sizes, seed, samples=wanted).sum() == wanted
+    expected = max(1, round(share * sum(sizes)))
+    assert kept(sizes, seed, samples=expected).sum() == expected
 
 
 def test_keeping_nearly_all_keeps_rare_classes_as_often_as_others() -> None:
@@ -336,13 +339,13 @@ def test_keeping_nearly_all_keeps_rare_classes_as_often_as_others() -> None:
 @pytest.mark.parametrize(("classes", "groups"), [(2, 2), (3, 3)])
 def test_every_group_has_a_concept_of_its_own(classes: int, groups: int) -> None:
     for seed in range(20):
-        found = [
+        numberings = [
             names or tuple(range(classes))
             for names in labels(
                 data(classes=classes).partition(f"iid|concept(groups={groups})", groups, seed=seed)
             )
         ]
-        assert len(set(found)) == groups
+        assert len(set(numberings)) == groups
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,9 @@ TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's methods, each as a file."""
     made = tmp_path_factory.mktemp("mine")
-    momentum, weighted = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    momentum, declared, weighted = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
     (made / "fedavgm.py").write_text(momentum, encoding="utf-8")
+    (made / "halved.py").write_text(declared, encoding="utf-8")
     (made / "weighted.py").write_text(weighted, encoding="utf-8")
     return made
 
@@ -34,7 +35,7 @@ def federation() -> comity.Federation:
     return comity.load("digits").partition("iid", parties=3, seed=0)
 
 
-@pytest.mark.parametrize("name", ["fedavgm.py", "weighted.py"])
+@pytest.mark.parametrize("name", ["fedavgm.py", "halved.py", "weighted.py"])
 def test_they_run_on_every_engine_alike(
     name: str, folder: Path, federation: comity.Federation
 ) -> None:

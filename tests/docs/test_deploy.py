@@ -1,5 +1,5 @@
-"""The page about sites says what the commands, the law and the files for containers and systemd
-say. None of these runs here.
+"""The deploy page agrees with the commands, the site policy and the files for containers and
+systemd. None of these runs here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ import yaml
 
 # All of them, as the command line is made once for all tests (conftest.py): what is missing here
 # would be missing there.
-from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401 -- each adds its commands
+from comity.cli import (  # noqa: F401 -- each adds its commands
+    audit,
+    catalogue,
+    data,
+    deploy,
+    finished_runs,
+    papers,
+    run_commands,
+    watch_command,
+)
 from comity.cli.options import app
-from comity.core.algorithm import LEAVES
+from comity.core.traits import LEAVES
 from comity.deploy.policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]
@@ -57,8 +66,8 @@ def test_commands_are_there(page: str) -> None:
             known(words)
 
 
-def test_every_rule_of_a_law_is_explained() -> None:
-    table = PAGE.split("## The site's law")[1].split("\n## ")[0]
+def test_every_rule_of_a_site_policy_is_explained() -> None:
+    table = PAGE.split("## Site policy reference")[1].split("\n## ")[0]
     told = {
         name.replace("budget.", "budget_")
         for name in re.findall(
@@ -69,8 +78,8 @@ def test_every_rule_of_a_law_is_explained() -> None:
     assert all(kind in table for kind in LEAVES)
 
 
-def test_what_a_law_says_by_itself_is_what_the_page_says() -> None:
-    table = PAGE.split("## The site's law")[1]
+def test_defaults_of_a_site_policy_are_those_on_the_page() -> None:
+    table = PAGE.split("## Site policy reference")[1]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*?) \|", table, flags=re.MULTILINE))
     policy = SitePolicy("north", Path())
     assert {name: rows[name] for name in ("rounds", "records")} == {

@@ -182,7 +182,7 @@ def far_device(patch: pytest.MonkeyPatch) -> Iterator[None]:
         lambda self, at: item(self, torch.tensor(at) if isinstance(at, list) else at),
         raising=False,
     )
-    patch.setattr(build, "_moved", moved)
+    patch.setattr(build, "_to_device", moved)
     patch.setattr(build.SimulatedRun, "device", FAR)
     with Mode():  # type: ignore[no-untyped-call]
         yield

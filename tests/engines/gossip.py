@@ -8,6 +8,7 @@ that it cannot open.
 from __future__ import annotations
 
 from comity.core import (
+    Accounting,
     Algorithm,
     Empty,
     Info,
@@ -17,6 +18,7 @@ from comity.core import (
     Sealed,
     Server,
     Traffic,
+    accounts_for,
     algorithm,
     average,
     on_party,
@@ -50,7 +52,6 @@ class Posted:
 
 @algorithm
 class Gossip(Algorithm[Empty, Params, Empty]):
-    shares = "model"
     share: float = option(0.5, "weight of the neighbour's model", minimum=0)
 
     def check(self, info: Info) -> None:
@@ -89,6 +90,9 @@ class Gossip(Algorithm[Empty, Params, Empty]):
     def deployed_model(self, mine: Params, m: Empty, party: Party) -> Params:
         return mine
 
+
+@accounts_for(Gossip)
+class GossipAccounting(Accounting[Gossip]):
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic()
 

@@ -190,7 +190,7 @@ def test_who_was_never_heard_has_no_figure(tmp_path: Path) -> None:
     assert got["best_round"] is None
     assert "west" not in {got["best_party"], got["worst_party"]}
     everybody = plan(tmp_path / "all", *(f"{p},*,evaluate,offline" for p in ragged().names))
-    with pytest.raises(ComityError, match="No party was ever heard"):
+    with pytest.raises(ComityError, match="No party reported a figure"):
         run("fedavg", tmp_path / "none", absent=everybody, **QUICK)
 
 
@@ -367,7 +367,7 @@ def test_a_wish_that_is_no_plan_is_refused(wish: str, tmp_path: Path) -> None:
 def test_a_plan_for_works_that_are_not_there_says_so(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning,
-        match="the plan of absences speaks of 'assist', which is no work of this method",
+        match="the plan of absences names 'assist', which is no party function of this method",
     ):
         run("fedavg", tmp_path / "run", absent=plan(tmp_path, "east,1,assist,lost"), **QUICK)
 
@@ -422,13 +422,13 @@ def test_a_party_that_is_out_of_step_says_so() -> None:
     s = site()
     first = CallId("local", 0, 1, 0)
     s.run(first, message_of(s, None), {})
-    s.versions.settle(first)
+    s.versions.commit(first)
     with pytest.raises(
-        ComityError, match="out of step with the server: it is to go on from the beginning"
+        ComityError, match="out of step with the server: it should continue from the beginning"
     ):
         s.run(CallId("local", 0, 2, 0), message_of(s, None), {})
     with pytest.raises(
-        ComityError, match="out of step with the server: it is to go on after align in round 7"
+        ComityError, match="out of step with the server: it should continue after align in round 7"
     ):
         s.run(CallId("local", 0, 8, 0), message_of(s, CallId("align", 0, 7, 0)), {})
 

@@ -24,7 +24,7 @@ from comity.data.importing import import_federation
 from comity.errors import UsageError
 from comity.measure.study import study
 from comity.metrics.metrics import METRICS
-from comity.report import report
+from comity.reporting import report
 from comity.studies.export import export, load
 
 RUN: dict[str, Any] = {"rounds": 3, "model": "mlp2(width=8)", "lr": 0.05, "engine": "loop"}
@@ -65,7 +65,7 @@ def table() -> Dataset:
         y,
         0,
         groups=groups,
-        home="natural(by=site)",
+        default_partition="natural(by=site)",
         mean=(0.0,),
         std=(1.0,),
         scale="own",
@@ -155,7 +155,7 @@ def test_arrays_with_no_classes() -> None:
 )
 def test_partitions_that_need_classes(partition: str) -> None:
     with pytest.raises(
-        UsageError, match="shares out by class, but the label of these data is a number"
+        UsageError, match="partitions by class, but the label of these data is a number"
     ):
         table().partition(partition, parties=3)
 

@@ -19,8 +19,8 @@ from comity.base.record import leaves
 from comity.core import Model
 from comity.engines import ray_cluster
 from comity.errors import UsageError
-from comity.studies.parallel import settled
-from comity.wire.bundles import packed, packed_for, unpacked
+from comity.studies.parallel import with_one_worker
+from comity.wire.bundles import pack, pack_for, unpack
 
 
 def test_what_all_get_is_there_once() -> None:
@@ -39,13 +39,13 @@ def test_what_all_get_is_there_once() -> None:
         for w in range(3)
     }
     trees[0]["table"] = trees[2]["table"] = table
-    posts, bundles = packed_for(trees)
+    posts, bundles = pack_for(trees)
     assert sorted(len(own) for _, own in posts.values()) == [2, 3, 3]
     assert (
         sum(bundle.nbytes for bundle in bundles) < 1.2 * (4 * 607 + 40 + 36) + 64 * len(bundles) * 2
     )
     for w, (header, own) in posts.items():
-        came = unpacked(header, *(bundles[g] for g in own))
+        came = unpack(header, *(bundles[g] for g in own))
         assert came["messages"].keys() == trees[w]["messages"].keys()
         assert came["messages"][9][1:] == (("local", 0, 1, 0), True)
         tensors = (
@@ -60,11 +60,11 @@ def test_what_all_get_is_there_once() -> None:
 
 def test_a_bundle_is_copied_when_it_is_read() -> None:
     """Others may read it as well, and what one of them does to its tensors is its own affair."""
-    header, bundle = packed(
+    header, bundle = pack(
         {"x": torch.zeros(4), "none": torch.empty(0, 3), "yes": torch.tensor([True])}
     )
     bundle.flags.writeable = False
-    first, second = (unpacked(header, bundle) for _ in range(2))
+    first, second = (unpack(header, bundle) for _ in range(2))
     first["x"] += 1
     assert not second["x"].any()
     assert second["none"].shape == (0, 3)
@@ -77,7 +77,7 @@ def test_padding_between_tensors_is_zero(monkeypatch: pytest.MonkeyPatch) -> Non
     """
     monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 0xAA, dtype))
     tensors = [torch.ones(3), torch.ones(5, dtype=torch.uint8), torch.ones(16), torch.tensor(True)]
-    _, bundle = packed(tensors)
+    _, bundle = pack(tensors)
     expected = np.zeros(4 * 64, np.uint8)
     for k, tensor in enumerate(tensors):
         expected[64 * k : 64 * k + tensor.nbytes] = tensor.reshape(-1).view(torch.uint8).numpy()
@@ -85,7 +85,7 @@ def test_padding_between_tensors_is_zero(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_tree_without_tensors() -> None:
-    assert unpacked(*packed({"do": "save", "round": 3})) == {"do": "save", "round": 3}
+    assert unpack(*pack({"do": "save", "round": 3})) == {"do": "save", "round": 3}
 
 
 def test_what_was_given_from_python_cannot_be_found_elsewhere(
@@ -114,4 +114,4 @@ def test_several_jobs_are_not_for_ray() -> None:
     from comity.runs import config
 
     with pytest.raises(UsageError, match="workers instead of jobs"):
-        settled(config.experiment({"engine": "ray"}), 2)
+        with_one_worker(config.experiment({"engine": "ray"}), 2)

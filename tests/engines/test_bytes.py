@@ -21,10 +21,11 @@ import comity
 from comity.algorithms.dbe import OFFSET
 from comity.base.call import CallId
 from comity.base.record import unseal
+from comity.components.averaged import AveragesWeights
 from comity.core import Sealed, payload, seal
 from comity.core.wrapper import chain
 from comity.engines.loop import LoopEngine
-from comity.measure.summary import KINDS
+from comity.runs.summary import KINDS
 from comity.studies import plan
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -276,8 +277,8 @@ def test_kept_names_never_cross(text: str, bn: str, wire: Wire, tmp_path: Path) 
     result = run(text, tmp_path, bn=bn)
     core, task = chain(result.job.algorithm)[-1], result.job.info.task
     home = {OFFSET}
-    if hasattr(core, "kept"):
-        home |= core.kept(task)
+    if isinstance(core, AveragesWeights):
+        home |= core.private_names(task)
         expected = {"all": 0, "params_only": 10, "none": 20}[
             bn
         ]  # five BatchNorm layers with four tensors each
@@ -297,8 +298,8 @@ def test_personal_weights_and_data_do_not_cross_under_any_name(
     holds their values.
     """
     result, wire = watched(text)
-    shares, shape = chain(result.job.algorithm)[-1].shares, result.job.info.shape
-    if "samples" in result.job.algorithm.leaves:
+    shares, shape = chain(result.job.algorithm)[-1].traits.shares, result.job.info.shape
+    if "samples" in result.job.algorithm.traits.leaves:
         assert any(
             tuple(t.shape[1:]) == shape for _, reply, _ in wire.replies for t in tensors_in(reply)
         )

@@ -74,11 +74,11 @@ class Watched:
             gates = {i: validator(engine, i) for i in messages}
             came = {i: sent(message, gates[i]) for i, message in messages.items()}
             for i, message in came.items():
-                gates[i].check_letter(call, message.content)
+                gates[i].check_message(call, message.content)
             opened = lock.open(inboxes(sealed_messages), call)
             for i, inbox in opened.items():
                 for sealed in inbox.values():
-                    gates[i].check_parcel(unseal(sealed))
+                    gates[i].check_sealed_message(unseal(sealed))
                     self.passed["parcel"] += 1
             flat = {
                 (src, dst): sealed for dst, inbox in opened.items() for src, sealed in inbox.items()
@@ -96,7 +96,7 @@ class Watched:
         ) -> Iterator[Any]:
             came = {i: sent(message, validator(engine, i)) for i, message in messages.items()}
             for i, message in came.items():
-                validator(engine, i).check_view(message.content)
+                validator(engine, i).check_evaluation_message(message.content)
             self.passed["evaluate"] += len(came)
             return evaluate(engine, came, look)
 

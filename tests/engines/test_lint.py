@@ -61,7 +61,7 @@ NOT_A_NETS = {"state", "states", "sites", "engine", "deliver", "evaluate", "alon
 CONTEXT = {"training/kernels.py": "TAPE"}
 TAPES = {"training/kernels.py", "training/descent.py", "training/dp_sgd.py"}
 LENDS_THE_GLOBAL_GENERATOR = "models/layer_stream.py"
-OPENING = {"unseal", "received"}
+OPENING = {"unseal", "open_sealed"}
 OPENS_PARCELS = {
     "wire/codec.py",
     "base/record.py",
@@ -501,7 +501,7 @@ BAD = {
         "getattr(parcel, '_Sealed__content')",
         "from comity.base.record import unseal",
         "record.unseal(parcel)",
-        "from comity.base.record import received",
+        "from comity.base.record import open_sealed",
     ],
     reaching: [
         "self.net._sites[0]",

@@ -50,7 +50,7 @@ def same(longer_one: comity.Result, straight: comity.Result) -> None:
 
 
 def go_on(text: str, folder: Path, rounds: int, **settings: Any) -> comity.Result:
-    extend.ask_for(folder, rounds)
+    extend.extend(folder, rounds)
     return run(text, folder, rounds=rounds, resume=True, **settings)
 
 
@@ -171,7 +171,7 @@ def refused(text: str, folder: Path, first: int, rounds: int, words: str, **sett
     run(text, folder, rounds=first, **SMALL | settings)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(comity.UsageError, match=words):
-        extend.ask_for(folder, rounds)
+        extend.extend(folder, rounds)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -200,4 +200,4 @@ def test_damage_is_noticed_first(tmp_path: Path) -> None:
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("1,server,test,accuracy,1.0\n")
     with pytest.raises(comity.ComityError, match="damaged"):
-        extend.ask_for(tmp_path, 2)
+        extend.extend(tmp_path, 2)

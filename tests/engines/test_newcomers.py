@@ -286,7 +286,7 @@ MODEL = FLOATS * (64 * 12 + 12 + 12 * 12 + 12 + 12 * 10 + 10)
 
 
 @pytest.mark.parametrize(
-    ("text", "letters"),
+    ("text", "messages"),
     [
         ("solo", {}),
         ("fedavg", {"warm_up": MODEL}),
@@ -616,8 +616,8 @@ def test_the_screen_says_what_each_newcomer_gained(
     for name, new in got.items():
         points = 100 * (new["joined"] - new["alone"])
         line = (
-            f"newcomer {name}: offered {100 * new['offered']:.1f}%, after its warm-up"
-            f" {100 * new['joined']:.1f}%, alone {100 * new['alone']:.1f}%:"
+            f"newcomer {name}: {100 * new['offered']:.1f}% with the offered model,"
+            f" {100 * new['joined']:.1f}% after its warm-up, {100 * new['alone']:.1f}% alone:"
             f" {'+' if points >= 0 else '-'}{abs(points):.1f} points by joining"
         )
         assert line in said
@@ -698,5 +698,5 @@ def test_bytes_of_joining_equal_the_closed_form(
     charged: Counter[str] = Counter()
     for row in result.ledger:
         charged[row.kind] += row.bytes if row.round > T else 0
-    formula = result.job.algorithm.join_traffic(result.job.info)
+    formula = result.job.algorithm.accounting.join_traffic(result.job.info)
     assert {kind: charged[kind] for kind in ("up", "down", "peer")} == vars(formula)

@@ -263,7 +263,7 @@ def steps(sizes: list[int], **settings: Any) -> list[int]:
     }
     made = [comity.run("solo", sized(n), **usual | settings).summary["steps"] for n in sizes]
     together = comity.run("solo", sized(*sizes), **usual | settings)
-    assert together.summary["steps"] == together.job.steps() == sum(made)
+    assert together.summary["steps"] == together.job.cost.steps() == sum(made)
     return made
 
 

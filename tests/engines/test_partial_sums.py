@@ -26,7 +26,7 @@ from comity.core.runner import SUMMED
 from comity.core.wrapper import check_can_be_summed
 from comity.engines.loop import Sequential
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
+from comity.engines.workers import Worker, WorkerReply, WorkerRequest, WorkersEngine
 from comity.errors import ComityError
 from comity.runs import checkpoint, config
 from comity.runs.build import SimulatedRun, prepare
@@ -34,7 +34,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.run import reopen, resume_in
 from comity.runs.server_run import Quiet
 from comity.studies.plan import plan as planned
-from comity.wire.bundles import packed, unpacked
+from comity.wire.bundles import pack, unpack
 from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 
 TOLERANCE = 2.0**-23
@@ -270,16 +270,16 @@ class InTurns(WorkersEngine):
         ]
         self.passed = 0
 
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
+    def _exchange(self, asks: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
         for w in sorted(asks, reverse=self._backwards):
-            for message in self._all[w].answer(unpacked(*packed(asks[w]))):
-                header, bundle = packed(message)
+            for message in self._all[w].handle(unpack(*pack(asks[w]))):
+                header, bundle = pack(message)
                 self.passed += bundle.nbytes
-                yield w, unpacked(header, bundle)
+                yield w, unpack(header, bundle)
 
-    def _tell(self, asks: Mapping[int, Ask]) -> None:
+    def _notify(self, asks: Mapping[int, WorkerRequest]) -> None:
         for w, ask in asks.items():
-            list(self._all[w].answer(ask))
+            list(self._all[w].handle(ask))
 
 
 @pytest.mark.parametrize("text", ["fedavg", "scaffold"])
@@ -346,11 +346,11 @@ def test_a_lost_worker_is_asked_again_for_its_whole_sum(
     says: list[int] = []
     exchange = engine._exchange
 
-    def twice(asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
+    def twice(asks: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
         first, again = list(exchange(asks)), list(exchange(asks))
         says.append(len(first))
-        assert [packed(message)[1].tobytes() for _, message in first] == [
-            packed(m)[1].tobytes() for _, m in again
+        assert [pack(message)[1].tobytes() for _, message in first] == [
+            pack(m)[1].tobytes() for _, m in again
         ]
         yield from again
 
@@ -369,8 +369,8 @@ def test_a_hollow_reply_weighs_what_it_weighed_and_tells_nothing() -> None:
     reply = Model(
         {"w": torch.ones(3, 5), "half": torch.ones(7, dtype=torch.float16), "none": torch.zeros(0)}
     )
-    header, bundle = packed({"hollow": meta_like(reply), "whole": torch.ones(2)})
-    there = unpacked(header, bundle)
+    header, bundle = pack({"hollow": meta_like(reply), "whole": torch.ones(2)})
+    there = unpack(header, bundle)
     assert payload(there["hollow"]) == payload(reply) == 74
     assert {name: (value.shape, value.dtype) for name, value in there["hollow"].theta.items()} == {
         name: (value.shape, value.dtype) for name, value in reply.theta.items()
@@ -455,7 +455,7 @@ def test_what_has_no_mean_is_said_in_a_sentence() -> None:
     theta = {"w": torch.ones(1)}
     for reply, why in (
         (theta, "but a dict is none"),
-        (Judged(theta, 0.5), r"but Judged.loss is none: go through net\.replies"),
+        (Judged(theta, 0.5), r"but Judged.loss is none: go through server\.replies"),
     ):
         with pytest.raises(ComityError, match=why):
             AveragedReplies[Any]().add(0, reply, 1.0)

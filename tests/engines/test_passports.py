@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from elsewhere import Root, Sites, ended, watched
 
 from comity.base.call import CallId
-from comity.base.record import Cipher, Model, Sealed, leaves, post, seal, unseal
+from comity.base.record import Cipher, Model, Sealed, leaves, seal, set_origin, unseal
 from comity.deploy import site_results
 from comity.deploy.key_exchange import Identity, Signer, keys_of
 from comity.deploy.messages import (
@@ -144,7 +144,7 @@ class Parcels:
 
 def locked(lock: Lock, sender: int, to: int, round: int = 1) -> Sealed[Any]:
     sealed = seal(Model({"w": torch.arange(6.0)}), to=to)
-    post(sealed, sender, round)
+    set_origin(sealed, sender, round)
     closed: Sealed[Any] = lock.close(sealed)
     return closed
 
@@ -333,7 +333,7 @@ def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
     transport.ask = ask
     summary = ended(sites.run("fed-sps", "replays", transport, **USUAL))
     assert any(
-        text.startswith("north was not heard in round") and "sealed parcel" in text
+        text.startswith("north was not heard in round") and "sealed message" in text
         for text in summary["remarks"]
     )
 

@@ -104,7 +104,7 @@ def ends(accuracies: list[float], patience: int | None, rounds: int) -> int:
     while t < schedule.rounds:
         t += 1
         schedule.enter(t)
-        schedule.seen(t, accuracies[t])
+        schedule.record(t, accuracies[t])
     return t
 
 
@@ -155,7 +155,7 @@ def test_rounds_that_nobody_judged_are_not_counted(
         t += 1
         schedule.enter(t)
         if t % every == 0:
-            schedule.seen(t, right[t] / 4)
+            schedule.record(t, right[t] / 4)
     last = rounds
     for j in range(0, rounds, every):
         best = max(right[0 : j + 1 : every])
@@ -177,7 +177,7 @@ def test_a_course_goes_on_from_what_it_wrote(
     while t < schedule.rounds:
         t += 1
         schedule.enter(t)
-        schedule.seen(t, right[t] / 4)
+        schedule.record(t, right[t] / 4)
         if t == stop:
             saved = json.loads(json.dumps(schedule.dump()))
             schedule = Schedule(rounds, patience)
@@ -427,7 +427,7 @@ def test_a_run_that_gets_better_at_every_evaluation_goes_on() -> None:
         schedule.enter(t)
         assert schedule.rounds == 30
         if t % 5 == 0:
-            schedule.seen(t, t / 30)
+            schedule.record(t, t / 30)
 
 
 def test_evaluations_further_apart_than_patience(tmp_path: Path) -> None:

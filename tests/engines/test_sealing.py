@@ -24,7 +24,7 @@ from torch import Tensor
 
 import comity
 from comity.base.call import CallId
-from comity.base.record import Cipher, Sealed, leaves, post, unseal
+from comity.base.record import Cipher, Sealed, leaves, set_origin, unseal
 from comity.core import Model, seal
 from comity.engines.engine import Engine
 from comity.engines.loop import LoopEngine
@@ -299,7 +299,7 @@ def test_a_parcel_is_never_saved() -> None:
     already.
     """
     sealed = seal(Model({"w": torch.ones(5)}), to=1)
-    post(sealed, 0, 1)
+    set_origin(sealed, 0, 1)
     with pytest.raises(comity.ComityError, match="never saved"):
         encode(sealed)
     with pytest.raises(comity.ComityError, match="never saved"):

@@ -233,8 +233,8 @@ def test_a_run_says_that_a_closure_was_trained_one_by_one(place: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_counter_is_nothing_that_losses_are_given(place: str, tmp_path: Path) -> None:
     sentence = (
-        "What a loss gets beside its batch is a record of tensors and plain values, but a Calls is"
-        " in it."
+        "The aux argument of a loss must be a record of tensors and plain values, but it holds a"
+        " Calls."
     )
     assert said(author("counting", where="own"), place, tmp_path) == sentence
 
@@ -252,7 +252,7 @@ def test_the_matrix_is_whole() -> None:
     assert {"fedbabu(finetune_epochs=2)", "centralized", "adcol", "fedgen(gen_steps=5)"} <= set(
         EVERYTHING
     )
-    finishing = [text for text in EVERYTHING if job(text, "loop").algorithm.finishes]
+    finishing = [text for text in EVERYTHING if job(text, "loop").algorithm.traits.finishes]
     assert set(finishing) >= {"fedbabu(finetune_epochs=2)", *FINISHING}
 
 
@@ -287,8 +287,8 @@ def test_the_server_has_trained() -> None:
 
 
 MODES = (
-    "local awaits a training inside torch.no_grad() or another of torch's modes: leave it first, as"
-    " it would hold for other parties too."
+    "local awaits a training inside torch.no_grad() or another mode of torch: leave the mode first,"
+    " since it would also apply to other parties."
 )
 
 
@@ -304,7 +304,7 @@ MODES = (
         ("no_grad", MODES),
         ("inference", MODES),
         ("dtype", MODES),
-        ("model", "model must return parameters, but returned a FitRequest: what is to be trained is trained in works."),
+        ("model", "deployed_model must return parameters, but returned a FitRequest: training belongs in party functions."),
     ],
     ids=lambda text: text if " " not in text else "",
 )  # fmt: skip
@@ -322,7 +322,7 @@ def test_a_forgotten_await_is_no_untrained_model(place: str, tmp_path: Path) -> 
     words = said(author("mistaken", mistake="forgotten"), place, tmp_path)
     assert words.startswith("AttributeError in worked")
     assert line_of("mistaken", "the author's line") in words
-    assert "has no 'theta' yet: write `await party.fit(...)`" in words
+    assert "has no 'theta' before it is awaited: write `await party.fit(...)`" in words
 
 
 # --- losses that fail
@@ -378,13 +378,10 @@ def test_a_work_runs_once_a_call(place: str, trainings: int, tmp_path: Path) -> 
 
 
 READ_ONLY = (
-    "A loss may not write to what it is given: what it notes from batch to batch goes into"
+    "A loss may not write to its arguments: values that it keeps from batch to batch go into"
     " batch.scratch."
 )
-WROTE = (
-    "A loss wrote to a tensor of its `own` or of its task, which is not its own: let it make a new"
-    " one."
-)
+WROTE = "A loss wrote to a tensor of its aux argument or of its task: create a new tensor instead."
 
 
 @pytest.mark.sweep("loop", "stacked-2")

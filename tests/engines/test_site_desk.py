@@ -222,7 +222,7 @@ UNMARKED = [
 
 @pytest.mark.parametrize("name", UNMARKED)
 def test_what_is_no_work(name: str, server: Server) -> None:
-    assert "has no work" in server.refused(server.call((name, 0, 1, 0)), server.message)
+    assert "has no party function" in server.refused(server.call((name, 0, 1, 0)), server.message)
 
 
 @pytest.mark.parametrize(

@@ -90,9 +90,9 @@ def test_a_site_measures_what_a_simulation_says_of_it(
                 if when in entry
             ]
             assert all((one is None) == (SIZES[site][1] < LEAST) for one in measured)
-        assert conventions.of_party(run_at(sites, site, name).path, site) == conventions.of_party(
-            pooled, site
-        )
+        assert conventions.party_figures(
+            run_at(sites, site, name).path, site
+        ) == conventions.party_figures(pooled, site)
 
 
 def test_what_needs_others_is_named_and_not_measured(sites: Sites) -> None:
@@ -236,4 +236,4 @@ def test_a_site_that_was_in_no_run(
     sites = Sites(tmp_path / "sites", SIZES)
     code, _, err = said(capsys, monkeypatch, "deploy", "measure", sites.site("east"))
     assert code
-    assert "has taken part in no run that has ended" in err
+    assert "has not taken part in a run that has ended" in err

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from elsewhere import Sites
 
-from comity.report import report, sections_of
-from comity.report.blocks import Facts, Section, Table, Text
-from comity.report.gather import gather
+from comity.reporting import build_sections, report
+from comity.reporting.blocks import Facts, Section, Table, Text
+from comity.reporting.gather import gather
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 
 def sections(folder: Path) -> dict[str, Section]:
     (group,) = gather(folder)
-    return {one.name: one for one in sections_of(group, folder, None, None, False, True)}
+    return {one.name: one for one in build_sections(group, folder, None, None, False, True)}
 
 
 def words(folder: Path) -> str:
@@ -71,8 +71,8 @@ def test_at_home_a_site_compares_with_training_alone(sites: Sites) -> None:
 def test_the_server_s_page_misses_no_file(sites: Sites) -> None:
     hub = sites.folder / "hub" / "runs" / "together"
     assert complaints(hub) == [
-        "Who gains each site can tell for itself, once solo was run with the same settings: comity"
-        " report SITE/runs, there."
+        "Each site can see whether it gains, once solo was run with the same settings: comity"
+        " report SITE/runs, at the site."
     ]
     assert "between 2 sites" in words(hub)
     assert "Samples by party: between 36 and 54 for training." in words(hub)

@@ -14,7 +14,7 @@ from comity.base.key import Key
 from comity.base.record import leaves
 from comity.engines.site_store import STATE_BYTES_VARIABLE, SiteStore
 from comity.engines.versions import SpillFile
-from comity.engines.workers import deal
+from comity.engines.workers import assign_parties
 from comity.errors import UsageError
 from comity.runs import config
 from comity.runs.build import prepare
@@ -102,6 +102,6 @@ def test_a_room_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_parties_go_home_and_the_others_where_least_is_to_do() -> None:
     loads = {0: 5, 1: 3, 2: 3, 3: 1, 7: 4}
-    assert deal(loads, 2, {}) == [[0, 2], [1, 3, 7]]
-    assert deal(loads, 2, {0: 1, 7: 1}) == [[1, 2, 3], [0, 7]]
-    assert deal({}, 2, {0: 1}) == [[], []]
+    assert assign_parties(loads, 2, {}) == [[0, 2], [1, 3, 7]]
+    assert assign_parties(loads, 2, {0: 1, 7: 1}) == [[1, 2, 3], [0, 7]]
+    assert assign_parties({}, 2, {0: 1}) == [[], []]

@@ -23,7 +23,7 @@ from comity.deploy.data import import_site_data
 from comity.deploy.messages import REQUESTS, Committed, Evaluate, RunCall, unpack
 from comity.deploy.server import FAILURE, serve
 from comity.deploy.site_store import INDEX, STATES, States
-from comity.engines.saved import OURS
+from comity.engines.saved import STATE_FILE
 from comity.errors import ComityError
 from comity.runs.folder import RunFolder
 from comity.wire.codec import encode
@@ -307,7 +307,7 @@ def test_states_that_a_checkpoint_made_useless_are_gone(sites: Sites) -> None:
     ended(sites.run("scaffold", "forgets", **(USUAL | {"rounds": 4})))
     for name in sites.names:
         kept = sites.site(name) / "runs" / "forgets" / STATES
-        assert len([path for path in kept.iterdir() if OURS.fullmatch(path.name)]) == 1
+        assert len([path for path in kept.iterdir() if STATE_FILE.fullmatch(path.name)]) == 1
 
 
 def test_a_site_that_did_not_hear_of_a_checkpoint_keeps_more(sites: Sites) -> None:

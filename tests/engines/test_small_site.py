@@ -26,9 +26,9 @@ from comity.deploy.policy import write
 from comity.deploy.server import FAILURE, SCHEMA
 from comity.errors import ComityError
 from comity.measure.caveats import caveats
-from comity.report import report, sections_of
-from comity.report.blocks import Table, Text
-from comity.report.gather import gather
+from comity.reporting import build_sections, report
+from comity.reporting.blocks import Table, Text
+from comity.reporting.gather import gather
 from comity.runs import config
 from comity.runs.folder import RunFolder
 
@@ -94,7 +94,7 @@ def sentences(folder: Path) -> str:
     """All sentences and tables of a page."""
     words: list[str] = []
     for group in gather(folder):
-        for section in sections_of(group, folder, None, None, False, True):
+        for section in build_sections(group, folder, None, None, False, True):
             for block in section.blocks:
                 words += [block.text] if isinstance(block, Text) else []
                 words += (
@@ -431,7 +431,7 @@ def test_the_exit_code_of_a_run_whose_ending_failed(
     assert code == 1
     assert f"The run was not completed at east: {FAULT}" in said
     assert (
-        err == "comity: The run was not completed at every site (east). Go on with: comity resume"
+        err == "comity: The run was not completed at every site (east). Resume with: comity resume"
         f" {out}"
     )
     assert ended(out)["accuracy"]["mean"] is not None
@@ -490,7 +490,7 @@ def test_a_comparison_with_an_ending_that_failed(
     assert code == 1
     assert "The run was not completed at north" in said
     assert err.startswith(
-        "comity: The run was not completed at every site (north). Go on with: the same command"
+        "comity: The run was not completed at every site (north). Resume with: the same command"
     )
     assert (out / "comparison.json").exists()
     code, said, err = command(capsys, monkeypatch, *words)

@@ -18,7 +18,7 @@ from comity.base.samples import PartyData
 from comity.core import Samples, record
 from comity.engines.loop import LoopEngine
 from comity.engines.stacked import scheduler
-from comity.engines.stacked.stacked_tree import StackedTree, Unlike
+from comity.engines.stacked.stacked_tree import NotStackable, StackedTree
 from comity.runs import config
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.server_run import Quiet
@@ -289,7 +289,7 @@ def test_one_and_the_same_is_not_looked_into() -> None:
     ids=str,
 )
 def test_what_differs_in_more_than_tensors_is_not_one(other: Own) -> None:
-    with pytest.raises(Unlike):
+    with pytest.raises(NotStackable):
         StackedTree(owns(Own(torch.ones(3), {"x": 1}), other))
 
 
@@ -298,7 +298,7 @@ def test_what_differs_in_more_than_tensors_is_not_one(other: Own) -> None:
     [(np.zeros(2), np.ones(2)), (np.zeros(2), np.zeros(3)), (np.zeros(2), np.zeros(2, np.int64))],
 )
 def test_arrays_that_differ_are_not_one(arrays: tuple[Any, Any]) -> None:
-    with pytest.raises(Unlike):
+    with pytest.raises(NotStackable):
         StackedTree(owns(*(Own(torch.ones(3), {"x": array}) for array in arrays)))
 
 

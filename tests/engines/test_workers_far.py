@@ -19,9 +19,9 @@ from comity.engines.engine import Engine
 from comity.engines.ray_cluster import Actor
 from comity.engines.site import Site
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import WorkerMessage, WorkersEngine
+from comity.engines.workers import WorkerReply, WorkersEngine
 from comity.runs.build import SimulatedRun
-from comity.wire.bundles import packed, unpacked
+from comity.wire.bundles import pack, unpack
 from comity.wire.sealing import KEY, RUN
 
 
@@ -31,20 +31,20 @@ class OneActor(WorkersEngine):
     def __init__(self, job: SimulatedRun) -> None:
         super().__init__({p.id: len(p.data.train) for p in job.parties}, 1)
         self._actor = Actor()
-        self._actor._far = True
+        self._actor._on_gpu = True
         self._actor._sites = SiteStore(job.algorithm, job.parties, job.root)
         self._actor.take_secret(bytes(KEY + RUN))
 
-    def _exchange(self, asks: Any) -> Iterator[tuple[int, WorkerMessage]]:
+    def _exchange(self, asks: Any) -> Iterator[tuple[int, WorkerReply]]:
         for w, ask in asks.items():
-            for header, *bundles in self._actor.answer(*packed(ask)):
-                message = unpacked(header, *bundles)
+            for header, *bundles in self._actor.handle(*pack(ask)):
+                message = unpack(header, *bundles)
                 assert "error" not in message, message
                 yield w, message
 
-    def _tell(self, asks: Any) -> None:
+    def _notify(self, asks: Any) -> None:
         for ask in asks.values():
-            list(self._actor.answer(*packed(ask)))
+            list(self._actor.handle(*pack(ask)))
 
 
 def on_one_actor(job: SimulatedRun) -> Engine:

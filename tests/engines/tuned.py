@@ -7,9 +7,9 @@ Idea: FedAvg, then an epoch at each party, whose result it keeps.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from comity.algorithms.fedavg import FedAvg
+from comity.components.averaged import AveragingAccounting
 from comity.core import (
     Empty,
     Info,
@@ -19,6 +19,7 @@ from comity.core import (
     Party,
     Server,
     Traffic,
+    accounts_for,
     algorithm,
     on_party,
     option,
@@ -28,12 +29,7 @@ from comity.core import (
 
 @algorithm
 class Tuned(FedAvg):
-    finishes: ClassVar[bool] = True
     tune_epochs: int = option(1, "epochs of fine-tuning", minimum=1)
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     def finish(self, s: Params, server: Server) -> Params:
         server.call(self.tune, {i: self.message_for(s, i) for i in server.info.parties})
@@ -44,5 +40,10 @@ class Tuned(FedAvg):
         how = replace(party.training, epochs=self.tune_epochs, steps=None)
         return (await party.fit(plain, m.theta | mine, key, training=how)).theta, Empty()
 
+    traits = replace(FedAvg.traits, one_model=False, finishes=True)
+
+
+@accounts_for(Tuned)
+class TunedAccounting(AveragingAccounting[Tuned]):
     def finish_traffic(self, info: Info) -> Traffic:
-        return Traffic(down=len(info.names) * info.task.bytes(without=self.kept(info.task)))
+        return Traffic(down=len(info.names) * self.shared_bytes(info))

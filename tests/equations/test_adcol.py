@@ -286,7 +286,7 @@ def test_section44_worked_example_fedavg_159_megabytes() -> None:
     """FedAvg's MLP of 199,210 parameters, 100 parties: 2 * 100 * 4 * 199,210 = 159.37 MB a round."""
     task = task_of("mlp2", (1, 28, 28), 10)
     assert task.bytes() == 4 * 199_210
-    sent = FedAvg().traffic(_info(task, 100, 600), list(range(100)))
+    sent = FedAvg().accounting.traffic(_info(task, 100, 600), list(range(100)))
     assert sent.up + sent.down == 159_368_000
 
 
@@ -311,7 +311,7 @@ def test_section44_worked_example_adcol_37_and_42_megabytes(
     theirs = LearningTask(D, outputs, "fc1").bytes()
     assert theirs == s_d
     task = task_of("mlp2(width=128)", (1, 28, 28), 10)
-    up = Adcol().traffic(_info(task, 100, 600), list(range(100))).up
+    up = Adcol().accounting.traffic(_info(task, 100, 600), list(range(100))).up
     assert up == 30_720_000
     assert up + 100 * theirs == total
 

@@ -955,7 +955,7 @@ def test_future_work_replaces_the_cross_entropy_alone(
     """
     adcol, data = Adcol(objective=objective, mu=2.0, hidden=HIDDEN), samples(8, SHAPE, CLASSES)
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
-    task = adcol.task(party)
+    task = adcol.supervision.task(party.task)
     theta, D = task.init(Key(1)), adcol.discriminator(16, 3).init(Key(2))
     z, other = (encoded(theta, x) for x in (data.x, augmented(data.x, Key(0).fold("view", 0))))
     expected = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
@@ -1020,7 +1020,10 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(
     """
     adcol, data = Adcol(objective=objective, mu=1.0, hidden=HIDDEN), samples(13, SHAPE, CLASSES)
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
-    F_0, D = adcol.task(party).init(Key(1)), adcol.discriminator(16, 3).init(Key(2))
+    F_0, D = (
+        adcol.supervision.task(party.task).init(Key(1)),
+        adcol.discriminator(16, 3).init(Key(2)),
+    )
     mine, reply = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
 
     def self_supervised(theta: Params, batch: Batch) -> Tensor:
@@ -1053,9 +1056,17 @@ def test_future_work_probe_leaves_the_bodys_running_statistics_alone() -> None:
     task, data = task_of(BATCHNORM, IMAGE, CLASSES), samples(20, IMAGE, CLASSES)
     adcol = Adcol(objective="ntxent", hidden=HIDDEN)
     party = party_of(task, data, Training(lr=0.1, batch=5, min_batch=2), parties=2)
-    F_0, D = adcol.task(party).init(Key(1)), adcol.discriminator(task.width, 2).init(Key(2))
+    F_0, D = (
+        adcol.supervision.task(party.task).init(Key(1)),
+        adcol.discriminator(task.width, 2).init(Key(2)),
+    )
     asked = party.fit(
-        adcol.eq2, F_0, Key(3), Judges([D], None), task=adcol.task(party), draw=second_view
+        adcol.eq2,
+        F_0,
+        Key(3),
+        Judges([D], None),
+        task=adcol.supervision.task(party.task),
+        draw=second_view,
     )
     body = descent.train(asked).theta
     mine, _ = worked(adcol.local(AdcolState(F_0, []), Game(D, {}), party, Key(3)))
@@ -1092,7 +1103,7 @@ def test_future_work_learns_digits(objective: str) -> None:
     party = result.job.parties[0]
     adcol = result.job.algorithm
     assert isinstance(adcol, Adcol)
-    task, batch = adcol.task(party), batch_of(party.data.train)
+    task, batch = adcol.supervision.task(party.task), batch_of(party.data.train)
     batch.drawn = second_view(batch, BatchKey(0, batch.number), None)
     with torch.no_grad():
         begin, end = (

@@ -90,7 +90,7 @@ def asked_by(method: FedProx, theta: Params, m: Model, party: Party) -> FitReque
     """The one training that FedProx asks for when it begins at `theta`, wherever the received model
     is.
     """
-    asked = method.trained(theta, m, party, Key(0)).send(None)
+    asked = method.train_locally(theta, m, party, Key(0)).send(None)
     assert isinstance(asked, FitRequest)
     return asked
 

@@ -315,7 +315,7 @@ def test_table4_fedprox_holds_the_shared_weights_only() -> None:
         wrapped = dbe.wrap_party(party, dbe.extra(Key(0), party))
         w_t = {k: v.double() for k, v in task.init(Key(1)).items()}
         w = {k: v.double() + 0.5 for k, v in wrapped.task.init(Key(1)).items()}
-        stepped = worked(dbe.host.trained(w, dbe.host.message_for(w_t, 0), wrapped, Key(2)))
+        stepped = worked(dbe.host.train_locally(w, dbe.host.message_for(w_t, 0), wrapped, Key(2)))
         grads.append({k: w[k] - stepped[k] for k in w})  # by a step of 1
     plain, prox = grads
     torch.testing.assert_close(prox[OFFSET], plain[OFFSET], rtol=0, atol=1e-6)
@@ -357,7 +357,9 @@ def test_table3_noise_has_mean_1_minus_q_and_variance_s2(s: float, q: float) -> 
     """(1 - q) z + N(0, s^2) over 100,000 values; four standard errors are allowed."""
     n, value = 100_000, 3.0
     noised = (
-        Dbe(host=FedAvg(), noise_s=s, noise_q=q).add_mean_noise(torch.full((n,), value), Key(3)).double()
+        Dbe(host=FedAvg(), noise_s=s, noise_q=q)
+        .add_mean_noise(torch.full((n,), value), Key(3))
+        .double()
     )
     assert noised.mean().item() == pytest.approx((1 - q) * value, abs=4 * s / n**0.5 + 1e-6)
     assert noised.var().item() == pytest.approx(s * s, rel=4 * (2 / n) ** 0.5)

@@ -67,7 +67,7 @@ def stepped(value: Any, theta: Params, names: frozenset[str], lr: float) -> Para
 def fedcp(method: FedCp | None = None) -> tuple[FedCp, LearningTask, Params]:
     """A method, its task and weights whose two heads differ."""
     method = method or FedCp()
-    task = method.extended(task_of("mlp2(width=5)", (6,), 3))
+    task = method.extend_task(task_of("mlp2(width=5)", (6,), 3))
     theta = task.init(Key(1))
     theta |= {OWN + k: noise(*theta[k].shape, seed=5) for k in ("fc3.weight", "fc3.bias")}
     return method, task, theta
@@ -88,7 +88,7 @@ def test_fedcp_answer_by_hand() -> None:
 
 def test_fedcp_context_of_a_head_of_two_layers_is_that_of_their_product() -> None:
     method = FedCp()
-    task = method.extended(task_of("mlp2(width=5)", (6,), 3, cut="fc1"))
+    task = method.extend_task(task_of("mlp2(width=5)", (6,), 3, cut="fc1"))
     theta = task.init(Key(1))
     v = (theta[OWN + "fc3.weight"] @ theta[OWN + "fc2.weight"]).sum(0)
     assert torch.allclose(method.in_context(theta, task)[CONTEXT], v / v.norm(), atol=1e-6)
@@ -183,7 +183,7 @@ def test_fedcp_gumbel_noise_is_gumbels() -> None:
 
 def gpfl(method: Gpfl | None = None) -> tuple[Gpfl, Valved, Params]:
     method = method or Gpfl()
-    task = method.extended(task_of("mlp2(width=5)", (6,), 3))
+    task = method.extend_task(task_of("mlp2(width=5)", (6,), 3))
     assert isinstance(task, Valved)
     return method, task, task.init(Key(1))
 

@@ -965,7 +965,7 @@ def test_a_caution_where_collaborative_steps_forget(
     options: dict[str, Any], how: dict[str, Any], said: bool
 ) -> None:
     info = net_of(FedSps(), mlp(), three(), replace(FULL, **how))[0].info
-    assert bool(FedSps(**options).warnings(info)) == said
+    assert bool(FedSps(**options).accounting.warnings(info)) == said
 
 
 def test_peer_steps_is_gone_and_says_where_to() -> None:
@@ -1319,7 +1319,7 @@ def test_newcomers_collaborate_as_often() -> None:
     found = sum(row.bytes for row in result.ledger if row.round == 2 and row.kind == "peer")
     assert (
         found
-        == result.job.algorithm.join_traffic(result.job.info).peer
+        == result.job.algorithm.accounting.join_traffic(result.job.info).peer
         == 2 * 3 * (2 * WIDTH7 + 12)
     )
     assert result.summary["steps"] == 3 * 3 + 7
@@ -1674,7 +1674,11 @@ def test_the_server_holds_no_tensor(
     wire = Wire(monkeypatch)
     fed = FedSps(**options)
     server, s = net_of(fed, mlp(), three(), FULL)
-    s = fed.finish(rounds(fed, server, s, 2), server) if fed.finishes else rounds(fed, server, s, 2)
+    s = (
+        fed.finish(rounds(fed, server, s, 2), server)
+        if fed.traits.finishes
+        else rounds(fed, server, s, 2)
+    )
     seen = [leaf for message in wire.open for leaf in leaves(message)]
     assert {type(leaf) for leaf in seen} <= {int, float, Sealed, type(None)}
     assert isinstance(s, Empty)
@@ -1691,8 +1695,8 @@ def test_the_server_holds_no_tensor(
 def test_samples_mode_is_a_choice_that_comes_with_a_warning() -> None:
     assert FedSps().mode == "gradient"
     info = net_of(FedSps(), mlp(), three(), FULL)[0].info
-    assert FedSps().warnings(info) == []
-    (said,) = FedSps(mode="samples").warnings(info)
+    assert FedSps().accounting.warnings(info) == []
+    (said,) = FedSps(mode="samples").accounting.warnings(info)
     assert "near-copies of private inputs" in said
     with pytest.warns(UserWarning, match="near-copies of private inputs"):
         comity.run("fed-sps", named(), model=SMALL, rounds=1, engine="loop", mode="samples")

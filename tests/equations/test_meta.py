@@ -159,9 +159,9 @@ def test_per_fedavg_is_judged_and_exported_as_adapted(
 
 def test_per_fedavg_says_who_cannot_train():
     said = ran("per-fedavg", rounds=1)
-    assert not said.job.algorithm.warnings(said.job.info)
+    assert not said.job.algorithm.accounting.warnings(said.job.info)
     few = comity.run("per-fedavg", federation((1, 10)), **SETTINGS)
-    assert few.job.algorithm.warnings(few.job.info) == [
+    assert few.job.algorithm.accounting.warnings(few.job.info) == [
         "p0 cannot cut a batch into 2 and trains nothing."
     ]
     assert (
@@ -362,13 +362,13 @@ def test_fedmeta_sends_its_samples_once_and_says_so():
         n * (4 * 6 + 4) for n in (1, 2, 1)
     ]  # a tenth of 9, 14 and 6, rounded up
     assert {row.round for row in sent} == {0}
-    assert result.job.algorithm.leaves == {"weights", "samples"}
-    assert result.job.algorithm.warnings(result.job.info) == [
+    assert result.job.algorithm.traits.leaves == {"weights", "samples"}
+    assert result.job.algorithm.accounting.warnings(result.job.info) == [
         "each party sends the server 10% of its training samples."
     ]
     without = ran("fedmeta(meta_lr=0)", epochs=2)
     assert not [row for row in without.ledger if row.call == "hand_over"]
-    assert without.job.algorithm.leaves == {"weights"}
+    assert without.job.algorithm.traits.leaves == {"weights"}
 
 
 def test_fedmeta_options_are_not_without_effect():

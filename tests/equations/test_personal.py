@@ -327,10 +327,10 @@ def test_pfedme_refuses_other_optimizers(optimizer: str) -> None:
 
 def test_pfedme_says_when_its_steps_are_too_long() -> None:
     info = net_of(PFedMe(), small(), [samples(8, (6,), 3)], Training(lr=0.1))[0].info
-    (said,) = PFedMe().warnings(info)
+    (said,) = PFedMe().accounting.warnings(info)
     assert "lr · lam = 1.5" in said
-    assert PFedMe(lam=5).warnings(info) == []
-    assert "run away" in PFedMe(lam=5, inner_lr=0.4).warnings(info)[0]
+    assert PFedMe(lam=5).accounting.warnings(info) == []
+    assert "run away" in PFedMe(lam=5, inner_lr=0.4).accounting.warnings(info)[0]
 
 
 # --- APPLE
@@ -635,8 +635,8 @@ def test_fml_deploys_one_model_or_each_its_own() -> None:
         comity.run(f"fml(deploy={which})", federation(SIZES), **SETTINGS)
         for which in ("global", "personal")
     )
-    assert shared.job.algorithm.one_model
-    assert not own.job.algorithm.one_model
+    assert shared.job.algorithm.traits.one_model
+    assert not own.job.algorithm.traits.one_model
     assert [r for r in shared.ledger if r.kind != "eval"] == [
         r for r in own.ledger if r.kind != "eval"
     ]

@@ -368,8 +368,8 @@ def test_fedtgp_tells_which_classes_there_are_but_not_how_many_of_each() -> None
         )
     )
     assert sent.counts.tolist() == [1, 1, 0]
-    assert FedTgp().leaves == {"means"}
-    assert FedProto().leaves == {"means", "class counts"}
+    assert FedTgp().traits.leaves == {"means"}
+    assert FedProto().traits.leaves == {"means", "class counts"}
 
 
 def test_fedtgp_without_a_prototype_leaves_the_server_as_it_is() -> None:

@@ -27,7 +27,7 @@ from comity.core import (
     Training,
     plain,
 )
-from comity.engines.stacked.batched_training import train_together
+from comity.engines.stacked.batched_training import train_batched
 from comity.training.descent import train
 
 pytestmark = pytest.mark.quick
@@ -222,12 +222,12 @@ def test_parties_that_are_trained_together_are_pulled_each_to_its_own_point(how:
         there = {k: v + i for k, v in elsewhere(theta, COVERED["weights"]).items()}
         party = party_of(LINEAR, mine, replace(HOW[how], batch=6, epochs=2), i, 3)
         asked.append(party.fit(fitted, theta, Key(i), pull=Pull(there, 2.0)))
-    for request, (done, why) in zip(asked, train_together(asked), strict=True):
+    for request, (done, why) in zip(asked, train_batched(asked), strict=True):
         assert done is not None, why
         assert_near(done.theta, train(request).theta, atol=1e-12)
         assert_near(
             done.theta,
-            train(replace(request, objective=written_out, own=request.pull, pull=None)).theta,
+            train(replace(request, objective=written_out, aux=request.pull, pull=None)).theta,
             atol=1e-12,
         )
 

@@ -210,7 +210,7 @@ def loss_of(
 ) -> Callable[[Params, Batch], Tensor]:
     """What a party minimises when it has heard this: its draws are made for each batch."""
     request = asked(made, of, m)
-    own = read_only(request.own)
+    own = read_only(request.aux)
 
     def value(theta: Params, batch: Batch) -> Tensor:
         batch.drawn = (
@@ -490,7 +490,7 @@ def test_alg2_what_is_drawn(method: Any) -> None:
     for negatives, m in (("class", several), ("marginal", one), ("marginal", several)):
         request = asked(method(negatives=negatives), task(), m)
         assert request.draw is not None
-        drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), request.own)
+        drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), request.aux)
         assert drawn.pick.shape == (7,)
         assert set(drawn.pick.tolist()) <= set(range(len(m.obs)))
         assert (drawn.negatives is None) == (negatives == "class")
@@ -1044,7 +1044,7 @@ def test_t6_begin_with_features_of_untrained_models(wire: list[Turn]) -> None:
     server, s = net_of(relay, task(), TRIO, Training(lr=0.1))
     one = C * (4 * 2 * D + 5)
     assert server.ledger.total == {"up": 3 * one}
-    assert relay.start_traffic(server.info).up == 3 * one
+    assert relay.accounting.start_traffic(server.info).up == 3 * one
     rounds(relay, server, s, 1)
     shown = [class_mean(start_of(task()), d) for d in TRIO]
     assert_classes(
@@ -1064,7 +1064,7 @@ def test_t6_begin_with_noise_that_is_gone_after_round_1(
     data = [samples(40, SHAPE, 10, seed=u) for u in range(4)]
     server, s = net_of(relay, ten, data, Training(lr=0.01), participation=participation)
     assert not server.ledger.total
-    assert relay.start_traffic(server.info).up == 0
+    assert relay.accounting.start_traffic(server.info).up == 0
     rounds(relay, server, s, 2)
     first, second = turns(wire, "local")[1], turns(wire, "local")[2]
     messages = list(first.messages.values())
@@ -1523,10 +1523,10 @@ def test_communication_of_lenet5() -> None:
     """
     lenet = task_of("lenet5", (1, 28, 28), 10)
     assert lenet.width == 84
-    sent = Relay().traffic(_info(lenet), [0])
+    sent = Relay().accounting.traffic(_info(lenet), [0])
     assert (sent.up, sent.down, sent.peer) == (6720 + 50, 6720 + 20, 0)
-    assert Relay().start_traffic(_info(lenet, 7)).up == 7 * (6720 + 50)
-    model = FedAvg().traffic(_info(lenet), [0]).up
+    assert Relay().accounting.start_traffic(_info(lenet, 7)).up == 7 * (6720 + 50)
+    model = FedAvg().accounting.traffic(_info(lenet), [0]).up
     assert model == 4 * 30_986
     assert model / 6720 == pytest.approx(18.4, abs=0.05)
 
@@ -1537,12 +1537,15 @@ def test_communication_of_resnet9_is_a_thousandth_of_fedavgs() -> None:
     """
     network = build("resnet9", (1, 28, 28), 10)
     thesis = LearningTask(network, 10, network.cut, batchnorm_private(network, "params_only"))
-    up, model = Relay().traffic(_info(thesis), [0]).up, FedAvg().traffic(_info(thesis), [0]).up
+    up, model = (
+        Relay().accounting.traffic(_info(thesis), [0]).up,
+        FedAvg().accounting.traffic(_info(thesis), [0]).up,
+    )
     assert model == 4 * 2_470_730
     assert up == 4 * 2 * 10 * 128 + 50
     assert round(model / (up - 50)) == 965
     whole = LearningTask(network, 10, network.cut)
-    assert FedAvg().traffic(_info(whole), [0]).up / up == pytest.approx(961.6, abs=0.05)
+    assert FedAvg().accounting.traffic(_info(whole), [0]).up / up == pytest.approx(961.6, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from comity.algorithms import compose
 from comity.algorithms.krum import Krum, distances
 from comity.algorithms.trimmed import Trimmed
 from comity.components.robust import Gathering, trimmed_mean
-from comity.core import AnyAlgorithm, Averaging, Params, Training
+from comity.core import AnyAlgorithm, Averaging, Params, Training, Traits
 from comity.errors import ComityError, UsageError
 
 pytestmark = pytest.mark.quick
@@ -313,7 +313,7 @@ def test_a_round_that_too_few_answer_is_void(tmp_path: Path) -> None:
 
 def test_two_ways_to_average_are_an_error_wherever_they_come_from() -> None:
     class Twice(type(compose("fedavg+median"))):  # type: ignore[misc]
-        averages = False
+        traits = Traits(start_weights="")
 
     method = Twice(host=compose("fedavg+krum(f=0)"))
     server, s = net_of(method, quadratic(), [rows(1.0, b) for b in (1, 2, 3)], ONE_STEP)
@@ -324,11 +324,13 @@ def test_two_ways_to_average_are_an_error_wherever_they_come_from() -> None:
 def test_what_they_do_not_guard_is_said() -> None:
     info = net_of(compose("fedavg"), quadratic(), [rows(1.0, 1.0)] * 3, ONE_STEP)[0].info
     said = "it guards the weights; means that parties send are averaged as ever."
-    assert compose("fedavg+dbe+median").warnings(info) == [said]
-    assert compose("fedavg+median").warnings(info) == []
-    assert compose("fedavg+krum(f=0,m=2)").warnings(info) == ["with f=0 it protects from nobody."]
-    assert "a single party's" in compose("fedavg+krum(f=1)").warnings(info)[0]
-    assert compose("fedavg+trimmed(share=0)").warnings(info) == [
+    assert compose("fedavg+dbe+median").accounting.warnings(info) == [said]
+    assert compose("fedavg+median").accounting.warnings(info) == []
+    assert compose("fedavg+krum(f=0,m=2)").accounting.warnings(info) == [
+        "with f=0 it protects from nobody."
+    ]
+    assert "a single party's" in compose("fedavg+krum(f=1)").accounting.warnings(info)[0]
+    assert compose("fedavg+trimmed(share=0)").accounting.warnings(info) == [
         "with share=0 nobody is left out: it is a plain mean."
     ]
 

@@ -88,7 +88,7 @@ def test_a_step_of_1_without_momentum_is_the_host(host):
     for name in plain.job.info.names:
         assert same(wrapped.model(name).theta, plain.model(name).theta)
     assert wrapped.summary["bytes"] == plain.summary["bytes"]
-    assert wrapped.job.algorithm.one_model == plain.job.algorithm.one_model
+    assert wrapped.job.algorithm.traits.one_model == plain.job.algorithm.traits.one_model
     said = [text for text in wrapped.job.warnings() if "changes nothing" in text]
     assert len(said) == 1
 

@@ -32,7 +32,7 @@ from comity.engines.running_call import KeptMoments, RunningCall
 from comity.engines.site_store import SiteStore
 from comity.models import build
 from comity.training.descent import train
-from comity.training.requests import FitRequest, Pull, Working
+from comity.training.requests import FitRequest, PartyCoroutine, Pull
 from comity.training.settings import Moments
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ def fit(
     return train(request)
 
 
-def worked(function: Working[T]) -> T:
+def worked(function: PartyCoroutine[T]) -> T:
     """What a work, or a part of one, comes to: each training that it asks for is done at once."""
 
     async def pair() -> tuple[T, None]:

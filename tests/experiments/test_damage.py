@@ -22,8 +22,8 @@ from comity.checksums import Checksum, with_crc, without_crc
 from comity.engines.saved import Saved, read_state, write_state
 from comity.errors import ComityError, UsageError
 from comity.measure import conventions
-from comity.report import report
-from comity.report.static import ranking
+from comity.reporting import report
+from comity.reporting.static import ranking
 from comity.runs import checkpoint, environment
 from comity.runs import loop as rounds_of
 from comity.runs.folder import RunFolder
@@ -206,7 +206,7 @@ def test_outcomes_changed_before_the_summary_was_written(finished: Path) -> None
     with pytest.raises(ComityError, match=r"outcomes\.csv is damaged"):
         resumed(finished)
     with pytest.raises(ComityError, match=r"outcomes\.csv is damaged"):
-        conventions.of_run(finished)
+        conventions.run_figures(finished)
 
 
 @pytest.mark.parametrize("name", ["split.json", "env.json", "config.toml"])
@@ -544,7 +544,8 @@ def test_a_mended_python_is_the_same() -> None:
 
 def test_an_engine_that_a_run_was_not_begun_with(stopped: Path) -> None:
     with pytest.warns(
-        UserWarning, match="is one on engine loop, and stays one: stacked was asked for"
+        UserWarning,
+        match="was started with engine=loop and continues with it; engine=stacked is ignored",
     ):
         comity.run(METHOD, out=stopped, resume=True, **SETTINGS | {"engine": "stacked"})
     assert RunFolder(stopped).read_experiment().engine == "loop"

@@ -255,4 +255,4 @@ def test_a_damaged_table_of_a_finished_run_is_told_in_a_sentence(tmp_path: Path)
     from comity.measure import conventions
 
     with pytest.raises(ComityError, match=r"metrics\.csv is damaged"):
-        conventions.of_run(tmp_path / "run")
+        conventions.run_figures(tmp_path / "run")

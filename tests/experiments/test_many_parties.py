@@ -14,7 +14,7 @@ import torch
 import comity
 from comity.data import Dataset
 from comity.errors import UsageError
-from comity.report import report
+from comity.reporting import report
 from comity.runs import config
 from comity.runs.build import prepare
 from comity.runs.evaluation import SHARE
@@ -123,23 +123,23 @@ def test_patience_needs_everybody() -> None:
 
 
 def test_a_ledger_of_many_adds_up() -> None:
-    apart, together = Ledger(), Ledger(together=True)
-    for one in (apart, together):
+    apart, summed = Ledger(), Ledger(summed=True)
+    for one in (apart, summed):
         for i in range(3):
             one.charge(1, "local", "server", f"p{i}", "down", 100)
         for i in range(3):
             one.charge(1, "local", f"p{i}", "server", "up", 10 + i)
         one.charge(1, "swap", "p0", "p2", "peer", 7)
         one.charge(1, "swap", "p1", "p2", "peer", 0)
-    assert together.take() == [
+    assert summed.take() == [
         Charge(1, "local", "server", EVERYBODY, "down", 300),
         Charge(1, "local", EVERYBODY, "server", "up", 33),
         Charge(1, "swap", EVERYBODY, EVERYBODY, "peer", 7),
     ]
-    assert together.take() == []
-    assert together.total == apart.total
-    assert not Ledger.for_parties(ledgers.MOST_APART).together
-    assert Ledger.for_parties(ledgers.MOST_APART + 1).together
+    assert summed.take() == []
+    assert summed.total == apart.total
+    assert not Ledger.for_parties(ledgers.MAX_PARTY_ROWS).summed
+    assert Ledger.for_parties(ledgers.MAX_PARTY_ROWS + 1).summed
 
 
 @pytest.mark.parametrize("text", ["fed-sps", "fedavg"])
@@ -147,7 +147,7 @@ def test_a_run_of_many_has_the_same_totals_and_a_report(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = comity.run(text, out=tmp_path / "apart", **SMALL | {"rounds": 2})
-    monkeypatch.setattr(ledgers, "MOST_APART", 7)
+    monkeypatch.setattr(ledgers, "MAX_PARTY_ROWS", 7)
     together = comity.run(text, out=tmp_path / "together", **SMALL | {"rounds": 2})
     assert together.summary["bytes"] == apart.summary["bytes"]
     for round_, kind in {(row.round, row.kind) for row in apart.ledger}:
@@ -166,7 +166,7 @@ def test_a_run_of_many_has_the_same_totals_and_a_report(
 def test_a_resumed_ledger_of_many_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledgers, "MOST_APART", 7)
+    monkeypatch.setattr(ledgers, "MAX_PARTY_ROWS", 7)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
     whole = comity.run("scaffold", out=tmp_path / "whole", **SMALL)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from comity.core.party import Traffic
-from comity.runs import server_run
+from comity.runs import run_cost
 from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.config import experiment
 from comity.studies import plan
@@ -22,8 +22,8 @@ def job(**settings: object) -> SimulatedRun:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_run, "COUNTED_ROUNDS", 50)
-    monkeypatch.setattr(server_run, "COUNTED_DRAWS", 0)
+    monkeypatch.setattr(run_cost, "COUNTED_ROUNDS", 50)
+    monkeypatch.setattr(run_cost, "COUNTED_DRAWS", 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbabu"])
@@ -33,7 +33,7 @@ def test_rounds_that_are_alike_are_exact(method: str, few: None) -> None:
     start, each = plan.traffic(made)
     assert planned.counted == 50
     assert planned.total == sum(each, start)
-    assert planned.steps == 777 * job(algorithm=method, rounds=1).steps()
+    assert planned.steps == 777 * job(algorithm=method, rounds=1).cost.steps()
 
 
 def test_other_rounds_are_scaled(few: None) -> None:
@@ -47,7 +47,7 @@ def test_other_rounds_are_scaled(few: None) -> None:
     )  # two of four parties each time, and the model weighs the same to all
     assert planned.steps == pytest.approx(steps, rel=0.15)
     assert planned.steps != steps
-    assert (min(made.counted), max(made.counted)) == (1, 2000)
+    assert (min(made.cost.counted_cohorts), max(made.cost.counted_cohorts)) == (1, 2000)
 
 
 def test_as_many_as_there_can_be() -> None:

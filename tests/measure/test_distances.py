@@ -12,7 +12,7 @@ import torch
 from comity.base.key import Key
 from comity.errors import ComityError
 from comity.measure.drift import between_parties, over_training
-from comity.measure.frechet import RIDGE, Gaussian, distance, frechet, pairwise, to_union
+from comity.measure.frechet import RIDGE, Gaussian, distance, distances_to_union, frechet, pairwise
 from comity.measure.separability import proxy_a, separability
 
 
@@ -59,10 +59,10 @@ def test_wide_features_are_turned_into_few_dimensions_without_loss():
 
 def test_each_party_against_the_union_of_all():
     sets = [white(40, 2, k) + torch.tensor([shift, 0.0]) for k, shift in enumerate((-1.0, 1.0))]
-    got = to_union(sets)
+    got = distances_to_union(sets)
     union = torch.cat(sets)
-    assert got.each == pytest.approx([frechet(s, union) for s in sets])
-    assert got.mean == pytest.approx(sum(got.each) / 2)
+    assert got.per_party == pytest.approx([frechet(s, union) for s in sets])
+    assert got.mean == pytest.approx(sum(got.per_party) / 2)
     # The union's mean is 0; along the shift its variance is (78 + 80)/79 = 2 instead of 1, across
     # it 78/79.
     want = 1 + (math.sqrt(2) - 1) ** 2 + (math.sqrt(78 / 79) - 1) ** 2
@@ -134,7 +134,7 @@ def test_more_pairs_than_one_stack_holds():
 
 
 def test_one_party_cannot_be_told_from_itself():
-    with pytest.raises(ComityError, match="two of them"):
+    with pytest.raises(ComityError, match="two parties"):
         separability([normal(9, 2, 0)], Key.root(0))
 
 

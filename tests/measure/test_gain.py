@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from comity.errors import ComityError
-from comity.measure.gain import Gain, drawn_again, paired, paired_interval
+from comity.measure.gain import Gain, bootstrap_gain, paired_gain, paired_interval
 from comity.metrics.evaluation import Answers
 from comity.metrics.metrics import METRICS, Metric
 from comity.studies.party_verdicts import (
     MOST,
     Estimate,
-    Held,
     PartyVerdict,
-    answers,
+    SampleCounts,
+    average_gain,
+    combine_seeds,
     estimates,
+    format_verdicts,
     how_to_read,
-    judged,
-    lines,
-    on_average,
-    over_seeds,
+    party_verdicts,
+    without_few,
 )
 
 
@@ -51,13 +51,13 @@ def test_a_gain_is_the_difference_of_the_figures_and_repeatable() -> None:
     now, before = models(0, 30, 20, 1.0, 0.3)
     for name in ("balanced_accuracy", "macro_f1", "auc", "sensitivity", "specificity"):
         metric = METRICS[name]
-        gain = drawn_again("south", now, before, metric)
+        gain = bootstrap_gain("south", now, before, metric)
         assert gain is not None
         figures = [metric.of(each.scores(2), each.truth) or 0.0 for each in (now, before)]
         assert gain.gain == pytest.approx(figures[0] - figures[1])
         assert gain.low < gain.gain < gain.high
-        assert gain == drawn_again("south", now, before, metric)
-        back = drawn_again("south", before, now, metric)
+        assert gain == bootstrap_gain("south", now, before, metric)
+        back = bootstrap_gain("south", before, now, metric)
         assert back is not None
         assert (back.gain, back.low, back.high) == pytest.approx(
             (-gain.gain, -gain.high, -gain.low), abs=0.03
@@ -69,8 +69,8 @@ def test_where_less_is_better_a_gain_is_less() -> None:
     balanced = METRICS["balanced_accuracy"]
     missed = replace(balanced, higher=False, figures=lambda *given: 1 - balanced.figures(*given))
     one, other = (
-        drawn_again("south", now, before, balanced),
-        drawn_again("south", now, before, missed),
+        bootstrap_gain("south", now, before, balanced),
+        bootstrap_gain("south", now, before, missed),
     )
     assert one is not None
     assert other is not None
@@ -80,7 +80,7 @@ def test_where_less_is_better_a_gain_is_less() -> None:
 def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
     """It is a paired proportion, for which that interval is made."""
     now, before = models(5, 30, 60, 0.8, 0.2)
-    gain = drawn_again("south", now, before, METRICS["sensitivity"])
+    gain = bootstrap_gain("south", now, before, METRICS["sensitivity"])
     ill = now.truth == 1
     better = int((now.right & ~before.right & ill).sum())
     worse = int((~now.right & before.right & ill).sum())
@@ -90,7 +90,7 @@ def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
 
 def test_samples_that_all_agree_leave_some_doubt() -> None:
     y = torch.tensor([0] * 6 + [1] * 6)
-    gain = drawn_again(
+    gain = bootstrap_gain(
         "p", said(y, 2.0 * y - 1), said(y, 1 - 2.0 * y), METRICS["balanced_accuracy"]
     )
     assert gain is not None
@@ -109,23 +109,29 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     scale = 1.0 if name == "balanced_accuracy" else math.sqrt(2)
     exact = [float(normal.cdf(torch.tensor(shift * scale))) for shift in (1.2, 0.2)]
     assert exact[0] - exact[1] == pytest.approx(truth, abs=1e-3)
-    found = [drawn_again(f"p{k}", *models(k, *sizes, 1.2, 0.2), METRICS[name]) for k in range(100)]
+    found = [
+        bootstrap_gain(f"p{k}", *models(k, *sizes, 1.2, 0.2), METRICS[name]) for k in range(100)
+    ]
     held = sum(gain is not None and gain.low <= truth <= gain.high for gain in found)
     assert 90 <= held <= 100
 
 
 def test_who_has_no_figure_has_no_gain() -> None:
     y = torch.ones(9).long()
-    assert drawn_again("p", said(y, torch.rand(9)), said(y, torch.rand(9)), METRICS["auc"]) is None
+    assert (
+        bootstrap_gain("p", said(y, torch.rand(9)), said(y, torch.rand(9)), METRICS["auc"]) is None
+    )
     both = torch.tensor([0, 1] * 5)
     assert (
-        drawn_again(
+        bootstrap_gain(
             "p", said(both, torch.full((10,), math.nan)), said(both, torch.rand(10)), METRICS["auc"]
         )
         is None
     )
-    with pytest.raises(ComityError, match="not the same in both runs"):
-        drawn_again("p", said(both, torch.rand(10)), said(1 - both, torch.rand(10)), METRICS["auc"])
+    with pytest.raises(ComityError, match="differ between the runs"):
+        bootstrap_gain(
+            "p", said(both, torch.rand(10)), said(1 - both, torch.rand(10)), METRICS["auc"]
+        )
 
 
 # --- the answer for each party
@@ -141,10 +147,10 @@ def told(
     gains: dict[str, list[list[Gain]]],
     metric: Metric = ACCURACY,
     names: tuple[str, ...] = (),
-    **held: Held,
+    **held: SampleCounts,
 ) -> dict[str, PartyVerdict]:
     everybody = {
-        gain.party: Held((20, 20), (20, 20))
+        gain.party: SampleCounts((20, 20), (20, 20))
         for seeds in gains.values()
         for seed in seeds
         for gain in seed
@@ -155,7 +161,9 @@ def told(
     }
     return {
         one.party: one
-        for one in answers(found, {party: [has] for party, has in everybody.items()}, metric, names)
+        for one in party_verdicts(
+            found, {party: [has] for party, has in everybody.items()}, metric, names
+        )
     }
 
 
@@ -167,7 +175,10 @@ def test_each_kind_of_answer_in_words() -> None:
         "fedavg+dbe": [[clear("south", 0.0412, 0.005), clear("north", -0.01), clear("east", -0.1)]],
     }
     found = told(
-        gains, names=("healthy", "ill"), west=Held((5, 78), (2, 30)), far=Held((9, 9), (9, 9))
+        gains,
+        names=("healthy", "ill"),
+        west=SampleCounts((5, 78), (2, 30)),
+        far=SampleCounts((9, 9), (9, 9)),
     )
     assert [str(one) for one in found.values()] == [
         "south: +4.1 points (between 3.0 and 5.2) by fedavg+dbe",
@@ -192,14 +203,17 @@ def test_each_kind_of_answer_in_words() -> None:
 
 def test_too_few_looks_at_the_classes_that_the_metric_looks_at() -> None:
     gains = {"fedavg": [[clear("p", 0.1)]]}
-    few = Held((5, 78), (2, 30))
+    few = SampleCounts((5, 78), (2, 30))
     assert told(gains, METRICS["sensitivity"], p=few)["p"].verdict == "gains"
     assert told(gains, METRICS["specificity"], p=few)["p"].says.startswith(
         "too few samples of class 0 to say (2 to test on"
     )
-    assert told(gains, p=Held((9, 9, 0), (5, 4, 0)))["p"].says == "too few test samples (9) to say"
     assert (
-        told(gains, p=Held((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"
+        told(gains, p=SampleCounts((9, 9, 0), (5, 4, 0)))["p"].says
+        == "too few test samples (9) to say"
+    )
+    assert (
+        told(gains, p=SampleCounts((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"
     )  # of several classes one may be missing
 
 
@@ -207,7 +221,7 @@ def test_the_interval_over_seeds_by_hand() -> None:
     """The samples' variance is not divided by the seeds, which share them; that between seeds is;
     and the best of m is picked.
     """
-    one = over_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
+    one = combine_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
     sampling, training = (0.0004 + 0.0016) / 2, 0.005 / 2
     freedom = (sampling + training) ** 2 / training**2  # Satterthwaite; two seeds leave one degree
     half = scipy.stats.t(freedom).ppf(1 - 0.05 / 8) * math.sqrt(sampling + training)
@@ -217,26 +231,26 @@ def test_the_interval_over_seeds_by_hand() -> None:
 
 
 def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
-    gain = paired("p", [1] * 18 + [0] * 2, [1] * 10 + [0] * 10)
-    one = over_seeds([gain], methods=1)
+    gain = paired_gain("p", [1] * 18 + [0] * 2, [1] * 10 + [0] * 10)
+    one = combine_seeds([gain], methods=1)
     assert (one.low, one.high) == pytest.approx((gain.low, gain.high))
 
 
 def test_of_methods_that_give_the_same_the_foremost_is_named() -> None:
     same = {method: {"p": Estimate(0.1, 0.05, 0.15)} for method in ("adcol", "fedavg", "relay")}
-    held = {"p": [Held((20, 20), (20, 20))]}
+    held = {"p": [SampleCounts((20, 20), (20, 20))]}
     assert [
-        answers(same, held, ACCURACY, foremost=one)[0].method for one in ("fedavg", "relay")
+        party_verdicts(same, held, ACCURACY, foremost=one)[0].method for one in ("fedavg", "relay")
     ] == ["fedavg", "relay"]
 
 
 def test_many_parties_are_counted() -> None:
     gains = {"fedavg": [[clear(f"p{k}", 0.1 if k % 3 else 0.0) for k in range(MOST + 1)]]}
-    shown = lines(list(told(gains).values()))
+    shown = format_verdicts(list(told(gains).values()))
     assert shown[0].startswith("13 parties: 8 gain by collaborating, 5 no clear difference.")
     assert len(shown) == 6
     assert shown[2] == "p1: +10.0 points (between 8.0 and 12.0) by fedavg"
-    assert len(lines(list(told(gains).values())[:MOST])) == MOST
+    assert len(format_verdicts(list(told(gains).values())[:MOST])) == MOST
 
 
 def test_how_to_read_says_which_seeds_and_methods() -> None:
@@ -259,7 +273,7 @@ def test_intervals_over_three_seeds_hold_the_truth_as_often_as_they_say() -> Non
     held = 0
     for _ in range(2000):
         sample = draw.gauss(0, 0.01)  # what these test samples say too much, whatever the seed
-        found = over_seeds(
+        found = combine_seeds(
             [clear("p", 0.05 + sample + draw.gauss(0, 0.1), 0.01) for _ in range(3)], methods=1
         )
         held += found.low <= 0.05 <= found.high
@@ -271,18 +285,18 @@ def test_the_average_over_parties_by_hand() -> None:
     seeds have not.
     """
     gains = [clear("a", 0.1, 0.03), clear("b", 0.3, 0.04)]
-    one = on_average({0: gains}, 1, ACCURACY)
+    one = average_gain({0: gains}, 1, ACCURACY)
     assert one is not None
     assert (one.gain, one.high - one.low) == pytest.approx((0.2, 2 * 1.95996 * 0.05 / 2), abs=1e-5)
-    two = on_average({0: gains, 1: gains}, 1, ACCURACY)
+    two = average_gain({0: gains, 1: gains}, 1, ACCURACY)
     assert two is not None
     assert (two.low, two.high) == pytest.approx((one.low, one.high))
-    assert on_average({0: []}, 1, ACCURACY) is None
+    assert average_gain({0: []}, 1, ACCURACY) is None
 
 
 def test_who_has_too_few_samples_is_in_no_count() -> None:
     """Under the same name he is left out of all seeds; where parties differ by seed, of that one."""
     gains = {0: [clear("a", 0.1), clear("b", 0.1)], 1: [clear("a", 0.1), clear("b", 0.1)]}
-    assert list(estimates(judged(gains, {1: ["b"]}, True), True, 1, ACCURACY)) == ["a"]
-    apart = estimates(judged(gains, {1: ["b"]}, False), False, 1, ACCURACY)
+    assert list(estimates(without_few(gains, {1: ["b"]}, True), True, 1, ACCURACY)) == ["a"]
+    apart = estimates(without_few(gains, {1: ["b"]}, False), False, 1, ACCURACY)
     assert list(apart) == ["a (seed 0)", "b (seed 0)", "a (seed 1)"]

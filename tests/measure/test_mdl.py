@@ -13,8 +13,8 @@ from torch import nn
 
 from comity.base.key import Key
 from comity.errors import UsageError
-from comity.measure.mdl import CHEAP, FULL, Curve, Settings, curve, halves, sizes
-from comity.measure.probe import Probes, standardised
+from comity.measure.mdl import CHEAP, FULL, Curve, Settings, curve, sizes, split_samples
+from comity.measure.probe import Probes, standardise
 
 SMALL = Settings(points=4, seeds=2, steps=80, lr=2e-3, hidden=(32, 32))
 N, C = 400, 4
@@ -25,7 +25,7 @@ def labels(n: int = N) -> torch.Tensor:
 
 
 def entropy_of_held(y: torch.Tensor, key: Key) -> float:
-    _, held = halves(len(y), SMALL.validation, key)
+    _, held = split_samples(len(y), SMALL.validation, key)
     shares = torch.bincount(y[held]).double() / len(held)
     return float(torch.special.entr(shares).sum())
 
@@ -64,7 +64,7 @@ def test_probes_learn_what_torch_would(hidden):
 
 
 def test_standardised_values_and_what_never_varies():
-    got = standardised(
+    got = standardise(
         torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     )
     assert got.tolist() == [[-1.0, 0.0], [1.0, 0.0]]
@@ -90,7 +90,7 @@ def test_sizes_grow_by_equal_factors_from_ten_to_all():
 
 
 def test_a_tenth_is_held_out():
-    train, held = halves(101, 0.1, Key.root(0))
+    train, held = split_samples(101, 0.1, Key.root(0))
     assert len(held) == 11  # ceil
     assert sorted(torch.cat([train, held]).tolist()) == list(range(101))
 

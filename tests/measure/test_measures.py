@@ -8,8 +8,8 @@ import pytest
 
 from comity.core.server import Note
 from comity.measure.gain import gains, paired_interval
-from comity.measure.summary import accuracy, at_the_end
 from comity.metrics.metrics import METRICS
+from comity.runs.summary import accuracy, final_block
 
 
 def rows(split: str, table: dict[int, dict[str, float]]) -> list[Note]:
@@ -92,16 +92,16 @@ def test_who_diverged_takes_the_mean_away_and_who_has_no_figure_does_not():
 
     tests = {"a": 10, "b": 30, "c": 10, "nobody": 10}
     block = (
-        at_the_end(rows(("a", 0.5), ("b", 0.6)), METRICS["auc"], tests) or {}
+        final_block(rows(("a", 0.5), ("b", 0.6)), METRICS["auc"], tests) or {}
     )  # c was not heard: its last figure stands
     assert block["per_party"] == {"a": 0.5, "b": 0.6, "c": 0.8}
     assert (block["mean"], block["weighted"]) == pytest.approx((1.9 / 3, 31 / 50))
     assert (block["best_party"], block["worst_party"], block["missing"]) == ("c", "a", ["nobody"])
-    block = at_the_end(rows(("a", 0.5), ("b", math.nan), ("c", 0.8)), METRICS["auc"], tests) or {}
+    block = final_block(rows(("a", 0.5), ("b", math.nan), ("c", 0.8)), METRICS["auc"], tests) or {}
     assert (block["mean"], block["weighted"], block["std"]) == (
         None,
         None,
         None,
     )  # not 0.65, nor that of an earlier round
     assert (block["per_party"], block["missing"]) == ({"a": 0.5, "c": 0.8}, ["b", "nobody"])
-    assert at_the_end([], METRICS["auc"], tests) is None
+    assert final_block([], METRICS["auc"], tests) is None

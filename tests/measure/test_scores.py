@@ -12,8 +12,8 @@ from sklearn.preprocessing import label_binarize
 from comity.base.key import Key
 from comity.errors import ComityError
 from comity.measure.fairness import fairness
-from comity.measure.retrieval import Seen, retrieval
 from comity.metrics.auc import auc, auc_micro, mean_defined
+from comity.metrics.retrieval import Embeddings, retrieval
 
 
 def test_fairness_by_hand():
@@ -35,7 +35,7 @@ def test_jains_index_at_its_ends(values, jain):
 
 
 def test_nobody_has_no_fairness():
-    with pytest.raises(ComityError, match="no parties"):
+    with pytest.raises(ComityError, match="at least one party"):
         fairness([])
 
 
@@ -82,7 +82,7 @@ def seen(angles, ids, cameras):
     """Features on a circle, of any length: the cosine sorts them by angle."""
     a = torch.tensor(angles)
     features = torch.stack([a.cos(), a.sin()], 1) * torch.arange(1, len(a) + 1)[:, None]
-    return Seen(features, torch.tensor(ids), torch.tensor(cameras))
+    return Embeddings(features, torch.tensor(ids), torch.tensor(cameras))
 
 
 def test_average_precision_of_matches_at_ranks_1_and_3():
@@ -117,13 +117,13 @@ def test_queries_without_a_match_do_not_count():
 def test_many_queries_are_ranked_as_one_by_one():
     generator = Key.root(2).generator()
     query, gallery = (
-        Seen(torch.randn(n, 4, generator=generator), torch.randint(9, (n,), generator=generator),
+        Embeddings(torch.randn(n, 4, generator=generator), torch.randint(9, (n,), generator=generator),
              torch.randint(3, (n,), generator=generator))
         for n in (700, 60)
     )  # fmt: skip
     alone = [
         retrieval(
-            Seen(query.features[i, None], query.ids[i, None], query.cameras[i, None]), gallery
+            Embeddings(query.features[i, None], query.ids[i, None], query.cameras[i, None]), gallery
         )
         for i in range(700)
     ]

@@ -7,14 +7,14 @@ import pytest
 import comity
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.measure.conventions import PAPERS, conventions, curve, of_run, party_curves
+from comity.measure.conventions import PAPERS, conventions, curve, party_curves, run_figures
 from comity.measure.targets import (
-    Reached,
+    TargetReached,
     bytes_to_target,
     common_target,
-    reached,
+    reach_target,
     rounds_to_target,
-    smoothed,
+    smooth_curve,
     speedup,
 )
 from comity.wire.ledger import SERVER, Charge
@@ -83,7 +83,7 @@ def test_rounds_to_a_target():
 
 
 def test_one_lucky_round_is_smoothed_away():
-    assert smoothed(LINE) == {2: 0.3, 3: 0.8, 4: 0.8}
+    assert smooth_curve(LINE) == {2: 0.3, 3: 0.8, 4: 0.8}
     assert rounds_to_target(LINE, 0.8, smooth=True) == 3
     assert rounds_to_target({0: 0.9, 5: 0.9}, 0.8, smooth=True) is None
 
@@ -93,8 +93,8 @@ def test_bytes_to_a_target_are_all_but_evaluation():
     assert bytes_to_target(LINE, LEDGER, 0.8, smooth=True) == 5 + 3 * 120
     assert bytes_to_target(LINE, LEDGER, 0.05) == 5
     assert bytes_to_target(LINE, LEDGER, 0.9) is None
-    assert reached(LINE, LEDGER, 0.8) == Reached(1, 125)
-    assert reached(LINE, LEDGER, 0.8, budget=124) is None
+    assert reach_target(LINE, LEDGER, 0.8) == TargetReached(1, 125)
+    assert reach_target(LINE, LEDGER, 0.8, budget=124) is None
 
 
 def test_the_target_is_the_lowest_converged_accuracy():
@@ -106,15 +106,15 @@ def test_the_target_is_the_lowest_converged_accuracy():
 
 
 def test_speedup_is_bytes_of_the_base_by_own():
-    assert speedup(Reached(9, 50), Reached(3, 700)) == 14
-    assert speedup(None, Reached(3, 700)) is None
-    assert speedup(Reached(9, 50), None) is None
-    assert speedup(Reached(0, 0), Reached(3, 700)) == float("inf")
+    assert speedup(TargetReached(9, 50), TargetReached(3, 700)) == 14
+    assert speedup(None, TargetReached(3, 700)) is None
+    assert speedup(TargetReached(9, 50), None) is None
+    assert speedup(TargetReached(0, 0), TargetReached(3, 700)) == float("inf")
 
 
 def test_a_run_in_all_conventions_agrees_with_its_summary(tmp_path):
     result = comity.run("fedavg", parties=3, rounds=2, out=tmp_path / "run")
-    got, block = of_run(tmp_path / "run"), result.summary["accuracy"]
+    got, block = run_figures(tmp_path / "run"), result.summary["accuracy"]
     assert got["mean_last"] == pytest.approx(block["mean"])
     assert got["weighted_last"] == pytest.approx(block["weighted"])
     assert got["weighted_best"] == pytest.approx(block["best_on_test"]["weighted"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from comity.studies.method_summary import MethodSummary
-from comity.studies.overall_verdict import QUESTIONS, overall
+from comity.studies.overall_verdict import QUESTIONS, overall_verdict
 from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
 
 
@@ -53,7 +53,7 @@ CLEAR, WORSE, OPEN = (
     ],
 )
 def test_does_it_help(gain: Estimate, begins: str) -> None:
-    found = overall([row("fedavg", gain)], [], 1)
+    found = overall_verdict([row("fedavg", gain)], [], 1)
     assert found is not None
     points = f"{100 * gain.gain:+.1f} points of accuracy over training alone"
     assert (
@@ -79,7 +79,7 @@ def test_whom_at_what_cost_and_how_sure() -> None:
         answer("east", "level"),
         answer("west", "too few"),
     ]
-    found = overall(rows, told, 3)
+    found = overall_verdict(rows, told, 3)
     assert found is not None
     assert found.method == "fedavg"
     assert (
@@ -102,14 +102,14 @@ def test_whom_at_what_cost_and_how_sure() -> None:
     ), "adcol is cheaper still, but gives ten points less"
     assert (
         found.sure
-        == "The intervals are at 95% confidence, wide enough for the best of 3 methods to be"
-        " picked, over the parties' test samples and 3 seeds."
+        == "The intervals are at 95% confidence, Bonferroni-corrected for choosing the best of 3"
+        " methods, over the parties' test samples and 3 seeds."
     )
 
 
 def test_parties_of_several_seeds_are_said_to_be() -> None:
     gains = {f"p{k} (seed {seed})": OPEN for k in range(4) for seed in (0, 1)}
-    found = overall(
+    found = overall_verdict(
         [row("fedavg", OPEN, 1e6, OPEN, **gains)], [answer(name, "level") for name in gains], 2
     )
     assert found is not None
@@ -119,4 +119,4 @@ def test_parties_of_several_seeds_are_said_to_be() -> None:
 
 
 def test_without_training_alone_nothing_is_said() -> None:
-    assert overall([row("fedavg", None)], [], 1) is None
+    assert overall_verdict([row("fedavg", None)], [], 1) is None

@@ -208,7 +208,7 @@ def test_bytes_fall_to_the_factors_and_the_head(method: str) -> None:
     values = sum(v.numel() for v in full.model("p0").theta.values()) - (8 if "dbe" in method else 0)
     assert bytes_up(full) == 3 * RUN["rounds"] * 4 * values + means
     info = low.job.info
-    assert low.job.algorithm.traffic(info, [0, 1, 2]).up == 3 * factors
+    assert low.job.algorithm.accounting.traffic(info, [0, 1, 2]).up == 3 * factors
     assert set(low.model("p0").theta) - set(low.job.info.task.shapes) <= {"dbe.offset"}
 
 
@@ -261,7 +261,7 @@ def test_a_trained_base(trained: Path, tmp_path: Path) -> None:
     assert built(f"{SMALL},rank=2,base={trained / 'weights.safetensors'})").fixed == network.fixed
     with pytest.raises(
         comity.UsageError,
-        match=r"is no base for this vit: it wants encoder.begin.weight of shape \(8, 4\)",
+        match=r"is no base for this vit: it needs encoder.begin.weight of shape \(8, 4\)",
     ):
         models.build(f"vit(patch=2,width=8,heads=2,rank=2,base={trained})", (1, 8, 8), 10)
     x = rows(5, 1, 8, 8)  # at first it is the model that was exported, head and all

@@ -21,15 +21,14 @@ from comity import algorithms
 from comity.algorithms import names
 from comity.checksums import with_crc
 from comity.cli import main
-from comity.core.release import reply_fields
-from comity.core.signature import party_functions
+from comity.core.signature import party_functions, reply_contents
 from comity.core.wrapper import Wrapper
 from comity.disclosure.content import Page
+from comity.disclosure.left import KINDS
 from comity.disclosure.pdf import HEIGHT, MARGIN, MISSING, WIDTH, Sheets, pdf
-from comity.disclosure.words import KINDS, MEANINGS
 from comity.errors import ComityError, UsageError
 from comity.privacy.account import Account
-from comity.report.blocks import Facts, Section, Table
+from comity.reporting.blocks import Facts, Section, Table
 from comity.runs.folder import RunFolder
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "mlp2(width=8)"}
@@ -241,9 +240,9 @@ def test_every_field_of_every_method_has_words() -> None:
         text = f"{host}+{name}" if issubclass(algorithms.find(name), Wrapper) else name
         one = algorithms.compose(text)
         for place in party_functions(one):
-            for field in reply_fields(one, *place):
-                assert field in MEANINGS or f"{place[1]}/{field}" in MEANINGS, (name, field)
-    assert {known.kind for known in MEANINGS.values()} <= {*KINDS, ""}
+            for field, content in reply_contents(one, *place).items():
+                assert content, (name, field)
+                assert content.kind in {*KINDS, ""}, (name, field)
 
 
 def test_noise_that_several_fields_come_of_is_said_to_be_one(made: dict[str, Path]) -> None:
@@ -309,7 +308,8 @@ def test_a_record_of_somebody_elses_is_not_explained_by_its_name(
     page = html.unescape(comity.disclose(done, PARTY)[0].read_text(encoding="utf-8"))
     cells = next(cells for cells in rows_of(page) if "(Upload.means)" in cells[0])
     assert cells[0].startswith(
-        "a value of a method of somebody's own, whose parties send weights of a model"
+        "a value that its method does not describe: ask the method's author. The method declares"
+        " that parties send weights of a model"
     )
 
 

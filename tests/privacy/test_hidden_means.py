@@ -163,7 +163,10 @@ def check_plan(result: comity.Result) -> None:
     """A plan says what it comes to; without a server, where not everybody is asked every time, that
     is the most.
     """
-    found, planned = result.summary["privacy"]["parties"], result.job.planned_privacy()["parties"]
+    found, planned = (
+        result.summary["privacy"]["parties"],
+        result.job.privacy.guarantees()["parties"],
+    )
     if result.job.experiment.algorithm.startswith("relay-p2p"):
         assert all(found[party] <= planned[party] for party in planned)
         assert any(found[party] == planned[party] for party in planned)

@@ -15,7 +15,7 @@ import comity
 from comity import algorithms
 from comity.core import UsageError, Wrapper
 from comity.core.wrapper import chain
-from comity.runs.extend import ask_for
+from comity.runs.extend import extend
 
 METHODS = [name for name in algorithms.names() if not issubclass(algorithms.find(name), Wrapper)]
 OWN_MODELS = {"apple", "ditto", "fed-mtl", "fml"}
@@ -74,7 +74,7 @@ def test_every_method_runs_with_a_bound_or_is_refused(
     # What was accounted for before each call is what was trained, and what a plan says.
     rows = [row for row in result.privacy if row.mechanism == "gaussian"]
     assert sum(row.steps for row in rows) == result.summary["steps"]
-    planned = result.job.planned_privacy()
+    planned = result.job.privacy.guarantees()
     assert planned["parties"] == told["parties"]
 
 
@@ -194,7 +194,7 @@ def test_a_budget_finds_the_noise_and_is_kept_to(
     assert result.job.experiment.set["dp.noise"] > 0.5
     assert result.summary["rounds"] == 2
     with pytest.raises(UsageError, match="has a privacy budget"):
-        ask_for(tmp_path / "run", 4)
+        extend(tmp_path / "run", 4)
 
 
 def test_a_call_beyond_the_budget_is_not_made_and_the_run_ends_there_also_when_resumed(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from comity.report import page
-from comity.report.sections import space
+from comity.reporting import page
+from comity.reporting.sections import space
 
 torch.set_num_threads(1)
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from written import SMALL, Written, compared, without_checksums
 
 from comity import run
-from comity.report import report, sections_of
-from comity.report.blocks import Text
-from comity.report.gather import gather
+from comity.reporting import build_sections, report
+from comity.reporting.blocks import Text
+from comity.reporting.gather import gather
 
 FILES = (
     "config.toml",
@@ -295,7 +295,7 @@ def test_bytes_changed_anywhere(
         (group,) = gather(folder)
         texts = [
             b.text
-            for s in sections_of(group, folder, None, None, True, False)
+            for s in build_sections(group, folder, None, None, True, False)
             for b in s.blocks
             if isinstance(b, Text)
         ]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from written import Written, compared
 
 from comity.errors import ComityError
-from comity.report import report
-from comity.report.plane import LEAST_DISTINCT, plane
+from comity.reporting import report
+from comity.reporting.plane import LEAST_DISTINCT, map_to_plane
 
 ROWS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 NO_MAP = {
@@ -47,12 +47,12 @@ A_MAP = {
 @pytest.mark.parametrize("name", NO_MAP)
 def test_what_has_no_map_is_refused(name: str) -> None:
     with pytest.raises(ComityError, match="diverged"):
-        plane(NO_MAP[name])
+        map_to_plane(NO_MAP[name])
 
 
 @pytest.mark.parametrize("name", A_MAP)
 def test_what_has_a_map_gets_one(name: str) -> None:
-    flat = plane(A_MAP[name])
+    flat = map_to_plane(A_MAP[name])
     assert flat.shape == (40, 2)
     assert np.isfinite(flat).all()
     assert flat.std(0).max() > 0
@@ -61,7 +61,7 @@ def test_what_has_a_map_gets_one(name: str) -> None:
 def test_equal_samples_lie_close_to_each_other() -> None:
     """t-SNE keeps neighbours: two far clusters stay apart."""
     rows = np.vstack([ROWS[:20], ROWS[20:] + 50])
-    flat = plane(rows)
+    flat = map_to_plane(rows)
     middle = flat[:20].mean(0), flat[20:].mean(0)
     within = max(
         np.linalg.norm(flat[:20] - middle[0], axis=1).mean(),
@@ -79,7 +79,7 @@ def test_nothing_crashes_it(rows: int, columns: int, data: st.DataObject) -> Non
     some = data.draw(st.lists(values, min_size=rows * columns, max_size=rows * columns))
     features: NDArray[np.float32] = np.array(some, np.float32).reshape(rows, columns)
     try:
-        flat = plane(features)
+        flat = map_to_plane(features)
     except ComityError:
         return
     assert np.isfinite(flat).all()

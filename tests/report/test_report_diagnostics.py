@@ -14,21 +14,21 @@ from written import Written, compared, rows
 from comity import algorithms
 from comity.core.diagnostics import CurveByRound, ParameterNorms, PartyMatrix
 from comity.errors import UsageError
-from comity.report import report
+from comity.reporting import report
 
 METHOD = """
 from comity.algorithms.fedavg import FedAvg
-from comity.core import algorithm
+from comity.core import Traits, algorithm
 from comity.core.diagnostics import CurveByRound, PartyMatrix
 
 @algorithm
 class Mine(FedAvg):
-    diagnostics = (
+    traits = Traits(start_weights="theta", one_model=True, diagnostics=(
         PartyMatrix(name="trust", title="who trusts whom", meaning="how much parties trust each other", value="trust",
                     prefix="trust/"),
         CurveByRound(name="bytes", title="the heat of the server", meaning="how hot the server is", value="heat",
                      metric="mine/heat", reference=20.0),
-    )
+    ))
 
     def round(self, s, server, t):
         server.note("mine/heat", 10.0 * t)
@@ -37,24 +37,26 @@ class Mine(FedAvg):
             for j in server.info.parties:
                 if i != j:
                     server.note(f"trust/{server.info.name(j)}", i + j / 10, party=i)
-        return super().round(s, net, t)
+        return super().round(s, server, t)
 """
 
 WRAPPER = """
-from comity.core import Wrapper, algorithm
+from comity.core import Traits, Wrapper, algorithm
 from comity.core.diagnostics import CurveByRound
 
 @algorithm
 class Around(Wrapper):
     host: object
-    diagnostics = (CurveByRound(name="around", title="around", meaning="what is around", value="air", metric="around/air"),)
+    traits = Traits(diagnostics=(
+        CurveByRound(name="around", title="around", meaning="what is around", value="air", metric="around/air"),
+    ))
 
     def wrap_party(self, party, extra):
         return party
 
     def round(self, s, server, t):
         server.note("around/air", 1.0)
-        return super().round(s, net, t)
+        return super().round(s, server, t)
 """
 
 
@@ -198,7 +200,7 @@ def test_methods_that_share_a_curve_share_its_chart(tmp_path: Path) -> None:
 
 
 def test_what_comitys_own_methods_declare() -> None:
-    found = {name: algorithms.find(name).diagnostics for name in algorithms.names()}
+    found = {name: algorithms.find(name).traits.diagnostics for name in algorithms.names()}
     assert {name: [type(one) for one in declared] for name, declared in found.items() if declared} == {
         "adcol": [CurveByRound], "fed-sps": [PartyMatrix], "fedfomo": [PartyMatrix],
         "dbe": [ParameterNorms], "prbm": [ParameterNorms],

@@ -15,8 +15,8 @@ from written import Written, compared, loaded, rows
 from comity import algorithms
 from comity.measure import gains
 from comity.measure.fairness import fairness
-from comity.measure.targets import reached
-from comity.report import report
+from comity.measure.targets import reach_target
+from comity.reporting import report
 from comity.runs.folder import RunFolder
 from comity.runs.run import reopen
 from comity.studies.method_summary import MethodSummary
@@ -156,7 +156,7 @@ def check_targets(made: Made, page: Written, target: float) -> None:
                 for t, each in made.accuracies(method, seed).items()
             }
             ledger: list[Charge] = RunFolder(made.run(method, seed)).read_ledger()
-            found += [got] if (got := reached(line, ledger, target - 1e-9)) else []
+            found += [got] if (got := reach_target(line, ledger, target - 1e-9)) else []
         reaching += bool(found)
         if 0 < len(found) < len(SEEDS):  # a mean of the lucky ones would flatter
             assert (shown[method]["rounds to target"], shown[method]["bytes to target"]) == (
@@ -291,7 +291,7 @@ def test_the_closed_form_equals_the_ledger(made: Made) -> None:
         )
     assert sum(row["direction"] == "in all" for row in shown) == len(METHODS) - 1
     formulas = {row["method"]: row["closed form"] for row in made.page.records("formulas")}
-    assert formulas["fedavg"] == algorithms.find("fedavg").bytes_formula, (
+    assert formulas["fedavg"] == algorithms.find("fedavg").traits.bytes_formula, (
         "once, and not beside half of what it gives"
     )
     assert "all directions together" in made.page.words

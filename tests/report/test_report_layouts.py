@@ -14,7 +14,7 @@ from written import SMALL, Written, compared, loaded
 
 from comity import Federation, run
 from comity.errors import UsageError
-from comity.report import report
+from comity.reporting import report
 from comity.runs.config import experiment
 from comity.runs.result import Result
 from comity.runs.server_run import Quiet, ServerRun
@@ -300,7 +300,7 @@ def load():
     y = np.arange(120) % 3
     x = {x}
     return Dataset("own", x, torch.tensor(y), 3, groups={{"ward": Groups(("A 1", "B-2", "C.3"), np.arange(120) % 3)}},
-                   home="natural(by=ward)"{more})
+                   default_partition="natural(by=ward)"{more})
 """
 TABLE = "torch.tensor(rng.normal(size=(120, 4)) + np.arange(120)[:, None] % 3)"
 TEXT = "torch.tensor(rng.integers(1, 30, (120, 12))).float()"

@@ -19,10 +19,10 @@ import pytest
 from written import Written, amounts, compared, loaded
 
 from comity.data import load
-from comity.report import report
-from comity.report.charts import MANY, colour_of
-from comity.report.gather import Group, Method
-from comity.report.readable import Run
+from comity.reporting import report
+from comity.reporting.charts import DISTINGUISHABLE, method_colours
+from comity.reporting.gather import Group, Method
+from comity.reporting.readable import Run
 
 KINDS = ("none", "invert", "rotate", "noise", "contrast", "blur")
 
@@ -31,8 +31,8 @@ KINDS = ("none", "invert", "rotate", "noise", "contrast", "blur")
 def heart(tmp_path_factory: pytest.TempPathFactory) -> Written:
     folder = tmp_path_factory.mktemp("heart")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("comity.report.page.library", lambda: "")
-        patch.setattr("comity.report.sections.space.SAMPLES", 48)
+        patch.setattr("comity.reporting.page.library", lambda: "")
+        patch.setattr("comity.reporting.sections.space.SAMPLES", 48)
         compared(
             folder,
             ["fedavg"],
@@ -53,8 +53,8 @@ def sensors(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """
     folder = tmp_path_factory.mktemp("sensors")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("comity.report.page.library", lambda: "")
-        patch.setattr("comity.report.sections.space.SAMPLES", 48)
+        patch.setattr("comity.reporting.page.library", lambda: "")
+        patch.setattr("comity.reporting.sections.space.SAMPLES", 48)
         shift = f"iid|shift(kinds={','.join(KINDS)})|keep(samples=60)"
         compared(
             folder / "feature skew", ["fedavg", "adcol", "fedavg+dbe"], partition=shift, parties=6
@@ -225,10 +225,10 @@ def test_more_methods_than_colours() -> None:
     """Those that meet in a setting are told apart as long as there are colours."""
     page: list[Group] = []
     for k in range(3):
-        names = ["common", *(f"m{k}-{j}" for j in range(MANY - 1))]
+        names = ["common", *(f"m{k}-{j}" for j in range(DISTINGUISHABLE - 1))]
         page.append(Group(f"g{k}", [Method(name, [Run(Path(name), name)]) for name in names], page))
-    colours = [colour_of(group) for group in page]
-    assert all(len(set(some.values())) == MANY for some in colours)
+    colours = [method_colours(group) for group in page]
+    assert all(len(set(some.values())) == DISTINGUISHABLE for some in colours)
     assert len({some["common"] for some in colours}) == 1
 
 

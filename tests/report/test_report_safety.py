@@ -16,10 +16,10 @@ import vl_convert
 from written import SMALL, Written, compared, without_checksums
 
 from comity import run
-from comity.report import report, sections_of
-from comity.report.blocks import Chart
-from comity.report.gather import gather
-from comity.report.static import figure
+from comity.reporting import build_sections, report
+from comity.reporting.blocks import Chart
+from comity.reporting.gather import gather
+from comity.reporting.static import figure
 
 EVIL = [
     "</script><script>alert(1)</script>",
@@ -72,7 +72,7 @@ def drawn(folder: Path) -> dict[str, str]:
     """Every chart as svg."""
     found = {}
     for group in gather(folder):
-        for section in sections_of(group, folder, [], None, True, False):
+        for section in build_sections(group, folder, [], None, True, False):
             for block in section.blocks:
                 if isinstance(block, Chart):
                     found[block.name] = vl_convert.vegalite_to_svg(figure(block, group))
@@ -144,8 +144,8 @@ def load():
     rng = np.random.default_rng(0)
     y = np.arange(90) % 3
     x = rng.normal(size=(90, 4)) + y[:, None]
-    return Dataset("evil", torch.tensor(x), torch.tensor(y), 3, notes=(NAMES[0], NAMES[4]), class_names=tuple(NAMES[1:4]),
-                   groups={"site": Groups(("northern", "southern"), np.arange(90) % 2)}, home="natural(by=site)")
+    return Dataset("evil", torch.tensor(x), torch.tensor(y), 3, warnings=(NAMES[0], NAMES[4]), class_names=tuple(NAMES[1:4]),
+                   groups={"site": Groups(("northern", "southern"), np.arange(90) % 2)}, default_partition="natural(by=site)")
 """
 
 

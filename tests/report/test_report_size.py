@@ -13,7 +13,7 @@ import pytest
 from written import Written, loaded, without_checksums
 
 from comity import run
-from comity.report import report
+from comity.reporting import report
 
 METHODS, SEEDS, PARTIES, ROUNDS = ("solo", "fedavg", "fedprox", "scaffold", "adcol"), 3, 20, 100
 NAMES = [f"p{i}" for i in range(PARTIES)]

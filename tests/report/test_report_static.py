@@ -14,10 +14,10 @@ import vl_convert
 from written import compared
 
 from comity.errors import UsageError
-from comity.report import report, sections_of
-from comity.report.blocks import Chart, Table
-from comity.report.gather import Group, gather
-from comity.report.static import figure, ranking
+from comity.reporting import build_sections, report
+from comity.reporting.blocks import Chart, Table
+from comity.reporting.gather import Group, gather
+from comity.reporting.static import figure, ranking
 
 SVG = "{http://www.w3.org/2000/svg}"
 HELPS = """method,left_out,party,effect,low,high,seed
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drawn(folder: Path) -> dict[str, tuple[Chart, Group]]:
     (group,) = gather(folder)
-    made = sections_of(group, folder, ["fedavg+dbe"], None, False, False)
+    made = build_sections(group, folder, ["fedavg+dbe"], None, False, False)
     return {b.name: (b, group) for section in made for b in section.blocks if isinstance(b, Chart)}
 
 
@@ -117,7 +117,7 @@ def test_markdown(folder: Path) -> None:
     (group,) = gather(folder)
     table = next(
         b
-        for b in sections_of(group, folder, [], None, True, False)[0].blocks
+        for b in build_sections(group, folder, [], None, True, False)[0].blocks
         if isinstance(b, Table) and b.name == "ranking"
     )
     assert cells(heads) == list(table.heads)

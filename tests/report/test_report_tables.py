@@ -21,7 +21,7 @@ import pytest
 from written import Written, amounts, compared, loaded, rows
 
 from comity import algorithms, run
-from comity.report import report
+from comity.reporting import report
 from comity.units import duration, size
 
 KINDS = ("heart", "sensors", "amounts", "one", "half")
@@ -103,8 +103,8 @@ def make(kind: str, folder: Path) -> Path:
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Made]:
     root = tmp_path_factory.mktemp("tables")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("comity.report.page.library", lambda: "/* Vega */")
-        patch.setattr("comity.report.sections.space.SAMPLES", 48)
+        patch.setattr("comity.reporting.page.library", lambda: "/* Vega */")
+        patch.setattr("comity.reporting.sections.space.SAMPLES", 48)
         return {kind: Made(Written(report(make(kind, root))), root / kind) for kind in KINDS}
 
 
@@ -263,7 +263,7 @@ def closed_form(made: Made, row: dict[str, str]) -> dict[str, str]:
 def formulas(made: Made, row: dict[str, str]) -> dict[str, str]:
     return {
         "closed form": "; ".join(
-            algorithms.find(name).bytes_formula for name in row["method"].split("+")
+            algorithms.find(name).traits.bytes_formula for name in row["method"].split("+")
         )
     }
 
@@ -319,7 +319,7 @@ CHECKED: dict[str, Callable[[Made, dict[str, str]], dict[str, str]]] = {
     "environments": environments,
     "configuration": configuration,
 }
-NAMED_BY = {"method", "party", "direction", "work", "setting"}
+NAMED_BY = {"method", "party", "direction", "call", "setting"}
 """Columns that say what a row is about."""
 ELSEWHERE = {"rounds to target", "bytes to target"}
 """Columns that test_report_figures works out."""

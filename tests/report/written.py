@@ -1,4 +1,4 @@
-"""A page as a program sees it: its elements, its words, its charts and the tables behind them."""
+"""A parser of report.html: its elements, its text, its charts and their data; and small runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load():
     x = rng.normal(size=(150, 4)) + site[:, None]
     y = 10 + 5 * site + x @ np.array([2.0, 1.0, 0.0, -1.0]) + rng.normal(size=150) / 4
     return Dataset("days", torch.tensor(x), torch.tensor(y), 0, groups={"ward": Groups(("east", "north", "west"), site)},
-                   home="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
+                   default_partition="natural(by=ward)", scale="own", scaled=(0, 1, 2, 3))
 """
 
 
@@ -57,17 +57,17 @@ class Written(HTMLParser):
         self.content = json.loads(self.scripts[0])
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        assert len(given) == len(attrs), f"an attribute is there twice: {tag} {attrs}"
-        self.elements.append((tag, given))
+        attributes = dict(attrs)
+        assert len(attributes) == len(attrs), f"an attribute is there twice: {tag} {attrs}"
+        self.elements.append((tag, attributes))
         if tag == "table":
             self.tables.append([])
-            self.named.setdefault(str(given["data-name"]), []).append(self.tables[-1])
+            self.named.setdefault(str(attributes["data-name"]), []).append(self.tables[-1])
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
-        elif given.get("role") == "note":
+        elif attributes.get("role") == "note":
             self.notes.append("")
         elif tag == "script":
             self.scripts.append("")
@@ -94,18 +94,18 @@ class Written(HTMLParser):
     @property
     def shape(self) -> list[tuple[str, tuple[str, ...]]]:
         """Elements and the names of their attributes, without what they say."""
-        return [(tag, tuple(given)) for tag, given in self.elements]
+        return [(tag, tuple(attributes)) for tag, attributes in self.elements]
 
     @property
     def charts(self) -> dict[str, Any]:
         """Charts by their place in the page."""
-        found: dict[str, Any] = self.content["charts"]
-        return found
+        charts: dict[str, Any] = self.content["charts"]
+        return charts
 
     def chart(self, name: str) -> dict[str, Any]:
         """The one chart of that name."""
-        (found,) = (chart for chart in self.charts.values() if chart["name"] == name)
-        return dict(found)
+        (match,) = (chart for chart in self.charts.values() if chart["name"] == name)
+        return dict(match)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         """A table of data, row by row, as page.js unpacks it."""
@@ -134,22 +134,22 @@ class Written(HTMLParser):
     @property
     def sections(self) -> dict[str, list[str]]:
         """What the sections are called, by the setting that their address names."""
-        found: dict[str, list[str]] = {}
-        for tag, given in self.elements:
-            if tag == "section" and "data-part" in given:
-                setting, _, name = str(given["id"]).rpartition("/")
-                assert name == given["data-part"]
-                found.setdefault(setting, []).append(name)
-        return found
+        names: dict[str, list[str]] = {}
+        for tag, attributes in self.elements:
+            if tag == "section" and "data-part" in attributes:
+                setting, _, name = str(attributes["id"]).rpartition("/")
+                assert name == attributes["data-part"]
+                names.setdefault(setting, []).append(name)
+        return names
 
     @property
     def broken(self) -> set[str]:
         """The sections that could not be made."""
-        found = re.findall(
+        sections = re.findall(
             r'<section id="[^"]*" data-part="(\w+)"(.*?)</section>', self.source, flags=re.DOTALL
         )
-        assert found
-        return {name for name, body in found if "This part cannot be shown" in body}
+        assert sections
+        return {name for name, body in sections if "This part cannot be shown" in body}
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -187,5 +187,5 @@ def without_checksums(folder: Path) -> None:
     for path in folder.rglob(".checksums.json"):
         path.unlink()
     for path in folder.rglob("env.json"):
-        kept = {k: v for k, v in loaded(path).items() if k not in ("crc", "config", "split")}
-        path.write_text(json.dumps(kept), encoding="utf-8")
+        content = {k: v for k, v in loaded(path).items() if k not in ("crc", "config", "split")}
+        path.write_text(json.dumps(content), encoding="utf-8")

@@ -81,7 +81,9 @@ def accepts(text: str, setting: str) -> bool:
 
 
 def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorithm:
-    """Build `fedprox(mu=0.1)+dbe(kappa=50)`; `settings` are further options, bare or as `dbe.mu`."""
+    """Build `fedprox(mu=0.1)+dbe(kappa=50)`; `settings` are further options, bare or as
+    `dbe.mu`.
+    """
     specs = [parse(part) for part in split(text, "+")]
     classes = [find(spec.name) for spec in specs]
     given = [dict(spec.options) for spec in specs]
@@ -159,6 +161,8 @@ class Card:
     of the methods' table.
     """
     privacy: str = ""
+    experimental: str = ""
+    """Why results of the method should not be relied on yet; "" if the paper could be followed."""
 
 
 def _reflow(text: str) -> str:
@@ -181,10 +185,11 @@ def card(name: str) -> Card:
         title,
         told,
         wrapper,
-        cls.bytes_formula,
+        cls.traits.bytes_formula,
         list(options(cls).values()),
         _glance(told),
         privacy,
+        cls.traits.experimental,
     )
 
 

@@ -29,14 +29,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import AVERAGED_PART, REPRESENTATIONS, describe
 from comity.components.discriminator import carried, discriminator, labelled
 from comity.components.divergence import kl_from_uniform
 from comity.components.server_steps import shared_names
-from comity.components.views import SelfSupervised, probe, second_view
+from comity.components.views import Supervision, supervision
 from comity.core import *
 from comity.core.diagnostics import CurveByRound
 from comity.privacy.mechanisms import bound_rows
-from comity.privacy.options import PrivateRows
+from comity.privacy.options import PrivateRows, PrivateRowsAccounting
 
 SEEN = "adcol.seen"
 
@@ -66,8 +67,8 @@ class Reps:
     averaged.
     """
 
-    z: Tensor
-    shared: Params
+    z: Tensor = describe(REPRESENTATIONS)
+    shared: Params = describe(AVERAGED_PART)
 
 
 @record
@@ -82,30 +83,6 @@ class Judges:
 
 @algorithm
 class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
-    shares = "representations"
-    self_contained = True
-    feature_skew_only = True
-    start_weights = "shared"
-    bytes_formula = (
-        "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
-    )
-
-    diagnostics = (
-        CurveByRound(
-            name="discriminator",
-            title="how often the discriminator is right",
-            meaning=(
-                "how often the discriminator, once trained in a round, names the party of a"
-                " representation that it learned from; the lower, the less representations tell"
-            ),
-            value="accuracy",
-            axis="discriminator's accuracy",
-            metric="discriminator/accuracy",
-            percent=True,
-            reference="chance",
-        ),
-    )
-
     mu: float = option(1.0, "weight of the adversarial term, eq. 2", minimum=0)
     disc: Literal["mlp", "linear", "deep", "conv"] = option(
         "mlp", "D: three FC layers (5.1), one (B.15), five (B.12), two conv"
@@ -139,14 +116,6 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         "ce", "labels, or self-supervision with a linear probe (future work)"
     )
 
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        again = {"align": [how]} if stage == "round" and self.slots == "cohort" else {}
-        return {**super().declared_trainings(stage, how), **again}
-
-    @property
-    def leaves(self) -> frozenset[str]:
-        return super().leaves | ({"weights"} if self.aggregate != "none" else set())
-
     def check(self, info: Info) -> None:
         info.same_width("adcol")
         if self.aggregate != "none":
@@ -157,10 +126,6 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
                 " senders change."
             )
 
-    def releases(self, function: str, asked: Asked) -> Releases:
-        rows = self.row_releases("Reps.z", asked.info.width)
-        return rows if self.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
-
     def discriminator(self, d: int, n: int) -> LearningTask:
         return discriminator(self.disc, d, self.hidden, n)
 
@@ -169,105 +134,64 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         return Game(D, keep(info.task.init(key), shared_names(info.task, self.aggregate)), Empty())
 
     def init_party(self, key: Key, party: Party) -> AdcolState:
-        return AdcolState(self.task(party).init(key), [])
-
-    def task(self, party: Party) -> LearningTask:
-        task = party.task
-        return (
-            task
-            if self.objective == "ce"
-            else SelfSupervised(task.network, task.classes, task.cut, kind=self.objective)
-        )
+        return AdcolState(self.supervision.task(party.task).init(key), [])
 
     def message_for(self, s: Game, i: int) -> Game:
         return s
 
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        D = None if self.slots == "cohort" else self.discriminator(task.width, parties)
-        return {"Game.D": D, "Reps.z": (-1, task.width)}
-
     def round(self, s: Game, server: Server, t: int) -> Game:
-        cohort = server.sample(t)
-        changing = self.slots == "cohort"
-        slot = {i: j for j, i in enumerate(cohort if changing else server.info.parties)}
+        if self.slots == "cohort":
+            return self.round_by_cohort(s, server, t)
+        R = server.call(self.local, dict.fromkeys(server.sample(t), s))  # l.3-5
+        D = self.train_discriminator(s.D, R, {i: i for i in server.info.parties}, server)  # l.6-9
+        self.charge_server(server, list(R), {"Game.shared"} if s.shared else set())
+        self.log_discriminator(D, R, {i: i for i in server.info.parties}, server)
+        return Game(D, self.average_shared(R, server) if s.shared else {})
+
+    def train_discriminator(
+        self, D: Params, R: dict[int, Reps], slot: dict[int, int], server: Server
+    ) -> Params:
+        """D after its epochs on R_i with label slot[i], l.6-9."""
         task = self.discriminator(server.info.width, len(slot))
-        D = carried(s.D, task.init(server.key("slots")), self.disc_carry) if changing else s.D
-        R = server.call(
-            self.local, dict.fromkeys(cohort, replace(s, D={} if changing else D))
-        )  # l.3-5; B.14, i and ii
         data = labelled({slot[i]: reps.z for i, reps in R.items()})
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None)
-        D = self.fit_on_server(server, task, D, data, server.key("discriminator"), how)  # l.6-9
-        self.charge_server(server, list(R), {"Game.shared"} if s.shared else set())
-        answers = in_chunks(lambda z: task.logits(D, z), data.x)
-        server.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
-        for i in R:
-            server.note(
-                "discriminator/kl", kl_from_uniform(answers[data.y == slot[i]]).item(), party=i
-            )
-        if changing:
-            server.call(self.align, dict.fromkeys(R, Game(D, {})))  # B.14, iv and v
-        return Game(
-            D,
-            (
-                average(
-                    {i: reps.shared for i, reps in R.items()}, {i: server.info.sizes[i] for i in R}
-                )
-                if s.shared
-                else {}
-            ),
-        )
+        return self.fit_on_server(server, task, D, data, server.key("discriminator"), how)
 
     @on_party
     async def local(
-        self, mine: AdcolState, m: Game, party: Party, key: Key
+        self, state: AdcolState, m: Game, party: Party, key: Key
     ) -> tuple[AdcolState, Reps]:
-        earlier = mine.past or [m.D] * (
-            self.past - 1
-        )  # the first trained D stands for those before it
-        F_i, seen = await self.trained(mine.F | m.shared, [m.D, *earlier], party, key)  # l.11-17
+        # Before D was trained self.past times, the first trained D takes the places before it.
+        earlier = state.past or [m.D] * (self.past - 1)
+        F_i, seen = await self.train_locally(
+            state.F | m.shared, [m.D, *earlier], party, key
+        )  # l.11-17
 
-        def leaving(z: Tensor) -> Tensor:
-            z = (
-                z if seen is None else torch.where(seen.isnan(), z, seen)
-            )  # in no batch: the representation after training
+        def rows_to_send(z: Tensor) -> Tensor:
+            if seen is not None:  # a sample in no batch: its representation after training
+                z = torch.where(seen.isnan(), z, seen)
             if self.sampling < 1:
                 z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
             return self.add_row_noise(z, key.fold("noise"))
 
-        z = party.represent(self.task(party), F_i, leaving)
+        z = party.represent(self.supervision.task(party.task), F_i, rows_to_send)  # l.18
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
-        return AdcolState(F_i, past), Reps(
-            z, keep(F_i, shared_names(party.task, self.aggregate))
-        )  # l.18
+        return AdcolState(F_i, past), Reps(z, keep(F_i, shared_names(party.task, self.aggregate)))
 
-    @on_party
-    async def align(
-        self, mine: AdcolState, m: Game, party: Party, key: Key
-    ) -> tuple[AdcolState, None]:
-        F_i, _ = await self.trained(mine.F, [m.D], party, key)
-        return replace(mine, F=F_i), None
-
-    async def trained(
+    async def train_locally(
         self, F_i: Params, past: list[Params], party: Party, key: Key
     ) -> tuple[Params, Tensor | None]:
-        """F_i after its epochs on eq. 2, and the representations that the last of them made, if
-        these are noted.
+        """F_i after its epochs on eq. 2, and the representations that the last epoch made, if
+        rep_mode=last_epoch.
         """
-        task = self.task(party)
         seen = None
         if self.rep_mode == "last_epoch":
             train = party.data.train
-            seen = torch.full(
-                (len(train), task.width), torch.nan, dtype=train.x.dtype, device=train.x.device
-            )
+            shape = (len(train), party.task.width)
+            seen = torch.full(shape, torch.nan, dtype=train.x.dtype, device=train.x.device)
         judges = Judges([D for D in past if D], seen)
-        draw = None if self.objective == "ce" else second_view
-        done = await party.fit(self.eq2, F_i, key, judges, task=task, draw=draw)
-        F_i = done.theta
-        if self.objective != "ce":  # a linear probe: the loss had no use for the head
-            F_i = (await party.fit(probe, F_i, key.fold("probe"), only=task.head_names)).theta
-        return F_i, done.scratch.get(SEEN)
+        done = await self.supervision.fit(party, self.eq2, F_i, key, judges)
+        return done.theta, done.scratch.get(SEEN)
 
     def eq2(self, task: LearningTask, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(F_i, batch.x, train=True)
@@ -289,13 +213,107 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     @on_party
     async def warm_up(
-        self, mine: AdcolState, m: Game, party: Party, key: Key
+        self, state: AdcolState, m: Game, party: Party, key: Key
     ) -> tuple[AdcolState, None]:
-        mine, _ = await self.local(mine, m, party, key)
-        return mine, None
+        state, _ = await self.local(state, m, party, key)
+        return state, None
 
-    def deployed_model(self, mine: AdcolState, m: Game, party: Party) -> Params:
-        return mine.F
+    def deployed_model(self, state: AdcolState, m: Game, party: Party) -> Params:
+        return state.F
+
+    # -- variants ----------------------------------------------------------------------------------
+
+    @property
+    def supervision(self) -> Supervision:
+        """What eq. 2 has in the place of CE, with objective=simsiam or ntxent."""
+        return supervision(self.objective)
+
+    def round_by_cohort(self, s: Game, server: Server, t: int) -> Game:
+        """A round of B.14: D has an output for each of the round's m parties, who train twice."""
+        cohort = server.sample(t)
+        slot = {i: j for j, i in enumerate(cohort)}
+        new = self.discriminator(server.info.width, len(cohort)).init(server.key("slots"))
+        D = carried(s.D, new, self.disc_carry)
+        R = server.call(self.local, dict.fromkeys(cohort, replace(s, D={})))  # i and ii
+        D = self.train_discriminator(D, R, slot, server)  # iii
+        self.charge_server(server, list(R), set())
+        self.log_discriminator(D, R, slot, server)
+        server.call(self.align, dict.fromkeys(R, Game(D, {})))  # iv and v
+        return Game(D, {})
+
+    @on_party
+    async def align(
+        self, state: AdcolState, m: Game, party: Party, key: Key
+    ) -> tuple[AdcolState, None]:
+        F_i, _ = await self.train_locally(state.F, [m.D], party, key)
+        return replace(state, F=F_i), None
+
+    def average_shared(self, R: dict[int, Reps], server: Server) -> Params:
+        """The mean of the predictors or models, with aggregate (B.10)."""
+        sizes = {i: server.info.sizes[i] for i in R}
+        return average({i: reps.shared for i, reps in R.items()}, sizes)
+
+    def log_discriminator(
+        self, D: Params, R: dict[int, Reps], slot: dict[int, int], server: Server
+    ) -> None:
+        """Log how often D names the right party, and how far its answers are from uniform."""
+        task = self.discriminator(server.info.width, len(slot))
+        data = labelled({slot[i]: reps.z for i, reps in R.items()})
+        answers = in_chunks(lambda z: task.logits(D, z), data.x)
+        server.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
+        for i in R:
+            distance = kl_from_uniform(answers[data.y == slot[i]]).item()
+            server.note("discriminator/kl", distance, party=i)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        shares="representations",
+        self_contained=True,
+        feature_skew_only=True,
+        start_weights="shared",
+        bytes_formula=(
+            "Σ_t (4 · d · Σ_{i∈S_t} ⌈r·n_i⌉ + |S_t| · S_D), and 2 · |S_t| · S_shared with aggregate"
+        ),
+        diagnostics=(
+            CurveByRound(
+                name="discriminator",
+                title="how often the discriminator is right",
+                meaning=(
+                    "how often the discriminator, once trained in a round, names the party of a"
+                    " representation that it learned from; the lower, the less representations tell"
+                ),
+                value="accuracy",
+                axis="discriminator's accuracy",
+                metric="discriminator/accuracy",
+                percent=True,
+                reference="chance",
+            ),
+        ),
+    )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        weights = () if self.aggregate == "none" else ("weights",)
+        return replace(declared, also_leaves=weights, not_private=self.why_rows_not_private)
+
+
+@accounts_for(Adcol)
+class AdcolAccounting(PrivateRowsAccounting[Adcol]):
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        again = {"align": [how]} if stage == "round" and self.method.slots == "cohort" else {}
+        return {**super().declared_trainings(stage, how), **again}
+
+    def releases(self, function: str, asked: Asked) -> Releases:
+        rows = self.method.row_releases("Reps.z", asked.info.width)
+        return rows if self.method.aggregate != "none" else {**rows, "Reps.shared": NOTHING}
+
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        D = (
+            None
+            if self.method.slots == "cohort"
+            else self.method.discriminator(task.width, parties)
+        )
+        return {"Game.D": D, "Reps.z": (-1, task.width)}
 
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic(
@@ -305,13 +323,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         disc = (
             len(cohort)
-            * self.discriminator(
-                info.width, len(cohort if self.slots == "cohort" else info.names)
+            * self.method.discriminator(
+                info.width, len(cohort if self.method.slots == "cohort" else info.names)
             ).bytes()
         )
-        averaged = shared_names(info.task, self.aggregate)
+        averaged = shared_names(info.task, self.method.aggregate)
         shared = len(cohort) * info.task.bytes(without=frozenset(info.task.shapes) - averaged)
         return Traffic(
-            up=4 * info.width * sum(self.rows(info.sizes[i]) for i in cohort) + shared,
+            up=4 * info.width * sum(self.method.rows(info.sizes[i]) for i in cohort) + shared,
             down=disc + shared,
         )

@@ -14,7 +14,7 @@ learning rate, η₂ = ascent_lr.
 At a glance: personal = nothing; exchanged = all weights, both ways; kept = Λ_i and δ_i; steps = E
 epochs.
 Deviations: w is deployed on inputs as they are. Λ_i is diagonal, unless shift=full: the whole is as
-large as an input's square. η₂ = 1/(2λ) unless told: then a step goes to where the price balances
+large as an input's square. η₂ = 1/(2λ) by default: then a step goes to where the price balances
 the present slope, no λ is too large, and λ → ∞ is FedAvg. The ascent has the experiment's momentum,
 and its weight decay pulls to no change; Adam, whose steps do not know λ, is refused. The average is
 by sample counts. λ = 1, in the unit of inputs as the network sees them, is this file's: the paper's
@@ -54,7 +54,9 @@ class Reversed:
 
 
 def climbing(value: Tensor, rate: float) -> Tensor:
-    """The same value, with minus `rate` times its gradient: what descends on a loss of it, climbs."""
+    """The same value, with minus `rate` times its gradient: what descends on a loss of it,
+    climbs.
+    """
     return value.detach() + rate * (value.detach() - value)
 
 
@@ -69,10 +71,6 @@ class AffineRobust(AveragedModel[FlraState]):
     @property
     def eta2(self) -> float:
         return self.ascent_lr or 1 / (2 * self.lam)
-
-    @property
-    def not_private(self) -> str:
-        return "what its parties do to their inputs is learned from all of a batch"
 
     def check(self, info: Info) -> None:
         super().check(info)
@@ -95,21 +93,23 @@ class AffineRobust(AveragedModel[FlraState]):
             else like.new_zeros(like.numel(), like.numel())
         )
         return FlraState(
-            self.private(party.task.init(key), party.task),
+            self.private_part(party.task.init(key), party.task),
             {CHANGE: change, OFFSET: torch.zeros_like(like)},
         )
 
     @on_party
     async def local(
-        self, mine: FlraState, m: Model, party: Party, key: Key
+        self, state: FlraState, m: Model, party: Party, key: Key
     ) -> tuple[FlraState, Model]:
         rate = self.eta2 / party.training.lr if party.training.lr else 0.0
         own = Reversed(rate, self.lam)
-        theta = (await party.fit(self.minimax, m.theta | mine.private | mine.shift, key, own)).theta
-        shift = keep(theta, frozenset(mine.shift))
-        theta = drop(theta, frozenset(mine.shift))
-        return FlraState(self.private(theta, party.task), shift), Model(
-            self.shared(theta, party.task)
+        theta = (
+            await party.fit(self.minimax, m.theta | state.private | state.shift, key, own)
+        ).theta
+        shift = keep(theta, frozenset(state.shift))
+        theta = drop(theta, frozenset(state.shift))
+        return FlraState(self.private_part(theta, party.task), shift), Model(
+            self.shared_part(theta, party.task)
         )
 
     def minimax(self, task: LearningTask, theta: Params, batch: Batch, own: Reversed) -> Tensor:
@@ -122,8 +122,15 @@ class AffineRobust(AveragedModel[FlraState]):
         )
         return task.loss(theta, replace(batch, x=batch.x + more + d)) + own.rate * price
 
-    def settled(self, mine: FlraState, theta: Params) -> FlraState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: FlraState, theta: Params) -> FlraState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: FlraState, m: Model, party: Party) -> Params:
-        return m.theta | mine.private
+    def deployed_model(self, state: FlraState, m: Model, party: Party) -> Params:
+        return m.theta | state.private
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragedModel.traits,
+        not_private="what its parties do to their inputs is learned from all of a batch",
+    )

@@ -22,7 +22,11 @@ in evaluation mode.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from comity.base.content import TRAINING_LOSS, WEIGHTS, describe
 from comity.components.agnostic import Agnostic, Mixture, mean_loss
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
@@ -30,22 +34,12 @@ from comity.core import *
 class Judged:
     """What a party sends: the weights that it trained, and the loss of those it received."""
 
-    theta: Params
-    loss: float
+    theta: Params = describe(WEIGHTS)
+    loss: float = describe(TRAINING_LOSS)
 
 
 @algorithm
 class Afl(Agnostic[Model]):
-    bytes_formula = "Σ_t |S_t| · (2·S + 4)"
-
-    def warnings(self, info: Info) -> list[str]:
-        some = 0 < info.cohort < len(info.names)
-        return (
-            ["afl is made for rounds with all parties; here λ is raised only for those of a round."]
-            if some
-            else []
-        )
-
     def message_for(self, s: Mixture, i: int) -> Model:
         return Model(s.theta)
 
@@ -63,15 +57,26 @@ class Afl(Agnostic[Model]):
         return Mixture(w, self.raised(s.lam, losses, self.lam_lr, server))
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Judged]:
-        w = m.theta | mine
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Judged]:
+        w = m.theta | state
         loss = mean_loss(party.task, w, party.data.train)
         w_i = (await party.fit(plain, w, key)).theta
-        return self.private(w_i, party.task), Judged(self.shared(w_i, party.task), loss)
+        return self.private_part(w_i, party.task), Judged(self.shared_part(w_i, party.task), loss)
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return m.theta | mine
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return m.theta | state
 
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        weights = super().traffic(info, cohort)
-        return weights + Traffic(up=4 * len(cohort))
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(Agnostic.traits, bytes_formula="Σ_t |S_t| · (2·S + 4)")
+
+
+@accounts_for(Afl)
+class AflAccounting(AveragingAccounting[Afl]):
+    def warnings(self, info: Info) -> list[str]:
+        some = 0 < info.cohort < len(info.names)
+        return (
+            ["afl is made for rounds with all parties; here λ is raised only for those of a round."]
+            if some
+            else []
+        )

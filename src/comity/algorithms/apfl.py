@@ -52,8 +52,6 @@ def mixture(alpha: Tensor, v: Params, w: Params) -> Params:
 
 @algorithm
 class Apfl(AveragedModel[ApflState]):
-    self_contained = True
-    not_private = "its loss keeps something from batch to batch"
     alpha: float = option(
         0.5,
         "α_i before round 1: 0 is the global model's copy, 1 a model of one's own",
@@ -62,30 +60,28 @@ class Apfl(AveragedModel[ApflState]):
     )
     adaptive: bool = option(True, "false leaves α_i as it is")
 
-    @property
-    def one_model(self) -> bool:
-        return False
-
     def init_party(self, key: Key, party: Party) -> ApflState:
         return ApflState(party.task.init(key), party.task.init(key), torch.tensor(self.alpha))
 
     @on_party
     async def local(
-        self, mine: ApflState, m: Model, party: Party, key: Key
+        self, state: ApflState, m: Model, party: Party, key: Key
     ) -> tuple[ApflState, Model]:
-        w = m.theta | self.private(mine.w, party.task)
-        start = named(W, w) | named(V, mine.v) | {ALPHA: mine.alpha}
+        w = m.theta | self.private_part(state.w, party.task)
+        start = named(W, w) | named(V, state.v) | {ALPHA: state.alpha}
         only = None if self.adaptive else frozenset(start.keys() - {ALPHA})
         # Not together: the mixture and its gradient are as large as the weights, and one party's
         # stay in the cache.
         theta = (await party.fit(self.both, start, key, only=only, batched=False)).theta
         w = part(theta, W)
         return ApflState(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(
-            self.shared(w, party.task)
+            self.shared_part(w, party.task)
         )
 
     def both(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
-        """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of each."""
+        """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of
+        each.
+        """
         with torch.no_grad():
             theta[ALPHA].clamp_(0, 1)  # where the last step may have left it
         w = part(theta, W)
@@ -98,14 +94,23 @@ class Apfl(AveragedModel[ApflState]):
 
     @on_party
     async def warm_up(
-        self, mine: ApflState, m: Model, party: Party, key: Key
+        self, state: ApflState, m: Model, party: Party, key: Key
     ) -> tuple[ApflState, None]:
-        received = m.theta | self.private(mine.w, party.task)
-        mine, _ = await self.local(replace(mine, v=received), m, party, key)
-        return mine, None
+        received = m.theta | self.private_part(state.w, party.task)
+        state, _ = await self.local(replace(state, v=received), m, party, key)
+        return state, None
 
-    def settled(self, mine: ApflState, theta: Params) -> ApflState:
-        return mine
+    def newcomer_state(self, state: ApflState, theta: Params) -> ApflState:
+        return state
 
-    def deployed_model(self, mine: ApflState, m: Model, party: Party) -> Params:
-        return mixture(mine.alpha, mine.v, mine.w)
+    def deployed_model(self, state: ApflState, m: Model, party: Party) -> Params:
+        return mixture(state.alpha, state.v, state.w)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragedModel.traits,
+        self_contained=True,
+        one_model=False,
+        not_private="its loss keeps something from batch to batch",
+    )

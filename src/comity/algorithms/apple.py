@@ -20,7 +20,7 @@ At a glance: personal = everything; exchanged = the core model up and all others
 core model, p_i and the mixture, at the server all core models; steps = E epochs.
 Deviations: checked against the authors' code, not the printed text. Both steps are one step of the
 experiment's optimizer, with p_i scaled so that its learning rate is η₂. η₂ = 0.001, μ = 0.1 and L =
-a tenth of the rounds are that code's; it decays exponentially unless told, has no ½ before ‖p_i −
+a tenth of the rounds are that code's; it decays exponentially by default, has no ½ before ‖p_i −
 p_0‖², and begins with different core models (--init own). As p_ii is about 1/N at first, core
 models learn N times slower than FedAvg's. PFLlib multiplies η₁ by N for that, takes means where
 ⟨·,·⟩ is a sum, and sends the mixture in the core model's place. All parties take part in the paper;
@@ -40,6 +40,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import WEIGHTS, Content, describe
 from comity.core import *
 
 P = "apple.p"
@@ -84,8 +85,13 @@ class Cores:
 class Core:
     """A party's core model, and whose it asks for next."""
 
-    theta: Params
-    asks: list[int]
+    theta: Params = describe(WEIGHTS)
+    asks: list[int] = describe(
+        Content(
+            "the numbers of parties whose models it asks for next, by how much they helped it",
+            "weights",
+        )
+    )
 
 
 @record
@@ -107,13 +113,6 @@ def mixture(core: Params, p: Tensor, others: Params) -> Params:
 
 @algorithm
 class Apple(Algorithm[AppleServer, AppleState, Cores]):
-    self_contained = True
-    start_weights = ""
-    bytes_formula = (
-        "Σ_t |S_t| · (S + m · S + 4·N + 8), and 4·m up if downloads are limited; m = M, or N − 1 if"
-        " that is less"
-    )
-
     mu: float = option(0.1, "μ, weight of the pull to p_0", minimum=0)
     mix_lr: float = option(0.001, "η₂, step size of p_i; 0 leaves p_i at p_0", minimum=0)
     until: float = option(
@@ -161,9 +160,6 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
             base,
         )
 
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Cores.p0": (parties,)}
-
     def round(self, s: AppleServer, server: Server, t: int) -> AppleServer:
         r = t - 1
         pull = self.mu * self.weight(r, server.info.rounds) if self.mu else 0.0
@@ -178,29 +174,29 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
 
     @on_party
     async def local(
-        self, mine: AppleState, m: Cores, party: Party, key: Key
+        self, state: AppleState, m: Cores, party: Party, key: Key
     ) -> tuple[AppleState, Core]:
         others = [j for j in range(len(m.p0)) if j != party.id]
-        p0 = m.p0[[party.id, *others]].to(next(iter(mine.core.values())))
-        had = mine.had | m.models if mine.first else {}
-        models = [m.models.get(j) or had.get(j) or mine.first for j in others]
-        names = trainable(drop(mine.core, party.task.private)) if models else {}
+        p0 = m.p0[[party.id, *others]].to(next(iter(state.core.values())))
+        had = state.had | m.models if state.first else {}
+        models = [m.models.get(j) or had.get(j) or state.first for j in others]
+        names = trainable(drop(state.core, party.task.private)) if models else {}
         c = (
             math.sqrt(self.mix_lr / party.training.lr) or 1.0
         )  # p = c q: a step of η₁ for q is one of η₁ c² = η₂ for p
         own = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
-        begin = mine.core | {P: (mine.p if len(mine.p) else p0) / c}
-        only = None if self.mix_lr else frozenset(mine.core)
+        begin = state.core | {P: (state.p if len(state.p) else p0) / c}
+        only = None if self.mix_lr else frozenset(state.core)
         # Not together: each party has all core models, and those of one stay in the cache.
         theta = (await party.fit(self.objective, begin, key, own, only=only, batched=False)).theta
         core, p = drop(theta, frozenset({P})), c * theta[P]
         asks = (
             self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks"))
-            if mine.first
+            if state.first
             else []
         )
         mixed = mixture(core, p, own.others)
-        return AppleState(core, p, mixed, had, mine.first), Core(
+        return AppleState(core, p, mixed, had, state.first), Core(
             drop(core, party.task.private), asks
         )
 
@@ -223,25 +219,42 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
 
     @on_party
     async def warm_up(
-        self, mine: AppleState, m: Cores, party: Party, key: Key
+        self, state: AppleState, m: Cores, party: Party, key: Key
     ) -> tuple[AppleState, None]:
-        begin = mine.core | average(m.models, {j: m.p0[j].item() for j in m.models})
+        begin = state.core | average(m.models, {j: m.p0[j].item() for j in m.models})
         theta = (await party.fit(plain, begin, key)).theta
-        return replace(mine, core=theta, mixed=theta), None
+        return replace(state, core=theta, mixed=theta), None
 
-    def deployed_model(self, mine: AppleState, m: Cores, party: Party) -> Params:
-        return mine.mixed
+    def deployed_model(self, state: AppleState, m: Cores, party: Party) -> Params:
+        return state.mixed
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        self_contained=True,
+        start_weights="",
+        bytes_formula=(
+            "Σ_t |S_t| · (S + m · S + 4·N + 8), and 4·m up if downloads are limited; m = M, or N −"
+            " 1 if that is less"
+        ),
+    )
+
+
+@accounts_for(Apple)
+class AppleAccounting(Accounting[Apple]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Cores.p0": (parties,)}
 
     def join_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
-        got = self.downloads if self.fewer(n) else n
+        got = self.method.downloads if self.method.fewer(n) else n
         return Traffic(
             down=len(info.late) * (got * info.task.bytes(without=info.task.private) + 4 * n + 8)
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         n, size = len(info.names), info.task.bytes(without=info.task.private)
-        fewer = self.fewer(n)
-        got = self.downloads if fewer else n - 1
+        fewer = self.method.fewer(n)
+        got = self.method.downloads if fewer else n - 1
         each = Traffic(up=size + (4 * got if fewer else 0), down=got * size + 4 * n + 8)
         return sum([each] * len(cohort), Traffic())

@@ -15,13 +15,14 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from comity.base.content import Content, describe
 from comity.core import *
 
 
 @record
 class Data:
-    x: torch.Tensor
-    y: torch.Tensor
+    x: torch.Tensor = describe(Content("the training records themselves", "samples"))
+    y: torch.Tensor = describe(Content("the right answers to the training records", "samples"))
 
 
 def together(parts: Iterable[Data]) -> Data:
@@ -38,14 +39,6 @@ class Pool:
 
 @algorithm
 class Centralized(Algorithm[Pool, Empty, Model]):
-    shares = "data"
-    common_start = "trains one model at the server, so that no party starts from any"
-    bytes_formula = "Σ_i n_i · (bytes of a sample + 4), once, before round 1"
-
-    @property
-    def one_model(self) -> bool:
-        return True
-
     def check(self, info: Info) -> None:
         info.same_architecture("one central model")
 
@@ -70,14 +63,11 @@ class Centralized(Algorithm[Pool, Empty, Model]):
         )
 
     @on_party
-    async def hand_over(self, mine: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
-        return mine, Data(party.data.train.x, party.data.train.y.int())
+    async def hand_over(self, state: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
+        return state, Data(party.data.train.x, party.data.train.y.int())
 
     def message_for(self, s: Pool, i: int) -> Model:
         return Model(s.theta)
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Data.x": None, "Data.y": (-1,)}
 
     def round(self, s: Pool, server: Server, t: int) -> Pool:
         pool = Samples(s.data.x, s.data.y.long())
@@ -89,8 +79,23 @@ class Centralized(Algorithm[Pool, Empty, Model]):
             s.data,
         )
 
-    def deployed_model(self, mine: Empty, m: Model, party: Party) -> Params:
+    def deployed_model(self, state: Empty, m: Model, party: Party) -> Params:
         return m.theta
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        shares="data",
+        one_model=True,
+        common_start="trains one model at the server, so that no party starts from any",
+        bytes_formula="Σ_i n_i · (bytes of a sample + 4), once, before round 1",
+    )
+
+
+@accounts_for(Centralized)
+class CentralizedAccounting(Accounting[Centralized]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Data.x": None, "Data.y": (-1,)}
 
     def start_traffic(self, info: Info) -> Traffic:
         sample = 4 * torch.Size(info.shape).numel() + 4

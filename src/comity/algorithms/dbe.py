@@ -1,4 +1,5 @@
-"""DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A wrapper.
+"""DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A
+wrapper.
 
 Idea: the part of a representation that is peculiar to a party moves out of the shared weights into
 a private, trainable offset (PRBM), and a regulariser (MR) pulls each party's mean representation to
@@ -30,11 +31,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from comity.components.averaged import AveragesWeights
-from comity.components.pilot import TRIED_BYTES, Mean, Piloted
+from comity.components.averaged import AveragesWeights, AveragingAccounting
+from comity.components.pilot import TRIED_BYTES, Mean, Piloted, PilotedAccounting
 from comity.core import *
-from comity.core.diagnostics import Diagnostic, ParameterNorms
-from comity.privacy.options import NoisyMean
+from comity.core.diagnostics import ParameterNorms
+from comity.privacy.options import NoisyMean, NoisyMeanAccounting
 
 OFFSET = "dbe.offset"
 MEAN = "dbe.mean"
@@ -106,7 +107,7 @@ class Dbe(NoisyMean, Piloted):
         minimum=0,
         maximum=1,
     )
-    cut: str = option("", "the stage after which the offset sits; the model's own cut unless told")
+    cut: str = option("", "the stage after which the offset sits; default: the model's own cut")
     train_offset: bool = option(True, "false freezes the offset at 0")
     half: bool = option(True, "the ½ in MR: as in the authors' code, or plain MSE as printed")
     ema_debias: bool = option(
@@ -128,36 +129,21 @@ class Dbe(NoisyMean, Piloted):
     )
 
     has_offset: ClassVar[bool] = True
-    not_private = (
-        "the mean regulariser couples the records of a batch (prbm, the offset alone, can be had)"
-    )
-    diagnostics: ClassVar[tuple[Diagnostic, ...]] = (
-        ParameterNorms(
-            name="offsets",
-            title="the parties' offsets",
-            meaning="norms of the parties' offsets",
-            value="norm",
-            axis="Euclidean norm of the offset",
-            parameter=OFFSET,
-        ),
-    )
-    start_weights = "theta"
-    also_leaves: ClassVar[tuple[str, ...]] = ("means",)
-    bytes_formula = (
-        "the host's, and N · (S + 8·K) once before round 1; kappa=auto: 4 · pilot_rounds rounds and"
-        " N · (4·S + 73) more"
-    )
 
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         if isinstance(host, Wrapper):
             raise UsageError(f"{wrapper} cannot go around a method that is already wrapped.")
-        if not isinstance(host, AveragesWeights) or host.shares not in ("model", "generic", "body"):
+        if not isinstance(host, AveragesWeights) or host.traits.shares not in (
+            "model",
+            "generic",
+            "body",
+        ):
             raise UsageError(
-                f"{name}+{wrapper} makes no sense: {name} {SHARES[host.shares]}; there is no"
+                f"{name}+{wrapper} makes no sense: {name} {SHARES[host.traits.shares]}; there is no"
                 " averaged extractor."
             )
-        if cls.has_offset and (host.shares != "model" or host.self_contained):
+        if cls.has_offset and (host.traits.shares != "model" or host.traits.self_contained):
             raise UsageError(
                 f"{name} is personalised already, so an offset would be redundant: use {name}+mr."
             )
@@ -200,7 +186,7 @@ class Dbe(NoisyMean, Piloted):
 
     def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         s = super().start(s, server)
-        own = self.host.self_contained  # then parties have what they train from
+        own = self.host.traits.self_contained  # then parties have what they train from
         means = server.call(
             self.mean,
             {i: Model({} if own else self.message_for(s, i).theta) for i in server.info.parties},
@@ -228,19 +214,19 @@ class Dbe(NoisyMean, Piloted):
 
     @on_party
     async def mean(
-        self, mine: Wrapped[Mean], m: Model, party: Party, key: Key
+        self, state: Wrapped[Mean], m: Model, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], Mean]:
         """One epoch without PRBM and MR; report the mean, throw the weights away."""
         task = self.at_cut(party.task)
-        theta = drop(self.host.deployed_model(mine.host, m, party), frozenset({OFFSET}))
+        theta = drop(self.host.deployed_model(state.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
         loss = plain if self.init_mean == "exact" else self.running
         done = await party.fit(loss, theta, key, task=task, training=how)
         if self.init_mean == "exact":
             z = in_chunks(lambda x: task.features(done.theta, x), party.data.train.x).mean(0)
         else:
-            z = done.scratch.get(MEAN, torch.zeros_like(mine.extra.z))
-        return mine, Mean(self.add_mean_noise(z, key.fold("noise")))
+            z = done.scratch.get(MEAN, torch.zeros_like(state.extra.z))
+        return state, Mean(self.add_mean_noise(z, key.fold("noise")))
 
     def running(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         """The plain loss; the mean runs along in the scratch."""
@@ -253,20 +239,50 @@ class Dbe(NoisyMean, Piloted):
 
     @on_party
     async def agree(
-        self, mine: Wrapped[Mean], m: Mean, party: Party, key: Key
+        self, state: Wrapped[Mean], m: Mean, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], None]:
-        return Wrapped(self.host_state(mine), m), None
+        return Wrapped(self.host_state(state), m), None
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        Piloted.traits,
+        also_leaves=("means",),
+        start_weights="theta",
+        not_private=(
+            "the mean regulariser couples the records of a batch (prbm, the offset alone, can be"
+            " had)"
+        ),
+        bytes_formula=(
+            "the host's, and N · (S + 8·K) once before round 1; kappa=auto: 4 · pilot_rounds"
+            " rounds and N · (4·S + 73) more"
+        ),
+        diagnostics=(
+            ParameterNorms(
+                name="offsets",
+                title="the parties' offsets",
+                meaning="norms of the parties' offsets",
+                value="norm",
+                axis="Euclidean norm of the offset",
+                parameter=OFFSET,
+            ),
+        ),
+    )
+
+
+@accounts_for(Dbe)
+class DbeAccounting(NoisyMeanAccounting[Dbe], PilotedAccounting[Dbe]):
     def join_traffic(self, info: Info) -> Traffic:
-        told = TRIED_BYTES if self.auto else 0
+        told = TRIED_BYTES if self.method.auto else 0
         return super().join_traffic(info) + Traffic(
-            down=len(info.late) * (4 * self.at_cut(info.task).width + told)
+            down=len(info.late) * (4 * self.method.at_cut(info.task).width + told)
         )
 
     def start_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
-        k = self.at_cut(info.task).width
-        model = 0 if self.host.self_contained else self.host.shared_bytes(info)
+        k = self.method.at_cut(info.task).width
+        assert isinstance(self.host, AveragingAccounting)
+        model = 0 if self.method.host.traits.self_contained else self.host.shared_bytes(info)
         return (
             super().start_traffic(info)
             + Traffic(up=4 * k * n, down=(model + 4 * k) * n)

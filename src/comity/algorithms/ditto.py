@@ -17,8 +17,10 @@ Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from comity.algorithms.fedavg import AveragedModel
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
@@ -32,31 +34,33 @@ class DittoState:
 
 @algorithm
 class Ditto(AveragedModel[DittoState]):
-    self_contained = True
     lam: float = option(1.0, "λ, pull of the personal model to the global one", minimum=0)
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     def init_party(self, key: Key, party: Party) -> DittoState:
         theta = party.task.init(key)
-        return DittoState(self.private(theta, party.task), theta)
+        return DittoState(self.private_part(theta, party.task), theta)
 
     @on_party
     async def local(
-        self, mine: DittoState, m: Model, party: Party, key: Key
+        self, state: DittoState, m: Model, party: Party, key: Key
     ) -> tuple[DittoState, Model]:
-        private, reply = await self.averaged(mine.private, m, party, key)
+        private, reply = await self.train_and_share(state.private, m, party, key)
         near = Pull(trainable(m.theta), self.lam) if self.lam else None
-        done = await party.fit(plain, mine.v, key, task=party.task.personal, pull=near)
+        done = await party.fit(plain, state.v, key, task=party.task.personal, pull=near)
         return DittoState(private, done.theta), reply
 
+    def newcomer_state(self, state: DittoState, theta: Params) -> DittoState:
+        return state
+
+    def deployed_model(self, state: DittoState, m: Model, party: Party) -> Params:
+        return state.v
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(AveragedModel.traits, self_contained=True, one_model=False)
+
+
+@accounts_for(Ditto)
+class DittoAccounting(AveragingAccounting[Ditto]):
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
         return {function: [how, how] for function in super().declared_trainings(stage, how)}
-
-    def settled(self, mine: DittoState, theta: Params) -> DittoState:
-        return mine
-
-    def deployed_model(self, mine: DittoState, m: Model, party: Party) -> Params:
-        return mine.v

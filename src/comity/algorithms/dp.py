@@ -66,14 +66,11 @@ class Dp(AsHost[None]):
         True, "level=party: that nobody knows who was drawn for a round counts as protection"
     )
 
-    start_weights = ""
-    bytes_formula = "the host's"
-
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
-        if host.not_private:
+        if host.traits.why_not_private:
             first = f" ({name}+ldp+{wrapper} hides them)" if isinstance(host, SendsMeans) else ""
-            raise UsageError(f"{name}+{wrapper} cannot be: {host.not_private}{first}.")
+            raise UsageError(f"{name}+{wrapper} cannot be: {host.traits.why_not_private}{first}.")
 
     def check(self, info: Info) -> None:
         if self.level == "record" and any(task.network.norms for task in info.tasks):
@@ -87,7 +84,9 @@ class Dp(AsHost[None]):
                 " fedbn do."
             )
         if self.level == "party" and any(
-            is_buffer(name) for name in info.task.shapes if name not in self._kept(info.task)
+            is_buffer(name)
+            for name in info.task.shapes
+            if name not in self._private_names(info.task)
         ):
             raise UsageError(
                 "dp with level=party has no noise for BatchNorm's statistics, which would be"
@@ -95,16 +94,9 @@ class Dp(AsHost[None]):
             )
         super().check(info)
 
-    def warnings(self, info: Info) -> list[str]:
-        return (
-            []
-            if self.noise
-            else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
-        )
-
-    def _kept(self, task: LearningTask) -> frozenset[str]:
+    def _private_names(self, task: LearningTask) -> frozenset[str]:
         assert isinstance(self.host, AveragedModel)
-        return self.host.kept(task)
+        return self.host.private_names(task)
 
     @property
     def sigma(self) -> float:
@@ -114,14 +106,6 @@ class Dp(AsHost[None]):
                 " noise=1."
             )
         return self.noise
-
-    @property
-    def protects_records(self) -> bool:
-        return self.level == "record"
-
-    @property
-    def averages(self) -> bool:
-        return self.level == "party"
 
     # A record is protected.
 
@@ -136,25 +120,29 @@ class Dp(AsHost[None]):
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)
         async def wrapped(
-            mine: Wrapped[None], message: Any, party: Party, key: Key
+            state: Wrapped[None], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[None], Any]:
             made: list[tuple[float, int]] = []
-            state, reply = await function(
-                mine.host, message, self.wrap_party(party, None, made), key
+            host_state, reply = await function(
+                state.host, message, self.wrap_party(party, None, made), key
             )
             if self.level == "record":
                 self._check_declared(function.__name__, made, party)
             elif isinstance(reply, Model):
                 reply = Model(self._clipped(reply.theta, message.theta))
-            return Wrapped(state, None), reply
+            return Wrapped(host_state, None), reply
 
         return wrapped
 
     def _check_declared(self, function: str, made: list[tuple[float, int]], party: Party) -> None:
-        """Refuse a reply that came of more training than was accounted for before it was asked for."""
+        """Refuse a reply that came of more training than was accounted for before it was asked
+        for.
+        """
         declared = sorted(
             (r.rate, r.steps)
-            for r in self._trained(function, len(party.data.train), party.training)
+            for r in DpAccounting(self).trained_releases(
+                function, len(party.data.train), party.training
+            )
         )
         if sorted(made) != declared:
             raise UsageError(
@@ -162,10 +150,55 @@ class Dp(AsHost[None]):
                 f" not {declared}."
             )
 
+    # A party is protected.
+
+    def _clipped(self, theta: Params, received: Params) -> Params:
+        change = clipped({name: value - received[name] for name, value in theta.items()}, self.clip)
+        return {name: received[name] + value for name, value in change.items()}
+
+    def averaging(self, server: Server) -> NoisyAveraging | None:
+        if self.level == "record":
+            return None
+        drawn = server.sample(server.round)
+
+        def made_known(heard: int) -> float:
+            """The noise on a mean of so many models, of which the account learns before anybody
+            else does.
+            """
+            how = self.accounting.server_release(server.info, drawn)
+            assert how
+            less = len(drawn) / heard  # of fewer models each weighs more, and so does its noise
+            how = replace(how, sensitivity=how.sensitivity * less, noise=how.noise * less)
+            server.release("Model.theta", how, server.info.parties if how.drawn_of else drawn)
+            return how.noise
+
+        return NoisyAveraging(server.key("noise"), made_known)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(start_weights="", bytes_formula="the host's")
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        return replace(
+            super().adjust_traits(declared),
+            protects_records=self.level == "record",
+            averages=self.level == "party",
+        )
+
+
+@accounts_for(Dp)
+class DpAccounting(WrapperAccounting[Dp]):
+    def warnings(self, info: Info) -> list[str]:
+        return (
+            []
+            if self.method.noise
+            else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
+        )
+
     def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
-        if self.level == "party":
+        if self.method.level == "party":
             return said
-        trained = self._trained(function, asked.size, asked.training)
+        trained = self.trained_releases(function, asked.size, asked.training)
         # A row behind noise, of a model of which no record tells: then the noise protects the
         # record that it is of.
         records = {
@@ -176,9 +209,9 @@ class Dp(AsHost[None]):
         }
         return {**rows, ALL: trained}
 
-    def _trained(self, function: str, n: int, how: Training) -> list[Release]:
-        """What a record has to do with all that a work trains; what is made of that afterwards
-        costs nothing more.
+    def trained_releases(self, function: str, n: int, how: Training) -> list[Release]:
+        """The releases of a record by all trainings of a party function. Post-processing of their
+        results costs nothing more.
         """
         found = [
             each
@@ -189,30 +222,24 @@ class Dp(AsHost[None]):
             Release(
                 "record",
                 "gaussian",
-                self.clip,
-                self.sigma * self.clip,
+                self.method.clip,
+                self.method.sigma * self.method.clip,
                 rate=min(1.0, h.batch / n),
                 steps=h.steps_for(n),
             )
             for h in found
         ]
 
-    # A party is protected.
-
-    def _clipped(self, theta: Params, received: Params) -> Params:
-        change = clipped({name: value - received[name] for name, value in theta.items()}, self.clip)
-        return {name: received[name] + value for name, value in change.items()}
-
     def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
-        if self.level == "record" or not cohort:
+        if self.method.level == "record" or not cohort:
             return self.host.server_release(info, cohort)
         everybody, C, spread = (
             len(info.names),
-            self.clip / len(cohort),
-            self.sigma * self.clip / len(cohort),
+            self.method.clip / len(cohort),
+            self.method.sigma * self.method.clip / len(cohort),
         )
         if (
-            self.amplify and len(cohort) < everybody
+            self.method.amplify and len(cohort) < everybody
         ):  # a party that is replaced by another takes its change of the model along
             return Release(
                 "party",
@@ -224,21 +251,3 @@ class Dp(AsHost[None]):
                 drawn=len(cohort),
             )
         return Release("party", "gaussian", C, spread)
-
-    def averaging(self, server: Server) -> NoisyAveraging | None:
-        if self.level == "record":
-            return None
-        drawn = server.sample(server.round)
-
-        def made_known(heard: int) -> float:
-            """The noise on a mean of so many models, of which the account learns before anybody
-            else does.
-            """
-            how = self.server_release(server.info, drawn)
-            assert how
-            less = len(drawn) / heard  # of fewer models each weighs more, and so does its noise
-            how = replace(how, sensitivity=how.sensitivity * less, noise=how.noise * less)
-            server.release("Model.theta", how, server.info.parties if how.drawn_of else drawn)
-            return how.noise
-
-        return NoisyAveraging(server.key("noise"), made_known)

@@ -25,11 +25,14 @@ drawn uniformly and averaged by λ, each with a t' of its own; γ_λ shrinks by 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from comity.base.content import TRAINING_LOSS, WEIGHTS, Content, describe, describe_reply
 from comity.components.agnostic import Agnostic, Mixture, mean_loss
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 SNAPSHOT = "drfa."
@@ -47,8 +50,10 @@ class Until:
 class Snapped:
     """What a party sends: the weights that it trained, and the snapshot."""
 
-    theta: Params
-    snapshot: Params
+    theta: Params = describe(WEIGHTS)
+    snapshot: Params = describe(
+        Content(f"{WEIGHTS.words}, as they were at a moment of the round", "weights")
+    )
 
 
 @record
@@ -61,7 +66,6 @@ class Snapshot:
 @algorithm
 class Drfa(Agnostic[Until]):
     lam_lr: float = option(0.008, "γ_λ, step size of λ for each local step", minimum=0)
-    bytes_formula = "Σ_t |S_t| · (4·S + 8)"
 
     def message_for(self, s: Mixture, i: int) -> Until:
         return Until(s.theta)
@@ -89,14 +93,16 @@ class Drfa(Agnostic[Until]):
         return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, server))
 
     @on_party
-    async def local(self, mine: Params, m: Until, party: Party, key: Key) -> tuple[Params, Snapped]:
-        done = await party.fit(self.snapping, m.theta | mine, key, m.steps)
+    async def local(
+        self, state: Params, m: Until, party: Party, key: Key
+    ) -> tuple[Params, Snapped]:
+        done = await party.fit(self.snapping, m.theta | state, key, m.steps)
         taken = {
             k.removeprefix(SNAPSHOT): v for k, v in done.scratch.items() if k.startswith(SNAPSHOT)
         }
-        w_i = self.shared(done.theta, party.task)
-        return self.private(done.theta, party.task), Snapped(
-            w_i, self.shared(taken, party.task) or w_i
+        w_i = self.shared_part(done.theta, party.task)
+        return self.private_part(done.theta, party.task), Snapped(
+            w_i, self.shared_part(taken, party.task) or w_i
         )
 
     def snapping(self, task: LearningTask, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
@@ -106,17 +112,27 @@ class Drfa(Agnostic[Until]):
         return task.loss(w_i, batch)
 
     @on_party
+    @describe_reply(TRAINING_LOSS)
     async def judge(
-        self, mine: Params, m: Snapshot, party: Party, key: Key
+        self, state: Params, m: Snapshot, party: Party, key: Key
     ) -> tuple[Params, float]:
-        return mine, mean_loss(party.task, m.w | mine, party.data.train)
+        return state, mean_loss(party.task, m.w | state, party.data.train)
 
-    def deployed_model(self, mine: Params, m: Until, party: Party) -> Params:
-        return m.theta | mine
+    def deployed_model(self, state: Params, m: Until, party: Party) -> Params:
+        return m.theta | state
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(Agnostic.traits, bytes_formula="Σ_t |S_t| · (4·S + 8)")
+
+
+@accounts_for(Drfa)
+class DrfaAccounting(AveragingAccounting[Drfa]):
     def join_traffic(self, info: Info) -> Traffic:
-        return Traffic(down=len(info.late) * info.task.bytes(without=self.kept(info.task)))
+        return Traffic(
+            down=len(info.late) * info.task.bytes(without=self.method.private_names(info.task))
+        )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        weights = super().traffic(info, cohort)
-        return weights + weights + Traffic(up=4 * len(cohort), down=4 * len(cohort))
+        each = 2 * self.shared_bytes(info) + 4
+        return Traffic(up=len(cohort) * each, down=len(cohort) * each)

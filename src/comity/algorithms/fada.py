@@ -19,18 +19,17 @@ weights both ways, DI_i down, all samples' representations up; the target: the s
 DIs down, weights and representations up; kept = nothing (the server: models and DIs); steps = E
 epochs at sources and at the target (target=each: N times that).
 Deviations: only the abstract, the introduction and summaries of the paper could be read; the rest
-is from memory, and μ and DI's size are this file's. Sources begin each round at the target's model
-(paper: their gradients are applied to it). The paper's attention is a softmax of how much scatter
-falls in a step; as all begin at one model, that is what is left of it, up to a number that they
-have in common. Here it is a logarithm, and of scatter relative to the whole, so that small features
-do not pass for tight clusters. Each side is to be taken for the other; as remembered, the paper has
-both be taken for the source. The disentangler (class identifier, mutual information,
-reconstruction) is left out, as the paper's equations for it could not be had: DADA's code, by the
-same authors, has such terms, but tells neither which features FADA's classifiers and identifiers
-see nor what a target does that has no labels to disentangle by. target=each makes a model for every
-party by the others' labels, each to the bit that of a run with this target: so one run stands for
-the N runs of ADCOL's Table 21. Representations of single samples leave sources and target, and the
-target sees each source's model. A newcomer gets the target's model, or the mean of all.
+is from memory. μ and DI's size are choices of this file. Sources begin each round at the target's
+model (paper: their gradients are applied to it). The paper's attention is a softmax of how much
+scatter falls in a step; since all sources begin at one model, it depends only on the scatter that
+is left. Here it is a logarithm of scatter relative to the whole, so that small features do not
+count as tight clusters. Each side is trained to be taken for the other; as remembered, the paper
+trains both to be taken for the source. The disentangler (class identifier, mutual information,
+reconstruction) is left out, because the paper's equations for it were not available. target=each
+trains a model for every party by the others' labels, each of them equal, bit for bit, to that of a
+run with this target: one run replaces the N runs of ADCOL's Table 21. Representations of single
+samples leave sources and target, and the target sees each source's model. A newcomer gets the
+target's model, or the mean of all.
 """
 
 from __future__ import annotations
@@ -42,6 +41,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import REPRESENTATIONS, WEIGHTS, Content, describe
 from comity.components.classwise import features_of
 from comity.components.clusters import left_in_clusters
 from comity.components.discriminator import both_sides, discriminator, labelled, shares_of
@@ -63,8 +63,8 @@ class Lesson:
 class Shown:
     """What a party made of a lesson: its model, and its samples' representations."""
 
-    theta: Params
-    z: Tensor
+    theta: Params = describe(WEIGHTS)
+    z: Tensor = describe(REPRESENTATIONS)
 
 
 @record
@@ -73,9 +73,11 @@ class Adapted:
     counted.
     """
 
-    theta: Params
-    z: Tensor
-    attention: dict[int, float]
+    theta: Params = describe(WEIGHTS)
+    z: Tensor = describe(REPRESENTATIONS)
+    attention: dict[int, float] = describe(
+        Content("how much each party's model helps to tell groups of records apart", "weights")
+    )
 
 
 @record
@@ -96,14 +98,6 @@ class Judges:
 
 @algorithm
 class Fada(Algorithm[Targets, dict[int, Params], Model]):
-    also_leaves = ("representations",)
-    feature_skew_only = True
-    common_start = "has one model for each target, from which all its sources begin"
-    bytes_formula = (
-        "Σ_t Σ_targets ((3·m + 1)·S + 2·m·S_DI + 4·d·Σ_i n_i + 4·m), m sources, i over these and"
-        " the target"
-    )
-
     target: str = option(
         "",
         "the party without labels, by its name; empty: the last; each: every party in turn, by the"
@@ -118,10 +112,6 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     )
     hidden: int = option(256, "width of DI's hidden layers", minimum=1)
     disc_epochs: int = option(1, "epochs on each identifier in a round", minimum=0)
-
-    @property
-    def one_model(self) -> bool:
-        return self.target != "each"
 
     def check(self, info: Info) -> None:
         info.needs_classes("fada", "looks for as many clusters as there are classes")
@@ -172,10 +162,6 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             )
         return Model(*s.models.values())
 
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        rows = (-1, task.width)
-        return {"Lesson.DI": self.identifier(task.width), "Shown.z": rows, "Adapted.z": rows}
-
     def round(self, s: Targets, server: Server, t: int) -> Targets:
         plan = self.targets(server.info, server.sample(t))
         messages: dict[int, dict[int, Lesson]] = {}
@@ -220,32 +206,32 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
 
     @on_party
     async def local(
-        self, mine: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
+        self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], dict[int, Shown]]:
         """A source's part: it trains each target's model on its own labels."""
         shown = {}
         private = party.task.private
         for k, lesson in m.items():
-            begin = lesson.theta | mine.get(k, mine[NOBODY])
+            begin = lesson.theta | state.get(k, state[NOBODY])
             if self.mu:
                 judges = Judges([lesson.DI], torch.tensor(TARGET, device=party.data.train.y.device))
                 theta = (await party.fit(self.taught, begin, key, judges)).theta
             else:
                 theta = (await party.fit(plain, begin, key)).theta
-            mine = {**mine, k: keep(theta, private)}
+            state = {**state, k: keep(theta, private)}
             shown[k] = Shown(drop(theta, private), features_of(party.task, theta, party.data.train))
-        return mine, shown
+        return state, shown
 
     @on_party
     async def adapt(
-        self, mine: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
+        self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], Adapted]:
         """The target's part: it weighs the sources' models and confuses their identifiers, without
         a look at its labels.
         """
         task, train = party.task, party.data.train
         unlabelled = Samples(train.x, torch.zeros_like(train.y))
-        own = mine.get(party.id, mine[NOBODY])
+        own = state.get(party.id, state[NOBODY])
         share = dict.fromkeys(m, 1 / len(m))
         if self.attention == "gap":
             z = {i: features_of(task, lesson.theta | own, unlabelled) for i, lesson in m.items()}
@@ -266,7 +252,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
                 await party.fit(self.confused, theta, key, judges, samples=unlabelled, only=body)
             ).theta
         reply = Adapted(drop(theta, task.private), features_of(task, theta, unlabelled), share)
-        return {**mine, party.id: keep(theta, task.private)}, reply
+        return {**state, party.id: keep(theta, task.private)}, reply
 
     def taught(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(theta, batch.x, train=True)
@@ -280,18 +266,44 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         disc, wanted = self.identifier(task.width), judges.wanted.expand(len(z))
         return torch.stack([cross_entropy(disc.logits(D, z), wanted) for D in judges.DI]).mean()
 
-    def deployed_model(self, mine: dict[int, Params], m: Model, party: Party) -> Params:
+    def deployed_model(self, state: dict[int, Params], m: Model, party: Party) -> Params:
         return m.theta | (
-            mine.get(party.id, mine[NOBODY]) if self.target == "each" else [*mine.values()][-1]
+            state.get(party.id, state[NOBODY]) if self.target == "each" else [*state.values()][-1]
         )
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        also_leaves=("representations",),
+        feature_skew_only=True,
+        experimental="only the abstract, the introduction and summaries of the paper could be read",
+        common_start="has one model for each target, from which all its sources begin",
+        bytes_formula=(
+            "Σ_t Σ_targets ((3·m + 1)·S + 2·m·S_DI + 4·d·Σ_i n_i + 4·m), m sources, i over these"
+            " and the target"
+        ),
+    )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        return replace(declared, one_model=self.target != "each")
+
+
+@accounts_for(Fada)
+class FadaAccounting(Accounting[Fada]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        rows = (-1, task.width)
+        return {"Lesson.DI": self.method.identifier(task.width), "Shown.z": rows, "Adapted.z": rows}
 
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.late) * info.task.bytes(without=info.task.private))
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        S, S_DI = info.task.bytes(without=info.task.private), self.identifier(info.width).bytes()
+        S, S_DI = (
+            info.task.bytes(without=info.task.private),
+            self.method.identifier(info.width).bytes(),
+        )
         total = Traffic()
-        for k, sources in self.targets(info, cohort).items():
+        for k, sources in self.method.targets(info, cohort).items():
             m = len(sources)
             rows = sum(info.sizes[i] for i in (k, *sources))
             total += Traffic(

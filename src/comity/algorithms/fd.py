@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.base.content import CLASS_COUNTS, Content, describe
 from comity.components.hidden_means import Holding, SendsMeans
 from comity.core import *
 
@@ -36,8 +37,10 @@ from comity.core import *
 class Answers:
     """Mean logits by class (rows), and over how many samples."""
 
-    logits: Tensor
-    counts: Tensor
+    logits: Tensor = describe(
+        Content("averages of the model's answers to the records of a class", "means", "by class")
+    )
+    counts: Tensor = describe(CLASS_COUNTS)
 
 
 @record
@@ -58,15 +61,7 @@ class Teacher:
 
 @algorithm
 class Fd(SendsMeans[Bank, Params, Teacher]):
-    shares = "means"
-    also_leaves = ("class counts",)
     means_in: ClassVar = {"local": Holding(("Answers.logits",), ("Answers.counts",))}
-    self_contained = True
-    start_weights = ""
-    bytes_formula = (
-        "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
-    )
-
     gamma: float = option(10.0, "γ, weight of the distillation", minimum=0)
     distance: Literal["mse", "ce"] = option(
         "mse", "between own and mean logits: squared error, or cross-entropy of softmaxes"
@@ -89,15 +84,6 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
                 sums = sums + answers.logits.cpu() * answers.counts.cpu()[:, None]
                 total = total + answers.counts.cpu()
         return Teacher(sums / total.clamp(min=1)[:, None], total > 0)
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        c = task.classes
-        return {
-            "Answers.logits": (c, c),
-            "Answers.counts": (c,),
-            "Teacher.logits": (c, c),
-            "Teacher.known": (c,),
-        }
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         return Bank(
@@ -130,6 +116,30 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
 
     def deployed_model(self, F_i: Params, m: Teacher, party: Party) -> Params:
         return F_i
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        shares="means",
+        also_leaves=("class counts",),
+        self_contained=True,
+        start_weights="",
+        bytes_formula=(
+            "Σ_t |S_t| · (8·C² + 5·C): logits both ways, counts up, a mask of known classes down"
+        ),
+    )
+
+
+@accounts_for(Fd)
+class FdAccounting(Accounting[Fd]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        c = task.classes
+        return {
+            "Answers.logits": (c, c),
+            "Answers.counts": (c,),
+            "Teacher.logits": (c, c),
+            "Teacher.known": (c,),
+        }
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         c = info.task.classes

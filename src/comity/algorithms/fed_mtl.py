@@ -73,10 +73,6 @@ def precision(W: Params, epsilon: float) -> Tensor:
 
 @algorithm
 class FedMtl(Algorithm[Relations, Params, Held]):
-    self_contained = True
-    start_weights = ""
-    bytes_formula = "Σ_t |S_t| · (2·S + 4),  S = bytes of the shared weights without buffers"
-
     relation: Literal["learned", "surrogate"] = option(
         "learned", "Ω: from W, or fixed, with next to no weight, as others run it"
     )
@@ -149,6 +145,17 @@ class FedMtl(Algorithm[Relations, Params, Held]):
     def deployed_model(self, w_t: Params, m: Held, party: Party) -> Params:
         return w_t
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        self_contained=True,
+        start_weights="",
+        bytes_formula="Σ_t |S_t| · (2·S + 4),  S = bytes of the shared weights without buffers",
+    )
+
+
+@accounts_for(FedMtl)
+class FedMtlAccounting(Accounting[FedMtl]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         buffers = frozenset(filter(is_buffer, info.task.shapes))
         size = len(cohort) * info.task.bytes(without=info.task.private | buffers)

@@ -1,5 +1,5 @@
-"""Fed-SPS: Selective Partial Sharing by overlapping data augmentation (anonymous submission to ICLR).
-No server.
+"""Fed-SPS: Selective Partial Sharing by overlapping data augmentation (anonymous submission to
+ICLR). No server.
 
 Idea: party j perturbs samples against its own model. Those that also raise the loss of party i's
 model are taken to lie where both parties' data overlap, and i learns from them too: by their
@@ -37,11 +37,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from comity.base.content import Content, describe_reply
 from comity.components.attack import Attacks, Range
 from comity.components.choice import Asks, remembered
 from comity.components.overlap import (
     Help,
     Overlaps,
+    OverlapsAccounting,
     eval_loss,
     gains,
     gradients,
@@ -83,25 +85,6 @@ class Overlapping:
 
 @algorithm
 class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
-    shares = "gradients"
-    also_leaves = ("weights",)
-    self_contained = True
-    hears_peers = True
-    bytes_formula = (
-        "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 +"
-        " |ODA_ij|·(4·dim x + 4)"
-    )
-
-    diagnostics = (
-        PartyMatrix(
-            name="overlap",
-            title="whose data overlap",
-            meaning="how much parties' data overlap, by adversarial samples that fool both",
-            value="overlap",
-            prefix="overlap/",
-        ),
-    )
-
     alpha: float = option(0.1, "α, weight of the party's own perturbed samples", minimum=0)
     alpha_mode: Literal["train", "eval"] = option(
         "train", "how they pass BatchNorm and dropout: as in training, or evaluation"
@@ -114,22 +97,61 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         False, "as the code: T on the first weights, own samples too, clean losses"
     )
 
+    # T, Algorithm 1
+    attack: Literal["pgd", "wasserstein"] = option(
+        "pgd", "T: steps of the sign in an ℓ∞ ball, or Algorithm 1 (Wasserstein)"
+    )
+    epsilon: float = option(0.03, "ε, radius of the attack", minimum=0)
+    units: Literal["input", "pixel"] = option(
+        "input", "ε, steps and [0, 1]: of inputs as the network sees them, or of pixels"
+    )
+    attack_steps: int = option(0, "steps of T; 0: 5 for pgd, 15 for wasserstein", minimum=0)
+    attack_lr: float = option(0.0, "step of T; 0: 0.01 for pgd, 0.1 for wasserstein", minimum=0)
+    cost: Literal["l2sq", "l2"] = option(
+        "l2sq", "d of Algorithm 1: ‖·‖² with budget ε², or ‖·‖ with ε"
+    )
+    lambda0: float = option(1.0, "λ_0 of Algorithm 1", minimum=0)
+    lambda_lr: float = option(0.1, "α_λ of Algorithm 1", minimum=0)
+    lambda_steps: int = option(
+        1, "updates of λ in each attack; it is kept from one to the next", minimum=1
+    )
+    clamp: Literal["data", "unit", "none"] = option(
+        "data", "perturbed inputs stay in the range of the data, in [0, 1], or not"
+    )
+
+    # The overlap, eq. 12
+    select: Literal["strict", "geq", "all"] = option(
+        "strict", "eq. 12 with >, with ≥, or no selection"
+    )
+    mode: Literal["gradient", "samples"] = option(
+        "gradient", "what j returns; samples are near-copies of private inputs"
+    )
+    reduce: Literal["mean", "sum", "pool"] = option(
+        "mean", "Σ_j of eq. 13: mean of peers, sum (paper), one mean of all (code)"
+    )
+    overlap_batch: int = option(
+        0, "samples a party perturbs for its peers each time; 0: a mini-batch (l.5)", minimum=0
+    )
+
+    # Peers
+    peers: int = option(0, "peers a party asks a round; 0: everybody in the round", minimum=0)
+    explore: float = option(0.2, "ξ, share of the peers that is drawn evenly", minimum=0, maximum=1)
+    temperature: float = option(1.0, "τ, how sharply peers are told apart", above=0)
+
+    # Steps, Algorithm 2
+    collab_steps: int = option(
+        1,
+        "collaborative steps a round (l.9-13), the last of them the first of l.14's epochs",
+        minimum=1,
+    )
+    tune: Literal["round", "end", "off"] = option(
+        "round", "fine-tuning (l.14): every round, once after the last, or never"
+    )
+
     def check(self, info: Info) -> None:
         info.needs_classes("fed-sps", "looks where models confuse classes")
         info.same_architecture("fed-sps")
         self.check_units(info)
-
-    def warnings(self, info: Info) -> list[str]:
-        said = (
-            ["mode=samples sends near-copies of private inputs to other parties."]
-            if self.holds
-            else []
-        )
-        return said + self.forgets(self.holds, info.training)
-
-    @property
-    def finishes(self) -> bool:
-        return self.tune == "end"
 
     def init_party(self, key: Key, party: Party) -> FedSpsState:
         first = party.task.init(key)
@@ -172,24 +194,28 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 
     @on_party
     async def send(
-        self, mine: FedSpsState, m: Group, party: Party, key: Key
+        self, state: FedSpsState, m: Group, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
-        chosen = self.chosen(mine.scores, m.ids, key.fold("peers"))
-        return mine, dict.fromkeys(chosen, seal(Model(drop(mine.h, party.task.private)), to=chosen))
+        chosen = self.chosen(state.scores, m.ids, key.fold("peers"))
+        return state, dict.fromkeys(
+            chosen, seal(Model(drop(state.h, party.task.private)), to=chosen)
+        )
 
     @on_party
     async def assist(
-        self, mine: FedSpsState, m: Empty, party: Party, key: Key
+        self, state: FedSpsState, m: Empty, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Help]]]:
-        private = keep(mine.h, party.task.private)
-        clean, bad, lam = self.perturbed(mine, party, key)
+        private = keep(state.h, party.task.private)
+        clean, bad, lam = self.perturbed(state, party, key)
         helps = {
             i: seal(self.help(sent.theta | private, clean, bad, party.task), to=i)
             for i, sent in party.inbox.items()
         }
-        return replace(mine, lam=lam), helps
+        return replace(state, lam=lam), helps
 
-    def perturbed(self, mine: FedSpsState, party: Party, key: Key) -> tuple[Samples, Tensor, float]:
+    def perturbed(
+        self, state: FedSpsState, party: Party, key: Key
+    ) -> tuple[Samples, Tensor, float]:
         """A batch of the party's samples, the same after T, and λ."""
         train = party.data.train
         count = min(self.overlap_batch or party.training.batch, len(train))
@@ -199,8 +225,10 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         T = self.attacker(self.code_compat)
         range_ = self.range_of(party.data, self.code_compat)
         noise = T.noise(clean.x, key.fold("attack"))
-        lam = torch.tensor(mine.lam, dtype=torch.float64)
-        bad, lam = T(party.task, mine.first or mine.h, clean.x, clean.y, noise, lam, range_)  # l.6
+        lam = torch.tensor(state.lam, dtype=torch.float64)
+        bad, lam = T(
+            party.task, state.first or state.h, clean.x, clean.y, noise, lam, range_
+        )  # l.6
         return clean, bad, lam.item()
 
     def help(self, h: Params, clean: Samples, bad: Tensor, task: LearningTask) -> Help:
@@ -208,29 +236,37 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         return help_for(task, h, clean, bad, self.select, use_clean, self.holds)  # eq. 12
 
     @on_party
+    @describe_reply(
+        Content(
+            "of each peer which share of its batch overlaps with this party, as that peer found",
+            "gradients",
+        )
+    )
     async def local(
-        self, mine: FedSpsState, m: Step, party: Party, key: Key
+        self, state: FedSpsState, m: Step, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, float]]:
         helps = dict(party.inbox)
         if self.code_compat and self.beta:
-            clean, bad, _ = self.perturbed(mine, party, key)
-            helps[party.id] = self.help(mine.h, clean, bad, party.task)
+            clean, bad, _ = self.perturbed(state, party, key)
+            helps[party.id] = self.help(state.h, clean, bad, party.task)
         how = self.stretch(m, self.holds, party.training, len(party.data.train))
-        after = await self.trained(mine, helps, how, party, key)
+        after = await self.train_locally(state, helps, how, party, key)
         helps.pop(party.id, None)
-        scores = remembered(mine.scores, self.given(mine, party, key, helps)) if self.peers else {}
+        scores = (
+            remembered(state.scores, self.given(state, party, key, helps)) if self.peers else {}
+        )
         return replace(after, scores=scores), {j: h.overlap for j, h in helps.items()}
 
-    async def trained(
-        self, mine: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key
+    async def train_locally(
+        self, state: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key
     ) -> FedSpsState:
-        lam = torch.tensor(mine.lam, dtype=torch.float64)
-        own = Overlapping(mine.first, lam, self.range_of(party.data, self.code_compat), helps)
+        lam = torch.tensor(state.lam, dtype=torch.float64)
+        own = Overlapping(state.first, lam, self.range_of(party.data, self.code_compat), helps)
         draw = self.noise if self.alpha else None
         # Not together: T differentiates within each step, which torch does more slowly for stacked
         # parties.
-        done = await party.fit(self.eq13, mine.h, key, own, training=how, draw=draw, batched=False)
-        return replace(mine, h=done.theta, lam=done.scratch.get(LAM, lam).item())
+        done = await party.fit(self.eq13, state.h, key, own, training=how, draw=draw, batched=False)
+        return replace(state, h=done.theta, lam=done.scratch.get(LAM, lam).item())
 
     def noise(self, batch: Batch, key: Key, own: Overlapping) -> Tensor | None:
         return self.attacker(self.code_compat).noise(batch.x, key.fold("attack"))
@@ -250,12 +286,12 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 
     @on_party
     async def tuned(
-        self, mine: FedSpsState, m: Empty, party: Party, key: Key
+        self, state: FedSpsState, m: Empty, party: Party, key: Key
     ) -> tuple[FedSpsState, None]:
-        return await self.trained(mine, {}, party.training, party, key), None
+        return await self.train_locally(state, {}, party.training, party, key), None
 
     def given(
-        self, mine: FedSpsState, party: Party, key: Key, helps: dict[int, Help]
+        self, state: FedSpsState, party: Party, key: Key, helps: dict[int, Help]
     ) -> dict[int, float]:
         if self.score == "overlap":
             return {j: given.overlap for j, given in helps.items()}
@@ -265,20 +301,14 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         )
         return gains(
             party.task,
-            mine.h,
-            gradients(party.task, mine.h, helps),
+            state.h,
+            gradients(party.task, state.h, helps),
             some,
             party.training.lr * self.beta,
         )
 
-    def deployed_model(self, mine: FedSpsState, m: Empty, party: Party) -> Params:
-        return mine.h
-
-    def join_traffic(self, info: Info) -> Traffic:
-        return self.asking(info, list(info.late), list(info.parties))
-
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return self.asking(info, cohort, cohort)
+    def deployed_model(self, state: FedSpsState, m: Empty, party: Party) -> Params:
+        return state.h
 
     def asking(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
         private = info.task.private
@@ -291,3 +321,51 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         times = len(self.messages(self.holds))
         peer = edges * (info.task.bytes(without=private) + 12 + back)
         return Traffic(times * 4 * edges, times * 4 * sum(asked), times * peer)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        PeerToPeer.traits,
+        shares="gradients",
+        also_leaves=("weights",),
+        self_contained=True,
+        hears_peers=True,
+        bytes_formula=(
+            "Σ_t Σ_{i asks j} collab_steps·(S + S_g + 12), S_g = the gradient; samples: S + 12 +"
+            " |ODA_ij|·(4·dim x + 4)"
+        ),
+        diagnostics=(
+            PartyMatrix(
+                name="overlap",
+                title="whose data overlap",
+                meaning="how much parties' data overlap, by adversarial samples that fool both",
+                value="overlap",
+                prefix="overlap/",
+            ),
+        ),
+    )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        samples = ("samples",) if self.holds else ()
+        return replace(
+            declared,
+            also_leaves=(*declared.also_leaves, *samples),
+            finishes=self.tune == "end",
+        )
+
+
+@accounts_for(FedSps)
+class FedSpsAccounting(OverlapsAccounting[FedSps]):
+    def warnings(self, info: Info) -> list[str]:
+        said = (
+            ["mode=samples sends near-copies of private inputs to other parties."]
+            if self.method.holds
+            else []
+        )
+        return said + self.method.forgets(self.method.holds, info.training)
+
+    def join_traffic(self, info: Info) -> Traffic:
+        return self.method.asking(info, list(info.late), list(info.parties))
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        return self.method.asking(info, cohort, cohort)

@@ -1,5 +1,5 @@
-"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, AAAI
-2023.
+"""FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
+AAAI 2023.
 
 Idea: FedAvg whose parties do not take over the whole global model. Of each single weight in the p
 highest layers a party takes as much as lowers its own loss, and keeps its own for the rest; all
@@ -74,8 +74,6 @@ def converged(losses: list[float]) -> bool:
 
 @algorithm
 class FedAla(AveragedModel[AlaState]):
-    not_private = "it learns from some of its records how much it takes over of each weight"
-
     p: int = option(1, "how many of the highest layers are mixed, weight by weight", minimum=1)
     s: float = option(
         80.0, "per cent of a party's samples that W is learnt from in a round", above=0, maximum=100
@@ -85,13 +83,9 @@ class FedAla(AveragedModel[AlaState]):
         100, "epochs in a party's second round after which W need not converge any more", minimum=1
     )
 
-    @property
-    def one_model(self) -> bool:
-        return False
-
     def highest(self, task: LearningTask) -> frozenset[str]:
         """The names that W is about: what the p highest stages with weights share."""
-        names = [k for k in task.shapes if not is_buffer(k) and k not in self.kept(task)]
+        names = [k for k in task.shapes if not is_buffer(k) and k not in self.private_names(task)]
         stages = [
             stage
             for stage in task.network.stages
@@ -100,21 +94,21 @@ class FedAla(AveragedModel[AlaState]):
         return frozenset(k for k in names if k.partition(".")[0] in stages[-self.p :])
 
     def init_party(self, key: Key, party: Party) -> AlaState:
-        return AlaState(self.private(party.task.init(key), party.task), {}, {})
+        return AlaState(self.private_part(party.task.init(key), party.task), {}, {})
 
     @on_party
     async def local(
-        self, mine: AlaState, m: Model, party: Party, key: Key
+        self, state: AlaState, m: Model, party: Party, key: Key
     ) -> tuple[AlaState, Model]:
-        both = Both(mine.previous, m.theta | mine.private)
-        W = await self.weights(mine, both, party, key.fold("weights")) if mine.previous else {}
-        theta = await self.trained(merged(both, W), m, party, key)
+        both = Both(state.previous, m.theta | state.private)
+        W = await self.weights(state, both, party, key.fold("weights")) if state.previous else {}
+        theta = await self.train_locally(merged(both, W), m, party, key)
         task = party.task
-        return AlaState(self.private(theta, task), keep(theta, self.highest(task)), W), Model(
-            self.shared(theta, task)
+        return AlaState(self.private_part(theta, task), keep(theta, self.highest(task)), W), Model(
+            self.shared_part(theta, task)
         )
 
-    async def weights(self, mine: AlaState, both: Both, party: Party, key: Key) -> Params:
+    async def weights(self, state: AlaState, both: Both, party: Party, key: Key) -> Params:
         """W_i, l.7-14."""
         train = party.data.train
         some = train.take(
@@ -130,10 +124,10 @@ class FedAla(AveragedModel[AlaState]):
             steps=None,
             keep=False,
         )
-        W = mine.W or {k: torch.ones_like(v) for k, v in mine.previous.items()}
+        W = state.W or {k: torch.ones_like(v) for k, v in state.previous.items()}
         buffers = {k: v for k, v in both.sent.items() if is_buffer(k)}
         losses: list[float] = []
-        for n in range(1 if mine.W else self.start_epochs):
+        for n in range(1 if state.W else self.start_epochs):
             begin = {W_OF + k: w for k, w in W.items()} | buffers
             done = await party.fit(self.eq5, begin, key.fold(n), both, training=how, samples=some)
             W = {k: done.theta[W_OF + k].clamp(0, 1) for k in W}
@@ -156,8 +150,16 @@ class FedAla(AveragedModel[AlaState]):
         )
         return value
 
-    def settled(self, mine: AlaState, theta: Params) -> AlaState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: AlaState, theta: Params) -> AlaState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: AlaState, m: Model, party: Party) -> Params:
-        return merged(Both(mine.previous, m.theta | mine.private), mine.W)
+    def deployed_model(self, state: AlaState, m: Model, party: Party) -> Params:
+        return merged(Both(state.previous, m.theta | state.private), state.W)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragedModel.traits,
+        one_model=False,
+        not_private="it learns from some of its records how much it takes over of each weight",
+    )

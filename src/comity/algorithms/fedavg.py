@@ -17,36 +17,41 @@ from __future__ import annotations
 from typing import Generic
 
 from comity.components.averaged import AveragesWeights
+from comity.components.server_steps import averages_models
 from comity.core import *
 
 
 class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
-    """FedAvg for parties that keep a state of whatever kind: methods that add to it are made from
-    this.
+    """FedAvg for parties with a state of any type C. Methods that add something to FedAvg, and keep
+    more than private weights at parties, are made from this.
     """
 
     def init_server(self, key: Key, info: Info) -> Params:
-        task = self.extended(info.task)
-        return self.shared(task.init(key), task)
+        task = self.extend_task(info.task)
+        return self.shared_part(task.init(key), task)
 
     def message_for(self, theta: Params, i: int) -> Model:
         return Model(theta)
 
+    @averages_models
     @only_averages
     def round(self, theta: Params, server: Server, t: int) -> Params:
         messages = {i: self.message_for(theta, i) for i in server.sample(t)}
         mean: Model = server.mean(self.local, messages, server.info.sizes).value
         return mean.theta
 
-    async def averaged(
+    async def train_and_share(
         self, private: Params, m: Model, party: Party, key: Key
     ) -> tuple[Params, Model]:
-        """Train the received model with what of it is private; what stays, and what is sent."""
-        theta = await self.trained(m.theta | private, m, party, key)
-        return self.private(theta, party.task), Model(self.shared(theta, party.task))
+        """Train the received model with the party's private part. Returns the part that stays, and
+        the part that is sent.
+        """
+        theta = await self.train_locally(m.theta | private, m, party, key)
+        shared = self.shared_part(theta, party.task)
+        return self.private_part(theta, party.task), Model(shared)
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
-        """E epochs on F_i from `theta`; FedProx and FedRep differ here."""
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+        """E epochs on F_i from `theta`. FedProx and FedRep override this."""
         return (await party.fit(plain, theta, key)).theta
 
 
@@ -54,14 +59,14 @@ class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
 class FedAvg(AveragedModel[Params]):
     def init_party(self, key: Key, party: Party) -> Params:
         task = self.party_for(party, {}).task
-        return self.private(task.init(key), task)
+        return self.private_part(task.init(key), task)
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
-        return await self.averaged(mine, m, self.party_for(party, mine), key)
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        return await self.train_and_share(state, m, self.party_for(party, state), key)
 
-    def settled(self, mine: Params, theta: Params) -> Params:
-        return theta | mine
+    def newcomer_state(self, state: Params, theta: Params) -> Params:
+        return theta | state
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return m.theta | mine
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return m.theta | state

@@ -1,4 +1,5 @@
-"""FedBABU: Oh, Kim, Yun, Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
+"""FedBABU: Oh, Kim, Yun, Toward Enhanced Representation for Federated Image Classification, ICLR
+2022.
 
 Idea: body aggregation and body update. All parties have the same random head, which nobody trains;
 only the body is trained and averaged. Personal models come afterwards, by fine-tuning.
@@ -26,25 +27,18 @@ from dataclasses import replace
 from typing import Literal
 
 from comity.algorithms.fedper import FedPer
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
 @algorithm
 class FedBabu(FedPer):
-    start_weights = None
-    common_start = "needs one head for all, which comes from one key and is never sent"
-    bytes_formula = "2 · Σ_t |S_t| · S_body, and N · S_body once after the last round"
-
     finetune: Literal["all", "head", "body"] = option(
         "all", "what is fine-tuned after the last round"
     )
     finetune_epochs: int = option(10, "τ_f, epochs of fine-tuning", minimum=0)
 
-    @property
-    def finishes(self) -> bool:
-        return True
-
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         body = frozenset(theta.keys() - party.task.head_names)
         return (await party.fit(plain, theta, key, only=body)).theta
 
@@ -52,27 +46,40 @@ class FedBabu(FedPer):
         server.call(self.tune, {i: self.message_for(theta, i) for i in server.info.parties})
         return theta
 
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        tune = {"tune": [replace(how, epochs=self.finetune_epochs, steps=None)]}
-        return tune if stage == "finish" else super().declared_trainings(stage, how)
-
     @on_party
-    async def tune(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
+    async def tune(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
         how = replace(party.training, epochs=self.finetune_epochs, steps=None)
-        return await self.tuned(mine, m, party, key, how), None
+        return await self.tuned(state, m, party, key, how), None
 
     @on_party
-    async def warm_up(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
-        return await self.tuned(mine, m, party, key, party.training), None
+    async def warm_up(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, None]:
+        return await self.tuned(state, m, party, key, party.training), None
 
-    async def tuned(self, mine: Params, m: Model, party: Party, key: Key, how: Training) -> Params:
+    async def tuned(self, state: Params, m: Model, party: Party, key: Key, how: Training) -> Params:
         """A model of the party's own, which comes before whatever it is sent."""
-        theta = m.theta | mine
+        theta = m.theta | state
         heads = party.task.head_names
         only = {"all": None, "head": heads, "body": frozenset(theta.keys() - heads)}[self.finetune]
         return (
             await party.fit(plain, theta, key, task=party.task.personal, training=how, only=only)
         ).theta
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedPer.traits,
+        finishes=True,
+        start_weights=None,
+        common_start="needs one head for all, which comes from one key and is never sent",
+        bytes_formula="2 · Σ_t |S_t| · S_body, and N · S_body once after the last round",
+    )
+
+
+@accounts_for(FedBabu)
+class FedBabuAccounting(AveragingAccounting[FedBabu]):
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        tune = {"tune": [replace(how, epochs=self.method.finetune_epochs, steps=None)]}
+        return tune if stage == "finish" else super().declared_trainings(stage, how)
 
     def finish_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.names) * self.shared_bytes(info))

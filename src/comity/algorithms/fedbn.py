@@ -1,4 +1,5 @@
-"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+"""FedBN: Li et al., Federated Learning on Non-IID Features via Local Batch Normalization, ICLR
+2021.
 
 Idea: FedAvg on everything but the BatchNorm layers (weights, biases and running statistics), which
 stay at the party and absorb its feature shift.
@@ -16,20 +17,27 @@ Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from comity.algorithms.fedavg import FedAvg
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
 @algorithm
 class FedBN(FedAvg):
-    bytes_formula = "2 · Σ_t |S_t| · (S − S_BN)"
+    def private_names(self, task: LearningTask) -> frozenset[str]:
+        return task.private | task.norm_names
 
-    @property
-    def one_model(self) -> bool:
-        return False
+    # -- declarations ------------------------------------------------------------------------------
 
+    traits = replace(FedAvg.traits, one_model=False, bytes_formula="2 · Σ_t |S_t| · (S − S_BN)")
+
+
+@accounts_for(FedBN)
+class FedBNAccounting(AveragingAccounting[FedBN]):
     def warnings(self, info: Info) -> list[str]:
-        alike = self.kept(info.task) == info.task.private
+        alike = self.method.private_names(info.task) == info.task.private
         return (
             [
                 "the model has no BatchNorm that would be shared otherwise, so that this is fedavg"
@@ -38,6 +46,3 @@ class FedBN(FedAvg):
             if alike
             else []
         )
-
-    def kept(self, task: LearningTask) -> frozenset[str]:
-        return task.private | task.norm_names

@@ -30,7 +30,7 @@ as rounding does not grow. See docs/methods-beside.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal
 
@@ -110,10 +110,6 @@ class Separated(Around):
 
 @algorithm
 class FedCp(FedAvg):
-    shares = "generic"
-    not_private = "its discrepancy couples the records of a batch"
-    bytes_formula = "2 · Σ_t |S_t| · (S + 8·d'·(d' + 3)): the weights and the policy's"
-
     lam: float = option(
         5.0, "λ, weight of the discrepancy from the received body's representations", minimum=0
     )
@@ -121,10 +117,6 @@ class FedCp(FedAvg):
         "half", "which head is sent: half own and half received (code), or the own"
     )
     gumbel: bool = option(False, "Gumbel noise on the policy in training, as in the code")
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     def check(self, info: Info) -> None:
         super().check(info)
@@ -148,7 +140,7 @@ class FedCp(FedAvg):
             else []
         )
 
-    def extended(self, task: LearningTask) -> LearningTask:
+    def extend_task(self, task: LearningTask) -> LearningTask:
         return Separated.of(task, frozenset(OWN + k for k in task.head_names))
 
     def in_context(self, theta: Params, task: LearningTask) -> Params:
@@ -156,7 +148,7 @@ class FedCp(FedAvg):
         matrices = [theta[OWN + k] for k in self.layers(task)]
         return theta | {CONTEXT: F.normalize(reduce(torch.matmul, matrices).sum(0), dim=0)}
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         task = party.task
         begin = self.in_context(theta, task)
         only = frozenset(begin.keys() - task.head_names - {CONTEXT})
@@ -191,9 +183,19 @@ class FedCp(FedAvg):
             h_g = task.features(frozen.theta, batch.x)
         return value + self.lam * mmd(h, h_g)
 
-    def settled(self, mine: Params, theta: Params) -> Params:
-        heads = frozenset(k for k in theta if OWN + k in mine)
-        return drop(theta, heads) | mine  # the global head stays the one that it is sent
+    def newcomer_state(self, state: Params, theta: Params) -> Params:
+        heads = frozenset(k for k in theta if OWN + k in state)
+        return drop(theta, heads) | state  # the global head stays the one that it is sent
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return self.in_context(m.theta | mine, party.task)
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return self.in_context(m.theta | state, party.task)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedAvg.traits,
+        shares="generic",
+        one_model=False,
+        not_private="its discrepancy couples the records of a batch",
+        bytes_formula="2 · Σ_t |S_t| · (S + 8·d'·(d' + 3)): the weights and the policy's",
+    )

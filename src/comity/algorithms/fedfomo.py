@@ -21,7 +21,7 @@ Deviations: a round's parties exchange what they trained in it, and what was tra
 deployed; the authors' server has the models of one round for the next one's parties, which is the
 same if all take part in every round. The held-out samples are the experiment's validation samples,
 or every fifth training sample if there are none. Checked against the authors' code, not the printed
-text. That code takes the ℓ1 norm unless told (norm=l1), and divides what it adds to P by |Σ w|. If
+text. That code takes the ℓ1 norm by default (norm=l1), and divides what it adds to P by |Σ w|. If
 no model does better θ_i stays, as the update says and the code does; PFLlib goes on from what was
 trained. PFLlib has no ε. BatchNorm's statistics are combined with the weights, and are no part of
 the norm. A newcomer gets M − 1 models at random.
@@ -38,10 +38,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from comity.components.averaged import AveragesWeights
+from comity.base.content import Content, describe_reply
+from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 from comity.core.diagnostics import PartyMatrix
-from comity.metrics.evaluation import validated
+from comity.metrics.evaluation import score_on_validation
 
 HELD_OUT = 5  # every so many samples, one
 WEIGHT = "weight/"
@@ -98,23 +99,6 @@ def chosen(
 
 @algorithm
 class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
-    self_contained = True
-    hears_peers = True
-    start_weights = ""
-    not_private = "it weighs models by how well they do on a party's records"
-    bytes_formula = (
-        "Σ_t |S_t| · (S + m · (S + 4) + 4),  S = bytes of the shared weights, m = min(M, |S_t|) − 1"
-    )
-    diagnostics = (
-        PartyMatrix(
-            name="weights",
-            title="whose models parties go on from",
-            meaning="the weights of others' models, and of a party's own, in what it goes on from",
-            value="weight",
-            prefix=WEIGHT,
-        ),
-    )
-
     models: int = option(
         5, "M, models that a party weighs in a round, its own among them", minimum=1
     )
@@ -123,12 +107,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     )
     epsilon_decay: float = option(0.05, "by how much ε falls each round", minimum=0)
     norm: Literal["l2", "l1"] = option(
-        "l2", "‖·‖ in the weights; l1 as in the authors' code unless told"
+        "l2", "‖·‖ in the weights; l1: the default of the authors' code"
     )
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     def init_server(self, key: Key, info: Info) -> Affinities:
         return Affinities(torch.eye(len(info.names)), {})
@@ -175,35 +155,47 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
 
     @on_party
     async def local(
-        self, mine: FomoState, m: Empty, party: Party, key: Key
+        self, state: FomoState, m: Empty, party: Party, key: Key
     ) -> tuple[FomoState, Model]:
         begin = (
-            mine.begin if mine.weighed else mine.trained
+            state.begin if state.weighed else state.trained
         )  # who missed the exchange goes on from what it has
         done = await party.fit(plain, begin, key, samples=self.samples(party.data, held_out=False))
-        return FomoState(done.theta, begin, False), Model(self.shared(done.theta, party.task))
+        return FomoState(done.theta, begin, False), Model(self.shared_part(done.theta, party.task))
 
     @on_party
+    @describe_reply(
+        Content(
+            "by how much some parties' models do better than its own on records that it held out",
+            "weights",
+        )
+    )
     async def weigh(
-        self, mine: FomoState, m: Offered, party: Party, key: Key
+        self, state: FomoState, m: Offered, party: Party, key: Key
     ) -> tuple[FomoState, dict[int, float]]:
-        private = self.private(mine.trained, party.task)
-        models = {j: theta | private for j, theta in m.models.items()} | {party.id: mine.trained}
-        w = self.weights(mine.begin, models, party)
+        private = self.private_part(state.trained, party.task)
+        models = {j: theta | private for j, theta in m.models.items()} | {party.id: state.trained}
+        w = self.weights(state.begin, models, party)
         better = {n: weight for n, weight in w.items() if weight > 0}
-        begin = average({n: models[n] for n in better}, better) if better else mine.begin
-        return replace(mine, begin=begin, weighed=True), w
+        begin = average({n: models[n] for n in better}, better) if better else state.begin
+        return replace(state, begin=begin, weighed=True), w
 
     def weights(
         self, theta: Params, models: Mapping[int, Params], party: Party
     ) -> dict[int, float]:
-        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no number."""
+        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no
+        number.
+        """
         held = replace(party.data, validation=self.samples(party.data, held_out=True))
-        loss = validated(party.task, theta, held).loss
+        loss = score_on_validation(party.task, theta, held).loss
         found = {}
         for n, theta_n in models.items():
             distance = apart(theta_n, theta, int(self.norm[1]))
-            w = (loss - validated(party.task, theta_n, held).loss) / distance if distance else 0.0
+            w = (
+                (loss - score_on_validation(party.task, theta_n, held).loss) / distance
+                if distance
+                else 0.0
+            )
             found[n] = w if math.isfinite(w) else 0.0
         return found
 
@@ -216,24 +208,58 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
             )
         return super().join(s, server, ids)
 
-    def settled(self, mine: FomoState, theta: Params) -> FomoState:
-        return mine
+    def newcomer_state(self, state: FomoState, theta: Params) -> FomoState:
+        return state
 
-    def deployed_model(self, mine: FomoState, m: Empty, party: Party) -> Params:
-        return mine.trained
-
-    def join_traffic(self, info: Info) -> Traffic:
-        few = self.downloads(
-            len(info.names)
-        )  # at most: parties that were never heard have sent nothing
-        each = Traffic(up=self.told(few), down=few * info.task.bytes(without=self.kept(info.task)))
-        return sum([each] * len(info.late), Traffic())
-
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        few = [self.downloads(len(self.sources(info, i, cohort))) for i in cohort]
-        size = info.task.bytes(without=self.kept(info.task))
-        return Traffic(up=len(cohort) * size + sum(map(self.told, few)), down=sum(few) * size)
+    def deployed_model(self, state: FomoState, m: Empty, party: Party) -> Params:
+        return state.trained
 
     def told(self, downloads: int) -> int:
         """Bytes of the weights that a party tells the server."""
         return 4 * (downloads + 1) if downloads else 0
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragesWeights.traits,
+        self_contained=True,
+        one_model=False,
+        hears_peers=True,
+        start_weights="",
+        not_private="it weighs models by how well they do on a party's records",
+        bytes_formula=(
+            "Σ_t |S_t| · (S + m · (S + 4) + 4),  S = bytes of the shared weights, m = min(M,"
+            " |S_t|) − 1"
+        ),
+        diagnostics=(
+            PartyMatrix(
+                name="weights",
+                title="whose models parties go on from",
+                meaning=(
+                    "the weights of others' models, and of a party's own, in what it goes on from"
+                ),
+                value="weight",
+                prefix=WEIGHT,
+            ),
+        ),
+    )
+
+
+@accounts_for(FedFomo)
+class FedFomoAccounting(AveragingAccounting[FedFomo]):
+    def join_traffic(self, info: Info) -> Traffic:
+        few = self.method.downloads(
+            len(info.names)
+        )  # at most: parties that were never heard have sent nothing
+        each = Traffic(
+            up=self.method.told(few),
+            down=few * info.task.bytes(without=self.method.private_names(info.task)),
+        )
+        return sum([each] * len(info.late), Traffic())
+
+    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
+        few = [self.method.downloads(len(self.method.sources(info, i, cohort))) for i in cohort]
+        size = info.task.bytes(without=self.method.private_names(info.task))
+        return Traffic(
+            up=len(cohort) * size + sum(map(self.method.told, few)), down=sum(few) * size
+        )

@@ -1,5 +1,5 @@
-"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML
-2021.
+"""FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning,
+ICML 2021.
 
 Idea: from the parties' heads alone the server learns a generator of representations for each class;
 parties train on what it makes beside their own data, so that their heads do not forget the classes
@@ -33,7 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.components.averaged import AveragesWeights
+from comity.base.content import CLASS_COUNTS, describe
+from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 from comity.models.stack import Builder, batchnorm, linear, relu
 
@@ -84,7 +85,7 @@ class Wanted:
 class Labels:
     """Samples of each class: a party's on their way up, everybody's on their way down."""
 
-    counts: Tensor
+    counts: Tensor = describe(CLASS_COUNTS)
 
 
 def drawn(labels: Tensor, count: int, key: Key) -> Tensor:
@@ -102,7 +103,7 @@ def sameness(eps: Tensor, z: Tensor) -> Tensor:
 
 @record
 class Generator:
-    """What a party's loss gets of the letter and of its state: G and p̂."""
+    """What a party's loss gets from the message and from its state: G and p̂."""
 
     G: Params
     labels: Tensor
@@ -110,9 +111,6 @@ class Generator:
 
 @algorithm
 class FedGen(AveragesWeights[Source, FedGenState, Taught]):
-    also_leaves = ("class counts",)
-    bytes_formula = "Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1"
-
     weight: float = option(1.0, "λ, weight of the generated representations at a party", minimum=0)
     diversity: float = option(
         0.0, "η_d, weight of what keeps the generator from making one z a class", minimum=0
@@ -126,7 +124,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def check(self, info: Info) -> None:
         super().check(info)
         info.needs_classes("fedgen", "generates representations of each class")
-        if kept := sorted(self.kept(info.task) & info.task.head_names):
+        if kept := sorted(self.private_names(info.task) & info.task.head_names):
             raise UsageError(
                 f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all"
                 " or another --cut."
@@ -151,18 +149,15 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     def init_server(self, key: Key, info: Info) -> Source:
         G = self.generator(info.task).init(key.fold("generator"))
-        theta = self.shared(info.task.init(key), info.task)
+        theta = self.shared_part(info.task.init(key), info.task)
         return Source(theta, G, None, torch.ones(info.task.classes, dtype=torch.int32))
 
     def init_party(self, key: Key, party: Party) -> FedGenState:
-        private = self.private(party.task.init(key), party.task)
+        private = self.private_part(party.task.init(key), party.task)
         return FedGenState(private, torch.ones(party.task.classes, dtype=torch.int32))
 
     def message_for(self, s: Source, i: int) -> Taught:
         return Taught(s.theta, s.G)
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Taught.G": self.generator(task), "Labels.counts": (task.classes,)}
 
     def start(self, s: Source, server: Server) -> Source:
         replies = server.call(self.count, dict.fromkeys(server.info.parties, Empty()))
@@ -180,15 +175,15 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     @on_party
     async def count(
-        self, mine: FedGenState, m: Empty, party: Party, key: Key
+        self, state: FedGenState, m: Empty, party: Party, key: Key
     ) -> tuple[FedGenState, Labels]:
-        return mine, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
+        return state, Labels(torch.bincount(party.data.train.y, minlength=party.task.classes).int())
 
     @on_party
     async def agree(
-        self, mine: FedGenState, m: Labels, party: Party, key: Key
+        self, state: FedGenState, m: Labels, party: Party, key: Key
     ) -> tuple[FedGenState, None]:
-        return replace(mine, labels=m.counts), None
+        return replace(state, labels=m.counts), None
 
     def round(self, s: Source, server: Server, t: int) -> Source:
         replies = server.call(self.local, {i: self.message_for(s, i) for i in server.sample(t)})
@@ -235,14 +230,14 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     @on_party
     async def local(
-        self, mine: FedGenState, m: Taught, party: Party, key: Key
+        self, state: FedGenState, m: Taught, party: Party, key: Key
     ) -> tuple[FedGenState, Model]:
-        own = Generator(m.G, mine.labels)
+        own = Generator(m.G, state.labels)
         theta = (
-            await party.fit(self.j_k, m.theta | mine.private, key, own, draw=self.wanted)
+            await party.fit(self.j_k, m.theta | state.private, key, own, draw=self.wanted)
         ).theta
-        return replace(mine, private=self.private(theta, party.task)), Model(
-            self.shared(theta, party.task)
+        return replace(state, private=self.private_part(theta, party.task)), Model(
+            self.shared_part(theta, party.task)
         )
 
     def wanted(self, batch: Batch, key: Key, own: Generator) -> Wanted:
@@ -258,11 +253,25 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
             task.plain.head(theta, z), wanted.y
         )
 
-    def settled(self, mine: FedGenState, theta: Params) -> FedGenState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: FedGenState, theta: Params) -> FedGenState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: FedGenState, m: Taught, party: Party) -> Params:
-        return m.theta | mine.private
+    def deployed_model(self, state: FedGenState, m: Taught, party: Party) -> Params:
+        return m.theta | state.private
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragesWeights.traits,
+        also_leaves=("class counts",),
+        bytes_formula="Σ_t |S_t| · (2·S + S_G), and N · 8·C once before round 1",
+    )
+
+
+@accounts_for(FedGen)
+class FedGenAccounting(AveragingAccounting[FedGen]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Taught.G": self.method.generator(task), "Labels.counts": (task.classes,)}
 
     def start_traffic(self, info: Info) -> Traffic:
         each = 4 * info.task.classes * len(info.names)
@@ -272,6 +281,6 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * info.task.classes)
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return super().traffic(info, cohort) + Traffic(
-            down=len(cohort) * self.generator(info.task).bytes()
-        )
+        shared = self.shared_bytes(info)
+        generator = self.method.generator(info.task).bytes()
+        return Traffic(up=len(cohort) * shared, down=len(cohort) * (shared + generator))

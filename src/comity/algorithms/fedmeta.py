@@ -1,5 +1,5 @@
-"""FedMeta with UGA: Yao et al., Federated Learning with Unbiased Gradient Aggregation and Controllable
-Meta Updating, 2019.
+"""FedMeta with UGA: Yao et al., Federated Learning with Unbiased Gradient Aggregation and
+Controllable Meta Updating, 2019.
 
 Idea: a party's last gradient is taken with respect to the model that it received, so that all
 parties' gradients are of one point (UGA); afterwards the server makes a step on samples that it
@@ -35,7 +35,7 @@ from functools import partial
 import torch
 
 from comity.algorithms.centralized import Data, together
-from comity.components.averaged import AveragesWeights
+from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 
 ROWS = 512  # of which a gradient over many samples is taken at once
@@ -90,11 +90,6 @@ def once(how: Training) -> Training:
 
 @algorithm
 class FedMeta(AveragesWeights[Guided, Params, Model]):
-    also_leaves = ("samples",)
-    bytes_formula = (
-        "2 · Σ_t |S_t| · S, and Σ_i ⌈share · n_i⌉ · (bytes of a sample + 4) once, before round 1"
-    )
-
     server_lr: float = option(1.0, "η_g, the step along the parties' gradients", above=0)
     meta_lr: float = option(
         0.1, "η_m, the step on what the server holds; 0: none, and nobody sends samples", minimum=0
@@ -105,10 +100,6 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     first_order: bool = option(
         False, "leave out the trace: the gradient where the party's steps have led"
     )
-
-    @property
-    def leaves(self) -> frozenset[str]:
-        return super().leaves if self.meta_lr else frozenset({"weights"})
 
     def check(self, info: Info) -> None:
         super().check(info)
@@ -123,33 +114,16 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
                 " first_order=true."
             )
 
-    def warnings(self, info: Info) -> list[str]:
-        how = info.training
-        traces = how.epochs > 1 if how.steps is None else how.steps > 1
-        said = (
-            []
-            if traces
-            else ["with one epoch there is nothing to trace: a round is one gradient step."]
-        )
-        return (
-            said
-            if not self.meta_lr
-            else [f"each party sends the server {self.share:.0%} of its training samples.", *said]
-        )
-
     def init_server(self, key: Key, info: Info) -> Guided:
         return Guided(
-            self.shared(info.task.init(key), info.task), Data(torch.zeros(0), torch.zeros(0))
+            self.shared_part(info.task.init(key), info.task), Data(torch.zeros(0), torch.zeros(0))
         )
 
     def init_party(self, key: Key, party: Party) -> Params:
-        return self.private(party.task.init(key), party.task)
+        return self.private_part(party.task.init(key), party.task)
 
     def message_for(self, s: Guided, i: int) -> Model:
         return Model(s.theta)
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Data.x": None, "Data.y": (-1,)}
 
     def start(self, s: Guided, server: Server) -> Guided:
         return self.given(s, [], server, server.info.parties)
@@ -170,11 +144,11 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
 
     @on_party
     async def hand_over(
-        self, mine: Params, m: Empty, party: Party, key: Key
+        self, state: Params, m: Empty, party: Party, key: Key
     ) -> tuple[Params, Data]:
         train = party.data.train
         some = train.take(key.fold("meta").choose(self.handed(len(train)), len(train)))
-        return mine, Data(some.x, some.y.int() if party.task.classes else some.y)
+        return state, Data(some.x, some.y.int() if party.task.classes else some.y)
 
     def handed(self, n: int) -> int:
         return math.ceil(self.share * n)
@@ -202,8 +176,8 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         return plus(w, -self.meta_lr, mean(g))
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
-        w, how = m.theta | mine, party.training
+    async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Model]:
+        w, how = m.theta | state, party.training
         past: list[tuple[Params, Batch]] = []
 
         def descend(at: Moving, batch: Batch) -> Moving:
@@ -227,7 +201,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         theta = plus(w, -self.server_lr, self.traced(g, past, party)) | {
             k: v for k, v in w_k.items() if is_buffer(k)
         }
-        return self.private(theta, party.task), Model(self.shared(theta, party.task))
+        return self.private_part(theta, party.task), Model(self.shared_part(theta, party.task))
 
     def traced(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:
         """From the gradient at w_k to that at w: back through v ← μ v + ∇f + λ w, w ← w − η v, step
@@ -246,12 +220,51 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
             dv = {k: how.momentum * d for k, d in dv.items()}
         return g
 
-    def settled(self, mine: Params, theta: Params) -> Params:
-        return theta | mine
+    def newcomer_state(self, state: Params, theta: Params) -> Params:
+        return theta | state
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return m.theta | mine
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return m.theta | state
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragesWeights.traits,
+        also_leaves=("samples",),
+        bytes_formula=(
+            "2 · Σ_t |S_t| · S, and Σ_i ⌈share · n_i⌉ · (bytes of a sample + 4) once, before round"
+            " 1"
+        ),
+    )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        return declared if self.meta_lr else replace(declared, also_leaves=())
+
+
+@accounts_for(FedMeta)
+class FedMetaAccounting(AveragingAccounting[FedMeta]):
+    def warnings(self, info: Info) -> list[str]:
+        how = info.training
+        traces = how.epochs > 1 if how.steps is None else how.steps > 1
+        said = (
+            []
+            if traces
+            else ["with one epoch there is nothing to trace: a round is one gradient step."]
+        )
+        return (
+            said
+            if not self.method.meta_lr
+            else [
+                f"each party sends the server {self.method.share:.0%} of its training samples.",
+                *said,
+            ]
+        )
+
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Data.x": None, "Data.y": (-1,)}
 
     def start_traffic(self, info: Info) -> Traffic:
         sample = 4 * torch.Size(info.shape).numel() + 4
-        return Traffic(up=sum(map(self.handed, info.sizes)) * sample if self.meta_lr else 0)
+        return Traffic(
+            up=sum(map(self.method.handed, info.sizes)) * sample if self.method.meta_lr else 0
+        )

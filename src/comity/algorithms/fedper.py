@@ -14,18 +14,22 @@ Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 
 
 @algorithm
 class FedPer(FedAvg):
-    shares = "body"
-    bytes_formula = "2 · Σ_t |S_t| · S_body"
-
-    @property
-    def one_model(self) -> bool:
-        return False
-
-    def kept(self, task: LearningTask) -> frozenset[str]:
+    def private_names(self, task: LearningTask) -> frozenset[str]:
         return task.private | task.head_names
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedAvg.traits,
+        shares="body",
+        one_model=False,
+        bytes_formula="2 · Σ_t |S_t| · S_body",
+    )

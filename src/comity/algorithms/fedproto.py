@@ -32,12 +32,13 @@ eq. 3's. See docs/methods-beside.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from comity.base.content import CLASS_COUNTS, CLASS_MEANS, describe
 from comity.components.around import Around
 from comity.components.classwise import class_means, features_of, pooled
 from comity.core import *
@@ -49,8 +50,8 @@ PROTOTYPES, KNOWN = "fedproto.prototypes", "fedproto.known"
 class Prototypes:
     """What a party sends: its classes' mean representations, and over how many samples."""
 
-    means: Tensor
-    counts: Tensor
+    means: Tensor = describe(CLASS_MEANS)
+    counts: Tensor = describe(CLASS_COUNTS)
 
 
 @record
@@ -89,9 +90,6 @@ class Nearest(Around):
 class SharesPrototypes(Algorithm[S, Params, Guide]):
     """What happens at a party, however the server makes global prototypes of what it is sent."""
 
-    shares = "means"
-    start_weights = ""
-
     lam: float = option(1.0, "λ, weight of the pull to the global prototypes", minimum=0)
     reduction: Literal["mean", "sum", "norm"] = option(
         "mean", "the pull: ‖·‖² / d' as in the code, ‖·‖² as printed, or ‖·‖"
@@ -107,15 +105,6 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
 
     def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        c, d = task.classes, task.width
-        return {
-            "Prototypes.means": (c, d),
-            "Prototypes.counts": (c,),
-            "Guide.means": (c, d),
-            "Guide.known": (c,),
-        }
 
     @on_party
     async def local(
@@ -149,7 +138,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         theta, _ = await self.local(theta, m, party, key)
         return theta, None
 
-    def party_for(self, party: Party, mine: Params) -> Party:
+    def party_for(self, party: Party, state: Params) -> Party:
         return with_task(party, Nearest.of(party.task))
 
     def deployed_model(self, theta: Params, m: Guide, party: Party) -> Params:
@@ -160,6 +149,25 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
             return theta
         return theta | {PROTOTYPES: m.means, KNOWN: known.to(m.means.dtype)}
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(shares="means", start_weights="")
+
+
+A = TypeVar("A", bound=SharesPrototypes[Any])
+
+
+@accounts_for(SharesPrototypes)
+class SharesPrototypesAccounting(Accounting[A]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        c, d = task.classes, task.width
+        return {
+            "Prototypes.means": (c, d),
+            "Prototypes.counts": (c,),
+            "Guide.means": (c, d),
+            "Guide.known": (c,),
+        }
+
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         c, d = info.task.classes, info.width
         return Traffic(up=len(cohort) * c * (4 * d + 4), down=len(cohort) * c * (4 * d + 1))
@@ -167,11 +175,6 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
 
 @algorithm
 class FedProto(SharesPrototypes[Bank]):
-    also_leaves = ("class counts",)
-    bytes_formula = (
-        "Σ_t |S_t| · C · (8·d' + 5): prototypes both ways, counts up, a mask of known classes down"
-    )
-
     weights: Literal["samples", "uniform"] = option(
         "samples", "global prototypes by sample counts, or parties alike (codes)"
     )
@@ -195,3 +198,14 @@ class FedProto(SharesPrototypes[Bank]):
         return (
             made if self.weights == "samples" else Prototypes(made.means, (made.counts > 0).int())
         )
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        SharesPrototypes.traits,
+        also_leaves=("class counts",),
+        bytes_formula=(
+            "Σ_t |S_t| · C · (8·d' + 5): prototypes both ways, counts up, a mask of known classes"
+            " down"
+        ),
+    )

@@ -16,6 +16,7 @@ documentation prints norms for it, not their squares. See docs/methods-beside.md
 from __future__ import annotations
 
 from comity.algorithms.fedavg import FedAvg
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
@@ -23,9 +24,19 @@ from comity.core import *
 class FedProx(FedAvg):
     mu: float = option(0.01, "weight of the proximal term, eq. 2", minimum=0)
 
-    def warnings(self, info: Info) -> list[str]:
-        return [] if self.mu else ["with mu=0 there is no proximal term, so that this is fedavg."]
-
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         eq2 = Pull(trainable(m.theta), self.mu) if self.mu else None
         return (await party.fit(plain, theta, key, pull=eq2)).theta
+
+
+# -- declarations ----------------------------------------------------------------------------------
+
+
+@accounts_for(FedProx)
+class FedProxAccounting(AveragingAccounting[FedProx]):
+    def warnings(self, info: Info) -> list[str]:
+        return (
+            []
+            if self.method.mu
+            else ["with mu=0 there is no proximal term, so that this is fedavg."]
+        )

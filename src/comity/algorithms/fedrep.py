@@ -1,5 +1,5 @@
-"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, ICML
-2021.
+"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning,
+ICML 2021.
 
 Idea: FedPer with the two parts trained in turn: first the party's own head on the received body,
 then the body under that head.
@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from comity.algorithms.fedper import FedPer
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
@@ -29,15 +30,21 @@ from comity.core import *
 class FedRep(FedPer):
     head_epochs: int = option(10, "τ_h, epochs on the head before the body is trained", minimum=0)
 
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        both = {
-            function: [replace(how, epochs=self.head_epochs, steps=None), how]
-            for function in ("local", "warm_up")
-        }
-        return {function: both[function] for function in super().declared_trainings(stage, how)}
-
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         head = party.task.head_names
         first = replace(party.training, epochs=self.head_epochs, steps=None)
         theta = (await party.fit(plain, theta, key.fold("head"), training=first, only=head)).theta
         return (await party.fit(plain, theta, key, only=frozenset(theta.keys() - head))).theta
+
+
+# -- declarations ----------------------------------------------------------------------------------
+
+
+@accounts_for(FedRep)
+class FedRepAccounting(AveragingAccounting[FedRep]):
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        both = {
+            function: [replace(how, epochs=self.method.head_epochs, steps=None), how]
+            for function in ("local", "warm_up")
+        }
+        return {function: both[function] for function in super().declared_trainings(stage, how)}

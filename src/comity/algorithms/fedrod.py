@@ -23,7 +23,7 @@ Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -65,19 +65,21 @@ class TwoHeads(Around):
 
 @algorithm
 class FedRod(FedAvg):
-    shares = "generic"
-    not_private = "it balances its loss by how many records there are of each class"
-
-    @property
-    def one_model(self) -> bool:
-        return False
-
     def check(self, info: Info) -> None:
         super().check(info)
         info.needs_classes("fedrod", "balances classes")
 
-    def party_for(self, party: Party, mine: Params) -> Party:
+    def party_for(self, party: Party, state: Params) -> Party:
         task = party.task
         log_n = torch.bincount(party.data.train.y, minlength=task.classes).log()
         own = frozenset(OWN + k for k in task.head_names)
         return with_task(party, TwoHeads.of(task, own, log_n=log_n))
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedAvg.traits,
+        shares="generic",
+        one_model=False,
+        not_private="it balances its loss by how many records there are of each class",
+    )

@@ -16,13 +16,12 @@ Deviations: fedproto's, but for the means. δ: the authors' talk defines a margi
 distance to another class, as the code has it; their formula takes the largest of all distances
 (margin=pairs). λ = 0.1 in the paper is for the Euclidean distance (reduction=norm); for the code's
 squared error over d' the authors use λ = 10 (FedTGP, issue 3), as here. The server's batches are
-the experiment's, as in the code; so is its step size there, 0.01 in the authors' script, which is
-the default here, whatever the experiment's is: with 0.05 θ_F learned nothing under one seed of
-three (all methods on label-skewed digits: 15.1 %; with 0.01 under that seed 96.9 %). Its loss is a
-batch's mean. A class that nobody has shown yet has no prototype (the code sends what F makes of
-it). The authors advise 1,000 rounds or more, until the server's loss is below 0.001. The paper's
-text could not be had: its formulas are those of the authors' talk, S = 100, τ = 100 and λ those of
-their code and answers.
+the experiment's, as in the code. The server's step size is 0.01, as in the authors' script,
+independent of the experiment's: with 0.05, θ_F can fail to learn. Its loss is a batch's mean. A
+class that nobody has shown yet has no prototype (the code sends what F makes of it). The authors
+advise 1,000 rounds or more, until the server's loss is below 0.001. The paper's text could not be
+had: its formulas are those of the authors' talk, S = 100, τ = 100 and λ those of their code and
+answers.
 At a glance: personal = all weights; exchanged = mean representations of each class up, learnt
 prototypes down; kept = the whole model, and the server what makes the prototypes; steps = E epochs,
 and S epochs over prototypes at the server.
@@ -33,6 +32,7 @@ negative numbers. See docs/methods-beside.md.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -71,8 +71,6 @@ def apart(a: Tensor, b: Tensor) -> Tensor:
 
 @algorithm
 class FedTgp(SharesPrototypes[Learnt]):
-    bytes_formula = "Σ_t |S_t| · C · (8·d' + 5): prototypes both ways, which classes they are of"
-
     lam: float = option(10.0, "λ, weight of the pull to the global prototypes", minimum=0)
     margin: Literal["classwise", "pairs"] = option(
         "classwise", "δ by each class's nearest other (code), or by the farthest pair"
@@ -145,3 +143,10 @@ class FedTgp(SharesPrototypes[Learnt]):
     def shown(self, theta: Params, party: Party) -> Prototypes:
         made = super().shown(theta, party)
         return Prototypes(made.means, (made.counts > 0).int())
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        SharesPrototypes.traits,
+        bytes_formula="Σ_t |S_t| · C · (8·d' + 5): prototypes both ways, which classes they are of",
+    )

@@ -1,5 +1,5 @@
-"""FedUAD: FedUFO's first stage alone (Zhang et al., ICCV 2021, section 3.2): adversarial features for
-one global model.
+"""FedUAD: FedUFO's first stage alone (Zhang et al., ICCV 2021, section 3.2): adversarial features
+for one global model.
 
 Idea: each party trains a plain copy of the global model (its prior), the group swaps priors, and
 each trains its posterior so that a discriminator D cannot tell whose extractor made its features.
@@ -14,19 +14,27 @@ and the discriminator's.
 Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's features by the posterior and
 by prior j; K, K_c = parties.
 Deviations: D is averaged with w and makes one pass a round (the paper does not say); a fresh D
-learns before the posterior, not after it. The server averages, unless told to step. The posterior
-starts from w; "a prior model" may also mean that it starts from w̃_k (begin=prior). With bn=none
-others' priors answer with the party's own BatchNorm.
+learns before the posterior, not after it. The server averages; with server_lr or server_momentum it
+steps towards the average. The posterior starts from w; "a prior model" may also mean that it starts
+from w̃_k (begin=prior). With bn=none others' priors answer with the party's own BatchNorm.
 """
 
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from comity.base.content import (
+    CLASS_COUNTS,
+    OTHER_PARTIES,
+    TRAINING_ACCURACY,
+    WEIGHTS,
+    Content,
+    describe,
+)
 from comity.components.classwise import features_of
 from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.components.divergence import uniform_cross_entropy
@@ -54,23 +62,36 @@ class Both:
     where sampling asks for it.
     """
 
-    theta: Params
-    D: Params
-    accuracy: float | None = None
-    others: list[int] = field(default_factory=list)
+    theta: Params = describe(WEIGHTS)
+    D: Params = describe(
+        Content(
+            "the weights of a second network, which learns to tell whose records it is shown",
+            "weights",
+        )
+    )
+    accuracy: float | None = describe(TRAINING_ACCURACY, default=None)
+    others: list[int] = describe(OTHER_PARTIES, default_factory=list)
 
 
 @record
 class Prior:
     """w̃_k and its party's class counts, for the group."""
 
-    theta: Params
-    counts: Tensor
+    theta: Params = describe(
+        Content(
+            "the weights of a model that was trained at this party alone, for the others of its"
+            " group",
+            "weights",
+        )
+    )
+    counts: Tensor = describe(CLASS_COUNTS)
 
 
 @record
 class FedUadState:
-    """What a party keeps: private weights; w and its prior while a round lasts; D if it is its own."""
+    """What a party keeps: private weights; w and its prior while a round lasts; D if it is its
+    own.
+    """
 
     private: Params
     w: Params
@@ -88,12 +109,6 @@ class Adversary:
 
 @algorithm
 class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
-    start_weights = "theta"
-    also_leaves = ("class counts",)
-    bytes_formula = (
-        "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
-    )
-
     uad: bool = field(default=True, init=False)  # fedufo has a choice here
     cgr: bool = field(default=False, init=False)
     weight: float = option(1.0, "weight of L_uni; 1 as printed", minimum=0)
@@ -118,10 +133,6 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     )
     server_lr: float = option(1.0, "the server's step towards the average", above=0)
     server_momentum: float = option(0.0, "momentum of the server's steps", minimum=0)
-
-    @property
-    def one_model(self) -> bool:
-        return True
 
     def lives(self, where: str) -> bool:
         return self.uad and where == ("fresh" if self.outputs == "group" else self.disc_state)
@@ -158,15 +169,12 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def message_for(self, s: FedUadServer, i: int) -> Both:
         return Both(s.w, {})
 
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Both.D": self.discriminator(task.width, parties), "Prior.counts": (task.classes,)}
-
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
-        return self.averaged(
+        return self.average_posteriors(
             s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)}
         )
 
-    def averaged(
+    def average_posteriors(
         self, s: FedUadServer, server: Server, posterior: PartyFunction, messages: dict[int, Both]
     ) -> FedUadServer:
         sealed_messages: dict[Edge, Sealed] = {}
@@ -190,28 +198,28 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
 
     @on_party
     async def prior(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Sealed[Prior]]:
-        w = m.theta or mine.w
-        theta = (await party.fit(plain, w | mine.private, key)).theta
+        w = m.theta or state.w
+        theta = (await party.fit(plain, w | state.private, key)).theta
         prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
-        return replace(mine, w=w, prior=prior), seal(
+        return replace(state, w=w, prior=prior), seal(
             replace(prior, theta=drop(theta, party.task.private)), m.others
         )
 
     @on_party
     async def align(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
         others = (
-            {j: prior.theta | mine.private for j, prior in party.inbox.items()} if self.uad else {}
+            {j: prior.theta | state.private for j, prior in party.inbox.items()} if self.uad else {}
         )
         read = {j: features_of(party.task, theta, party.data.train) for j, theta in others.items()}
-        return await self.posterior(mine, m, party, key, read, {})
+        return await self.posterior(state, m, party, key, read, {})
 
     async def posterior(
         self,
-        mine: FedUadState,
+        state: FedUadState,
         m: Both,
         party: Party,
         key: Key,
@@ -223,11 +231,11 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         """
         task = party.task
         start = (
-            mine.prior.theta
-            if mine.prior and self.begin == "prior"
-            else (m.theta or mine.w) | mine.private
+            state.prior.theta
+            if state.prior and self.begin == "prior"
+            else (m.theta or state.w) | state.private
         )
-        D = m.D or mine.D
+        D = m.D or state.D
         everyone = (
             range(party.federation_size)
             if self.outputs == "all"
@@ -300,16 +308,39 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
 
     @on_party
     async def warm_up(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, None]:
-        tuned = (await party.fit(plain, m.theta | mine.private, key)).theta
+        tuned = (await party.fit(plain, m.theta | state.private, key)).theta
         return (
-            replace(mine, private=tuned),
+            replace(state, private=tuned),
             None,
         )  # a newcomer has no group: it tunes the global model for itself
 
-    def deployed_model(self, mine: FedUadState, m: Both, party: Party) -> Params:
-        return m.theta | mine.private
+    def deployed_model(self, state: FedUadState, m: Both, party: Party) -> Params:
+        return m.theta | state.private
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        also_leaves=("class counts",),
+        one_model=True,
+        start_weights="theta",
+        bytes_formula=(
+            "Σ_t K_c · (2·S + 2·S_D + (K_c − 1) · (S + 4·C + 4)); no S_D unless D is averaged"
+        ),
+    )
+
+
+A = TypeVar("A", bound=FedUad)
+
+
+@accounts_for(FedUad)
+class FedUadAccounting(Accounting[A]):
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {
+            "Both.D": self.method.discriminator(task.width, parties),
+            "Prior.counts": (task.classes,),
+        }
 
     def join_traffic(self, info: Info) -> Traffic:
         return Traffic(down=len(info.late) * info.task.bytes(without=info.task.private))
@@ -318,9 +349,9 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         k = len(cohort)
         w = info.task.bytes(without=info.task.private)
         D = (
-            self.discriminator(info.width, len(info.names)).bytes()
-            if self.lives("federated")
+            self.method.discriminator(info.width, len(info.names)).bytes()
+            if self.method.lives("federated")
             else 0
         )
-        edges = k * (k - 1) if self.uad or self.cgr else 0
+        edges = k * (k - 1) if self.method.uad or self.method.cgr else 0
         return Traffic(k * (w + D), k * (w + D) + 4 * edges, edges * (w + 4 * info.task.classes))

@@ -17,7 +17,7 @@ and class counts down; kept = nothing; steps = E epochs with a pass of every oth
 and the discriminator's.
 Symbols: ŷ_i = the posterior's softmax; ỹ_{i|j} = prior j's; ỹ_{i|0} = w's; n_jc = party j's samples
 of class c. The rest: feduad.
-Deviations: feduad's. The stages are of equal length unless told; without UAD there is no stage one.
+Deviations: feduad's. The stages are of equal length by default; without UAD there is no stage one.
 Teachers are constant in a round and answer once, in evaluation mode. How well w does is its
 accuracy on the party's training data when it last took part.
 """
@@ -31,7 +31,15 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.algorithms.feduad import Both, FedUad, FedUadServer, FedUadState, Prior
+from comity.algorithms.feduad import (
+    Both,
+    FedUad,
+    FedUadAccounting,
+    FedUadServer,
+    FedUadState,
+    Prior,
+)
+from comity.base.content import TRAINING_ACCURACY, describe_reply
 from comity.components.choice import with_the_worst
 from comity.components.classwise import features_of
 from comity.components.consensus import agreed
@@ -46,11 +54,6 @@ GROUP, GLOBAL = (
 
 @algorithm
 class FedUfo(FedUad):
-    bytes_formula = (
-        "feduad's, and 4·K_c up if dynamic=last, 4·K up and (K − K_c)·S down if fresh; FedAvg's"
-        " without UAD and CGR"
-    )
-
     uad: bool = option(True, "unified adversarial features, eqs. 4 and 5")
     cgr: bool = option(True, "consensus with the group of priors, eq. 8")
     cgl: bool = option(True, "consensus with the global model, eq. 10")
@@ -90,13 +93,14 @@ class FedUfo(FedUad):
         if self.cgl and self.dynamic != "off" and not one:
             group = with_the_worst(len(group), len(server.info.names), seen, server.key("dynamic"))
         messages = {k: Both({} if k in held else s.w, {}) for k in group}
-        return self.averaged(s, server, self.align if one else self.local, messages)
+        return self.average_posteriors(s, server, self.align if one else self.local, messages)
 
     @on_party
+    @describe_reply(TRAINING_ACCURACY)
     async def look(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, float]:
-        return replace(mine, w=m.theta), self.accuracy(m.theta | mine.private, party)
+        return replace(state, w=m.theta), self.accuracy(m.theta | state.private, party)
 
     def accuracy(self, w: Params, party: Party) -> float:
         train = party.data.train
@@ -109,38 +113,38 @@ class FedUfo(FedUad):
 
     @on_party
     async def align(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
         """Stage one."""
-        kept, reply = await super().align(mine, m, party, key)
-        return kept, self.looked(reply, mine, m, party)
+        kept, reply = await super().align(state, m, party, key)
+        return kept, self.looked(reply, state, m, party)
 
     @on_party
     async def local(
-        self, mine: FedUadState, m: Both, party: Party, key: Key
+        self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
         """Stage two."""
         task = party.task
         group: dict[int, Prior] = dict(party.inbox) if self.uad else {}
-        if self.cgr and mine.prior:
-            group = {party.id: mine.prior, **party.inbox}
+        if self.cgr and state.prior:
+            group = {party.id: state.prior, **party.inbox}
         read = {
-            j: features_of(task, mine.private | prior.theta, party.data.train)
+            j: features_of(task, state.private | prior.theta, party.data.train)
             for j, prior in group.items()
         }
-        teachers = self.teachers(mine, m, party, group, read)
+        teachers = self.teachers(state, m, party, group, read)
         read = {j: z for j, z in read.items() if j != party.id} if self.uad else {}
-        kept, reply = await self.posterior(mine, m, party, key, read, teachers)
-        return kept, self.looked(reply, mine, m, party)
+        kept, reply = await self.posterior(state, m, party, key, read, teachers)
+        return kept, self.looked(reply, state, m, party)
 
-    def looked(self, reply: Both, mine: FedUadState, m: Both, party: Party) -> Both:
+    def looked(self, reply: Both, state: FedUadState, m: Both, party: Party) -> Both:
         if not self.samples("last"):
             return reply
-        return replace(reply, accuracy=self.accuracy((m.theta or mine.w) | mine.private, party))
+        return replace(reply, accuracy=self.accuracy((m.theta or state.w) | state.private, party))
 
     def teachers(
         self,
-        mine: FedUadState,
+        state: FedUadState,
         m: Both,
         party: Party,
         group: dict[int, Prior],
@@ -155,13 +159,13 @@ class FedUfo(FedUad):
                 return in_chunks(lambda part: task.head(theta, part.view(-1, *task.z_shape)), z)
 
             logits = {
-                j: answered(mine.private | prior.theta, read[j]) for j, prior in group.items()
+                j: answered(state.private | prior.theta, read[j]) for j, prior in group.items()
             }
             answers[GROUP] = agreed(
                 logits, {j: prior.counts for j, prior in group.items()}, self.target
             )  # eqs. 6 and 7
         if self.cgl:
-            w = mine.private | (m.theta or mine.w)
+            w = state.private | (m.theta or state.w)
             answers[GLOBAL] = F.log_softmax(
                 in_chunks(lambda x: task.logits(w, x), party.data.train.x), dim=1
             )
@@ -183,11 +187,24 @@ class FedUfo(FedUad):
             value = value + weight / shares * apart  # eqs. 8, 10
         return value
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedUad.traits,
+        bytes_formula=(
+            "feduad's, and 4·K_c up if dynamic=last, 4·K up and (K − K_c)·S down if fresh;"
+            " FedAvg's without UAD and CGR"
+        ),
+    )
+
+
+@accounts_for(FedUfo)
+class FedUfoAccounting(FedUadAccounting[FedUfo]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         usual = super().traffic(info, cohort)
         k = len(cohort)
         w = info.task.bytes(without=info.task.private)
-        if self.samples("fresh") and not self.in_stage_one(info, info.round):
+        if self.method.samples("fresh") and not self.method.in_stage_one(info, info.round):
             everyone = len(info.names)
             return usual + Traffic(up=4 * everyone, down=(everyone - k) * w)
-        return usual + Traffic(up=4 * k if self.samples("last") else 0)
+        return usual + Traffic(up=4 * k if self.method.samples("last") else 0)

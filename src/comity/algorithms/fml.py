@@ -54,30 +54,22 @@ class Fml(AveragedModel[FmlState]):
         "personal", "which model counts: the party's own, or the average of the copies"
     )
 
-    @property
-    def self_contained(self) -> bool:  # type: ignore[override]
-        return self.deploy == "personal"
-
-    @property
-    def one_model(self) -> bool:
-        return self.deploy == "global"
-
     def check(self, info: Info) -> None:
         super().check(info)
         info.needs_classes("fml", "compares what models answer of classes")
 
     def init_party(self, key: Key, party: Party) -> FmlState:
-        return FmlState(self.private(party.task.init(key), party.task), party.task.init(key))
+        return FmlState(self.private_part(party.task.init(key), party.task), party.task.init(key))
 
     @on_party
     async def local(
-        self, mine: FmlState, m: Model, party: Party, key: Key
+        self, state: FmlState, m: Model, party: Party, key: Key
     ) -> tuple[FmlState, Model]:
-        begin = named(OWN, mine.personal) | named(COPY, m.theta | mine.private)
+        begin = named(OWN, state.personal) | named(COPY, m.theta | state.private)
         theta = (await party.fit(self.mutual, begin, key)).theta
         copy = part(theta, COPY)
-        return FmlState(self.private(copy, party.task), part(theta, OWN)), Model(
-            self.shared(copy, party.task)
+        return FmlState(self.private_part(copy, party.task), part(theta, OWN)), Model(
+            self.shared_part(copy, party.task)
         )
 
     def mutual(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
@@ -99,12 +91,18 @@ class Fml(AveragedModel[FmlState]):
 
     @on_party
     async def warm_up(
-        self, mine: FmlState, m: Model, party: Party, key: Key
+        self, state: FmlState, m: Model, party: Party, key: Key
     ) -> tuple[FmlState, None]:
-        return await super().warm_up(replace(mine, personal=m.theta | mine.private), m, party, key)
+        return await super().warm_up(
+            replace(state, personal=m.theta | state.private), m, party, key
+        )
 
-    def settled(self, mine: FmlState, theta: Params) -> FmlState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: FmlState, theta: Params) -> FmlState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: FmlState, m: Model, party: Party) -> Params:
-        return mine.personal if self.deploy == "personal" else m.theta | mine.private
+    def deployed_model(self, state: FmlState, m: Model, party: Party) -> Params:
+        return state.personal if self.deploy == "personal" else m.theta | state.private
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        personal = self.deploy == "personal"
+        return replace(declared, self_contained=personal, one_model=not personal)

@@ -31,7 +31,7 @@ rounding does not grow. See docs/methods-beside.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -98,11 +98,6 @@ class Frozen:
 
 @algorithm
 class Gpfl(FedPer):
-    not_private = "it looks at how many records there are of each class"
-    bytes_formula = (
-        "2 · Σ_t |S_t| · (S_body + 4·d'·(C + 2·d' + 6)): the body, the embeddings and the valve"
-    )
-
     lam: float = option(0.01, "λ, weight of the guidance by magnitude (eq. 4)", minimum=0)
     mu: float = option(0.1, "μ, weight decay of the embeddings and of the valve", minimum=0)
     mlg: Literal["code", "paper"] = option(
@@ -113,7 +108,7 @@ class Gpfl(FedPer):
         super().check(info)
         info.needs_classes("gpfl", "has an embedding of each class")
 
-    def extended(self, task: LearningTask) -> LearningTask:
+    def extend_task(self, task: LearningTask) -> LearningTask:
         return Valved.of(task)
 
     def conditioned(self, theta: Params, party: Party) -> Params:
@@ -122,7 +117,7 @@ class Gpfl(FedPer):
         counts = torch.bincount(party.data.train.y, minlength=len(C)).to(C.dtype)
         return theta | {GENERIC: C.mean(0), PERSONAL: counts @ C / counts.sum()}
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         begin = self.conditioned(theta, party)
         decayed = guided(frozenset(theta))
         decay = Pull({k: torch.zeros_like(theta[k]) for k in decayed}, self.mu) if self.mu else None
@@ -143,5 +138,15 @@ class Gpfl(FedPer):
         eq5 = task.inner.criterion(task.inner.head(theta, f_P.view_as(f), train=True), f, batch)
         return eq5 + cross_entropy(cosine, batch.y) + self.lam * mlg
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
-        return self.conditioned(m.theta | mine, party)
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
+        return self.conditioned(m.theta | state, party)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedPer.traits,
+        not_private="it looks at how many records there are of each class",
+        bytes_formula=(
+            "2 · Σ_t |S_t| · (S_body + 4·d'·(C + 2·d' + 6)): the body, the embeddings and the valve"
+        ),
+    )

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pdist
 
-from comity.components.robust import RobustMean
+from comity.components.robust import RobustMean, RobustMeanAccounting
 from comity.core import *
 
 
@@ -59,18 +59,6 @@ class Krum(RobustMean):
     def needs(self) -> int:
         return max(2 * self.f + 3, self.m + self.f) if self.f else self.m
 
-    def warnings(self, info: Info) -> list[str]:
-        said = [] if self.f else ["with f=0 it protects from nobody."]
-        said += (
-            [
-                "with m=1 each round's model is a single party's, a poor one for those whose data"
-                " differ."
-            ]
-            if self.m == 1
-            else []
-        )
-        return super().warnings(info) + said
-
     def scores(self, models: Sequence[Params]) -> Tensor:
         """s(i) of all."""
         nearest = distances(models).sort(1).values[:, 1:]  # without each one's distance to itself
@@ -79,3 +67,21 @@ class Krum(RobustMean):
     def made_of(self, models: Sequence[Params]) -> Params:
         best = self.scores(models).argsort(stable=True)[: self.m].tolist()
         return average({i: models[i] for i in best}, dict.fromkeys(best, 1.0))
+
+
+# -- declarations ----------------------------------------------------------------------------------
+
+
+@accounts_for(Krum)
+class KrumAccounting(RobustMeanAccounting[Krum]):
+    def warnings(self, info: Info) -> list[str]:
+        said = [] if self.method.f else ["with f=0 it protects from nobody."]
+        said += (
+            [
+                "with m=1 each round's model is a single party's, a poor one for those whose data"
+                " differ."
+            ]
+            if self.method.m == 1
+            else []
+        )
+        return super().warnings(info) + said

@@ -1,4 +1,5 @@
-"""LDP: Duchi, Jordan, Wainwright, Local Privacy and Statistical Minimax Rates, FOCS 2013. A wrapper.
+"""LDP: Duchi, Jordan, Wainwright, Local Privacy and Statistical Minimax Rates, FOCS 2013. A
+wrapper.
 
 Idea: what parties send of their representations is bounded, and gets noise before it leaves: nobody
 needs to be trusted.
@@ -26,8 +27,8 @@ from typing import Any, Literal
 
 from comity.components.hidden_means import SendsMeans, release
 from comity.core import *
-from comity.core.algorithm import LEAVES
 from comity.core.release import NOTHING, Asked, Releases
+from comity.core.wrapper import as_host
 from comity.privacy.guard import hide_samples
 from comity.privacy.options import ROW, TRAINED_OPENLY, PrivateRows
 from comity.training.requests import HiddenMeans, Level
@@ -52,12 +53,9 @@ class Ldp(Wrapper[None]):
         1.0, "C, the norm of a row, or with level=party of a class mean, at most", above=0
     )
 
-    start_weights = ""
-    bytes_formula = "the host's"
-
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
-        if others := sorted(host.leaves - HIDES, reverse=True):
+        if others := sorted(host.traits.leaves - HIDES, reverse=True):
             raise UsageError(
                 f"{name}+{wrapper} cannot be: its parties send {LEAVES[others[0]]}, which this"
                 " noise does not hide."
@@ -67,14 +65,14 @@ class Ldp(Wrapper[None]):
                 f"{wrapper} goes around a method itself, and others around it, as in"
                 f" relay+{wrapper}+dp."
             )
-        if not host.leaves:
+        if not host.traits.leaves:
             raise UsageError(
                 f"{name}+{wrapper} cannot be: its parties send nothing that could be hidden."
             )
         if not isinstance(host, SendsMeans | PrivateRows):
+            content = LEAVES[min(host.traits.leaves)]
             raise UsageError(
-                f"{name}+{wrapper} cannot be: its parties send {LEAVES[min(host.leaves)]}, and"
-                f" {UNBOUNDED}."
+                f"{name}+{wrapper} cannot be: its parties send {content}, and {UNBOUNDED}."
             )
         if isinstance(host, PrivateRows) and host.noise != "none":
             raise UsageError(
@@ -100,20 +98,6 @@ class Ldp(Wrapper[None]):
                 self, "host", self.host.with_row_noise(self.noise)
             )  # the method's own noise, which its loss knows of
 
-    def warnings(self, info: Info) -> list[str]:
-        return (
-            []
-            if self.noise
-            else ["with noise=0 nothing is hidden: what leaves is clipped, and that is all."]
-        )
-
-    def privacy_warnings(self, info: Info) -> list[str]:
-        if isinstance(self.host, PrivateRows):
-            return []  # it says so itself
-        if self.level == "row":
-            return [f"level=row: {ROW}."]
-        return [f"level=party: it {TRAINED_OPENLY}"]
-
     @property
     def sigma(self) -> float:
         if self.noise == "auto":
@@ -122,22 +106,6 @@ class Ldp(Wrapper[None]):
                 " or noise=1."
             )
         return self.noise
-
-    @property
-    def not_private(self) -> str:
-        return ""
-
-    @property
-    def one_model(self) -> bool:
-        return self.host.one_model
-
-    @property
-    def self_contained(self) -> bool:  # type: ignore[override]
-        return self.host.self_contained
-
-    @property
-    def leaves(self) -> frozenset[str]:
-        return self.host.leaves
 
     def wrap_party(self, party: Party, extra: None, made: list[int] | None = None) -> Party:
         if not isinstance(self.host, SendsMeans):
@@ -149,11 +117,11 @@ class Ldp(Wrapper[None]):
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)
         async def wrapped(
-            mine: Wrapped[None], message: Any, party: Party, key: Key
+            state: Wrapped[None], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[None], Any]:
             made: list[int] = []
-            state, reply = await function(
-                mine.host, message, self.wrap_party(party, None, made), key
+            host_state, reply = await function(
+                state.host, message, self.wrap_party(party, None, made), key
             )
             declared = (
                 [party.task.classes]
@@ -165,16 +133,45 @@ class Ldp(Wrapper[None]):
                     f"{function.__name__} sends other means than its method declares (means_in):"
                     f" {made}, not {declared}."
                 )
-            return Wrapped(state, None), reply
+            return Wrapped(host_state, None), reply
 
         return wrapped
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(start_weights="", not_private="", bytes_formula="the host's")
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        return as_host(super().adjust_traits(declared), self.host.traits)
+
+
+@accounts_for(Ldp)
+class LdpAccounting(WrapperAccounting[Ldp]):
+    def warnings(self, info: Info) -> list[str]:
+        return (
+            []
+            if self.method.noise
+            else ["with noise=0 nothing is hidden: what leaves is clipped, and that is all."]
+        )
+
+    def privacy_warnings(self, info: Info) -> list[str]:
+        if isinstance(self.method.host, PrivateRows):
+            return []  # it says so itself
+        if self.method.level == "row":
+            return [f"level=row: {ROW}."]
+        return [f"level=party: it {TRAINED_OPENLY}"]
+
     def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
-        if not isinstance(self.host, SendsMeans) or function not in self.host.means_in:
+        if (
+            not isinstance(self.method.host, SendsMeans)
+            or function not in self.method.host.means_in
+        ):
             return said
-        noise = [release(self.level, self.clip, self.sigma, asked.info.task.classes)]
-        held = self.host.means_in[function]
+        noise = [
+            release(self.method.level, self.method.clip, self.method.sigma, asked.info.task.classes)
+        ]
+        held = self.method.host.means_in[function]
         counts = (
-            NOTHING if self.level == "party" else noise
+            NOTHING if self.method.level == "party" else noise
         )  # which classes there are is then not told at all
         return {**said, **dict.fromkeys(held.means, noise), **dict.fromkeys(held.classes, counts)}

@@ -17,18 +17,22 @@ docs/methods-beside.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from comity.algorithms.fedavg import FedAvg
 from comity.core import *
 
 
 @algorithm
 class LgFedAvg(FedAvg):
-    shares = "head"
-    bytes_formula = "2 · Σ_t |S_t| · S_head"
-
-    @property
-    def one_model(self) -> bool:
-        return False
-
-    def kept(self, task: LearningTask) -> frozenset[str]:
+    def private_names(self, task: LearningTask) -> frozenset[str]:
         return task.private | (task.shapes.keys() - task.head_names)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedAvg.traits,
+        shares="head",
+        one_model=False,
+        bytes_formula="2 · Σ_t |S_t| · S_head",
+    )

@@ -1,5 +1,5 @@
-"""Median: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, ICML
-2018. A wrapper.
+"""Median: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates,
+ICML 2018. A wrapper.
 
 Idea: the server takes the median of the parties' weights, value by value, in place of their mean.
 Whatever fewer than half of them send, each value stays between two that honest parties sent.

@@ -58,15 +58,17 @@ class Moon(AveragedModel[MoonState]):
     tau: float = option(0.5, "τ, temperature (eq. 3)", above=0)
 
     def init_party(self, key: Key, party: Party) -> MoonState:
-        return MoonState(self.private(party.task.init(key), party.task), {})
+        return MoonState(self.private_part(party.task.init(key), party.task), {})
 
     @on_party
     async def local(
-        self, mine: MoonState, m: Model, party: Party, key: Key
+        self, state: MoonState, m: Model, party: Party, key: Key
     ) -> tuple[MoonState, Model]:
-        w = m.theta | mine.private
-        w_i = (await party.fit(self.eq4, w, key, Compared(w, mine.previous or w))).theta
-        return MoonState(self.private(w_i, party.task), w_i), Model(self.shared(w_i, party.task))
+        w = m.theta | state.private
+        w_i = (await party.fit(self.eq4, w, key, Compared(w, state.previous or w))).theta
+        return MoonState(self.private_part(w_i, party.task), w_i), Model(
+            self.shared_part(w_i, party.task)
+        )
 
     def eq4(self, task: LearningTask, w_i: Params, batch: Batch, frozen: Compared) -> Tensor:
         z = task.features(w_i, batch.x, train=True)
@@ -75,8 +77,8 @@ class Moon(AveragedModel[MoonState]):
             z_prev = task.features(frozen.prev, batch.x)
         return task.objective(w_i, z, batch) + self.mu * contrast(z, z_glob, z_prev, self.tau)
 
-    def settled(self, mine: MoonState, theta: Params) -> MoonState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: MoonState, theta: Params) -> MoonState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: MoonState, m: Model, party: Party) -> Params:
-        return m.theta | mine.private
+    def deployed_model(self, state: MoonState, m: Model, party: Party) -> Params:
+        return m.theta | state.private

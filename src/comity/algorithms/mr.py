@@ -12,7 +12,7 @@ Deviations: none beyond dbe's.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import ClassVar
 
 from comity.algorithms.dbe import Dbe
@@ -22,9 +22,11 @@ from comity.core import *
 @algorithm
 class Mr(Dbe):
     has_offset: ClassVar[bool] = False
-    diagnostics = ()
     train_offset: bool = field(default=True, init=False)
 
-    @property
-    def one_model(self) -> bool:
-        return self.host.one_model
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(Dbe.traits, diagnostics=())
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        return replace(super().adjust_traits(declared), one_model=self.host.traits.one_model)

@@ -1,5 +1,5 @@
-"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical Guarantees,
-NeurIPS 2020.
+"""Per-FedAvg: Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical
+Guarantees, NeurIPS 2020.
 
 Idea: model-agnostic meta-learning (MAML) across parties. The averaged model is a start from which
 one step on a party's own data makes a good model for that party.
@@ -13,7 +13,7 @@ Section 5: at test time the model is updated by one step. Here that is w − α 
 batch D of the party's training samples, in every evaluation and in what is exported.
 
 Symbols: w = m.theta; f_i = the party's loss; β = the experiment's learning rate.
-Deviations: α = β unless told, as in PFLlib. The paper's values (α = 0.01, β = 0.001; δ = 0.001 is
+Deviations: α = β by default, as in PFLlib. The paper's values (α = 0.01, β = 0.001; δ = 0.001 is
 that of public versions) could not be checked. D, D′ and D″ are parts of one batch of twice (HF:
 three times) the size, in as many times the epochs, so that there are as many steps as in FedAvg.
 The outer step is the experiment's optimizer's. The average is weighted by samples, as in PFLlib;
@@ -35,6 +35,7 @@ from typing import Literal
 from torch import Tensor
 
 from comity.algorithms.fedavg import FedAvg
+from comity.components.averaged import AveragingAccounting
 from comity.core import *
 
 
@@ -52,8 +53,6 @@ def moved(w: Params, by: float, along: Params) -> Params:
 
 @algorithm
 class PerFedAvg(FedAvg):
-    not_private = "a step's two gradients couple the records of a batch"
-
     alpha: float | Literal["lr"] = option(
         "lr", "α, by which a party adapts; lr: the experiment's learning rate", minimum=0
     )
@@ -61,10 +60,6 @@ class PerFedAvg(FedAvg):
         "fo", "the Hessian is left out, or its product is a finite difference"
     )
     delta: float = option(0.001, "δ of the finite difference", above=0)
-
-    @property
-    def one_model(self) -> bool:
-        return False
 
     @property
     def parts(self) -> int:
@@ -79,19 +74,6 @@ class PerFedAvg(FedAvg):
                 " order=fo."
             )
 
-    def warnings(self, info: Info) -> list[str]:
-        few = [
-            name
-            for name, n, task in zip(info.names, info.sizes, info.tasks, strict=True)
-            if n < self.least(task)
-        ]
-        said = (
-            [f"{', '.join(few)} cannot cut a batch into {self.parts} and trains nothing."]
-            if few
-            else []
-        )
-        return said if self.alpha else [*said, "with alpha=0 nothing is adapted."]
-
     def least(self, task: LearningTask) -> int:
         """The smallest batch whose parts can be trained on."""
         return self.parts * (2 if task.network.norms else 1)
@@ -99,7 +81,7 @@ class PerFedAvg(FedAvg):
     def inner(self, party: Party) -> Inner:
         return Inner(party.training.lr if self.alpha == "lr" else self.alpha)
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         how, k = party.training, self.parts
         least = max(self.least(party.task), min(k * how.min_batch, len(party.data.train)))
         how = replace(how, batch=k * how.batch, epochs=k * how.epochs, min_batch=least)
@@ -121,9 +103,33 @@ class PerFedAvg(FedAvg):
         twist = task.loss(moved(w, self.delta, v), D[2]) - task.loss(moved(w, -self.delta, v), D[2])
         return value + along - own.alpha / (2 * self.delta) * twist
 
-    def deployed_model(self, mine: Params, m: Model, party: Party) -> Params:
+    def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         how = party.training
         one = Training(
             lr=self.inner(party).alpha, batch=how.batch, steps=1, min_batch=how.min_batch
         )
-        return party.adapted(m.theta | mine, one)
+        return party.adapted(m.theta | state, one)
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedAvg.traits,
+        one_model=False,
+        not_private="a step's two gradients couple the records of a batch",
+    )
+
+
+@accounts_for(PerFedAvg)
+class PerFedAvgAccounting(AveragingAccounting[PerFedAvg]):
+    def warnings(self, info: Info) -> list[str]:
+        few = [
+            name
+            for name, n, task in zip(info.names, info.sizes, info.tasks, strict=True)
+            if n < self.method.least(task)
+        ]
+        said = (
+            [f"{', '.join(few)} cannot cut a batch into {self.method.parts} and trains nothing."]
+            if few
+            else []
+        )
+        return said if self.method.alpha else [*said, "with alpha=0 nothing is adapted."]

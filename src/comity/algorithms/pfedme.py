@@ -17,7 +17,7 @@ remember the paper (that code weighs by sample counts). θ_i begins a round at t
 goes on from batch to batch, as in that code. There every party trains in every round and a cohort
 is heard; here the cohort trains. The paper counts R mini-batches a round; here they are those of E
 epochs. λ = 15, η_p = 0.09, K = 5 and β = 1 are those of the authors' command for a network on
-MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 unless told, which never moves w.
+MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 by default, which never moves w.
 BatchNorm's statistics in w_i are those of θ_i.
 Compared: the same as PFLlib's, once that measures θ_i, and as fluke's, once θ is held to w_i and
 w_i is sent, as in Algorithm 1; fluke holds θ to itself. See docs/methods-beside.md.
@@ -25,7 +25,9 @@ w_i is sent, as in Algorithm 1; fluke holds θ to itself. See docs/methods-besid
 
 from __future__ import annotations
 
-from comity.components.averaged import AveragesWeights
+from dataclasses import replace
+
+from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.components.server_steps import momentum_step
 from comity.core import *
 
@@ -40,8 +42,6 @@ class Envelope:
 
 @algorithm
 class PFedMe(AveragesWeights[Params, Params, Model]):
-    self_contained = True
-    not_private = "it makes steps of its own, whose gradients nobody clips"
     lam: float = option(
         15.0, "λ, pull of the personal model to the copy of the global one", minimum=0
     )
@@ -51,10 +51,6 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
         1.0, "β, how far the server goes to the mean; above 1 beyond it", minimum=0
     )
 
-    @property
-    def one_model(self) -> bool:
-        return False
-
     def check(self, info: Info) -> None:
         super().check(info)
         how = info.training
@@ -63,25 +59,8 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
                 "pfedme's steps are its own: use --optimizer sgd without momentum and weight decay."
             )
 
-    def warnings(self, info: Info) -> list[str]:
-        fast = info.training.lr * self.lam
-        far = (
-            [
-                f"lr · lam = {fast:g} takes the global model's copy beyond the personal one: the"
-                " paper has 0.075."
-            ]
-            if fast > 1
-            else []
-        )
-        near = self.inner_lr * self.lam
-        return far + (
-            [f"inner_lr · lam = {near:g} is 2 or more, so that personal models run away."]
-            if near >= 2
-            else []
-        )
-
     def init_server(self, key: Key, info: Info) -> Params:
-        return self.shared(info.task.init(key), info.task)
+        return self.shared_part(info.task.init(key), info.task)
 
     def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
@@ -98,7 +77,7 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
     async def local(
         self, theta_i: Params, m: Model, party: Party, key: Key
     ) -> tuple[Params, Model]:
-        w = m.theta | self.private(theta_i, party.task)
+        w = m.theta | self.private_part(theta_i, party.task)
 
         pull, follow = self.inner_lr * self.lam, party.training.lr * self.lam
 
@@ -114,10 +93,39 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
             )
 
         done = await party.fold(step, Envelope(w, w), key)
-        return done.theta, Model(self.shared(done.w, party.task))
+        return done.theta, Model(self.shared_part(done.w, party.task))
 
-    def settled(self, theta_i: Params, theta: Params) -> Params:
+    def newcomer_state(self, theta_i: Params, theta: Params) -> Params:
         return theta_i
 
     def deployed_model(self, theta_i: Params, m: Model, party: Party) -> Params:
         return theta_i
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragesWeights.traits,
+        self_contained=True,
+        one_model=False,
+        not_private="it makes steps of its own, whose gradients nobody clips",
+    )
+
+
+@accounts_for(PFedMe)
+class PFedMeAccounting(AveragingAccounting[PFedMe]):
+    def warnings(self, info: Info) -> list[str]:
+        fast = info.training.lr * self.method.lam
+        far = (
+            [
+                f"lr · lam = {fast:g} takes the global model's copy beyond the personal one: the"
+                " paper has 0.075."
+            ]
+            if fast > 1
+            else []
+        )
+        near = self.method.inner_lr * self.method.lam
+        return far + (
+            [f"inner_lr · lam = {near:g} is 2 or more, so that personal models run away."]
+            if near >= 2
+            else []
+        )

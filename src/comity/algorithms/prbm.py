@@ -16,7 +16,7 @@ from dataclasses import field, replace
 from typing import Literal
 
 from comity.algorithms.dbe import Dbe
-from comity.components.pilot import Mean
+from comity.components.pilot import Mean, PilotedAccounting
 from comity.core import *
 
 
@@ -31,9 +31,6 @@ class Prbm(Dbe):
     noise_s: float = field(default=0.0, init=False)
     noise_q: float = field(default=0.0, init=False)
     pilot_rounds: int = field(default=5, init=False)
-    not_private = Wrapper.not_private  # the offset itself couples nothing
-    also_leaves = ()
-    bytes_formula = "the host's"
 
     def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.start(s.host, server))
@@ -48,8 +45,11 @@ class Prbm(Dbe):
     ) -> Wrapped[Mean | None]:
         return replace(s, host=self.host.join(s.host, server, ids))
 
-    def join_traffic(self, info: Info) -> Traffic:
-        return self.host.join_traffic(info)
+    # -- declarations ------------------------------------------------------------------------------
 
-    def start_traffic(self, info: Info) -> Traffic:
-        return self.host.start_traffic(info)
+    traits = replace(Dbe.traits, also_leaves=(), not_private=None, bytes_formula="the host's")
+
+
+@accounts_for(Prbm)
+class PrbmAccounting(PilotedAccounting[Prbm]):
+    """The host's: there is no exchange beside it."""

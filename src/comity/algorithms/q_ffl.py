@@ -21,10 +21,14 @@ Compared: the same as Flower's. See docs/methods-beside.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from comity.algorithms.fedavg import FedAvg
+from comity.base.content import TRAINING_LOSS, describe
+from comity.components.averaged import AveragingAccounting
 from comity.components.server_steps import momentum_step
 from comity.core import *
-from comity.metrics.evaluation import scored
+from comity.metrics.evaluation import score_model
 
 TINY = 1e-10
 
@@ -33,31 +37,12 @@ TINY = 1e-10
 class Trained(Model):
     """What a party sends: w_k, and how high its loss was before."""
 
-    loss: float
+    loss: float = describe(TRAINING_LOSS)
 
 
 @algorithm
 class QFfl(FedAvg):
-    also_leaves = ("means",)
-    start_weights = None
-    common_start = "needs to know how far parties come from the model that they are sent"
-    bytes_formula = "Σ_t |S_t| · (2·S + 4)"
-
     q: float = option(1.0, "q, how much more a high loss counts; 0: not at all", minimum=0)
-
-    def warnings(self, info: Info) -> list[str]:
-        plain = info.training.optimizer == "sgd" and not info.training.momentum
-        said = (
-            []
-            if plain
-            else [
-                "its step takes 1 / lr for a Lipschitz constant, which is meant for SGD without"
-                " momentum."
-            ]
-        )
-        return (
-            said if self.q else [*said, "with q=0 this is fedavg in which all parties count alike."]
-        )
 
     def round(self, w: Params, server: Server, t: int) -> Params:
         replies = server.call(self.local, {k: self.message_for(w, k) for k in server.sample(t)})
@@ -78,10 +63,38 @@ class QFfl(FedAvg):
         return momentum_step(w, mean.value(), {}, towards / h, 0)[0]
 
     @on_party
-    async def local(self, mine: Params, m: Model, party: Party, key: Key) -> tuple[Params, Trained]:
-        loss = scored(party.task, m.theta | mine, party.data.train).loss
-        mine, reply = await self.averaged(mine, m, party, key)
-        return mine, Trained(reply.theta, loss)
+    async def local(
+        self, state: Params, m: Model, party: Party, key: Key
+    ) -> tuple[Params, Trained]:
+        loss = score_model(party.task, m.theta | state, party.data.train).loss
+        state, reply = await self.train_and_share(state, m, party, key)
+        return state, Trained(reply.theta, loss)
 
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return super().traffic(info, cohort) + Traffic(up=4 * len(cohort))
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        FedAvg.traits,
+        also_leaves=("means",),
+        start_weights=None,
+        common_start="needs to know how far parties come from the model that they are sent",
+        bytes_formula="Σ_t |S_t| · (2·S + 4)",
+    )
+
+
+@accounts_for(QFfl)
+class QFflAccounting(AveragingAccounting[QFfl]):
+    def warnings(self, info: Info) -> list[str]:
+        plain = info.training.optimizer == "sgd" and not info.training.momentum
+        said = (
+            []
+            if plain
+            else [
+                "its step takes 1 / lr for a Lipschitz constant, which is meant for SGD without"
+                " momentum."
+            ]
+        )
+        return (
+            said
+            if self.method.q
+            else [*said, "with q=0 this is fedavg in which all parties count alike."]
+        )

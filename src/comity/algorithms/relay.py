@@ -1,5 +1,5 @@
-"""Representation sharing: Berdoz, Scalable Collaborative Learning via Representation Sharing, EPFL/MIT
-thesis, 2022 ("CFKD").
+"""Representation sharing: Berdoz, Scalable Collaborative Learning via Representation Sharing,
+EPFL/MIT thesis, 2022 ("CFKD").
 
 Idea: only averages of last-layer representations by class cross a relay that stores and forwards
 them. Each party pulls its own representations to the global class means (feature distillation), and
@@ -64,11 +64,6 @@ class Drawn:
 @mixin
 class SharesRepresentations(SendsMeans[S, C, M]):
     """The loss and what is shown to others: with a relay and without."""
-
-    shares = "means"
-    also_leaves = ("class counts",)
-    self_contained = True
-    hears_peers = True
 
     lambda_kd: float = option(10.0, "λ_KD, weight of the pull to the global class means", minimum=0)
     lambda_disc: float = option(1.0, "λ_disc, weight of the contrast", minimum=0)
@@ -191,16 +186,16 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         )
         return Upload(means, counts, obs, seen, {})
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        shares="means", also_leaves=("class counts",), self_contained=True, hears_peers=True
+    )
+
 
 @algorithm
 class Relay(SharesRepresentations[Bank, Params, Teacher]):
-    start_weights = "shared"
     means_in: ClassVar = {"show": UPLOADED, "local": UPLOADED}
-    bytes_formula = (
-        "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once"
-        " before"
-    )
-
     m_down: int = option(1, "M↓, sets of observations it receives", minimum=1)
     exclude_self: bool = option(
         True, "observations come from others only; the code draws oneself, too"
@@ -221,19 +216,6 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         super().check(info)
         if self.aggregate != "none":
             info.same_architecture(f"relay with aggregate={self.aggregate}")
-
-    @property
-    def leaves(self) -> frozenset[str]:
-        return super().leaves | ({"weights"} if self.aggregate != "none" else set())
-
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        shown: dict[str, Sequence[Training]] = (
-            {"show": []} if stage == "start" and self.begin == "features" else {}
-        )
-        return {**super().declared_trainings(stage, how), **shown}
-
-    def releases(self, function: str, asked: Asked) -> Releases:
-        return {"Upload.shared": NOTHING} if self.aggregate == "none" else {}
 
     def init_server(self, key: Key, info: Info) -> Bank:
         shared = keep(info.task.init(key), shared_names(info.task, self.aggregate))
@@ -276,6 +258,69 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
             u, s.heard_by(u, self.max_age), self.m_down, self.age_decay, self.exclude_self
         )
 
+    @on_party
+    async def show(self, state: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
+        return state, self.upload(state, party, key)
+
+    @on_party
+    async def local(
+        self, state: Params, m: Teacher, party: Party, key: Key
+    ) -> tuple[Params, Upload]:
+        theta = await self.taught(state | m.shared, m, party, key)
+        shared = keep(theta, shared_names(party.task, self.aggregate))
+        return theta, replace(self.upload(theta, party, key), shared=shared)
+
+    def upload(self, theta: Params, party: Party, key: Key) -> Upload:
+        made = self.shown(theta, party, key)
+        return made if self.weights == "samples" else replace(made, counts=(made.counts > 0).int())
+
+    @on_party
+    async def warm_up(
+        self, state: Params, m: Teacher, party: Party, key: Key
+    ) -> tuple[Params, None]:
+        state, _ = await self.local(state, m, party, key)
+        return state, None
+
+    def deployed_model(self, state: Params, m: Teacher, party: Party) -> Params:
+        return state
+
+    def sent(self, info: Info) -> int:
+        """Bytes of one upload."""
+        return info.task.classes * (4 * (self.m_up + 1) * info.width + 5)
+
+    def weight(self, info: Info) -> int:
+        return info.task.bytes(
+            without=frozenset(info.task.shapes) - shared_names(info.task, self.aggregate)
+        )
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        SharesRepresentations.traits,
+        start_weights="shared",
+        bytes_formula=(
+            "Σ_t |S_t| · C · (4·(M↑ + 1)·d' + 5 up, 4·(M↓ + 1)·d' + M↓ + 1 down), the former once"
+            " before"
+        ),
+    )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        if self.aggregate == "none":
+            return declared
+        return replace(declared, also_leaves=(*declared.also_leaves, "weights"))
+
+
+@accounts_for(Relay)
+class RelayAccounting(Accounting[Relay]):
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        shown: dict[str, Sequence[Training]] = (
+            {"show": []} if stage == "start" and self.method.begin == "features" else {}
+        )
+        return {**super().declared_trainings(stage, how), **shown}
+
+    def releases(self, function: str, asked: Asked) -> Releases:
+        return {"Upload.shared": NOTHING} if self.method.aggregate == "none" else {}
+
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         c, d = task.classes, task.width
         up = {
@@ -291,48 +336,16 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
             "Teacher.seen": (-1, c),
         }
 
-    @on_party
-    async def show(self, mine: Params, m: Empty, party: Party, key: Key) -> tuple[Params, Upload]:
-        return mine, self.upload(mine, party, key)
-
-    @on_party
-    async def local(
-        self, mine: Params, m: Teacher, party: Party, key: Key
-    ) -> tuple[Params, Upload]:
-        theta = await self.taught(mine | m.shared, m, party, key)
-        shared = keep(theta, shared_names(party.task, self.aggregate))
-        return theta, replace(self.upload(theta, party, key), shared=shared)
-
-    def upload(self, theta: Params, party: Party, key: Key) -> Upload:
-        made = self.shown(theta, party, key)
-        return made if self.weights == "samples" else replace(made, counts=(made.counts > 0).int())
-
-    @on_party
-    async def warm_up(
-        self, mine: Params, m: Teacher, party: Party, key: Key
-    ) -> tuple[Params, None]:
-        mine, _ = await self.local(mine, m, party, key)
-        return mine, None
-
-    def deployed_model(self, mine: Params, m: Teacher, party: Party) -> Params:
-        return mine
-
-    def sent(self, info: Info) -> int:
-        """Bytes of one upload."""
-        return info.task.classes * (4 * (self.m_up + 1) * info.width + 5)
-
     def start_traffic(self, info: Info) -> Traffic:
-        return Traffic(up=len(info.names) * self.sent(info) if self.begin == "features" else 0)
-
-    def weight(self, info: Info) -> int:
-        return info.task.bytes(
-            without=frozenset(info.task.shapes) - shared_names(info.task, self.aggregate)
+        return Traffic(
+            up=len(info.names) * self.method.sent(info) if self.method.begin == "features" else 0
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         down = info.task.classes * (
-            4 * (self.m_down + 1) * info.width + self.m_down + 1
-        ) + self.weight(info)
+            4 * (self.method.m_down + 1) * info.width + self.method.m_down + 1
+        ) + self.method.weight(info)
         return Traffic(
-            up=len(cohort) * (self.sent(info) + self.weight(info)), down=len(cohort) * down
+            up=len(cohort) * (self.method.sent(info) + self.method.weight(info)),
+            down=len(cohort) * down,
         )

@@ -17,12 +17,14 @@ Deviations: relay's. Who asks whom is drawn by whoever coordinates the round, wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from comity.algorithms.relay import SharesRepresentations
+from comity.base.content import CLASSES_PRESENT, OBSERVATIONS, describe
 from comity.components.bank import Teacher
 from comity.components.hidden_means import Holding
 from comity.components.peer import Group, PeerToPeer
@@ -31,7 +33,9 @@ from comity.core import *
 
 @record
 class RelayPeerState:
-    """What a party keeps: its model, the mean of what it heard of each class, and how often it did."""
+    """What a party keeps: its model, the mean of what it heard of each class, and how often it
+    did.
+    """
 
     theta: Params
     mean: Tensor
@@ -42,23 +46,17 @@ class RelayPeerState:
 class Told:
     """Sets of observations, and which classes they show."""
 
-    obs: Tensor
-    seen: Tensor
+    obs: Tensor = describe(OBSERVATIONS)
+    seen: Tensor = describe(CLASSES_PRESENT)
 
 
 @algorithm
 class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPeerState, Empty]):
     means_in: ClassVar = {"tell": Holding(("Told.obs",), ("Told.seen",))}
-    bytes_formula = "Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)"
-
     neighbours: int = option(1, "parties that a party asks a round, drawn anew", minimum=1)
     running: float = option(
         0.0, "r, weight of the newest observations in the mean; 0: all alike", minimum=0, maximum=1
     )
-
-    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        told: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
-        return {**told, **super().declared_trainings(stage, how)}
 
     def init_party(self, key: Key, party: Party) -> RelayPeerState:
         c, d = party.task.classes, party.task.width
@@ -83,21 +81,18 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     def few(self, sources: list[int]) -> int:
         return min(self.neighbours, len(sources))
 
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Told.obs": (-1, task.classes, task.width), "Told.seen": (task.classes,)}
-
     @on_party
     async def tell(
-        self, mine: RelayPeerState, m: Group, party: Party, key: Key
+        self, state: RelayPeerState, m: Group, party: Party, key: Key
     ) -> tuple[RelayPeerState, dict[int, Sealed[Told]]]:
-        made = self.shown(mine.theta, party, key)
-        return mine, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
+        made = self.shown(state.theta, party, key)
+        return state, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
 
     @on_party
     async def local(
-        self, mine: RelayPeerState, m: Empty, party: Party, key: Key
+        self, state: RelayPeerState, m: Empty, party: Party, key: Key
     ) -> tuple[RelayPeerState, None]:
-        mean, heard = mine.mean, mine.heard
+        mean, heard = state.mean, state.heard
         told = [(obs, given.seen) for _, given in sorted(party.inbox.items()) for obs in given.obs]
         for obs, seen in told:
             heard = heard + seen.int()
@@ -105,11 +100,29 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
             mean = mean + rate[:, None] * (obs - mean)
         nothing = [(torch.zeros_like(mean), torch.zeros_like(heard, dtype=torch.bool))]
         obs, seen = (torch.stack(part) for part in zip(*(told or nothing), strict=True))
-        theta = await self.taught(mine.theta, Teacher(mean, heard > 0, obs, seen, {}), party, key)
+        theta = await self.taught(state.theta, Teacher(mean, heard > 0, obs, seen, {}), party, key)
         return RelayPeerState(theta, mean, heard), None
 
-    def deployed_model(self, mine: RelayPeerState, m: Empty, party: Party) -> Params:
-        return mine.theta
+    def deployed_model(self, state: RelayPeerState, m: Empty, party: Party) -> Params:
+        return state.theta
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        SharesRepresentations.traits,
+        start_weights="",
+        bytes_formula="Σ_t Σ_{v asks u} (C · (4·M↑·d' + 1) between peers, 4 down)",
+    )
+
+
+@accounts_for(RelayP2p)
+class RelayP2pAccounting(Accounting[RelayP2p]):
+    def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
+        told: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
+        return {**told, **super().declared_trainings(stage, how)}
+
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Told.obs": (-1, task.classes, task.width), "Told.seen": (task.classes,)}
 
     def join_traffic(self, info: Info) -> Traffic:
         return self.telling(info, list(info.late), list(info.parties))
@@ -118,7 +131,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
         return self.telling(info, cohort, cohort)
 
     def telling(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
-        edges = sum(self.few(self.sources(info, v, others)) for v in learners)
+        edges = sum(self.method.few(self.method.sources(info, v, others)) for v in learners)
         return Traffic(
-            down=4 * edges, peer=edges * info.task.classes * (4 * self.m_up * info.width + 1)
+            down=4 * edges, peer=edges * info.task.classes * (4 * self.method.m_up * info.width + 1)
         )

@@ -24,7 +24,8 @@ from dataclasses import replace
 
 import torch
 
-from comity.components.averaged import AveragesWeights
+from comity.base.content import WEIGHTS, Content, describe
+from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 
 
@@ -48,8 +49,13 @@ class ScaffoldState:
 class Change:
     """What a party sends: y_i and c_i⁺ − c_i."""
 
-    theta: Params
-    dc: Params
+    theta: Params = describe(WEIGHTS)
+    dc: Params = describe(
+        Content(
+            "how the direction of training at this party has changed, a number for each weight",
+            "weights",
+        )
+    )
 
 
 def zeros(theta: Params) -> Params:
@@ -59,9 +65,6 @@ def zeros(theta: Params) -> Params:
 @algorithm
 class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
     server_lr: float = option(1.0, "η_g, the server's step size (l.16)", minimum=0)
-    bytes_formula = (
-        "2 · Σ_t |S_t| · (S + S_c),  S_c = bytes of the shared parameters without buffers"
-    )
 
     def check(self, info: Info) -> None:
         super().check(info)
@@ -72,12 +75,14 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
             )
 
     def init_server(self, key: Key, info: Info) -> Control:
-        x = self.shared(info.task.init(key), info.task)
+        x = self.shared_part(info.task.init(key), info.task)
         return Control(x, zeros(x))
 
     def init_party(self, key: Key, party: Party) -> ScaffoldState:
         theta = party.task.init(key)
-        return ScaffoldState(self.private(theta, party.task), zeros(self.shared(theta, party.task)))
+        return ScaffoldState(
+            self.private_part(theta, party.task), zeros(self.shared_part(theta, party.task))
+        )
 
     def message_for(self, s: Control, i: int) -> Control:
         return s
@@ -94,28 +99,40 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
 
     @on_party
     async def local(
-        self, mine: ScaffoldState, m: Control, party: Party, key: Key
+        self, state: ScaffoldState, m: Control, party: Party, key: Key
     ) -> tuple[ScaffoldState, Change]:
-        drift = {k: c - mine.c[k] for k, c in m.c.items()}
-        done = await party.fit(plain, m.theta | mine.private, key, add=drift)  # l.10
-        private = self.private(done.theta, party.task)
-        y = self.shared(done.theta, party.task)
+        drift = {k: c - state.c[k] for k, c in m.c.items()}
+        done = await party.fit(plain, m.theta | state.private, key, add=drift)  # l.10
+        private = self.private_part(done.theta, party.task)
+        y = self.shared_part(done.theta, party.task)
         if not done.steps:
-            return mine, Change(y, zeros(y))
+            return state, Change(y, zeros(y))
         K_eta = done.steps * party.training.lr
-        c_new = {k: (m.theta[k] - y[k]) / K_eta - drift[k] for k in mine.c}  # l.12, option II
+        c_new = {k: (m.theta[k] - y[k]) / K_eta - drift[k] for k in state.c}  # l.12, option II
         return ScaffoldState(private, c_new), Change(
-            y, {k: c_new[k] - c for k, c in mine.c.items()}
+            y, {k: c_new[k] - c for k, c in state.c.items()}
         )
 
-    def settled(self, mine: ScaffoldState, theta: Params) -> ScaffoldState:
-        return replace(mine, private=theta | mine.private)
+    def newcomer_state(self, state: ScaffoldState, theta: Params) -> ScaffoldState:
+        return replace(state, private=theta | state.private)
 
-    def deployed_model(self, mine: ScaffoldState, m: Control, party: Party) -> Params:
-        return m.theta | mine.private
+    def deployed_model(self, state: ScaffoldState, m: Control, party: Party) -> Params:
+        return m.theta | state.private
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = replace(
+        AveragesWeights.traits,
+        bytes_formula=(
+            "2 · Σ_t |S_t| · (S + S_c),  S_c = bytes of the shared parameters without buffers"
+        ),
+    )
+
+
+@accounts_for(Scaffold)
+class ScaffoldAccounting(AveragingAccounting[Scaffold]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        kept = self.kept(info.task)
+        kept = self.method.private_names(info.task)
         buffers = frozenset(filter(is_buffer, info.task.shapes))
         both = len(cohort) * (
             info.task.bytes(without=kept) + info.task.bytes(without=kept | buffers)

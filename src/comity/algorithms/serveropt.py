@@ -12,7 +12,7 @@ FedYogi: v ← v − (1 − β₂) Δ² sign(v − Δ²).
 FedAdam: v ← β₂ v + (1 − β₂) Δ².
 
 Symbols: w = the server's theta; η = server_lr; β₁, β₂ = beta1, beta2; τ = tau.
-Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; unless told
+Deviations: none in the lines above (no bias correction, as printed). The paper tunes η; by default
 it is that of flwr (0.1, for yogi 0.01), and 1 for momentum as in Hsu et al. β₁ = 0 for adagrad, as
 in flwr. BatchNorm's statistics are averaged.
 At a glance: personal = as the host; exchanged = as the host; kept = as the host (the server: m and
@@ -59,9 +59,6 @@ class ServerOpt(AsHost[Remembered]):
     beta2: float = option(0.99, "β₂ of adam and yogi", minimum=0, maximum=0.9999)
     tau: float = option(0.001, "τ, how adaptive it is: the smaller the more", above=0)
 
-    start_weights = ""
-    bytes_formula = "the host's"
-
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
@@ -76,10 +73,6 @@ class ServerOpt(AsHost[Remembered]):
     def decay(self) -> float:
         """β₁."""
         return (0.0 if self.optimizer == "adagrad" else 0.9) if self.beta1 == "auto" else self.beta1
-
-    def warnings(self, info: Info) -> list[str]:
-        plain = self.optimizer == "momentum" and self.eta == 1 and not self.decay
-        return ["with a step of 1 and no momentum serveropt changes nothing."] if plain else []
 
     def round(
         self, s: Wrapped[Remembered | None], server: Server, t: int
@@ -113,6 +106,19 @@ class ServerOpt(AsHost[Remembered]):
         if self.optimizer == "yogi":
             return v - (1 - self.beta2) * square * torch.sign(v - square)
         return self.beta2 * v + (1 - self.beta2) * square
+
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(start_weights="", bytes_formula="the host's")
+
+
+@accounts_for(ServerOpt)
+class ServerOptAccounting(WrapperAccounting[ServerOpt]):
+    def warnings(self, info: Info) -> list[str]:
+        plain = (
+            self.method.optimizer == "momentum" and self.method.eta == 1 and not self.method.decay
+        )
+        return ["with a step of 1 and no momentum serveropt changes nothing."] if plain else []
 
 
 def weights(s: Any) -> Params:

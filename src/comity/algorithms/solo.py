@@ -17,11 +17,6 @@ from comity.core import *
 
 @algorithm
 class Solo(Algorithm[Empty, Params, Empty]):
-    shares = "nothing"
-    self_contained = True
-    start_weights = ""
-    bytes_formula = "0"
-
     def init_server(self, key: Key, info: Info) -> Empty:
         return Empty()
 
@@ -47,5 +42,6 @@ class Solo(Algorithm[Empty, Params, Empty]):
     def deployed_model(self, F_i: Params, m: Empty, party: Party) -> Params:
         return F_i
 
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        return Traffic()
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(shares="nothing", self_contained=True, start_weights="", bytes_formula="0")

@@ -1,5 +1,5 @@
-"""Trimmed mean: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates,
-ICML 2018. A wrapper.
+"""Trimmed mean: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+Rates, ICML 2018. A wrapper.
 
 Idea: of each value of the parties' weights the server leaves out the largest and the smallest, and
 averages the rest. It protects from a share β of parties that send nonsense, and wastes less of what
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from comity.components.robust import RobustMean, trimmed_mean
+from comity.components.robust import RobustMean, RobustMeanAccounting, trimmed_mean
 from comity.core import *
 
 
@@ -38,11 +38,6 @@ class Trimmed(RobustMean):
         maximum=0.5,
     )
 
-    def warnings(self, info: Info) -> list[str]:
-        return super().warnings(info) + (
-            [] if self.share else ["with share=0 nobody is left out: it is a plain mean."]
-        )
-
     def trims(self, heard: int) -> int:
         """How many of so many are left out on either side."""
         wanted = math.ceil(
@@ -52,3 +47,14 @@ class Trimmed(RobustMean):
 
     def made_of(self, models: Sequence[Params]) -> Params:
         return trimmed_mean(models, self.trims(len(models)))
+
+
+# -- declarations ----------------------------------------------------------------------------------
+
+
+@accounts_for(Trimmed)
+class TrimmedAccounting(RobustMeanAccounting[Trimmed]):
+    def warnings(self, info: Info) -> list[str]:
+        return super().warnings(info) + (
+            [] if self.method.share else ["with share=0 nobody is left out: it is a plain mean."]
+        )

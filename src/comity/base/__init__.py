@@ -1,1 +1,1 @@
-"""Values that everything else is made of: records, keys, call ids, samples."""
+"""The values that all other packages use: records, keys, call ids, samples."""

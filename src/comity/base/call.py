@@ -1,83 +1,83 @@
-"""What goes between the server and a party: a call for a work, the letter that comes with it, and
-the answer.
-"""
+"""The values that the server and a party exchange: call id, message and result."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 Edge = tuple[int, int]
-"""(sender, recipient), by their numbers."""
+"""(sender, recipient), by party number."""
 
 
 STREAMS = {"warm_up": "welcome"}
-"""Party functions that were renamed, and the names that their random streams are still folded from.
+"""Renamed party functions, and the earlier names that their random streams are still folded
+from.
 """
 
 
 def stream_name(function: str) -> str:
-    """The name that a party function's random stream is folded from; it never changes."""
+    """The name that a party function's random stream is folded from. It never changes."""
     return STREAMS.get(function, function)
 
 
 class CallId(NamedTuple):
-    """What is asked of parties: the work's name and owner, and what its keys are folded from.
+    """Identifies one call of a party function. Random keys are folded from it.
 
-    It also names the state that a party keeps after it: a work is a function of that state, the
-    letter and the call, so that whoever is asked twice answers the same.
+    It also names the party state that the call produces. A party function depends only on that
+    state, the message and the call, so a party that is called twice replies the same.
     """
 
     function: str
     depth: int
-    """How many wrappers are around the work's owner."""
+    """The number of wrappers around the method that defines the party function."""
     round: int
     occurrence: int
-    """How often this work was asked for in this round before."""
+    """How many times this party function was called in this round before."""
 
 
 class Message(NamedTuple):
-    """What a party is sent, and which of its states it is for."""
+    """A message to a party, with the party state that it applies to."""
 
     content: Any
     after: CallId | None
-    """The last call that changed what the party keeps and whose reply was accepted; None before the
-    first.
+    """The last call that changed the party's state and whose reply the server accepted; None before
+    the first.
 
-    The party forgets what came of later ones: the server has never heard of it, or has given it up.
+    The party discards states from later calls: the server never received those replies, or
+    discarded them.
     """
     first: bool = False
-    """Whether no round has counted yet: a party that starts from weights of its own puts them in
-    place of those in `content`.
+    """Whether no round has counted yet. With `init=own` a party then replaces the weights in
+    `content` by its own initial weights.
     """
 
 
 class EvaluationRequest(NamedTuple):
-    """A look at how good parties' models are."""
+    """A request that parties evaluate their models."""
 
     round: int
     final: bool
-    """Whether it is the last one: then they are judged by all metrics, and give their answers."""
-    stage: str = ""
-    """What is looked at, if it is not what parties have after a round: `unfinished`, `offered`,
-    `joined`.
+    """Whether this is the last evaluation, which computes all metrics and returns the parties'
+    predictions.
     """
+    stage: str = ""
+    """What is evaluated, if not the models after a round: `unfinished`, `offered` or `joined`."""
 
 
 class PartyResult(NamedTuple):
-    """What comes back of a call from one party."""
+    """What one party returns from a call."""
 
     reply: Any
     steps: int
-    """Gradient steps that it took."""
+    """The gradient steps that the party took."""
     keeps: bool = False
-    """Whether it changed what the party keeps."""
+    """Whether the call changed the party's state."""
     ruined: str = ""
-    """The first value in that which is not finite, if there is one."""
+    """The name of the first value in the new state that is not finite, or empty."""
     warning: str = ""
-    """What a user should know of how it was computed."""
+    """A warning for the user about how the result was computed."""
     unusable: tuple[int, ...] = ()
-    """The senders of parcels that were left closed, as not all values in them are finite."""
+    """The senders of sealed messages that were ignored because a value in them is not finite."""
     unfit: str | None = None
-    """The first value in the reply that is not finite (or nothing), if a worker has looked: then
-    the reply here is hollow.
+    """The name of the first value in the reply that is not finite, or empty; None if no worker has
+    checked. A worker that checks replaces the reply's tensors by meta tensors.
     """

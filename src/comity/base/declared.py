@@ -1,8 +1,8 @@
-"""Whether a record's fields hold what they are declared to hold.
+"""Checks that the fields of a record have their declared types.
 
-It is asked of records that come from a disk or a wire, and of those that are written down, never
-while a method computes. A declaration that cannot be told (a name that only type checkers import, a
-type of no known kind) is not checked.
+Records are checked when they are written, and when they are read from a disk or a wire, but never
+while a method computes. A field whose declaration cannot be resolved (a name that only type
+checkers import, an unsupported type) is not checked.
 """
 
 from __future__ import annotations
@@ -19,58 +19,68 @@ from torch import Tensor
 
 Check = Callable[[Any], bool]
 PLAIN = (Tensor, bool, int, float, str)
-"""What the codec makes of these and of all their subclasses. A named tuple comes back as a tuple, a
-default dict as a dict.
+"""The codec reduces all subclasses of these to the type itself. A named tuple is read back as a
+tuple, a default dict as a dict.
 """
 
 
 def mismatch(value: Any) -> str:
-    """Which field of a record is not as declared, in words; nothing if all are."""
+    """Describe the first field of a record that does not have its declared type; empty if all
+    do.
+    """
     cls: type = type(value)
-    for name, declared, check in _checks(cls):
-        held = getattr(value, name)
-        if not check(held):
+    for name, declaration, check in _checks(cls):
+        item = getattr(value, name)
+        if not check(item):
             return (
-                f"{cls.__name__}.{name} should be {declared}, but the {type(held).__name__} in it"
-                " is not"
+                f"{cls.__name__}.{name} should be {declaration}, but the {type(item).__name__} in"
+                " it is not"
             )
     return ""
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type, as far as that can be told: `fits(reply, dict[int, Sealed])`."""
+    """Whether a value has a type, as far as that can be checked: `fits(reply, dict[int,
+    Sealed])`.
+    """
     check = _check_of(hint)
     return check is None or check(value)
 
 
 @cache
 def _checks(cls: type) -> list[tuple[str, str, Check]]:
-    """The fields of a record type that can be checked, and how they are declared."""
-    found = ((f.name, str(f.type), _check_of(declared(cls, f))) for f in fields(cls))
-    return [(name, declared, check) for name, declared, check in found if check]
+    """The checkable fields of a record type: name, declaration and check."""
+    checks = ((f.name, str(f.type), _check_of(resolve_field_type(cls, f))) for f in fields(cls))
+    return [(name, declaration, check) for name, declaration, check in checks if check]
 
 
-def declared(cls: type, f: Field[Any]) -> Any:
-    """A field's type, whose name is looked up in the module of the class that declares it."""
+def resolve_field_type(cls: type, f: Field[Any]) -> Any:
+    """The type of a record's field. Names in it are looked up in the module of the class that
+    declares it.
+
+    Returns `Any` if the annotation cannot be evaluated.
+    """
     owner = next((c for c in cls.__mro__ if f.name in get_annotations(c)), cls)
     try:
         names = vars(sys.modules[owner.__module__])
         return get_type_hints(
             SimpleNamespace(__annotations__={f.name: f.type}), names, dict(vars(owner))
         )[f.name]
-    except Exception:  # whatever a user's annotation does when it is looked up
+    except Exception:  # a user's annotation can raise anything when it is evaluated
         return Any
 
 
 def _check_of(hint: Any) -> Check | None:
-    """How to tell whether a value is of a type; None if anything is."""
+    """The function that checks whether a value has a type; None if every value is accepted."""
     if isinstance(hint, TypeVar):
         hint = hint.__bound__ or Any
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return _one_of([_check_of(part) for part in inner])
     if kind is Literal:
-        return lambda value: any(type(value) is type(known) and value == known for known in inner)
+        return lambda value: any(
+            type(value) is type(choice) and value == choice for choice in inner
+        )
     if kind is None:
         return partial(_is, NoneType)
     if (
@@ -100,10 +110,10 @@ def _is(kinds: type | tuple[type, ...], value: Any) -> bool:
 
 
 def _one_of(checks: list[Check | None]) -> Check | None:
-    known = [check for check in checks if check]
-    return (
-        (lambda value: any(check(value) for check in known)) if len(known) == len(checks) else None
-    )
+    present = [check for check in checks if check]
+    if len(present) < len(checks):
+        return None
+    return lambda value: any(check(value) for check in present)
 
 
 def _all_of(kinds: tuple[type, ...], inner: tuple[Any, ...]) -> Check:
@@ -121,7 +131,8 @@ def _tuple_of(inner: tuple[Any, ...]) -> Check:
     def check(value: Any) -> bool:
         if not isinstance(value, tuple) or len(value) != len(checks):
             return False
-        return all(one is None or one(item) for one, item in zip(checks, value, strict=True))
+        pairs = zip(checks, value, strict=True)
+        return all(item_check is None or item_check(item) for item_check, item in pairs)
 
     return check
 

@@ -1,4 +1,4 @@
-"""Numbers that are none: where a tree of records and tensors holds a NaN or an infinity."""
+"""Finds NaN and infinite values in trees of records and tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from comity.base.record import is_record
 
 
 def is_finite(tree: Any) -> bool:
-    """Whether all numbers in a tree are; sealed parcels are closed, and not looked into."""
+    """Whether all numbers in a tree are finite. The content of sealed messages is not checked."""
     if isinstance(tree, Tensor):
-        # A finite sum has finite parts, and is fast; a sum may also overflow, so what is not finite
-        # is looked at closely.
+        # A finite sum has finite terms, and is fast to compute. A sum of finite terms can overflow,
+        # so each element is checked if the sum is not finite.
         return (
             not tree.is_floating_point()
             or math.isfinite(tree.sum().item())
@@ -31,12 +31,14 @@ def is_finite(tree: Any) -> bool:
 
 
 def not_finite(tree: Any) -> str:
-    """The same as `first_not_finite`, which walks slowly; whether all is finite is known faster."""
+    """As `first_not_finite`, but faster where all values are finite."""
     return "" if is_finite(tree) else first_not_finite(tree)
 
 
 def first_not_finite(tree: Any) -> str:
-    """The name of the first value that is not finite, as in `theta.fc.weight`; nothing if all are."""
+    """The name of the first value that is not finite, as in `theta.fc.weight`; empty if there is
+    none.
+    """
     for path, leaf in pytree.tree_flatten_with_path(tree)[0]:
         if not is_finite(leaf):
             return (

@@ -1,7 +1,7 @@
-"""Randomness is an argument: a key is a position in a tree of names, never a running state.
+"""Randomness as an argument: a key names a position in a tree, and has no running state.
 
-`key.fold("batches", 3)` is another key, the same on every engine and in every order of calls. A
-generator drawn from a key belongs to that key alone, so one purpose's draws cannot shift another's.
+`key.fold("batches", 3)` is another key, the same on every engine and in every order of calls. Each
+key has a generator of its own, so the draws for one purpose cannot shift those for another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Part = int | str
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """64 bits that name a stream of random numbers."""
+    """64 bits that identify a stream of random numbers."""
 
     bits: int
 
@@ -27,7 +27,9 @@ class Key:
         return Key(0).fold("comity", seed)
 
     def fold(self, *path: Part) -> Key:
-        """The key found by following `path` from here. Ints and strings of equal spelling differ."""
+        """The key reached by following `path` from here. Ints and strings of equal spelling
+        differ.
+        """
         text = repr((self.bits, path)).encode()
         return Key(int.from_bytes(blake2b(text, digest_size=8).digest(), "little"))
 
@@ -48,20 +50,21 @@ class Key:
         return sorted(self.permutation(n)[:count].tolist())
 
     def noise(self) -> bytes:
-        """What noise that hides something is drawn from (`core/noise.py`): of a plain key,
-        everybody could compute it.
+        """The 32 bytes that privacy noise is drawn from (`base/noise.py`).
+
+        Anyone who knows a plain key can compute its noise; a `SecretKey` prevents that.
         """
         return blake2b(self.bits.to_bytes(8, "little"), person=b"noise", digest_size=32).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class SecretKey(Key):
-    """A key whose noise comes from a secret, too: all else that is drawn from it whoever has the
-    seed can draw as well.
+    """A key whose noise also depends on a secret. Everything else drawn from it depends on the seed
+    alone.
 
-    A site has a secret of its own. In a simulation the run's settings take its place: two runs with
-    one seed would else have the same noise, and it could be subtracted. The noise is the same when
-    the same is asked again, or asking often would average it away.
+    A site has a secret of its own. A simulation uses the run's settings instead: otherwise two runs
+    with one seed would have the same noise, and an observer could subtract it. The same key always
+    gives the same noise, so that repeating a call does not let an observer average it away.
     """
 
     secret: bytes
@@ -77,10 +80,12 @@ class SecretKey(Key):
 
 @dataclass(frozen=True, slots=True)
 class BatchKey(Key):
-    """A training's key as `draw` gets it for one batch: whatever comes of it is that batch's own."""
+    """A training's key as `draw` receives it for one batch: each batch draws other values from
+    it.
+    """
 
     number: int
-    """The batch's number in its training."""
+    """The position of the batch in its training."""
 
     def fold(self, *path: Part) -> Key:
         return Key(self.bits).fold(*path, self.number)

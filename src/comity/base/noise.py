@@ -1,10 +1,11 @@
-"""Noise that hides something: drawn from a cipher's key stream, of which nobody can guess the next
-bits from those before.
+"""Privacy noise, drawn from a cipher's key stream whose next bits cannot be predicted from earlier
+ones.
 
-Torch's own generators could be worked out from a few hundred of their numbers. Here a key of 32
-bytes (`Key.noise`) makes a stream of ChaCha20, and pairs of its 32-bit numbers are made normal by
-Box and Muller's formula. Floating point is what it is: noise has gaps in its lowest bits, through
-which somebody who knows everything else may look (Mironov 2012); nothing is done against that.
+The state of torch's generators can be recovered from a few hundred of their outputs. Here a key of
+32 bytes (`Key.noise`) gives a ChaCha20 stream, and the Box-Muller transform turns pairs of its
+32-bit numbers into normal ones. The noise has the gaps of floating-point numbers in its lowest
+bits, which an attacker who knows everything else can exploit (Mironov 2012); there is no protection
+against that.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from comity.base.key import Key
 
 NONCE = bytes(16)  # a key is used for one stream only
 BLOCK = 2**16
-"""How many pairs of normal numbers are made at a time: what they are made in stays in a processor's
-cache.
+"""The number of pairs of normal numbers that are computed at a time, so that intermediate results
+fit into the processor's cache.
 """
 
 
-class _Room(threading.local):
-    """Where a block is made, again and again: fresh memory for each would take as long as the
-    numbers.
+class _Buffers(threading.local):
+    """Memory that all blocks reuse: allocating it for each block would take as long as computing
+    the numbers.
     """
 
     def __init__(self) -> None:
@@ -38,7 +39,7 @@ class _Room(threading.local):
         self.floats = torch.empty(2 * BLOCK)
 
 
-ROOM = _Room()
+BUFFERS = _Buffers()
 
 
 def _stream(key: Key) -> CipherContext:
@@ -46,14 +47,16 @@ def _stream(key: Key) -> CipherContext:
 
 
 def _bits(key: Key, count: int) -> Tensor:
-    """So many whole numbers of 32 bits, with their signs."""
-    made = bytearray(4 * count)
-    _stream(key).update_into(bytes(4 * count), made)
-    return torch.frombuffer(made, dtype=torch.int32) if count else torch.zeros(0, dtype=torch.int32)
+    """The first `count` signed 32-bit integers of a key's stream."""
+    if not count:
+        return torch.zeros(0, dtype=torch.int32)
+    output = bytearray(4 * count)
+    _stream(key).update_into(bytes(4 * count), output)
+    return torch.frombuffer(output, dtype=torch.int32)
 
 
 def uniform(key: Key, shape: Sequence[int]) -> Tensor:
-    """Numbers between 0 and 1, neither of which occurs, in 64-bit floating point."""
+    """Uniform numbers in the open interval (0, 1), in float64."""
     flat = _bits(key, math.prod(shape)).double()
     return flat.mul_(2.0**-32).add_(0.5 + 2.0**-33).reshape(list(shape))
 
@@ -61,20 +64,22 @@ def uniform(key: Key, shape: Sequence[int]) -> Tensor:
 def gaussian(
     key: Key, shape: Sequence[int], spread: float = 1.0, out: Tensor | None = None
 ) -> Tensor:
-    """Normal numbers with that standard deviation, in `out` if that is given: a flat tensor of as
-    many, on the processor.
+    """Normal numbers with standard deviation `spread`.
+
+    They are written to `out` if it is given: a flat CPU tensor of the same number of elements.
     """
     count = math.prod(shape)
-    made = torch.empty(count) if out is None else out
+    values = torch.empty(count) if out is None else out
     stream = _stream(key)
     for begin in range(0, count, 2 * BLOCK):
-        block = made[begin : begin + 2 * BLOCK]
+        block = values[begin : begin + 2 * BLOCK]
         half = (len(block) + 1) // 2
-        room = memoryview(ROOM.zeros)[: 8 * half], ROOM.bytes[: 8 * half]
-        stream.update_into(*room)
-        flat = ROOM.floats[: 2 * half].copy_(ROOM.bits[: 2 * half])
-        # Of (0, 1], in whose lowest part numbers lie closer: 0 would be infinitely far out.
-        far = (
+        buffers = memoryview(BUFFERS.zeros)[: 8 * half], BUFFERS.bytes[: 8 * half]
+        stream.update_into(*buffers)
+        flat = BUFFERS.floats[: 2 * half].copy_(BUFFERS.bits[: 2 * half])
+        # Uniform in (0, 1]: at 0 the radius would be infinite. float32 is densest near 0, where the
+        # logarithm is steepest.
+        radius = (
             flat[:half]
             .mul_(2.0**-32)
             .add_(0.5)
@@ -84,13 +89,13 @@ def gaussian(
             .sqrt_()
         )
         angle = flat[half:].mul_(math.pi * 2.0**-31)
-        torch.cos(angle, out=block[:half]).mul_(far)
+        torch.cos(angle, out=block[:half]).mul_(radius)
         rest = len(block) - half
-        torch.sin(angle[:rest], out=block[half:]).mul_(far[:rest])
-    return made.reshape(list(shape))
+        torch.sin(angle[:rest], out=block[half:]).mul_(radius[:rest])
+    return values.reshape(list(shape))
 
 
 def laplace(key: Key, shape: Sequence[int], scale: float) -> Tensor:
-    """Laplace's distribution of that scale."""
+    """Laplace noise of that scale."""
     middle = uniform(key, shape).sub_(0.5)
     return (-middle.sign() * torch.log1p(-2 * middle.abs()) * scale).float()

@@ -1,13 +1,13 @@
-"""Records: the frozen dataclasses that every state and every message is made of.
+"""Records: the frozen dataclasses that all states and messages consist of.
 
-A record is a torch pytree, so its tensors can be mapped, stacked and counted, and it is known by
-name, so that the codec can rebuild it on the other side of a wire or from a checkpoint.
+A record is a torch pytree, so its tensors can be mapped, stacked and counted. It is registered by
+name, so that the codec can rebuild it from a wire or a checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, dataclass_transform
 
 import numpy as np
@@ -17,11 +17,12 @@ from torch.utils import _pytree as pytree
 from typing_extensions import TypeVar
 
 from comity.base.call import CallId
+from comity.base.content import WEIGHTS, describe
 from comity.errors import ComityError
 
 C = TypeVar("C", bound=type)
 X = TypeVar("X", default=Any)
-"""What is in a parcel."""
+"""The content of a sealed message."""
 Params = dict[str, Tensor]
 
 _BY_NAME: dict[str, type] = {}
@@ -29,20 +30,20 @@ _TYPES: set[type] = set()
 
 
 def name_of(cls: type) -> str:
-    """The name under which the codec knows a record type."""
+    """The name that the codec writes for a record type."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 EARLIER_MODULES = {
-    "comity.base.record:": "comity.base.record:",
+    "comity.core.record:": "comity.base.record:",
     "comity.core.fit:": "comity.training.requests:",
     "comity.core.training:": "comity.training.settings:",
     "comity.core.evaluation:": "comity.metrics.evaluation:",
     "comity.experiments.common:Introduction": "comity.runs.context:PartyInfo",
-    "comity.components.": "comity.components.",
+    "comity.parts.": "comity.components.",
     "comity.sites.": "comity.deploy.",
 }
-"""Beginnings of names under which earlier versions saved records, and what they are now."""
+"""Prefixes of the names that earlier versions wrote for records, and their current equivalents."""
 
 
 def record_type(name: str) -> type:
@@ -58,8 +59,10 @@ def record_type(name: str) -> type:
     raise KeyError(name)
 
 
-def once_called(cls: type, name: str) -> None:
-    """Have the codec find a record type by an earlier name, too, under which states were saved."""
+def register_earlier_name(cls: type, name: str) -> None:
+    """Let the codec also find a record type by an earlier name, as states that were saved with it
+    have it.
+    """
     _BY_NAME[name] = cls
 
 
@@ -73,7 +76,7 @@ def is_record_type(cls: object) -> bool:
     return isinstance(cls, type) and cls in _TYPES
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field, describe))
 def record(cls: C) -> C:
     """Make `cls` a record: frozen, a pytree, and known to the codec."""
     frozen: C = dataclass(frozen=True)(cls)  # type: ignore[assignment]
@@ -84,20 +87,20 @@ def record(cls: C) -> C:
 
 
 class Origin(NamedTuple):
-    """Whose reply a parcel left in, and in which round."""
+    """The party whose reply contained a sealed message, and the round."""
 
     sender: int
     round: int
 
 
 class Sealed(Generic[X]):
-    """A parcel between parties: whoever carries it learns its `size` and whom it is for (`to`), and
-    nothing else.
+    """A message between parties. Its carrier learns its `size` and recipients (`to`), and nothing
+    else.
 
-    There is no accessor, and it can be neither printed, copied nor pickled; a recipient's site
-    opens it. It gets its `origin` when it leaves its sender's site. Between processes the content
-    is a `Cipher`, whose keys the carrier never had. A work declares what is in it, `Sealed[Model]`,
-    for its recipients elsewhere, who open nothing else.
+    It has no accessor and cannot be printed, copied or pickled; only a recipient's site opens it.
+    It gets its `origin` when it leaves its sender's site. Between processes its content is a
+    `Cipher` whose keys the carrier never has. A party function declares the content's type, as in
+    `Sealed[Model]`; recipients in other processes accept no other type.
     """
 
     __slots__ = ("__content", "__opened", "origin", "size", "to")
@@ -112,38 +115,40 @@ class Sealed(Generic[X]):
         self.origin = origin
 
     def __repr__(self) -> str:
-        return f"<a sealed parcel of {self.size} bytes>"
+        return f"<a sealed message of {self.size} bytes>"
 
     def __reduce__(self) -> str:
-        raise TypeError("a sealed parcel cannot be copied or pickled")
+        raise TypeError("a sealed message cannot be copied or pickled")
 
 
 def seal(content: X, to: int | Iterable[int]) -> Sealed[X]:
-    """Close a record for one other party or several, by their numbers; it is charged to each edge
-    it travels on.
+    """Seal a record for one or several other parties, by number. Its bytes are charged to each edge
+    that it travels on.
     """
     return Sealed(content, payload(content), (to,) if isinstance(to, int) else tuple(to))
 
 
 def unseal(sealed: Sealed) -> Any:
-    """What a parcel holds: for whoever locks parcels before they leave a process, and for tests."""
+    """The content of a sealed message, for code that encrypts it before it leaves a process, and
+    for tests.
+    """
     return sealed._Sealed__content  # type: ignore[attr-defined]
 
 
-def post(tree: Any, sender: int, round: int) -> None:
-    """Mark all parcels in a reply as they leave their sender's site."""
+def set_origin(tree: Any, sender: int, round: int) -> None:
+    """Record the sender and round of all sealed messages in a reply that leaves its site."""
     for sealed in sealed_in(tree):
-        mark = Origin(sender, round)
-        if sealed.origin not in (None, mark):
+        origin = Origin(sender, round)
+        if sealed.origin not in (None, origin):
             raise ComityError(
-                "A sealed parcel left its site twice: in each round a party seals what it sends"
-                " anew."
+                "A sealed message left its site twice: a party must seal a new message in each"
+                " round."
             )
-        sealed.origin = mark
+        sealed.origin = origin
 
 
 def sealed_in(tree: Any) -> list[Sealed]:
-    """All parcels in a tree, each as often as it occurs."""
+    """All sealed messages in a tree, each as often as it occurs."""
     if isinstance(tree, Sealed):
         return [tree]
     if isinstance(tree, dict):
@@ -157,29 +162,33 @@ def sealed_in(tree: Any) -> list[Sealed]:
     return [sealed for item in inside if not isinstance(item, Tensor) for sealed in sealed_in(item)]
 
 
-def received(sealed: Sealed, sender: int, recipient: int, call: CallId) -> Any:
-    """What a parcel holds, for a recipient's site: in its round, from its sender, and for one call
-    only.
+def open_sealed(sealed: Sealed, sender: int, recipient: int, call: CallId) -> Any:
+    """The content of a sealed message at its recipient's site.
+
+    Raises ComityError if the message is from another round or sender, or was opened for another
+    call.
     """
     check_address(sealed, sender, recipient, call.round)
     opened: dict[int, CallId] = sealed._Sealed__opened  # type: ignore[attr-defined]
     if opened.setdefault(recipient, call) != call:
-        raise ComityError(TWICE)
+        raise ComityError(OPENED_TWICE)
     return unseal(sealed)
 
 
 def check_address(sealed: Sealed, sender: int, recipient: int, round: int) -> None:
-    """Refuse a parcel that is not for this party in this round, or not from whom it is said to be."""
+    """Refuse a sealed message that is not for this party in this round, or not from the stated
+    sender.
+    """
     if recipient not in sealed.to:
-        raise ComityError("A sealed parcel came to a party that it is not for.")
+        raise ComityError("A sealed message came to a party that it is not for.")
     if sealed.origin != (sender, round):
         raise ComityError(
-            "A sealed parcel came in another round than it was sent in, or from another party than"
-            " it was sent by."
+            "A sealed message came in another round than it was sent in, or from another party"
+            " than it was sent by."
         )
 
 
-TWICE = "A sealed parcel came a second time: it lives for one call."
+OPENED_TWICE = "A sealed message came a second time: it is valid for one call only."
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -193,7 +202,7 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 class ReadOnlyDict(dict[Any, Any]):
-    """A dict that a loss may read but not write to."""
+    """A dict that a loss can read but not write to."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise ComityError(READ_ONLY)
@@ -202,7 +211,7 @@ class ReadOnlyDict(dict[Any, Any]):
 
 
 class ReadOnlyList(list[Any]):
-    """A list that a loss may read but not write to."""
+    """A list that a loss can read but not write to."""
 
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise ComityError(READ_ONLY)
@@ -212,23 +221,25 @@ class ReadOnlyList(list[Any]):
 
 
 READ_ONLY = (
-    "A loss may not write to what it is given: what it notes from batch to batch goes into"
+    "A loss may not write to its arguments: values that it keeps from batch to batch go into"
     " batch.scratch."
 )
 PLAIN = (Tensor, bool, int, float, str, bytes, type(None))
 
 
 def read_only(tree: Any) -> Any:
-    """A tree as losses get it: dicts and lists that refuse to be written to, around the same
-    tensors and copies of arrays.
+    """A tree as losses receive it: read-only dicts and lists around the same tensors, with copies
+    of arrays.
 
-    Only records, dicts, lists, tuples, tensors, numpy arrays and plain values may be in it: of any
-    other object nobody knows whether it is the same for all parties, or what a loss does to it.
+    It may contain records, dicts, lists, tuples, tensors, numpy arrays and plain values only. For
+    any other object it is unknown whether it is the same for all parties, or whether a loss changes
+    it.
     """
     if isinstance(tree, PLAIN):
         return tree
     if isinstance(tree, np.ndarray) and not tree.dtype.hasobject:
-        return tree.copy()  # not a read-only view, of which torch can make no tensor; `marks` tell whether it was written to
+        # A copy, since torch makes no tensors of read-only views. `tensor_versions` detects writes.
+        return tree.copy()
     if is_record(tree):
         return _with_fields(tree, {name: read_only(value) for name, value in vars(tree).items()})
     if isinstance(tree, dict):
@@ -239,33 +250,37 @@ def read_only(tree: Any) -> Any:
         values = map(read_only, tree)
         return type(tree)(*values) if hasattr(tree, "_fields") else tuple(values)
     raise ComityError(
-        "What a loss gets beside its batch is a record of tensors and plain values, but a"
-        f" {type(tree).__name__} is in it."
+        "The aux argument of a loss must be a record of tensors and plain values, but it holds"
+        f" a {type(tree).__name__}."
     )
 
 
 def _with_fields(old: Any, values: dict[str, Any]) -> Any:
-    """A record of the same type with other fields: it was checked when it was made."""
-    made = object.__new__(type(old))
-    made.__dict__.update(values)
-    return made
+    """A record of the same type with other field values, which skips the checks of its
+    constructor.
+    """
+    new = object.__new__(type(old))
+    new.__dict__.update(values)
+    return new
 
 
-def marks(tree: Any) -> list[int]:
-    """A mark of each tensor and array in a tree: another list later tells that one was written to."""
+def tensor_versions(tree: Any) -> list[int]:
+    """The version counter of each tensor and the hash of each array in a tree: they change when one
+    is written to.
+    """
     if tree is None:
         return []
-    found = []
+    versions = []
     for leaf in leaves(tree):
         if isinstance(leaf, Tensor) and not leaf.is_inference():
-            found.append(leaf._version)
+            versions.append(leaf._version)
         elif isinstance(leaf, np.ndarray):
-            found.append(hash(leaf.tobytes()))
-    return found
+            versions.append(hash(leaf.tobytes()))
+    return versions
 
 
 def _register_read_only() -> None:
-    """To map and stack read-only trees as all others."""
+    """Register the read-only containers as pytrees."""
     pytree.register_pytree_node(
         ReadOnlyDict,
         lambda tree: (list(tree.values()), list(tree)),
@@ -290,7 +305,7 @@ _register_read_only()
 
 
 def on_device(tree: Any, device: torch.device) -> Any:
-    """The same tree with its tensors on `device`; hollow ones are nowhere, and stay as they are."""
+    """The same tree with its tensors on `device`. Meta tensors stay as they are."""
     return tree_map(
         lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) and not leaf.is_meta else leaf,
         tree,
@@ -298,8 +313,8 @@ def on_device(tree: Any, device: torch.device) -> Any:
 
 
 def meta_like(tree: Any) -> Any:
-    """The same tree, its tensors without content (on torch's `meta` device): they weigh what they
-    weighed, and tell nothing.
+    """The same tree with its tensors on torch's `meta` device: equal shapes and sizes, without
+    content.
     """
     return tree_map(
         lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, Tensor) else leaf,
@@ -308,11 +323,10 @@ def meta_like(tree: Any) -> Any:
 
 
 def payload(tree: Any) -> int:
-    """Bytes that a message weighs: its tensors, 4 for a number, 1 for a truth value, the letters of
-    a string.
+    """The bytes that a message is charged for: tensors by size, 4 per number, 1 per bool, the UTF-8
+    bytes of strings.
 
-    Framing (names of fields, shapes) is not counted, and a sealed parcel is charged to its own
-    edge.
+    Framing (field names, shapes) is not counted. A sealed message is charged to its own edge.
     """
     if isinstance(tree, Tensor):
         return tree.nbytes
@@ -326,7 +340,7 @@ def payload(tree: Any) -> int:
 
 
 def _plain_payload(value: Any) -> int:
-    """Bytes that a plain value weighs; what is not counted weighs nothing."""
+    """The bytes of a plain value; 0 for types that are not counted."""
     if isinstance(value, bool):
         return 1
     if isinstance(value, int | float):
@@ -338,11 +352,10 @@ def _plain_payload(value: Any) -> int:
 
 @record
 class Cipher:
-    """A parcel's content while it is outside of the processes where its sender and its recipients
-    live.
+    """The encrypted content of a sealed message, outside of its sender's and recipients' processes.
 
-    It is encrypted once, by a key of its own; `keys` has that key for each recipient, locked for it
-    alone.
+    The content is encrypted once, with a key of its own. `keys` holds that key once per recipient,
+    encrypted for that recipient.
     """
 
     sender: int
@@ -354,29 +367,29 @@ class Cipher:
 
 @record
 class Empty:
-    """A message with nothing in it."""
+    """A message without content."""
 
 
 @record
 class Model:
-    """Weights on their way: parameters, and whatever buffers travel with them."""
+    """Weights in a message: parameters, and the buffers that are exchanged with them."""
 
-    theta: Params
+    theta: Params = describe(WEIGHTS)
 
 
 def keep(theta: Params, names: frozenset[str]) -> Params:
-    """The part of `theta` that `names` names."""
+    """The entries of `theta` with these names."""
     return {k: v for k, v in theta.items() if k in names}
 
 
 def drop(theta: Params, names: frozenset[str]) -> Params:
-    """The part of `theta` that `names` does not name."""
+    """The entries of `theta` without these names."""
     return {k: v for k, v in theta.items() if k not in names}
 
 
 def is_buffer(name: str) -> bool:
-    """Buffers (running statistics) carry a `~` in their names: they travel with the weights but are
-    never trained.
+    """Whether a name is that of a buffer (running statistics): it contains `~`. Buffers are
+    exchanged but never trained.
     """
     return "~" in name
 

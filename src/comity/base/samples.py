@@ -1,4 +1,4 @@
-"""Samples: inputs with their labels, and the checks that anybody's arrays must pass to become some."""
+"""Samples: inputs with labels, and the validation of arrays from users."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Samples:
-    """Inputs `x` (float32, one row a sample) and their labels `y` (int64)."""
+    """Inputs `x` (float32, one row per sample) and labels `y` (int64 classes, or float32
+    targets).
+    """
 
     x: Tensor
     y: Tensor
     rows: dict[str, Tensor] = field(default_factory=dict)
-    """Whatever else belongs to each sample, row by row (a teacher's answers, for instance): batches
-    bring it along.
+    """Further values per sample, row by row (a teacher's logits, for instance). Batches contain the
+    rows of their samples.
     """
 
     @staticmethod
     def of(whose: str, x: Array, y: Array, *, amounts: bool = False) -> Samples:
-        """Checked copies of `x` and `y`; `whose` ("party 'north'") names the owner when they are
-        refused.
+        """Checked copies of `x` and `y`.
 
-        Labels are classes by their numbers or, if they are `amounts`, any numbers (float32).
+        `whose` ("party 'north'") names the owner in error messages. Labels are class numbers or,
+        with `amounts`, real numbers (float32).
         """
         inputs, labels = numbers(f"The x of {whose}", x), numbers(f"The y of {whose}", y)
         if labels.ndim != 1:
@@ -54,12 +56,12 @@ class Samples:
                 f" {inputs.shape}; reshape it to (samples, features) or (samples, channels, height,"
                 " width)."
             )
-        with np.errstate(over="ignore"):  # what overflows becomes infinite and is refused below
+        with np.errstate(over="ignore"):  # overflows become infinite and are refused below
             inputs = np.array(inputs, dtype=np.float32, order="C")
-        bad = np.flatnonzero(~np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1))
-        if len(bad):
+        rows = np.flatnonzero(~np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1))
+        if len(rows):
             raise UsageError(
-                f"The x of {whose} holds values that are not finite (first in sample {bad[0]});"
+                f"The x of {whose} holds values that are not finite (first in sample {rows[0]});"
                 " remove or fill them."
             )
         if amounts:
@@ -87,41 +89,45 @@ class Samples:
         return tuple(self.x.shape[1:])
 
     def take(self, indices: Sequence[int] | Ints | Tensor) -> Samples:
-        """The samples at `indices`, in that order, in memory of their own."""
-        at = torch.as_tensor(indices, dtype=torch.int64)
-        return Samples(self.x[at], self.y[at], {name: rows[at] for name, rows in self.rows.items()})
+        """The samples at `indices`, in that order, copied."""
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        return Samples(
+            self.x[index], self.y[index], {name: rows[index] for name, rows in self.rows.items()}
+        )
 
     def digest(self) -> str:
-        """A short name for exactly these values."""
-        mark = blake2b(repr(tuple(self.x.shape)).encode(), digest_size=16)
+        """A short digest of exactly these values."""
+        digest = blake2b(repr(tuple(self.x.shape)).encode(), digest_size=16)
         for tensor in (self.x, self.y):
-            mark.update(np.ascontiguousarray(tensor.numpy()).data)
-        return mark.hexdigest()
+            digest.update(np.ascontiguousarray(tensor.numpy()).data)
+        return digest.hexdigest()
 
 
 def _amounts(whose: str, labels: NDArray[Any]) -> Tensor:
-    """Labels that are any numbers."""
+    """Labels that are real numbers, as float32."""
     with np.errstate(over="ignore"):
-        made = np.array(labels, dtype=np.float32)
-    if not np.isfinite(made).all():
+        targets = np.array(labels, dtype=np.float32)
+    if not np.isfinite(targets).all():
         raise UsageError(
             f"The y of {whose} holds values that are not finite (first in sample"
-            f" {int(np.argmin(np.isfinite(made)))})."
+            f" {int(np.argmin(np.isfinite(targets)))})."
         )
-    return torch.from_numpy(made)
+    return torch.from_numpy(targets)
 
 
 @dataclass(frozen=True, eq=False)
 class PartyData:
-    """What one party holds: to learn from, to choose by, to be judged on. Validation may be empty."""
+    """One party's training, validation and test samples. Validation may be empty."""
 
     train: Samples
     validation: Samples
     test: Samples
     unit: float = 1.0
-    """What 1 is in the unit of labels that are amounts, which may be scaled."""
+    """What a difference of 1 in scaled real-valued labels is in their original unit."""
     scaled: tuple[tuple[float, ...], tuple[float, ...]] = ((0.0,), (1.0,))
-    """Mean and std by which its inputs were normalised: one number each, or one a channel."""
+    """Mean and standard deviation that its inputs were normalised with: one number each, or one per
+    channel.
+    """
 
 
 def combine(parts: Iterable[object]) -> str:
@@ -129,10 +135,10 @@ def combine(parts: Iterable[object]) -> str:
     return blake2b(repr(list(parts)).encode(), digest_size=16).hexdigest()
 
 
-def numbers(what: str, given: Array) -> NDArray[Any]:
-    """`given` as a numpy array of real numbers."""
+def numbers(what: str, values: Array) -> NDArray[Any]:
+    """`values` as a numpy array of real numbers; `what` names it in error messages."""
     try:
-        array = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+        array = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
     except (TypeError, ValueError) as error:  # ragged lists; tensors that numpy cannot hold
         raise UsageError(
             f"{what} must be an array of numbers with rows of equal length."

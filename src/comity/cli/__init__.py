@@ -1,7 +1,7 @@
 """The command line.
 
-Nothing is imported here that Python has not loaded before: whatever comes before `main` cannot be
-guarded by it, and Ctrl-C there would be a traceback.
+This module imports nothing that Python has not loaded already: `main` cannot guard what runs before
+it, and Ctrl-C during an import would show a traceback.
 """
 
 import sys
@@ -10,11 +10,11 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """The entry point: whatever goes wrong is one sentence on stderr and an exit code."""
+    """Run the command line. Every error becomes one sentence on stderr and an exit code."""
     try:
         from comity.cli.entry import enter
 
         enter()
-    except KeyboardInterrupt:  # before `enter` could take care of it
+    except KeyboardInterrupt:  # before `enter` could handle it
         print("comity: Stopped before anything was run.", file=sys.stderr)
         sys.exit(130)

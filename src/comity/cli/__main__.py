@@ -1,4 +1,4 @@
-"""`python -m comity.cli`."""
+"""Runs the command line as `python -m comity.cli`."""
 
 from comity.cli import main
 

@@ -1,4 +1,4 @@
-"""The command that attacks runs: audit."""
+"""The command `comity audit`."""
 
 from __future__ import annotations
 
@@ -14,36 +14,34 @@ from comity.cli.options import Trust, app
 @app.command()
 def audit(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="the folder of a run with a tape, or of several")
+        Path,
+        typer.Argument(metavar="DIR", help="folder of a run with recorded messages, or of several"),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     trust: Trust = False,
 ) -> None:
-    """What can be learned of samples from what a run with --record-messages has sent: attacks,
-    beside guessing.
+    """Attack the messages of runs that were made with --record-messages.
+
+    Prints what each attack reconstructs or infers about samples, compared with guessing.
     """
-    from comity.audit.auditing import CANNOT, HEADS, JSON, PAGE, WORDS
-    from comity.audit.auditing import audit as attack
-    from comity.audit.page import READING
+    from comity.auditing.audit import CANNOT, HEADS, JSON, PAGE, WORDS
+    from comity.auditing.audit import audit as attack
+    from comity.auditing.page import READING
     from comity.cli import screen
 
-    def told(text: str) -> None:
+    def show_progress(text: str) -> None:
         if screen.err.is_terminal or "left out" in text:
             screen.err.print(text, style="dim", soft_wrap=True)
 
-    found = attack(folder, trust=trust, told=told)
+    audits = attack(folder, trust=trust, told=show_progress)
     if as_json:
-        print(json.dumps({"runs": [one.plain() for one in found]}))
+        print(json.dumps({"runs": [audit.plain() for audit in audits]}))
         return
-    screen.table(
-        HEADS,
-        [row for one in found for row in one.rows()],
-        f"{folder}: what attacks could do",
-        WORDS,
-    )
-    screen.note(READING)
-    for one in found:
-        for text in one.sentences:
-            screen.say(text)
-    screen.say(CANNOT)
+    rows = [row for audit in audits for row in audit.rows()]
+    screen.table(HEADS, rows, f"{folder}: results of the attacks", WORDS)
+    screen.print_legend(READING)
+    for audit in audits:
+        for text in audit.sentences:
+            screen.print_sentence(text)
+    screen.print_sentence(CANNOT)
     screen.out.print(f"Written to {folder / JSON}; see {folder / PAGE}", soft_wrap=True)

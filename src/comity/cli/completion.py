@@ -1,6 +1,4 @@
-"""What a shell needs to complete commands: a script with all words in it, so that a Tab starts
-nothing and waits for nothing.
-"""
+"""Shell completion: a script that contains all words, so that completing starts no process."""
 
 from __future__ import annotations
 
@@ -14,43 +12,43 @@ import typer
 from comity.errors import unknown
 
 
-class Known(NamedTuple):
-    """What can follow a command."""
+class Completions(NamedTuple):
+    """The words that can follow a command."""
 
     options: dict[str, list[str]]
-    """Its options, and the words that each may be given, if these are known."""
+    """The options of the command, each with its possible values if they are completions."""
     words: list[str]
-    """What its arguments may be."""
+    """The possible values of its arguments."""
 
 
 def script(shell: str) -> str:
-    """The script for a shell, to be read by it when it starts."""
-    makers = {"bash": _bash, "zsh": _zsh, "fish": _fish}
-    if shell not in makers:
-        raise unknown("completion for the shell", shell, makers)
-    return makers[shell](dict(_commands()))
+    """Return the completion script of a shell, which the shell reads when it starts."""
+    writers = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+    if shell not in writers:
+        raise unknown("completion for the shell", shell, writers)
+    return writers[shell](dict(_commands()))
 
 
-def _commands() -> Iterator[tuple[str, Known]]:
-    """All commands by name, those of a group with its name before theirs, and what can follow each."""
+def _commands() -> Iterator[tuple[str, Completions]]:
+    """Yield all commands, as in "run" and "data import", with the words that can follow each."""
     from comity.cli.options import app
 
-    names = _names()
+    names = _names_by_parameter()
     top = typer.main.get_command(app)
     assert isinstance(top, click.Group)
     for name, command in top.commands.items():
         if isinstance(command, click.Group):
-            yield name, Known({}, list(command.commands))
-            for below, inner in command.commands.items():
-                yield f"{name} {below}", _known(inner, names)
+            yield name, Completions({}, list(command.commands))
+            for inner_name, inner in command.commands.items():
+                yield f"{name} {inner_name}", _completions(inner, names)
         else:
-            yield name, _known(command, names)
+            yield name, _completions(command, names)
 
 
-def _names() -> dict[str, list[str]]:
-    """The words that an option or an argument of a name may be."""
+def _names_by_parameter() -> dict[str, list[str]]:
+    """Return the possible values of options and arguments, by the name of the parameter."""
     from comity import algorithms, data, models, papers
-    from comity.cli.looking import LISTS
+    from comity.cli.catalogue import LISTS
     from comity.metrics.metrics import ELIGIBLE
 
     methods = algorithms.names()
@@ -67,7 +65,7 @@ def _names() -> dict[str, list[str]]:
     }
 
 
-def _known(command: click.Command, names: Mapping[str, list[str]]) -> Known:
+def _completions(command: click.Command, names: Mapping[str, list[str]]) -> Completions:
     options: dict[str, list[str]] = {}
     words: list[str] = []
     for param in command.params:
@@ -82,11 +80,12 @@ def _known(command: click.Command, names: Mapping[str, list[str]]) -> Known:
         options |= {
             flag: choices for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")
         }
-    return Known({**options, "--help": []}, words)
+    return Completions({**options, "--help": []}, words)
 
 
 BASH = """_comity() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" command="${{COMP_WORDS[1]}}" words=""
+    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    local command="${{COMP_WORDS[1]}}" words=""
     if [[ "$command" == data && $COMP_CWORD -gt 2 ]]; then command="data ${{COMP_WORDS[2]}}"; fi
     if [[ $COMP_CWORD -eq 1 ]]; then
         words={commands}
@@ -101,48 +100,47 @@ BASH = """_comity() {{
         fi
     fi
     COMPREPLY=( $(compgen -W "$words" -- "$word") )
-    if [[ ${{#COMPREPLY[@]}} -eq 0 && "$word" != -* ]]; then COMPREPLY=( $(compgen -f -- "$word") ); fi
+    if [[ ${{#COMPREPLY[@]}} -eq 0 && "$word" != -* ]]; then
+        COMPREPLY=( $(compgen -f -- "$word") )
+    fi
 }}
 complete -o bashdefault -F _comity comity
 """
 
 
-def _bash(commands: Mapping[str, Known]) -> str:
+def _bash(commands: Mapping[str, Completions]) -> str:
     values = [
         f"            {shlex.quote(f'{name} {flag}')}) words={shlex.quote(' '.join(words))} ;;"
-        for name, known in commands.items()
-        for flag, words in known.options.items()
+        for name, completions in commands.items()
+        for flag, words in completions.options.items()
         if words
     ]
     follow = [
         f'                {shlex.quote(name)}) if [[ "$word" == -* ]]; then'
-        f" words={shlex.quote(' '.join(known.options))}; "
-        f"else words={shlex.quote(' '.join(known.words))}; fi ;;"
-        for name, known in commands.items()
+        f" words={shlex.quote(' '.join(completions.options))}; "
+        f"else words={shlex.quote(' '.join(completions.words))}; fi ;;"
+        for name, completions in commands.items()
     ]
     first = shlex.quote(" ".join(name for name in commands if " " not in name))
     return BASH.format(commands=first, values="\n".join(values), follow="\n".join(follow))
 
 
-def _zsh(commands: Mapping[str, Known]) -> str:
+def _zsh(commands: Mapping[str, Completions]) -> str:
     return (
         "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"
         + _bash(commands)
     )
 
 
-def _fish(commands: Mapping[str, Known]) -> str:
+def _fish(commands: Mapping[str, Completions]) -> str:
     first = " ".join(name for name in commands if " " not in name)
     lines = [f"complete -c comity -n __fish_use_subcommand -f -a {shlex.quote(first)}"]
-    for name, known in commands.items():
+    for name, completions in commands.items():
         when = " ; and ".join(f"__fish_seen_subcommand_from {part}" for part in name.split())
-        if known.words:
-            lines.append(
-                f"complete -c comity -n {shlex.quote(when)} -a {shlex.quote(' '.join(known.words))}"
-            )
-        for flag, words in known.options.items():
-            given = f" -x -a {shlex.quote(' '.join(words))}" if words else ""
-            lines.append(
-                f"complete -c comity -n {shlex.quote(when)} -l {flag.removeprefix('--')}{given}"
-            )
+        complete = f"complete -c comity -n {shlex.quote(when)}"
+        if completions.words:
+            lines.append(f"{complete} -a {shlex.quote(' '.join(completions.words))}")
+        for flag, words in completions.options.items():
+            values = f" -x -a {shlex.quote(' '.join(words))}" if words else ""
+            lines.append(f"{complete} -l {flag.removeprefix('--')}{values}")
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""Commands about data: look at a federation, prepare a dataset's files, bring one's own."""
+"""The commands `comity data`: inspect a federation, prepare a dataset, import your own data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from comity.cli.options import Settings, data_app, with_experiment, with_options
+from comity.cli.options import Settings, data_app, print_warning, with_experiment, with_options
 from comity.errors import UsageError
 from comity.runs.config import experiment
 
@@ -16,16 +16,16 @@ from comity.runs.config import experiment
 @data_app.command("inspect")
 @with_experiment
 def inspect_data(settings: Settings) -> None:
-    """Who has what: training samples by party and class; of tables what is missing, ranges, and
-    what may be wrong.
+    """Show the training samples by party and class. For tables, also show missing values, ranges
+    and possible errors.
     """
     from comity.cli import screen
     from comity.data import load
     from comity.data.inspection import inspect
     from comity.runs.build import federation_of
 
-    asked = experiment(settings)
-    federation = federation_of(asked).without(asked.without or ())
+    base = experiment(settings)
+    federation = federation_of(base).without(base.without or ())
     counts = federation.counts().tolist()
     shares = federation.split.parties
     shifts = any(share.shift for share in shares.values())
@@ -45,34 +45,39 @@ def inspect_data(settings: Settings) -> None:
         f" {federation.split.partition}"
     )
     screen.table(columns, rows, title, words=1 + shifts)
-    found = inspect(federation, load(asked.data))
-    some = federation.names[:MOST_SHOWN]
-    if any(share for by in found.missing.values() for share in by.values()):
+    inspection = inspect(federation, load(base.data))
+    parties = federation.names[:MAX_PARTIES]
+    if any(share for by_party in inspection.missing.values() for share in by_party.values()):
         lines = [
-            [column, *(_share(by[party]) for party in some)] for column, by in found.missing.items()
+            [column, *(_format_share(by_party[party]) for party in parties)]
+            for column, by_party in inspection.missing.items()
         ]
-        screen.table(["missing", *some], lines, words=1)
-    if found.ranges:
-        spans = [
-            [column, *(_span(by[party]) for party in some)] for column, by in found.ranges.items()
+        screen.table(["missing", *parties], lines, words=1)
+    if inspection.ranges:
+        lines = [
+            [column, *(_format_range(by_party[party]) for party in parties)]
+            for column, by_party in inspection.ranges.items()
         ]
-        screen.table(["5th, middle, 95th", *some], spans, words=1)
-    if found.missing and len(some) < len(federation.names):
-        screen.out.print(f"Of columns, only the first {MOST_SHOWN} parties are shown.")
-    for caveat in found.caveats:
-        screen.out.print(f"Look at this: {caveat}", soft_wrap=True)
+        screen.table(["5th, middle, 95th", *parties], lines, words=1)
+    if inspection.missing and len(parties) < len(federation.names):
+        screen.out.print(f"The tables of columns show only the first {MAX_PARTIES} parties.")
+    for caveat in inspection.caveats:
+        print_warning(caveat)
 
 
-MOST_SHOWN = 8  # parties beside each other
+MAX_PARTIES = 8  # parties side by side in a table
 
 
-def _share(missing: float) -> str:
-    return "·" if not missing else f"{missing:.0%}" if missing >= 0.01 else "<1%"
+def _format_share(missing: float) -> str:
+    """Return the fraction of missing values as text."""
+    if not missing:
+        return "·"
+    return f"{missing:.0%}" if missing >= 0.01 else "<1%"
 
 
-def _span(one: tuple[float, float, float] | None) -> str:
-    """Between what a party's values lie, and their middle."""
-    return "·" if one is None else ", ".join(f"{value:.4g}" for value in one)
+def _format_range(percentiles: tuple[float, float, float] | None) -> str:
+    """Return the 5th, 50th and 95th percentile of a party's values as text."""
+    return "·" if percentiles is None else ", ".join(f"{value:.4g}" for value in percentiles)
 
 
 @data_app.command("prepare")
@@ -80,68 +85,70 @@ def prepare(
     name: Annotated[str, typer.Argument(metavar="DATASET")],
     trust: Annotated[
         bool,
-        typer.Option("--trust-pickle", help="read files that hold pickles, which can run anything"),
+        typer.Option("--trust-pickle", help="read pickle files, which can run any code"),
     ] = False,
 ) -> None:
-    """Read a dataset's files once, so that runs take it from the cache."""
+    """Read the files of a dataset once, so that runs load it from the cache."""
     from comity.cli import screen
     from comity.data import load
 
-    made = load(name, trust)
-    parties = ", ".join(f"{len(g.names)} by {by}" for by, g in made.groups.items())
-    shape = "x".join(map(str, made.shape))
+    dataset = load(name, trust)
+    parties = ", ".join(f"{len(g.names)} by {by}" for by, g in dataset.groups.items())
+    shape = "x".join(map(str, dataset.shape))
     screen.out.print(
-        f"{made.name}: {len(made)} samples of shape {shape}, {made.classes} classes"
+        f"{dataset.name}: {len(dataset)} samples of shape {shape}, {dataset.classes} classes"
         + (f", natural parties: {parties}" if parties else ""),
         soft_wrap=True,
     )
-    for note in made.notes:
+    for note in dataset.warnings:
         screen.out.print(note, soft_wrap=True)
 
 
-def _option(flag: str, about: str, kind: Any = str) -> Any:
-    return Annotated[kind | None, typer.Option(flag, help=about, show_default=False)]
+def _option(flag: str, description: str, kind: Any = str) -> Any:
+    return Annotated[kind | None, typer.Option(flag, help=description, show_default=False)]
 
 
-ABOUT_COLUMNS = {
-    "label": _option("--label", "the column of a table that is to be learned; label unless told"),
-    "columns": _option("--columns", "only these columns, as in a,b", list[str]),
-    "drop": _option("--drop", "not these columns, as in a,b", list[str]),
-    "kinds": _option("--kind", "what a column is: age=number, ward=words or ill=flag", list[str]),
-    "missing": _option(
-        "--missing", "words that stand for a missing value, as in -9,unknown", list[str]
-    ),
-    "rename": _option("--rename", "what files call a column and what it is: Alter=age", list[str]),
-    "units": _option("--unit", "a column's unit, as in age=years", list[str]),
-    "words": _option("--word", "what some write, and what it stands for: sex:m=male", list[str]),
+COLUMN_OPTIONS = {
+    "label": _option("--label", "column to predict; default: label"),
+    "columns": _option("--columns", "use only these columns, as in a,b", list[str]),
+    "drop": _option("--drop", "do not use these columns, as in a,b", list[str]),
+    "kinds": _option("--kind", "type of a column: age=number, ward=words or ill=flag", list[str]),
+    "missing": _option("--missing", "codes for missing values, as in -9,unknown", list[str]),
+    "rename": _option("--rename", "column name in the file and its new name: Alter=age", list[str]),
+    "units": _option("--unit", "unit of a column, as in age=years", list[str]),
+    "words": _option("--word", "word in the file and its meaning: sex:m=male", list[str]),
     "merge_case": _option(
-        "--merge-case/--keep-case", "words that differ in case or blanks only are one, or two", bool
+        "--merge-case/--keep-case",
+        "whether words that differ only in case or spaces are the same",
+        bool,
     ),
     "scale": _option(
         "--scale",
-        "numbers by each party's own figures, everybody's (shared), or as they are (none)",
+        "standardise numbers by each party's statistics (own), by those of all parties (shared),"
+        " or not (none)",
     ),
-    "positive": _option("--positive", "the class that sensitivity is about, as in dead"),
+    "positive": _option("--positive", "positive class for sensitivity, as in dead"),
 }
-"""What can be said of a table's columns, by the names that importing has for it."""
+"""The options about the columns of tables, by the keywords of the import functions."""
 SkipUnlabelled = Annotated[
-    bool, typer.Option("--skip-unlabelled", help="leave out rows without a label")
+    bool, typer.Option("--skip-unlabelled", help="skip rows without a label")
 ]
 
 
 def with_columns(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options about columns; it receives what was typed as `wishes`."""
+    """Add all options about columns to a command, which receives the typed ones as `wishes`."""
 
     def read(typed: dict[str, Any]) -> dict[str, Any]:
-        said = {name: _read(name, value) for name, value in typed.items()}
-        return {name: value for name, value in said.items() if value is not None}
+        values = {name: _parse_option(name, value) for name, value in typed.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
-    return with_options(command, ABOUT_COLUMNS, "wishes", read)
+    return with_options(command, COLUMN_OPTIONS, "wishes", read)
 
 
-def _read(name: str, typed: Any) -> Any:
-    """What was typed for an option, as importing takes it: lists may be given in one, with commas
-    between, or one by one.
+def _parse_option(name: str, typed: Any) -> Any:
+    """Convert the typed value of an option for the import functions.
+
+    Lists may be given in one option with commas, or in several options.
     """
     if name in ("columns", "drop", "missing"):
         return (
@@ -149,43 +156,43 @@ def _read(name: str, typed: Any) -> Any:
             or None
         )
     if name == "words":
-        return _meanings(typed or ()) or None
+        return _parse_words(typed or ()) or None
     if name in PAIRS:
-        return _paired(name, typed or ()) or None
+        return _parse_pairs(name, typed or ()) or None
     return typed
 
 
 PAIRS = {"kinds": "--kind age=number", "rename": "--rename Alter=age", "units": "--unit age=years"}
 
 
-def _meanings(given: Iterable[str]) -> dict[str, dict[str, str]]:
-    """`column:written=meant` options as a dict by column."""
-    made: dict[str, dict[str, str]] = {}
-    for text in given:
+def _parse_words(texts: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Parse texts such as `column:word=meaning` into dicts by column."""
+    meanings: dict[str, dict[str, str]] = {}
+    for text in texts:
         column, colon, pair = text.rpartition(":")
-        written, sign, meant = (side.strip() for side in pair.partition("="))
-        if not (column.strip() and colon and written and sign and meant):
+        word, sign, meaning = (side.strip() for side in pair.partition("="))
+        if not (column.strip() and colon and word and sign and meaning):
             raise UsageError(
-                f"--word takes column:written=meant, as in --word sex:m=male, not {text!r}."
+                f"--word takes column:word=meaning, as in --word sex:m=male, not {text!r}."
             )
-        made.setdefault(column.strip(), {})[written] = meant
-    return made
+        meanings.setdefault(column.strip(), {})[word] = meaning
+    return meanings
 
 
-def _paired(option: str, given: Iterable[str]) -> dict[str, str]:
-    """`name=value` options as a dict; several may be given in one, with commas between."""
-    made = {}
-    for text in given:
+def _parse_pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """Parse texts such as `name=value` or `name=value,name=value` into a dict."""
+    pairs = {}
+    for text in texts:
         parts = text.split(",")
-        for part in parts if all("=" in one for one in parts) else [text]:
+        for part in parts if all("=" in part for part in parts) else [text]:
             name, sign, value = (side.strip() for side in part.partition("="))
             if not (name and sign and value) or "=" in value:
                 raise UsageError(
                     f"{PAIRS[option].split()[0]} takes name=value, as in {PAIRS[option]}, not"
                     f" {text!r}."
                 )
-            made[name] = value
-    return made
+            pairs[name] = value
+    return pairs
 
 
 @data_app.command("import")
@@ -195,63 +202,65 @@ def import_(
         Path,
         typer.Argument(
             metavar="FOLDER",
-            help="a file (csv, xlsx, parquet, npz) or a folder of pictures a party; or one file",
+            help="one file (csv, xlsx, parquet, npz) or image folder per party; or a single file",
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", help="folder for the imported data, then used as --data FOLDER")
+        Path,
+        typer.Option("--out", help="folder for the imported data, to be used as --data FOLDER"),
     ],
     wishes: dict[str, Any],
     skip_unlabelled: SkipUnlabelled = False,
     schema: Annotated[
         Path | None,
-        typer.Option("--schema", help="follow this schema.json, which all parties agreed on"),
+        typer.Option("--schema", help="schema.json that all parties agreed on"),
     ] = None,
     size: Annotated[
-        int | None, typer.Option("--size", help="pixels a side that images are brought to")
+        int | None, typer.Option("--size", help="resize images to this many pixels per side")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="what to call the data")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="name of the dataset")] = None,
     classes: Annotated[
-        int | None, typer.Option("--classes", help="how many there are, if not all are seen")
+        int | None,
+        typer.Option("--classes", help="number of classes, if the data do not contain all of them"),
     ] = None,
     standardise: Annotated[
         bool, typer.Option("--standardise", help="the same as --scale own", hidden=True)
     ] = False,
 ) -> None:
-    """Bring one's own federation, or one's own part of one."""
+    """Import your own federation, or your own part of one."""
     from comity.cli import screen
     from comity.data.importing import import_federation
-    from comity.data.tables import about_schema, read_schema
+    from comity.data.tables import read_schema, summarize_schema
 
     if standardise:
         wishes = {"scale": "own", **wishes}
-    agreed = None if schema is None else read_schema(schema)
-    made = import_federation(
+    agreed_schema = None if schema is None else read_schema(schema)
+    dataset = import_federation(
         source,
         out,
         name=name,
         size=size,
         classes=classes,
-        schema=agreed,
+        schema=agreed_schema,
         skip_unlabelled=skip_unlabelled,
         **wishes,
     )
-    (names,) = (g.names for g in made.groups.values())
+    (names,) = (g.names for g in dataset.groups.values())
     parties = "the party" if len(names) == 1 else f"{len(names)} parties"
+    target = f"{dataset.classes} classes" if dataset.classes else "a number to be predicted"
+    if dataset.class_names:
+        target += f" ({', '.join(dataset.class_names)})"
     screen.out.print(
-        f"{len(made)} samples of {parties} ({', '.join(names)}), "
-        + (f"{made.classes} classes" if made.classes else "a number to be predicted")
-        + (f" ({', '.join(made.class_names)})" if made.class_names else "")
-        + f", in {out}",
+        f"{len(dataset)} samples of {parties} ({', '.join(names)}), {target}, in {out}",
         soft_wrap=True,
     )
-    for note in (
-        *made.notes,
-        *(about_schema(made.schema, given=schema is not None) if made.schema else ()),
-    ):
+    schema_notes = (
+        summarize_schema(dataset.schema, is_given=schema is not None) if dataset.schema else ()
+    )
+    for note in (*dataset.warnings, *schema_notes):
         screen.out.print(note, soft_wrap=True)
     screen.out.print(
-        f"Use them with --data {out}; look at them with comity data inspect --data {out}",
+        f"Use the data with --data {out}; inspect them with comity data inspect --data {out}",
         soft_wrap=True,
     )
 
@@ -263,68 +272,67 @@ def schema(
         list[Path],
         typer.Argument(
             metavar="FOLDER|FILE...",
-            help="parties' tables, or the schema files that parties made of theirs",
+            help="tables of parties, or schema files that parties made of their tables",
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="the schema's file")],
+    out: Annotated[Path, typer.Option("--out", help="file of the schema")],
     wishes: dict[str, Any],
     skip_unlabelled: SkipUnlabelled = False,
 ) -> None:
-    """What parties' tables have in common: columns, words, classes. Parties who never see each
-    other's files agree on one.
+    """Write the common schema of tables: their columns, words and classes.
 
-    Each describes its own file (`comity data schema north.csv --out north.json`); these go to one
-    of them, who makes one of all (`comity data schema north.json south.json --out schema.json`),
-    which everybody imports by. They hold no rows, but all words of all columns of words.
+    Parties that may not see each other's files can agree on a schema. Each party describes its own
+    file (`comity data schema north.csv --out north.json`). One of them merges these schemas
+    (`comity data schema north.json south.json --out schema.json`), and all parties import with the
+    result. Schemas contain no rows, but all words of the columns of words.
     """
     from comity.cli import screen
-    from comity.data.formats.common import few
+    from comity.data.formats.common import join_names
     from comity.data.tables import agreed_schema
 
-    made = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
+    merged = agreed_schema(sources, skip_unlabelled=skip_unlabelled, **wishes)
     if out.exists():
-        raise UsageError(f"{out} is there already: choose another --out.")
-    made.write(out)
+        raise UsageError(f"{out} exists already: choose another --out.")
+    merged.write(out)
     rows = [
         [
             c.name,
             c.kind,
-            few(c.words, 6) if c.words else c.unit,
+            join_names(c.words, 6) if c.words else c.unit,
             "yes" if c.may_be_missing else "no",
         ]
-        for c in made.columns
+        for c in merged.columns
     ]
     screen.table(
         ["column", "kind", "words or unit", "may be missing"],
         rows,
-        f"{made.label}: {few(made.classes) or 'a number'}",
+        f"{merged.label}: {join_names(merged.classes) or 'a number'}",
         words=4,
     )
-    for column, why in made.left_out.items():
-        screen.out.print(f"{column} is left out: it {why}.", soft_wrap=True)
+    for column, reason in merged.left_out.items():
+        screen.out.print(f"{column} is left out: it {reason}.", soft_wrap=True)
     screen.out.print(
         f"The schema is in {out}: read it, then import with --schema {out}", soft_wrap=True
     )
 
 
-@data_app.command("deal")
+@data_app.command("split")
 @with_experiment
-def deal(
+def split(
     settings: Settings,
     out: Annotated[
         Path, typer.Option("--out", help="folder for the parties' files; it must not exist yet")
     ],
 ) -> None:
-    """Write each party's own file from a split: what it would have if the data were really in
-    several places.
-    """
+    """Write one file per party from a split, as if the data were at several sites."""
     from comity.cli import screen
-    from comity.data.dealing import deal as write
-    from comity.data.formats.common import few
+    from comity.data.formats.common import join_names
+    from comity.data.split_files import write_party_files
     from comity.runs.build import federation_of
 
-    asked = experiment(settings)
-    files = write(federation_of(asked).without(asked.without or ()), asked.data, out)
+    base = experiment(settings)
+    files = write_party_files(federation_of(base).without(base.without or ()), base.data, out)
     screen.out.print(
-        f"{len(files)} files are in {out}: {few((file.name for file in files), 8)}", soft_wrap=True
+        f"{len(files)} files are in {out}: {join_names((file.name for file in files), 8)}",
+        soft_wrap=True,
     )

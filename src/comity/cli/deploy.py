@@ -1,6 +1,4 @@
-"""Commands of runs between sites: an operator admits sites, a site keeps its own law, each runs its
-own process.
-"""
+"""The commands `comity deploy`: an operator admits sites, and each site has its own policy."""
 
 from __future__ import annotations
 
@@ -14,7 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
-from comity.cli.finished import AsJson, Full, Samples, Some, listed, measuring, show_own_measures
+from comity.cli.finished_runs import (
+    AsJson,
+    Full,
+    Samples,
+    Some,
+    show_party_measures,
+    show_progress,
+    split_names,
+)
 from comity.cli.options import deploy_app
 from comity.errors import ComityError, UsageError, unknown
 from comity.units import size
@@ -26,20 +32,20 @@ Federation = Annotated[Path, typer.Option("--federation", help="the operator's f
 @deploy_app.command("init")
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="the operator's folder, which is made")
+        Path, typer.Argument(metavar="DIR", help="the operator's folder, which is created")
     ],
     server: Annotated[
-        str, typer.Option("--server", help="the address that sites dial", metavar="HOST:PORT")
+        str, typer.Option("--server", help="address that sites connect to", metavar="HOST:PORT")
     ],
     schema: Annotated[
-        Path | None, typer.Option("--schema", help="the columns that all sites' tables have")
+        Path | None, typer.Option("--schema", help="schema of the tables of all sites")
     ] = None,
     researcher: Annotated[
-        str, typer.Option("--researcher", help="who orders runs")
+        str, typer.Option("--researcher", help="who may submit runs")
     ] = "lead@comity.local",
 ) -> None:
-    """Operator: make the root of all certificates, the server's and the researcher's kit, and an
-    invitation for sites.
+    """Operator: create the root certificate, the startup kits of the server and the researcher,
+    and an invitation for sites.
     """
     from comity.cli import screen
     from comity.data.preparation import Schema, Unusable
@@ -59,16 +65,16 @@ def init(
     if agreed:
         agreed.write(folder / SCHEMA)
     path = folder / startup_kits.INVITE
-    told = json.loads(path.read_text(encoding="utf-8")) | {
-        "schema": agreed.told() if agreed else None
-    }
-    path.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["schema"] = agreed.to_dict() if agreed else None
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     screen.out.print(
-        f"The federation is in {folder}; keep {folder / startup_kits.ROOT} to yourself.",
+        f"The federation is in {folder}; keep {folder / startup_kits.ROOT} secret.",
         soft_wrap=True,
     )
     screen.out.print(
-        f"Send {path} to the sites, and tell them this fingerprint by another way (by telephone):",
+        f"Send {path} to the sites, and tell them this fingerprint by another channel, such as the"
+        " telephone:",
         soft_wrap=True,
     )
     screen.out.print(invite.fingerprint, soft_wrap=True)
@@ -77,70 +83,71 @@ def init(
 @deploy_app.command("join")
 def join(
     invite: Annotated[
-        Path, typer.Argument(metavar="INVITE", help="the file that the operator sent")
+        Path, typer.Argument(metavar="INVITE", help="invitation file from the operator")
     ],
     data: Annotated[
-        Path, typer.Option("--data", help="the site's own file, or folder of pictures")
+        Path, typer.Option("--data", help="the site's data: a file, or a folder of images")
     ],
     name: Annotated[
-        str | None, typer.Option("--name", help="the site's name; the file's unless told")
+        str | None, typer.Option("--name", help="name of the site; default: the name of the file")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="the site's folder, which is made; its name unless told"),
+        typer.Option("--out", help="the site's folder, which is created; default: its name"),
     ] = None,
     classes: Annotated[
         int | None,
-        typer.Option("--classes", help="of arrays: how many classes there are at all sites"),
+        typer.Option("--classes", help="for arrays: number of classes over all sites"),
     ] = None,
 ) -> None:
-    """Site: import its data, make its key and its law, and a request for the operator, which holds
-    neither key nor data.
+    """Site: import the data, and create the site's key, its policy and a request for the operator.
+
+    The request contains neither the key nor data.
     """
     from comity.cli import screen
-    from comity.data.party_files import stem
+    from comity.data.party_files import source_name
     from comity.data.preparation import Schema, Unusable
     from comity.deploy import policy
     from comity.deploy.data import import_site_data
     from comity.deploy.flare import startup_kits
 
-    asked = startup_kits.Invite.load(invite)
-    told = json.loads(invite.read_text(encoding="utf-8")).get("schema")
-    display_name = name or stem(data)
-    folder = out or Path(display_name)
+    invitation = startup_kits.Invite.load(invite)
+    schema = json.loads(invite.read_text(encoding="utf-8")).get("schema")
+    site_name = name or source_name(data)
+    folder = out or Path(site_name)
     if folder.exists():
-        raise UsageError(f"{folder} is there already: choose another --out.")
+        raise UsageError(f"{folder} exists already: choose another --out.")
     if not data.exists():
         raise UsageError(f"There is no {data}.")
     folder.mkdir(parents=True)
     try:
-        agreed = None
-        if told:
-            agreed = folder / "schema.json"
-            Schema.of(told).write(agreed)
-        made = import_site_data(data, folder / "data", agreed, classes)
-        policy.write(folder, display_name, "data")
-        request = startup_kits.join(asked, display_name, folder)
+        schema_file = None
+        if schema:
+            schema_file = folder / "schema.json"
+            Schema.from_dict(schema).write(schema_file)
+        dataset = import_site_data(data, folder / "data", schema_file, classes)
+        policy.write(folder, site_name, "data")
+        request = startup_kits.join(invitation, site_name, folder)
     except (Exception, KeyboardInterrupt) as why:
         shutil.rmtree(folder)
         if isinstance(why, Unusable):
             raise UsageError(str(why)) from why
         raise
-    sent = Path(f"{display_name}.request.zip")
-    shutil.copy(request, sent)
-    for note in made.notes:
+    request_copy = Path(f"{site_name}.request.zip")
+    shutil.copy(request, request_copy)
+    for note in dataset.warnings:
         screen.out.print(note, soft_wrap=True)
     screen.out.print(
-        f"{len(made)} samples are in {folder / 'data'}, and stay there.", soft_wrap=True
+        f"{len(dataset)} samples are in {folder / 'data'}, and stay there.", soft_wrap=True
     )
     screen.out.print(
-        f"Read {folder / policy.NAME}: it is what this site allows. Then send {sent} to the"
-        " operator.",
+        f"Read {folder / policy.NAME}: it is the policy of this site. Then send {request_copy} to"
+        " the operator.",
         soft_wrap=True,
     )
     screen.out.print(
-        "If asked by telephone, its key is"
-        f" {startup_kits.read_request(sent).get('public_key_sha256')}",
+        "The operator may ask for the fingerprint of the site's key by telephone:"
+        f" {startup_kits.read_request(request_copy).get('public_key_sha256')}",
         soft_wrap=True,
     )
 
@@ -148,44 +155,47 @@ def join(
 @deploy_app.command("approve")
 def approve(
     request: Annotated[
-        Path, typer.Argument(metavar="REQUEST", help="NAME.request.zip, as a site sent it")
+        Path, typer.Argument(metavar="REQUEST", help="NAME.request.zip from a site")
     ],
     federation: Federation = Path(),
     again: Annotated[
-        bool, typer.Option("--again", help="also if a site of that name has another key")
+        bool, typer.Option("--again", help="replace the key of a site with this name")
     ] = False,
 ) -> None:
-    """Operator: sign a site's request. Ask the site by another way whether it is really its own."""
+    """Operator: sign the request of a site, after asking the site for its key's fingerprint."""
     from comity.cli import screen
     from comity.deploy.flare import startup_kits
 
     if not (federation / startup_kits.ROOT).is_dir():
-        raise UsageError(f"{federation} is no operator's folder: name it with --federation.")
-    asked = startup_kits.read_request(request)
+        raise UsageError(f"{federation} is not an operator's folder: name it with --federation.")
+    content = startup_kits.read_request(request)
     signed = startup_kits.approve(
         federation, request, Path(request.name.removesuffix(".request.zip") + ".signed.zip"), again
     )
     screen.out.print(
-        f"{asked['name']} may take part; its key: {asked.get('public_key_sha256')}", soft_wrap=True
+        f"{content['name']} is admitted; fingerprint of its key:"
+        f" {content.get('public_key_sha256')}",
+        soft_wrap=True,
     )
-    screen.out.print(f"Send it {signed}.", soft_wrap=True)
+    screen.out.print(f"Send {signed} to the site.", soft_wrap=True)
 
 
 @deploy_app.command("accept")
 def accept(
     signed: Annotated[
-        Path, typer.Argument(metavar="SIGNED", help="NAME.signed.zip, as the operator sent it")
+        Path, typer.Argument(metavar="SIGNED", help="NAME.signed.zip from the operator")
     ],
     fingerprint: Annotated[
-        str, typer.Option("--fingerprint", help="of the root, as the operator told it")
+        str,
+        typer.Option(
+            "--fingerprint", help="fingerprint of the root certificate, from the operator"
+        ),
     ],
     site: Annotated[
-        Path | None, typer.Option("--site", help="the site's folder; NAME unless told")
+        Path | None, typer.Option("--site", help="the site's folder; default: NAME")
     ] = None,
 ) -> None:
-    """Site: check that what came is of the root with this fingerprint, and make the site's kit of
-    it.
-    """
+    """Site: verify the operator's signature by the fingerprint, and create the startup kit."""
     from comity.cli import screen
     from comity.deploy.flare import startup_kits
 
@@ -201,14 +211,14 @@ def accept(
 def serve(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="the operator's folder")],
 ) -> None:
-    """Operator: run the server, until it is stopped."""
+    """Operator: run the server until Ctrl-C."""
     from comity.cli import screen
     from comity.deploy.flare import startup_kits
     from comity.deploy.flare.processes import run_server
 
-    at = startup_kits.Invite.load(folder / startup_kits.INVITE)
+    address = startup_kits.Invite.load(folder / startup_kits.INVITE)
     screen.out.print(
-        f"Serving at {at.host}:{at.port} until Ctrl-C; runs are in {folder / 'runs'}.",
+        f"Serving at {address.host}:{address.port} until Ctrl-C; runs are in {folder / 'runs'}.",
         soft_wrap=True,
     )
     run_server(folder, folder / startup_kits.SERVER)
@@ -216,9 +226,7 @@ def serve(
 
 @deploy_app.command("start")
 def start(site: Site = Path()) -> None:
-    """Site: run the site, until it is stopped; every request, and what becomes of it, is shown and
-    kept.
-    """
+    """Site: take part in runs until Ctrl-C. Every request and its outcome are shown and logged."""
     from comity.cli import screen
     from comity.deploy.flare.processes import run_site
     from comity.deploy.handler import KIT, LOG
@@ -233,25 +241,23 @@ def start(site: Site = Path()) -> None:
 
 
 def _follow(path: Path) -> None:
-    """Show what is added to a log."""
+    """Print the lines that are added to a log."""
     from comity.cli import screen
 
-    at = path.stat().st_size if path.exists() else 0
+    position = path.stat().st_size if path.exists() else 0
     while True:
         if path.exists():
             with path.open(encoding="utf-8", errors="replace") as file:
-                file.seek(at)
+                file.seek(position)
                 for line in file:
                     screen.out.print(line.rstrip(), soft_wrap=True)
-                at = file.tell()
+                position = file.tell()
         time.sleep(0.5)
 
 
 @deploy_app.command("check")
 def check(site: Site = Path()) -> None:
-    """Site: whether all is well before it starts: its law, its data, its certificate, the way to
-    the server.
-    """
+    """Site: check the policy, the data, the certificate and the connection to the server."""
     from comity.cli import screen
     from comity.deploy.data import site_federation
     from comity.deploy.flare import needs_flare
@@ -266,22 +272,22 @@ def check(site: Site = Path()) -> None:
 
     needs_flare()
     policy = SitePolicy.read(site)
-    own = site_federation(policy.name, policy.data, Experiment())
-    said = PartyInfo.of(own.parties[policy.name], own.classes, ACCURACY, counts=policy.class_counts)
+    federation = site_federation(policy.name, policy.data, Experiment())
+    party = federation.parties[policy.name]
+    info = PartyInfo.of(party, federation.classes, ACCURACY, counts=policy.class_counts)
     screen.out.print(
-        f"data: {said.train + said.validation + said.test} samples of shape"
-        f" {'x'.join(map(str, own.shape))}"
+        f"data: {info.train + info.validation + info.test} samples of shape"
+        f" {'x'.join(map(str, federation.shape))}"
     )
     identity = Identity.read(site / KIT / "startup")
     if identity.name != policy.name:
         raise UsageError(
-            f"The certificate is made out to {identity.name}, but site.toml says that this is"
-            f" {policy.name}."
+            f"The certificate is for {identity.name}, but the name in site.toml is {policy.name}."
         )
     until = identity.certificate.not_valid_after_utc
     screen.out.print(f"certificate: {identity.name}, until {until:%Y-%m-%d}")
     methods = f"methods {', '.join(policy.methods)}, never {', '.join(policy.never)}"
-    screen.out.print(f"law: {methods}; may leave: {', '.join(policy.kinds)}", soft_wrap=True)
+    screen.out.print(f"policy: {methods}; may leave: {', '.join(policy.kinds)}", soft_wrap=True)
     screen.out.print(
         f"sent so far: {size(bytes_sent(site, policy.name))} of {size(policy.budget_bytes)}"
     )
@@ -298,35 +304,35 @@ def check(site: Site = Path()) -> None:
 
 
 def _server_of(kit: Path) -> tuple[str, int]:
-    """Where a site's kit dials."""
+    """Return the address of the server in a site's startup kit."""
     try:
-        told = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
-        host, _, port = told["servers"][0]["service"]["target"].rpartition(":")
+        client = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+        host, _, port = client["servers"][0]["service"]["target"].rpartition(":")
         return host, int(port)
     except (OSError, ValueError, LookupError) as why:
-        raise UsageError(f"{kit} is not a site's kit: comity deploy accept makes one.") from why
+        raise UsageError(
+            f"{kit} is not the startup kit of a site: create one with comity deploy accept."
+        ) from why
 
 
 @deploy_app.command("log")
 def log(
     site: Site = Path(),
-    last: Annotated[int, typer.Option("--last", help="so many lines; 0 for all")] = 40,
+    last: Annotated[int, typer.Option("--last", help="number of lines; 0 for all")] = 40,
 ) -> None:
-    """Site: what was asked of it, and what became of it."""
+    """Site: print the log of requests and their outcomes."""
     from comity.cli import screen
     from comity.deploy.handler import LOG
 
     if not (site / LOG).exists():
-        raise UsageError(f"{site} was asked nothing yet.")
+        raise UsageError(f"{site} has not received any requests yet.")
     for line in (site / LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-last:]:
         screen.out.print(line, soft_wrap=True)
 
 
 @deploy_app.command("report")
 def report(site: Site = Path()) -> None:
-    """Site: the runs that it took part in, what left in each, what its models were worth, and where
-    they are.
-    """
+    """Site: list its runs, with the bytes that left, and the figures and folders of its models."""
     from comity.cli import screen
     from comity.deploy.policy import SitePolicy
     from comity.deploy.site_store import SiteTables, bytes_sent, runs_of
@@ -336,21 +342,28 @@ def report(site: Site = Path()) -> None:
     rows: list[list[str]] = []
     for run in runs_of(site):
         summary: dict[str, Any] | None = run.read_summary()
-        got = summary.get(summary["metric"]) if summary else None
-        figure = f"{got['mean']:.1%}" if got and got.get("mean") is not None else "·"
+        block = summary.get(summary["metric"]) if summary else None
+        figure = f"{block['mean']:.1%}" if block and block.get("mean") is not None else "·"
         model = str(run.path / "model") if (run.path / "model").is_dir() else "·"
         method = display_name(run.read_experiment().algorithm)
         rounds = str(summary["rounds"]) if summary else "not finished"
         rows.append(
-            [run.path.name, method, rounds, size(SiteTables(run.path, policy.name).sent), figure, model]
+            [
+                run.path.name,
+                method,
+                rounds,
+                size(SiteTables(run.path, policy.name).sent),
+                figure,
+                model,
+            ]
         )
     if not rows:
-        raise UsageError(f"{site} has taken part in no run yet.")
-    title = f"{policy.name}: {size(bytes_sent(site, policy.name))} sent in all"
+        raise UsageError(f"{site} has not taken part in a run yet.")
+    title = f"{policy.name}: {size(bytes_sent(site, policy.name))} sent in total"
     screen.table(["run", "method", "rounds", "sent", "figure", "model"], rows, title)
-    screen.note(
-        "sent: all that left this site, evaluation too. figure: by the run's own metric, on this"
-        " site's test samples."
+    screen.print_legend(
+        "sent: all bytes that left this site, including evaluation. figure: the run's metric on"
+        " this site's test samples."
     )
 
 
@@ -359,35 +372,38 @@ def measure(
     site: Site = Path(),
     run: Annotated[
         str | None,
-        typer.Option("--run", help="which run, as report lists them; the newest that has ended"),
+        typer.Option("--run", help="run, as listed by report; default: the newest that has ended"),
     ] = None,
     layers: Some = None,
     samples: Samples = 2000,
     full: Full = False,
     as_json: AsJson = False,
 ) -> None:
-    """Site: what its own model of a run makes of its own samples, layer by layer. Nothing of it
-    leaves.
-    """
+    """Site: measure the representations of its model on its samples. No result leaves the site."""
     from comity.cli import screen
-    from comity.deploy.site_results import measure as measured
+    from comity.deploy.site_results import measure as measure_run
     from comity.deploy.site_store import runs_of
     from comity.measure import conventions, mdl
 
-    known = {one.path.name: one for one in runs_of(site)}
-    ended = [name for name, one in known.items() if one.ended]
+    folders = {folder.path.name: folder for folder in runs_of(site)}
+    ended = [name for name, folder in folders.items() if folder.ended]
     if run is None and not ended:
-        raise UsageError(f"{site} has taken part in no run that has ended.")
-    if (name := run or ended[-1]) not in known:
-        raise unknown(f"run of {site} called", name, known)
-    folder = known[name]
-    found = measured(
-        site, folder, listed(layers), samples, mdl=mdl.FULL if full else mdl.CHEAP, report_progress=measuring
+        raise UsageError(f"{site} has not taken part in a run that has ended.")
+    if (name := run or ended[-1]) not in folders:
+        raise unknown(f"run of {site} called", name, folders)
+    folder = folders[name]
+    measures = measure_run(
+        site,
+        folder,
+        split_names(layers),
+        samples,
+        mdl=mdl.FULL if full else mdl.CHEAP,
+        report_progress=show_progress,
     )
-    found |= {"accuracy": conventions.of_party(folder.path, found["party"])}
-    folder.write_measures(found)
+    measures |= {"accuracy": conventions.party_figures(folder.path, measures["party"])}
+    folder.write_measures(measures)
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(measures))
         return
-    show_own_measures(found)
+    show_party_measures(measures)
     screen.out.print(f"Written to {folder.measures}", soft_wrap=True)

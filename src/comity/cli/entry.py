@@ -1,4 +1,4 @@
-"""What `comity` does once it is guarded: a command, and one sentence for whatever goes wrong."""
+"""Runs a command and turns every exception into one sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -7,55 +7,65 @@ import sys
 
 from comity.cli.signals import Signals
 
-MOST_SAID = 2000  # letters: what was typed is quoted, and may have been a whole file
+MAX_LENGTH = 2000  # characters of a message, which may quote everything that was typed
 
 
 def enter() -> None:
-    """Run what was asked for on the command line; whatever goes wrong ends the process with a sentence and an exit code."""
+    """Run the command that was typed. Errors end the process with a sentence and an exit code."""
     signals = Signals()
     try:
-        _command(signals)
+        _run_command(signals)
         if sys.stdout:
-            sys.stdout.flush()  # here, where a full disk is a sentence
+            sys.stdout.flush()  # here, so that a full disk becomes a sentence
     except SystemExit:
         raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except BaseException as why:  # not Exception: libraries written in Rust panic past it
-        sentence, code = _verdict(why, signals)
+        sentence, code = _sentence_and_code(why, signals)
         from comity.text import escape_terminal
 
-        print(escape_terminal(f"comity: {' '.join(sentence.split())[:MOST_SAID]}"), file=sys.stderr)
+        message = " ".join(sentence.split())[:MAX_LENGTH]
+        print(escape_terminal(f"comity: {message}"), file=sys.stderr)
         sys.exit(code)
     finally:
-        signals.ignored()
+        signals.ignore()
 
 
-def _command(signals: Signals) -> None:
-    """What was asked for on the command line; whatever goes wrong is raised."""
-    if sys.argv[1:] == ["--version"]:  # at once: the commands import torch
+def _run_command(signals: Signals) -> None:
+    """Run the command that was typed, and raise whatever goes wrong."""
+    if sys.argv[1:] == ["--version"]:  # before the slow imports
         from comity.cli.version import version_line
 
         print(version_line())
         return
-    with signals.at_once():
+    with signals.end_process():
         import click
 
-        from comity.cli import audit, data, deploy, finished, looking, papers, running, watching  # noqa: F401  (each adds commands)
+        from comity.cli import (  # noqa: F401  (each module adds commands)
+            audit,
+            catalogue,
+            data,
+            deploy,
+            finished_runs,
+            papers,
+            run_commands,
+            watch_command,
+        )
         from comity.cli.options import Stopped, app
 
-    with signals.raised():
+    with signals.interrupt():
         try:
-            done = app(standalone_mode=False)
+            exit_code = app(standalone_mode=False)
         except click.exceptions.NoArgsIsHelpError as help_:
             print(help_.format_message())
             return
-    if done == Stopped.exit_code:  # what typer makes of Ctrl-C
+    if exit_code == Stopped.exit_code:  # typer converts Ctrl-C to this exit code
         raise KeyboardInterrupt
 
 
-def _verdict(why: BaseException, signals: Signals) -> tuple[str, int]:
-    """What is said of an exception, and the exit code that belongs to it."""
+def _sentence_and_code(why: BaseException, signals: Signals) -> tuple[str, int]:
+    """Return the message and the exit code for an exception."""
     import click
 
     from comity.errors import ComityError, describe

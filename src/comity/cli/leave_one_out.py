@@ -1,4 +1,4 @@
-"""What `compare --leave-one-out` says: how many runs there will be, and at the end who helps whom."""
+"""Output of `compare --leave-one-out`: the number of runs, and at the end who helps whom."""
 
 from __future__ import annotations
 
@@ -11,72 +11,71 @@ from comity.runs.config import Experiment
 if TYPE_CHECKING:
     from comity.studies.leave_one_out import Effect
 
-SHOWN = 20
+MAX_ROWS = 20
 
 
 def announce(
     base: Experiment, algorithms: Sequence[str], seeds: Sequence[int], only: Sequence[str] | None
 ) -> int:
-    """Check what can be checked before anything runs, say what it will take, and return how many
-    runs that is.
-    """
+    """Check the parties to leave out, print how many runs are needed, and return this number."""
     from comity.cli import screen
     from comity.runs.build import federation_of
-    from comity.studies.leave_one_out import exchanging, planned
+    from comity.studies.leave_one_out import exchanging_methods, plan_runs
 
-    methods = exchanging(base, algorithms)
-    plan = planned(base, methods, seeds[0], federation_of(base.but(seed=seeds[0])), only)
-    runs = sum(map(len, plan.values()))
-    each = (
-        f"one for each of {_many(runs // len(plan), 'party', 'parties')} and"
-        f" {_many(len(plan), 'method')}"
-    )
-    more = f", with {len(seeds)} seeds" if len(seeds) > 1 else ""
+    methods = exchanging_methods(base, algorithms)
+    plan = plan_runs(base, methods, seeds[0], federation_of(base.but(seed=seeds[0])), only)
+    runs_per_seed = sum(map(len, plan.values()))
+    total = runs_per_seed * len(seeds)
+    parties = _count(runs_per_seed // len(plan), "party", "parties")
+    reason = f"one for each of {parties} and {_count(len(plan), 'method')}"
+    with_seeds = f", with {len(seeds)} seeds" if len(seeds) > 1 else ""
     screen.err.print(
-        f"Leaving one party out takes {_many(runs * len(seeds), 'more run')}: {each}{more}.",
+        f"Leaving one party out takes {_count(total, 'more run')}: {reason}{with_seeds}.",
         soft_wrap=True,
     )
-    return runs * len(seeds)
+    return total
 
 
-def _many(count: int, one: str, several: str = "") -> str:
-    return f"{count} {one if count == 1 else several or one + 's'}"
+def _count(number: int, singular: str, plural: str = "") -> str:
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def show(rows: Sequence[Effect]) -> None:
-    """A table for each method: what each party gave the others."""
+    """Print a table for each method: how much each party helped the others."""
     from comity.cli import screen
     from comity.studies.compare import LEFT_OUT
     from comity.studies.leave_one_out import parts
 
-    def most(one: tuple[str, float] | None) -> str:
-        return f"{one[0]} {100 * one[1]:+.1f}" if one else ""
+    def format_effect(effect: tuple[str, float] | None) -> str:
+        return f"{effect[0]} {100 * effect[1]:+.1f}" if effect else ""
 
-    for method, every in parts(rows).items():
-        ends = every if len(every) <= SHOWN else [*every[: SHOWN // 2], *every[-SHOWN // 2 :]]
+    for method, contributions in parts(rows).items():
+        ends = contributions
+        if len(contributions) > MAX_ROWS:
+            ends = [*contributions[: MAX_ROWS // 2], *contributions[-MAX_ROWS // 2 :]]
         lines = [
             [
                 p.left_out,
                 f"{100 * p.mean:+.1f}",
                 f"{p.helped}/{p.judged}",
                 f"{p.hurt}/{p.judged}",
-                most(p.helps),
-                most(p.hurts),
+                format_effect(p.helps),
+                format_effect(p.hurts),
             ]
             for p in ends
         ]
-        some = (
-            "" if len(ends) == len(every) else f", the first and last {SHOWN // 2} of {len(every)}"
-        )
+        selection = ""
+        if len(ends) < len(contributions):
+            selection = f", the first and last {MAX_ROWS // 2} of {len(contributions)}"
         screen.table(
             ["left out", "gave", "helps", "hurts", "helps most", "hurts most"],
             lines,
-            f"{display_name(method)}: who helps whom{some}",
+            f"{display_name(method)}: who helps whom{selection}",
         )
     screen.out.print(
-        "gave: what the party's taking part gave the others' accuracy, in points, on average."
-        " helps, hurts: others whose 95% interval with it against without it, paired over their"
-        " test samples, excludes zero; the most of these are named. All effects are in"
+        "gave: mean change of the other parties' accuracy due to this party, in points. helps,"
+        " hurts: parties whose 95% interval of this change, paired over their test samples,"
+        " excludes zero; the largest are named. All effects are in"
         f" {LEFT_OUT}.csv.",
         style="dim",
     )

@@ -1,5 +1,6 @@
-"""What commands have in common: every option of an experiment is declared once, in
-`experiments.config.Experiment`.
+"""The apps, options and helper functions that commands share.
+
+The options for settings of an experiment are made from `comity.runs.config.Experiment`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from comity.cli.usage import App
 from comity.cli.version import version_line
 from comity.errors import ComityError, CorruptedFile, UsageError, describe
 from comity.runs.config import Experiment, experiment, read
-from comity.spec import value
+from comity.spec import parse_value
 
 if TYPE_CHECKING:
     from comity.track import Trackers
@@ -25,19 +26,19 @@ app = App(
     help="Collaborative learning between parties whose data differ and may not be pooled.",
     no_args_is_help=True,
     add_completion=False,
-    suggest_commands=False,  # click suggests already
+    suggest_commands=False,  # comity.cli.usage makes suggestions
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 data_app = App(
-    help="Look at federations, and bring one's own.",
+    help="Inspect federations and import your own data.",
     no_args_is_help=True,
     rich_markup_mode=None,
     suggest_commands=False,
 )
 app.add_typer(data_app, name="data")
 deploy_app = App(
-    help="Runs between real sites: an operator admits them, each keeps its own law.",
+    help="Runs between real sites: an operator admits sites, each site has its own policy.",
     no_args_is_help=True,
     rich_markup_mode=None,
     suggest_commands=False,
@@ -45,19 +46,19 @@ deploy_app = App(
 app.add_typer(deploy_app, name="deploy")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(version_line())
         raise typer.Exit
 
 
 Version = Annotated[
     bool,
-    typer.Option("--version", callback=_version, is_eager=True, help="say which version this is"),
+    typer.Option("--version", callback=_print_version, is_eager=True, help="print the version"),
 ]
 
 
-def _completion(shell: str | None) -> None:
+def _print_completion(shell: str | None) -> None:
     if shell is not None:
         from comity.cli.completion import script
 
@@ -69,17 +70,17 @@ Completion = Annotated[
     str | None,
     typer.Option(
         "--show-completion",
-        callback=_completion,
+        callback=_print_completion,
         is_eager=True,
         metavar="bash|zsh|fish",
-        help="print what lets a shell complete commands and names",
+        help="print a script that completes commands and names in a shell",
     ),
 ]
 
 
 @app.callback()
 def _main(version: Version = False, completion: Completion = None) -> None:
-    """What stands before a command."""
+    """Options before the command."""
 
 
 Settings = dict[str, Any]
@@ -91,7 +92,7 @@ RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="the folder of a
 Track = Annotated[
     list[str] | None,
     typer.Option(
-        "--track", help="log to tensorboard or mlflow, too, or to a ./tracker.py", metavar="NAME"
+        "--track", help="also log to tensorboard, mlflow or a ./tracker.py", metavar="NAME"
     ),
 ]
 Seeds = Annotated[str | None, typer.Option("--seeds", help="several seeds, as in 0,1,2")]
@@ -99,62 +100,62 @@ Jobs = Annotated[
     str,
     typer.Option(
         "--jobs",
-        help="runs at once, each with one worker; auto: one a core, if memory allows",
+        help="runs in parallel, each with one worker; auto: one per core, if memory allows",
         metavar="N|auto",
     ),
 ]
 Report = Annotated[
     bool,
     typer.Option(
-        "--report/--no-report", envvar="COMITY_REPORT", help="end with a page: report.html"
+        "--report/--no-report", envvar="COMITY_REPORT", help="write report.html at the end"
     ),
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="run the Python files that somebody else's folder names")
+    bool,
+    typer.Option("--trust", help="allow Python files named by a folder that somebody else made"),
 ]
-Tape = Annotated[
+RecordMessages = Annotated[
     bool, typer.Option("--record-messages", help="keep every message, for comity audit")
 ]
 NOT_OPTIONS = {"algorithm", "set", "party"}
 
 
-def _plain(kind: Any) -> Any:
-    """`int | None` -> int; a choice of words -> str (checked by Experiment, whose sentence is
-    better).
+def _option_type(kind: Any) -> Any:
+    """Return the type of an option: int for `int | None`, and str for a choice of words.
+
+    `Experiment` checks the choices, since its error messages are clearer.
     """
     inner = [k for k in get_args(kind) if k is not type(None)] or [kind]
     return inner[0] if inner[0] in (bool, int, float, str) else str
 
 
 def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options of an experiment; it receives those that were typed as `settings`."""
+    """Add the options of all settings to a command, which receives the typed ones as `settings`."""
     added: dict[str, Any] = {}
-    for name, about in Experiment.model_fields.items():
+    for name, field in Experiment.model_fields.items():
         if name in NOT_OPTIONS:
             continue
-        default = "" if about.default is None or about.default is False else f" [{about.default}]"
-        choices = (
-            "|".join(get_args(about.annotation))
-            if get_origin(about.annotation) is Literal
-            else None
+        default = "" if field.default is None or field.default is False else f" [{field.default}]"
+        is_choice = get_origin(field.annotation) is Literal
+        choices = "|".join(get_args(field.annotation)) if is_choice else None
+        flag = name.replace("_", "-")
+        flags = f"--{flag}/--no-{flag}" if field.annotation is bool else f"--{flag}"
+        option = typer.Option(
+            flags, help=f"{field.description}{default}", show_default=False, metavar=choices
         )
-        text = f"{about.description}{default}"
-        said = name.replace("_", "-")
-        spelled = f"--{said}/--no-{said}" if about.annotation is bool else f"--{said}"
-        flag = typer.Option(spelled, help=text, show_default=False, metavar=choices)
-        added[name] = Annotated[_plain(about.annotation) | None, flag]
-    flag = typer.Option(
-        "--set", help="a method's own option: mu=1, or dbe.mu=1", metavar="NAME=VALUE"
+        added[name] = Annotated[_option_type(field.annotation) | None, option]
+    option = typer.Option(
+        "--set", help="an option of the method, as in mu=1 or dbe.mu=1", metavar="NAME=VALUE"
     )
-    added["set"] = Annotated[list[str] | None, flag]
-    flag = typer.Option(
+    added["set"] = Annotated[list[str] | None, option]
+    option = typer.Option(
         "--party",
-        help="what one party does its own way: p1.model=lenet5",
+        help="a setting of one party, as in p1.model=lenet5",
         metavar="NAME.SETTING=VALUE",
     )
-    added["party"] = Annotated[list[str] | None, flag]
+    added["party"] = Annotated[list[str] | None, option]
 
-    def read(typed: dict[str, Any]) -> dict[str, Any]:
+    def read_settings(typed: dict[str, Any]) -> dict[str, Any]:
         settings = {n: v for n, v in typed.items() if v is not None}
         if "set" in settings:
             settings["set"] = dict(_pair(text) for text in settings["set"])
@@ -162,22 +163,27 @@ def with_experiment(command: Callable[..., None]) -> Callable[..., None]:
             settings["party"] = _parties(settings["party"])
         return settings
 
-    return with_options(command, added, "settings", read)
+    return with_options(command, added, "settings", read_settings)
 
 
 def with_options(
     command: Callable[..., None],
     added: Mapping[str, Any],
-    receives: str,
+    parameter: str,
     read: Callable[[dict[str, Any]], Any],
 ) -> Callable[..., None]:
-    """Give a command more options than it names; it gets what `read` makes of what was typed for
-    them, as `receives`.
+    """Add options to a command.
+
+    Args:
+        command: the command
+        added: the annotations of the added options, by name
+        parameter: the parameter through which the command receives the values of these options
+        read: converts the typed values, by name, to the value of this parameter
     """
-    own = [
+    command_parameters = [
         p
         for p in inspect.signature(command, eval_str=True).parameters.values()
-        if p.name != receives
+        if p.name != parameter
     ]
     keyword = inspect.Parameter.KEYWORD_ONLY
     more = [
@@ -185,11 +191,11 @@ def with_options(
         for name, kind in added.items()
     ]
 
-    def wrapped(**given: Any) -> None:
-        typed = {name: given.pop(name) for name in added}
-        command(**given, **{receives: read(typed)})
+    def wrapped(**values: Any) -> None:
+        typed = {name: values.pop(name) for name in added}
+        command(**values, **{parameter: read(typed)})
 
-    parameters = [p.replace(kind=keyword) for p in own] + more
+    parameters = [p.replace(kind=keyword) for p in command_parameters] + more
     wrapped.__name__ = command.__name__
     wrapped.__doc__ = command.__doc__
     wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -201,15 +207,15 @@ def _pair(text: str) -> tuple[str, Any]:
     name, equals, right = text.partition("=")
     if not equals or not name.strip():
         raise UsageError(f"--set takes name=value, not {text!r}.")
-    return name.strip(), value(right)
+    return name.strip(), parse_value(right)
 
 
 def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
-    """`p1.model=lenet5`, one or more, as tables by party."""
+    """Parse texts such as `p1.model=lenet5` into settings by party."""
     tables: dict[str, dict[str, Any]] = {}
     for text in texts:
-        left, equals, right = text.partition("=")
-        name, dot, setting = left.strip().rpartition(".")
+        key, equals, right = text.partition("=")
+        name, dot, setting = key.strip().rpartition(".")
         if not (equals and dot and name and setting):
             raise UsageError(
                 f"--party takes name.setting=value, as in p1.model=lenet5, not {text!r}."
@@ -221,11 +227,17 @@ def _parties(texts: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def chosen_experiment(algo: str, settings: Settings, trust: bool) -> Experiment:
-    """What was asked for: a file's settings, or a method's name, with the typed options on top."""
+    """Return the experiment of a command.
+
+    Args:
+        algo: the name of a method, or a TOML file of settings
+        settings: the typed options, which override those of the file
+        trust: allow Python files that a run's folder names
+    """
     if algo.endswith((".yaml", ".yml", ".json")):
         raise UsageError(
-            f"An experiment's file is TOML, not {Path(algo).suffix[1:]}: every run's config.toml is"
-            " an example of one."
+            f"Experiments are TOML files, not {Path(algo).suffix[1:]}: the config.toml of any run"
+            " is an example."
         )
     if algo.endswith(".toml"):
         base = read(algo)
@@ -233,28 +245,31 @@ def chosen_experiment(algo: str, settings: Settings, trust: bool) -> Experiment:
         if "set" in settings:
             settings["set"] = base.set | settings["set"]
         if "party" in settings:
-            before = {name: own.model_dump(exclude_none=True) for name, own in base.party.items()}
-            settings["party"] = before | {
-                name: before.get(name, {}) | own for name, own in settings["party"].items()
+            in_file = {
+                name: party.model_dump(exclude_none=True) for name, party in base.party.items()
+            }
+            settings["party"] = in_file | {
+                name: in_file.get(name, {}) | typed for name, typed in settings["party"].items()
             }
         return base.but(**settings)
     return experiment({"algorithm": algo, **settings})
 
 
 def _check_code(file: Path, saved: Experiment, trust: bool) -> None:
-    """A user's own file of settings names what it likes; one that lies in a run's folder is
-    whoever's made that.
+    """Refuse untrusted code if a settings file lies in a run's folder, which others may have made.
+
+    The user's other settings files may name any code.
     """
     from comity.runs.folder import RunFolder
     from comity.runs.trust import check, code_of
 
-    home = RunFolder(file.parent)
-    if home.begun:
-        check(home.path, file.read_text(encoding="utf-8"), code_of(saved), trust)
+    folder = RunFolder(file.parent)
+    if folder.begun:
+        check(folder.path, file.read_text(encoding="utf-8"), code_of(saved), trust)
 
 
 def chosen_seeds(text: str | None, default: int) -> list[int]:
-    """The seeds that were typed, as in 0,1,2; if none were, the experiment's own."""
+    """Return the typed seeds, as in 0,1,2; without any, the default."""
     if text is None:
         return [default]
     try:
@@ -262,73 +277,72 @@ def chosen_seeds(text: str | None, default: int) -> list[int]:
     except ValueError:
         raise UsageError(f"--seeds takes whole numbers, as in 0,1,2, not {text!r}.") from None
     if min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UsageError(f"--seeds takes different numbers from 0, not {text!r}.")
+        raise UsageError(f"--seeds takes different numbers from 0 on, not {text!r}.")
     if len(seeds) == 1 and seeds[0] > 1:
-        caution(f"One seed, number {seeds[0]}: for {seeds[0]} seeds give --seeds 0,1,...")
+        print_warning(
+            f"--seeds {seeds[0]} is one seed, number {seeds[0]}: for {seeds[0]} seeds write --seeds"
+            " 0,1,..."
+        )
     return seeds
 
 
 class Stopped(ComityError):
-    """Ctrl-C."""
+    """The user stopped the command with Ctrl-C."""
 
     exit_code = 130
 
 
 @contextlib.contextmanager
 def resumable(how: str) -> Iterator[None]:
-    """Whatever ends a run early, the last words say how to go on."""
+    """Add how to resume to the message of whatever ends a run early."""
     try:
         yield
     except KeyboardInterrupt:
-        raise Stopped(f"Stopped; go on from the last checkpoint with: {how}") from None
-    except (UsageError, CorruptedFile):  # going on would end here again
+        raise Stopped(f"Stopped; resume from the last checkpoint with: {how}") from None
+    except (UsageError, CorruptedFile):  # resuming would fail again
         raise
-    except (
-        ComityError,
-        OSError,
-        MemoryError,
-        RuntimeError,
-    ) as why:  # torch says by the last that memory is not enough
-        raise ComityError(f"{describe(why)} Go on with: {how}") from why
+    except (ComityError, OSError, MemoryError, RuntimeError) as why:
+        # torch raises RuntimeError if memory runs out
+        raise ComityError(f"{describe(why)} Resume with: {how}") from why
 
 
 def write_report(folder: Path) -> None:
-    """The page at the end of a command; what it cannot show must not fail what was computed."""
+    """Write the report at the end of a command. A failure is only a warning: the runs are done."""
     from comity.cli import screen
-    from comity.report import report
+    from comity.reporting import report
 
     try:
-        path = report(folder, told=caution)
+        path = report(folder, warn=print_warning)
     except KeyboardInterrupt:
         raise Stopped(
-            "Stopped; the runs are finished, and only the page is not. Go on with: comity report"
+            "Stopped; the runs are finished, but the report is not. Write it with: comity report"
             f" {folder}"
         ) from None
     except Exception as why:
-        caution(f"The report cannot be written: {describe(why)}")
+        print_warning(f"The report cannot be written: {describe(why)}")
     else:
         screen.out.print(f"The report is in {path}", soft_wrap=True)
 
 
 def free_folder(name: str) -> Path:
-    """The first of runs/name, runs/name-2, ... that holds nothing yet."""
-    base = Path("runs") / name
-    return next(
-        p
-        for k in range(1, 10**6)
-        if not (p := base if k == 1 else base.with_name(f"{name}-{k}")).exists()
-    )
+    """Return the first of runs/name, runs/name-2, ... that does not exist."""
+    path = Path("runs") / name
+    number = 1
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{name}-{number}")
+    return path
 
 
-def trackers(names: list[str] | None, home: Path) -> Trackers:
-    """Who else writes the runs in a folder down."""
+def trackers(names: list[str] | None, folder: Path) -> Trackers:
+    """Return the trackers that log the runs in a folder."""
     from comity.track import Trackers
 
-    return Trackers(names or (), home, caution)
+    return Trackers(names or (), folder, print_warning)
 
 
-def caution(text: str) -> None:
-    """On stdout: stderr is for the one sentence of a run that fails."""
+def print_warning(text: str) -> None:
+    """Print a warning on stdout; stderr is for the one sentence of a run that fails."""
     from comity.cli import screen
 
-    screen.out.print(f"Caution: {text}", soft_wrap=True)
+    screen.out.print(f"Warning: {text}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The command about papers: reproduce."""
+"""The command `comity reproduce`."""
 
 from __future__ import annotations
 
@@ -30,58 +30,60 @@ if TYPE_CHECKING:
 
 ScaleOption = Annotated[
     str,
-    typer.Option("--scale", help="smoke (a minute), reduced (half an hour) or full (the paper's)"),
-]
-Name = Annotated[
-    str | None,
-    typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own"),
+    typer.Option(
+        "--scale", help="smoke (a minute), reduced (half an hour) or full (as in the paper)"
+    ),
 ]
 Some = Annotated[str | None, typer.Option(help="only these, as in a,b")]
 
 
-def _scale(text: str) -> Scale:
-    """A scale that was typed."""
+def _parse_scale(text: str) -> Scale:
+    """Return the typed scale."""
     from comity import papers
 
-    for known in papers.SCALES:
-        if text == known:
-            return known
+    for scale in papers.SCALES:
+        if text == scale:
+            return scale
     raise UsageError(f"--scale must be one of {', '.join(papers.SCALES)}, not {text!r}.")
 
 
-def _some(text: str | None, known: list[str], what: str) -> list[str]:
-    """The names of a list that was typed; all of them if none was."""
+def _select_names(text: str | None, names: list[str], what: str) -> list[str]:
+    """Return the typed names, or all names if none were typed."""
     if text is None:
-        return known
-    chosen = [part.strip() for part in text.split(",")]
-    for name in chosen:
-        if name not in known:
-            raise unknown(what, name, known)
-    return chosen
+        return names
+    selection = [part.strip() for part in text.split(",")]
+    for name in selection:
+        if name not in names:
+            raise unknown(what, name, names)
+    return selection
 
 
 @app.command()
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="EXPERIMENT", help="as in dbe/table5, or a FILE.toml of one's own"),
+        typer.Argument(
+            metavar="EXPERIMENT", help="experiment, as in dbe/table5, or your own FILE.toml"
+        ),
     ] = None,
     scale: ScaleOption = "reduced",
     columns: Some = None,
     rows: Some = None,
     seeds: Seeds = None,
-    rounds: Annotated[int | None, typer.Option(help="other than the scale's")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="number of rounds; default: that of the scale")
+    ] = None,
     only_plan: Annotated[
-        bool, typer.Option("--plan", help="only say what it will cost here")
+        bool, typer.Option("--plan", help="only estimate the cost on this machine")
     ] = False,
     rewrite: Annotated[
         bool,
-        typer.Option("--table", help="only write the pages in docs/results again, from saved runs"),
+        typer.Option("--table", help="only rewrite the pages in docs/results from saved runs"),
     ] = False,
     join: Annotated[
         bool,
         typer.Option(
-            "--join", help="with --table: add other seeds, rows or columns to what is kept"
+            "--join", help="with --table: add new seeds, rows or columns to the saved results"
         ),
     ] = False,
     jobs: Jobs = "1",
@@ -89,61 +91,61 @@ def reproduce(
     track: Track = None,
     report: Report = True,
 ) -> None:
-    """A paper's table again: printed beside measured. The same command goes on where it was
-    stopped.
+    """Reproduce a table of a paper: the printed figures next to the measured ones.
+
+    The same command resumes an interrupted reproduction.
     """
     from comity import papers
     from comity.cli import screen
     from comity.papers import pages, reproduce
     from comity.papers.cells import collect
     from comity.papers.reproduction import Reproduction
-    from comity.studies.parallel import chosen_jobs
+    from comity.studies.parallel import parse_jobs
 
     if rewrite:
         _rewrite(name, out, join)
         return
     if join:
-        raise UsageError(
-            "--join is about the pages: give --table with it, and the folder of what is to be"
-            " added."
-        )
+        raise UsageError("--join needs --table, and the folder of the results to be added.")
     if name is None:
         raise UsageError(
-            "reproduce needs the name of an experiment, as in dbe/table5: 'comity list experiments'"
-            " has them all."
+            "Name an experiment, as in dbe/table5: 'comity list experiments' lists them all."
         )
-    at_once = chosen_jobs(jobs)
-    table, at = papers.table(name), _scale(scale)
-    every = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(at)))
-    able_columns, able_rows = table.chosen(at)
+    job_count = parse_jobs(jobs)
+    table, chosen_scale = papers.table(name), _parse_scale(scale)
+    seed_list = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(chosen_scale)))
+    scale_columns, scale_rows = table.chosen(chosen_scale)
     if columns:
-        able_columns = list(table.columns)
-    wanted = _some(columns, [c.name for c in able_columns], "column called")
-    methods = _some(rows, [r.name for r in table.rows], "row called")
-    kept = [c for c in table.columns if c.name in wanted]
-    lines = table.with_candidates(
-        [r for r in (table.rows if rows else able_rows) if r.name in methods]
+        scale_columns = list(table.columns)
+    column_names = _select_names(columns, [c.name for c in scale_columns], "column called")
+    row_names = _select_names(rows, [r.name for r in table.rows], "row called")
+    selected_columns = [c for c in table.columns if c.name in column_names]
+    selected_rows = table.with_candidates(
+        [r for r in (table.rows if rows else scale_rows) if r.name in row_names]
     )
     changes: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
-    runs = reproduce.plan_runs(table, at, every, kept, lines, changes)
+    runs = reproduce.plan_runs(
+        table, chosen_scale, seed_list, selected_columns, selected_rows, changes
+    )
     screen.out.print(f"{table.source}: {table.title}", style="bold", soft_wrap=True)
     for run_name, why in dict.fromkeys(
         (run.name, run.why) for run in runs if run.why.startswith("no data")
     ):
         screen.out.print(f"{run_name}: {why}", soft_wrap=True)
     if only_plan or scale == "full":
-        _costs(runs, len(every))
+        _show_costs(runs, len(seed_list))
     if only_plan:
         return
     if not any(not run.why for run in runs):
         raise UsageError(f"Nothing of {name} can be run here: {runs[0].why}.")
     folder = out or Path("runs") / "reproduce" / Path(name).with_suffix("") / scale
-    others = trackers(track, folder)
+    run_trackers = trackers(track, folder)
     with resumable(f"the same command and --out {folder}"):
-        watched = screen.several(sum(len(run.experiments) for run in runs if not run.why), at_once)
-        done = reproduce.execute(runs, folder, watched, others, at_once)
-    spent = reproduce.spent(done)
-    asked = {
+        run_count = sum(len(run.experiments) for run in runs if not run.why)
+        progress = screen.progress_of_runs(run_count, job_count)
+        results = reproduce.execute(runs, folder, progress, run_trackers, job_count)
+    cost = reproduce.spent(results)
+    options = {
         "--scale": scale,
         "--columns": columns,
         "--rows": rows,
@@ -151,63 +153,64 @@ def reproduce(
         "--rounds": rounds,
     }
     words = [
-        str(word) for flag, given in asked.items() if given is not None for word in (flag, given)
+        str(word) for flag, value in options.items() if value is not None for word in (flag, value)
     ]
-    made = Reproduction(
+    reproduction = Reproduction(
         name,
-        at,
+        chosen_scale,
         shlex.join(["comity", "reproduce", name, *words]),
-        reproduce.code_of(done),
-        round(spent.seconds, 1),
-        spent.memory,
+        reproduce.code_of(results),
+        round(cost.seconds, 1),
+        cost.memory,
         changes,
-        reproduce.settings_by_row(table, at, runs, changes),
-        collect(runs, done, kept, lines),
+        reproduce.settings_by_row(table, chosen_scale, runs, changes),
+        collect(runs, results, selected_columns, selected_rows),
     )
-    _show(made, folder)
-    pages.leave(made, folder)
+    _show_table(reproduction, folder)
+    pages.leave(reproduction, folder)
     if report:
         write_report(folder)
 
 
-def _show(made: Reproduction, folder: Path) -> None:
-    """The table on the screen, and what became of the paper's claims."""
+def _show_table(reproduction: Reproduction, folder: Path) -> None:
+    """Print the table and the verdicts on the paper's claims."""
     from comity.cli import screen
     from comity.papers import pages
     from comity.papers.claims import untested, verdicts
 
-    screen.table(pages.HEADS, pages.lines(made.cells), words=2)
-    found = verdicts(made.table, made.cells, made.as_printed)
-    for text in [
-        *map(str, found),
-        *(f"{claim}: not put to the test" for claim in untested(made.table, found)),
-    ]:
-        screen.out.print(text, soft_wrap=True)
-    screen.out.print(f"{pages.cost(made)}. The table and the runs are in {folder}", soft_wrap=True)
+    table, cells = reproduction.table, reproduction.cells
+    screen.table(pages.HEADS, pages.lines(cells), words=2)
+    claim_verdicts = verdicts(table, cells, reproduction.as_printed)
+    for verdict in claim_verdicts:
+        screen.out.print(str(verdict), soft_wrap=True)
+    for claim in untested(table, claim_verdicts):
+        screen.out.print(f"{claim}: not tested", soft_wrap=True)
+    screen.out.print(
+        f"{pages.cost(reproduction)}. The table and the runs are in {folder}", soft_wrap=True
+    )
 
 
 def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
-    """The pages again, from what is kept beside them and from reproductions below a folder."""
+    """Rewrite the pages from the results saved next to them, and from reproductions in a folder."""
     from comity.cli import screen
     from comity.papers import pages
 
     folder = out or Path("docs") / "results"
     if not (folder / pages.KEPT).is_dir():
         raise UsageError(
-            f"{folder} has no {pages.KEPT}/ that pages could be made of: name another with --out."
+            f"{folder} has no folder {pages.KEPT} with saved results: choose another with --out."
         )
     saved = Path(runs) if runs else Path("runs") / "reproduce"
     if runs and not saved.is_dir():
         raise UsageError(
-            f"There is no folder {runs}: with --table, name the folder of reproductions, or"
-            " nothing."
+            f"There is no folder {runs}: --table takes the folder of reproductions, or nothing."
         )
     for path in pages.rewrite(folder, saved if saved.is_dir() else None, join):
         screen.out.print(f"{path}", soft_wrap=True)
 
 
-def _costs(runs: Sequence[Run], seeds: int) -> None:
-    """What all runs will take here, from one round of each tried with one party."""
+def _show_costs(runs: Sequence[Run], seeds: int) -> None:
+    """Print the cost of all runs, extrapolated from one round of one party in each."""
     from comity.cli import screen
     from comity.papers import reproduce
     from comity.studies.plan import plan
@@ -215,10 +218,10 @@ def _costs(runs: Sequence[Run], seeds: int) -> None:
     rows = []
     total = 0.0
     for run, job in reproduce.jobs(runs):
-        made = plan(job)
-        seconds = (made.train_seconds + made.evaluate_seconds) * seeds
+        costs = plan(job)
+        seconds = (costs.train_seconds + costs.evaluate_seconds) * seeds
         total += seconds
-        memory = made.data_bytes + made.state_bytes + made.message_bytes
+        memory = costs.data_bytes + costs.state_bytes + costs.message_bytes
         rows.append(
             [
                 run.name,
@@ -231,10 +234,10 @@ def _costs(runs: Sequence[Run], seeds: int) -> None:
     screen.table(
         ["data", "method", "rounds", "time", "memory"],
         rows,
-        f"What it will cost here, {seeds} seeds",
+        f"Estimated cost on this machine, {seeds} seeds",
         words=2,
     )
     screen.out.print(
-        f"together about {screen.duration(total)}, scaled from one round of each tried with one"
-        " party; memory is beside torch itself"
+        f"in total about {screen.duration(total)}, extrapolated from one round of one party in each"
+        " run; memory is in addition to torch"
     )

@@ -1,7 +1,7 @@
-"""What a person sees: progress while a run goes on, tables when it is over.
+"""Output on the terminal: progress while runs go on, and tables when they have ended.
 
-All that is printed passes through `out` and `err`, whose strings are text and nothing else, or
-through `escape_terminal`.
+Everything is printed through `out` and `err`, which escape control characters, or is escaped with
+`escape_terminal`.
 """
 
 from __future__ import annotations
@@ -27,30 +27,28 @@ from comity.measure import conventions
 from comity.metrics.metrics import METRICS, Metric
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import ServerRun
-from comity.text import Turns, escape_terminal
+from comity.text import RunNumbers, escape_terminal
 from comity.units import duration as duration  # noqa: PLC0414
 from comity.units import size as size  # noqa: PLC0414
 from comity.wire.ledger import Ledger
 
 
 class Screen(Console):
-    """A console to which every string is one line of text: `[red]` in a name is no colour, and an
-    escape code is not obeyed.
+    """A console that prints every string as plain text, without markup or escape codes.
 
-    With `soft_wrap` a sentence is one line to a program; on a terminal it is broken between words,
-    and never within one.
+    With `soft_wrap`, a sentence is one line if stdout is not a terminal. On a terminal it is
+    wrapped between words, never inside a word.
     """
 
-    def print(self, *objects: Any, soft_wrap: bool | None = None, **ways: Any) -> None:
-        """Show it, where a live display leaves room for it."""
-        with (
-            contextlib.nullcontext()
-            if self.stderr or not ParallelDisplay.showing
-            else ParallelDisplay.showing.aside()
-        ):
-            self._print(*objects, soft_wrap=soft_wrap, **ways)
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """Print objects above the live display, if there is one."""
+        if self.stderr or not ParallelDisplay.active:
+            self._print(*objects, soft_wrap=soft_wrap, **options)
+        else:
+            with ParallelDisplay.active.paused():
+                self._print(*objects, soft_wrap=soft_wrap, **options)
 
-    def _print(self, *objects: Any, soft_wrap: bool | None, **ways: Any) -> None:
+    def _print(self, *objects: Any, soft_wrap: bool | None, **options: Any) -> None:
         if soft_wrap and self.is_terminal and len(objects) == 1 and isinstance(objects[0], str):
             for line in textwrap.wrap(
                 escape_terminal(objects[0]),
@@ -58,17 +56,14 @@ class Screen(Console):
                 break_long_words=False,
                 break_on_hyphens=False,
             ):
-                super().print(line, soft_wrap=True, **ways)
+                super().print(line, soft_wrap=True, **options)
         else:
-            super().print(*objects, soft_wrap=soft_wrap, **ways)
+            super().print(*objects, soft_wrap=soft_wrap, **options)
 
-    def render_str(self, text: str, *, style: str | Style = "", **ways: Any) -> Text:
-        """A string as it is to be seen."""
-        return super().render_str(
-            escape_terminal(text),
-            style=style,
-            **ways | {"markup": False, "emoji": False, "highlight": False},
-        )
+    def render_str(self, text: str, *, style: str | Style = "", **options: Any) -> Text:
+        """Render a string as plain text."""
+        plain = {"markup": False, "emoji": False, "highlight": False}
+        return super().render_str(escape_terminal(text), style=style, **options | plain)
 
 
 out = Screen()
@@ -76,7 +71,7 @@ err = Screen(stderr=True)
 
 
 def traffic(ledger: Ledger) -> int:
-    """Bytes so far, evaluation left out."""
+    """Return the bytes so far, without those of evaluation."""
     return sum(n for kind, n in ledger.total.items() if kind != "eval")
 
 
@@ -85,15 +80,15 @@ def _percent(figure: float) -> str:
 
 
 class Bar:
-    """A live line on a terminal: round, parties done, the chosen metric, bytes so far, time left."""
+    """A progress bar on a terminal, with round, parties, metric, bytes and time left."""
 
     def __init__(self, title: str, width: int = 14) -> None:
         self._title = escape_terminal(title).ljust(width)
 
     def begin(self, job: ServerRun, first_round: int) -> None:
         """Show the bar."""
-        self._cohort = len(job.cohort(1))
-        self._done = 0
+        self._cohort_size = len(job.cohort(1))
+        self._answer_count = 0
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -116,185 +111,184 @@ class Bar:
         )
 
     def answered(self, count: int) -> None:
-        """Some parties have answered."""
-        self._done += count
+        """Count parties that have answered."""
+        self._answer_count += count
         if hasattr(self, "_task"):
-            shown = f"{min(self._done, self._cohort)}/{self._cohort}"
-            self._progress.update(self._task, parties=shown)
+            answers = min(self._answer_count, self._cohort_size)
+            self._progress.update(self._task, parties=f"{answers}/{self._cohort_size}")
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
-        """A round is over."""
-        self._done = 0
+        """Show a finished round."""
+        self._answer_count = 0
         if figure is not None:
             self._progress.update(self._task, figure=_percent(figure))
         self._progress.update(self._task, completed=t, bytes=size(traffic(ledger)))
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         if hasattr(self, "_progress"):
             self._progress.stop()
 
 
 class Lines:
-    """Plain lines where there is no terminal: one every few seconds, and the last."""
+    """Progress as plain lines, if there is no terminal: one every few seconds, and the last."""
 
-    every = 2.0
+    interval = 2.0
 
     def __init__(self, title: str) -> None:
         self._title = title
 
     def begin(self, job: ServerRun, first_round: int) -> None:
-        """Remember where it started."""
+        """Start measuring the time."""
         self._rounds = job.experiment.rounds
-        self._first = first_round
-        self._title_of_figure = METRICS[job.experiment.metric].title
+        self._first_round = first_round
+        self._metric_title = METRICS[job.experiment.metric].title
         self._figure = "..."
-        self._begin = time.monotonic()
-        self._shown = self._begin
+        self._start_time = time.monotonic()
+        self._last_line = self._start_time
 
     def answered(self, count: int) -> None:
-        """Too fine for lines."""
+        """Do nothing: lines are printed per round."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
-        """A round is over."""
+        """Print a line if the last one is old enough, or if this is the last round."""
         now = time.monotonic()
         self._figure = self._figure if figure is None else _percent(figure)
-        if t < self._rounds and now - self._shown < self.every:
+        if t < self._rounds and now - self._last_line < self.interval:
             return
-        self._shown = now
-        left = (now - self._begin) / max(t - self._first, 1) * (self._rounds - t)
-        what = (
-            f"round {t}/{self._rounds}  {self._title_of_figure} {self._figure} "
-            f" {size(traffic(ledger))}"
+        self._last_line = now
+        seconds_per_round = (now - self._start_time) / max(t - self._first_round, 1)
+        seconds_left = seconds_per_round * (self._rounds - t)
+        line = (
+            f"{self._title}  round {t}/{self._rounds}  {self._metric_title} {self._figure} "
+            f" {size(traffic(ledger))}  {duration(seconds_left)} left"
         )
-        print(
-            escape_terminal(f"{self._title}  {what}  {duration(left)} left"),
-            file=sys.stderr,
-            flush=True,
-        )
+        print(escape_terminal(line), file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Nothing to take away."""
+        """Do nothing: lines stay."""
 
 
 def progress(title: str) -> Bar | Lines:
-    """Whichever suits where we are."""
+    """Return a progress bar on a terminal, and progress as lines elsewhere."""
     return Bar(title) if err.is_terminal else Lines(title)
 
 
-class _Done:
-    """How many of several runs that go on at once are over, and how long the others take."""
+class _RunCounter:
+    """Counts the finished runs among several parallel runs, and estimates the time left."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._over: set[str] = set()
-        self._left: float | None = None
+        self._finished: set[str] = set()
+        self._seconds_left: float | None = None
 
-    def over(self, title: str) -> None:
-        """A run is over; one that is looked at again counts once."""
-        self._over.add(title)
+    def finish(self, title: str) -> None:
+        """Count a finished run. The same title counts once."""
+        self._finished.add(title)
 
     def overview(self, rest: int, left: float | None) -> None:
-        """What is known of those that are not over; others may be still to come, and then nobody
-        knows how long all take.
+        """Set the time left.
+
+        Args:
+            rest: number of unfinished runs that have been scheduled
+            left: seconds until these have finished; ignored if more runs are to be scheduled
         """
-        self._left = left if len(self._over) + rest >= self._total else None
+        all_scheduled = len(self._finished) + rest >= self._total
+        self._seconds_left = left if all_scheduled else None
 
     def __str__(self) -> str:
-        left = (
-            ""
-            if self._left is None or len(self._over) >= self._total
-            else f", {duration(self._left)} left"
-        )
-        return f"{len(self._over)}/{self._total} done{left}"
+        text = f"{len(self._finished)}/{self._total} done"
+        if self._seconds_left is None or len(self._finished) >= self._total:
+            return text
+        return f"{text}, {duration(self._seconds_left)} left"
 
 
-class ParallelLines(_Done):
-    """Plain lines of several runs at once, and one whenever a run is over."""
+class ParallelLines(_RunCounter):
+    """Progress of parallel runs as plain lines, with one more line whenever a run has finished."""
 
     def __init__(self, total: int) -> None:
         super().__init__(total)
-        self._turns = Turns(total)
+        self._numbered = RunNumbers(total)
 
     def __call__(self, title: str) -> Lines:
-        """Who watches a run."""
-        return _OneOfLines(self._turns(title), self, title)
+        """Return the progress of one run."""
+        return _ParallelRunLines(self._numbered(title), self, title)
 
-    def over(self, title: str) -> None:
-        """A run is over."""
-        if title not in self._over:
-            super().over(title)
+    def finish(self, title: str) -> None:
+        """Count a finished run, and print how many have finished."""
+        if title not in self._finished:
+            super().finish(title)
             print(escape_terminal(str(self)), file=sys.stderr, flush=True)
 
 
-class _OneOfLines(Lines):
-    """One run of several."""
+class _ParallelRunLines(Lines):
+    """Progress of one of several parallel runs as plain lines."""
 
-    def __init__(self, turn: str, together: ParallelLines, title: str) -> None:
-        super().__init__(turn)
-        self._together, self._name = together, title
+    def __init__(self, numbered_title: str, counter: ParallelLines, title: str) -> None:
+        super().__init__(numbered_title)
+        self._counter, self._run_title = counter, title
 
     def end(self) -> None:
-        """Count it."""
-        self._together.over(self._name)
+        """Count the run as finished."""
+        self._counter.finish(self._run_title)
 
 
-class ParallelDisplay(_Done):
-    """Several runs at once on a terminal: a line for all of them, and one for each that is under
-    way.
+class ParallelDisplay(_RunCounter):
+    """Progress of parallel runs on a terminal: a line for all runs, and one for each active run.
 
-    Nothing is drawn but when somebody tells something: a process that forks must have no thread
-    that draws by itself.
+    It is drawn only when a run reports something. A thread that draws by itself would be unsafe in
+    a process that forks.
     """
 
-    every = 0.1  # seconds from picture to picture
-    showing: ClassVar[ParallelDisplay | None] = None
+    interval = 0.1  # seconds between drawings
+    active: ClassVar[ParallelDisplay | None] = None
 
     def __init__(self, total: int) -> None:
         super().__init__(total)
         self.rows = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[said]}", markup=False),
+            TextColumn("{task.fields[state]}", markup=False),
             console=err,
             transient=True,
             auto_refresh=False,
         )
-        self._all = self.rows.add_task("all runs", total=total, said="")
-        self._drawn = 0.0
+        self._all_runs = self.rows.add_task("all runs", total=total, state="")
+        self._last_drawing = 0.0
 
     def __call__(self, title: str) -> _Row:
-        """Who watches a run."""
+        """Return the progress of one run."""
         return _Row(self, title)
 
     def overview(self, rest: int, left: float | None) -> None:
-        """Time passes, also while nothing ends."""
+        """Set the time left, and draw."""
         super().overview(rest, left)
         self.draw()
 
-    def over(self, title: str) -> None:
-        """Take the picture away when nothing is under way any more."""
-        super().over(title)
+    def finish(self, title: str) -> None:
+        """Count a finished run, and remove the display if no run is active."""
+        super().finish(title)
         if len(self.rows.tasks) == 1:
             self.rows.stop()
-            ParallelDisplay.showing = None
+            ParallelDisplay.active = None
         else:
-            self.draw(at_once=True)
+            self.draw(force=True)
 
-    def draw(self, at_once: bool = False) -> None:
-        """A new picture, if the last is old enough."""
+    def draw(self, force: bool = False) -> None:
+        """Draw the display, if the last drawing is old enough or `force` is set."""
         now = time.monotonic()
-        if len(self.rows.tasks) > 1 and (at_once or now - self._drawn >= self.every):
-            self._drawn = now
-            fractions = (task.percentage / 100 for task in self.rows.tasks[1:])
-            self.rows.update(self._all, completed=len(self._over) + sum(fractions), said=str(self))
-            ParallelDisplay.showing = self
+        if len(self.rows.tasks) > 1 and (force or now - self._last_drawing >= self.interval):
+            self._last_drawing = now
+            active_runs = sum(task.percentage / 100 for task in self.rows.tasks[1:])
+            completed = len(self._finished) + active_runs
+            self.rows.update(self._all_runs, completed=completed, state=str(self))
+            ParallelDisplay.active = self
             self.rows.start()
             self.rows.refresh()
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Room for what stays on the screen."""
+    def paused(self) -> Iterator[None]:
+        """Remove the display while something else is printed."""
         self.rows.stop()
         try:
             yield
@@ -303,54 +297,57 @@ class ParallelDisplay(_Done):
 
 
 class _Row:
-    """The line of one run of several."""
+    """The line of one run in a `ParallelDisplay`."""
 
-    def __init__(self, together: ParallelDisplay, title: str) -> None:
-        self._together, self._title = together, title
+    def __init__(self, display: ParallelDisplay, title: str) -> None:
+        self._display, self._title = display, title
         self._task: TaskID | None = None
         self._figure = "..."
 
     def begin(self, job: ServerRun, first_round: int) -> None:
         """Add the line."""
         self._rounds, self._metric = job.experiment.rounds, METRICS[job.experiment.metric].title
-        self._task = self._together.rows.add_task(
-            escape_terminal(self._title), total=self._rounds, said=""
+        self._task = self._display.rows.add_task(
+            escape_terminal(self._title), total=self._rounds, state=""
         )
         self._show(first_round)
 
     def answered(self, count: int) -> None:
-        """Too fine for this line."""
+        """Do nothing: the line is updated per round."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
-        """A round is over."""
+        """Show a finished round."""
         self._figure = self._figure if figure is None else _percent(figure)
         self._show(t)
 
     def _show(self, t: int) -> None:
         if self._task is not None:
-            said = f"round {t}/{self._rounds}  {self._metric} {self._figure}"
-            self._together.rows.update(self._task, completed=t, said=said)
-            self._together.draw()
+            state = f"round {t}/{self._rounds}  {self._metric} {self._figure}"
+            self._display.rows.update(self._task, completed=t, state=state)
+            self._display.draw()
 
     def end(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._task is not None:
-            self._together.rows.remove_task(self._task)
-        self._together.over(self._title)
+            self._display.rows.remove_task(self._task)
+        self._display.finish(self._title)
 
 
-def several(total: int, jobs: int = 1) -> Callable[[str], Bar | Lines | _Row]:
-    """The progress of so many runs, each with which of them it is, or of as many at once as there
-    are `jobs`.
+def progress_of_runs(total: int, jobs: int = 1) -> Callable[[str], Bar | Lines | _Row]:
+    """Return a function that makes the progress of each run of a study from its title.
+
+    Args:
+        total: number of runs
+        jobs: number of runs in parallel
     """
     if jobs > 1:
         return ParallelDisplay(total) if err.is_terminal else ParallelLines(total)
-    turns = Turns(total)
-    return lambda title: progress(turns(title))
+    numbered = RunNumbers(total)
+    return lambda title: progress(numbered(title))
 
 
-def say(text: str, style: str = "") -> None:
-    """A sentence: words are kept whole on a terminal, lines where a program reads them."""
+def print_sentence(text: str, style: str = "") -> None:
+    """Print a sentence: wrapped between words on a terminal, as one line elsewhere."""
     out.print(text, style=style, soft_wrap=not out.is_terminal)
 
 
@@ -361,37 +358,46 @@ def table(
     words: int = 1,
     wide: Collection[int] = (),
 ) -> None:
-    """A table on the screen: the first `words` columns are words, the others figures; only the
-    columns `wide` may wrap.
+    """Print a table.
 
-    Without such columns a table that does not fit is printed in full: a cut figure is worth less
-    than a long line. On a terminal the columns that do not fit follow below, with the words before
-    them again.
+    Figures are never cut. On a terminal, the columns that do not fit follow below, with the columns
+    of words repeated. Elsewhere, the lines are as long as they need to be.
+
+    Args:
+        columns: the headings
+        rows: the cells
+        title: a line above the table
+        words: number of columns, from the left, that contain words; the others contain figures
+        wide: the columns that may wrap; a table with such columns is fitted to the screen
     """
     lines = [list(row) for row in rows]
     if title:
         out.print(title, style="bold", soft_wrap=True)
-    for shown in (
-        [range(len(columns))] if wide or not out.is_terminal else _fitting(columns, lines, words)
-    ):
-        made = Table(header_style="bold", pad_edge=False, box=None)
-        for k in shown:
-            made.add_column(
+    if wide or not out.is_terminal:
+        parts = [list(range(len(columns)))]
+    else:
+        parts = _split_columns(columns, lines, words)
+    for part in parts:
+        rendered = Table(header_style="bold", pad_edge=False, box=None)
+        for k in part:
+            rendered.add_column(
                 columns[k],
                 justify="left" if k < words else "right",
                 no_wrap=k not in wide,
                 overflow="fold",
             )
         for line in lines:
-            made.add_row(*(line[k] for k in shown))
+            rendered.add_row(*(line[k] for k in part))
         if wide:
-            out.print(made)
+            out.print(rendered)
         else:
-            in_full(made)
+            print_full_width(rendered)
 
 
-def _fitting(columns: Sequence[str], lines: Sequence[Sequence[str]], words: int) -> list[list[int]]:
-    """The columns of a table in as many parts as the screen needs, each with the words in front."""
+def _split_columns(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], words: int
+) -> list[list[int]]:
+    """Return the columns of a table in parts that fit the screen, each with the words in front."""
     width = [
         2 + max(cell_len(cell) for cell in (column, *(line[k] for line in lines)))
         for k, column in enumerate(columns)
@@ -405,22 +411,24 @@ def _fitting(columns: Sequence[str], lines: Sequence[Sequence[str]], words: int)
     return parts
 
 
-def note(text: str) -> None:
-    """What the columns of a table mean, below it."""
-    say(text, "dim")
+def print_legend(text: str) -> None:
+    """Print the meaning of a table's columns below the table."""
+    print_sentence(text, "dim")
 
 
-def in_full(made: Table) -> None:
-    """Print a table as wide as it is."""
-    needed = out.measure(made, options=out.options.update(max_width=1000)).maximum
-    (out if needed <= out.width else Screen(width=needed)).print(made)
+def print_full_width(table: Table) -> None:
+    """Print a table in its full width, even if it is wider than the screen."""
+    width = out.measure(table, options=out.options.update(max_width=1000)).maximum
+    console = out if width <= out.width else Screen(width=width)
+    console.print(table)
 
 
 def show_curves(folders: Mapping[str, Sequence[Path]], metric: Metric) -> None:
-    """The mean of a metric over parties by round, of finished runs: a curve for each name, over its
-    folders, which are its seeds.
+    """Plot the mean of a metric over parties by round, if stdout is a terminal.
 
-    Only for people: what programs read stays as it is.
+    Args:
+        folders: the folders of finished runs, one per seed, by the name of the curve
+        metric: the metric
     """
     if not out.is_terminal:
         return
@@ -433,5 +441,5 @@ def show_curves(folders: Mapping[str, Sequence[Path]], metric: Metric) -> None:
         lines[name] = {
             t: value for t, value in conventions.mean_curve(curves).items() if math.isfinite(value)
         }
-    for row in text_plot.on(out, lines, title=f"mean {metric.title}"):
+    for row in text_plot.plot_for(out, lines, title=f"mean {metric.title}"):
         out.print(row)

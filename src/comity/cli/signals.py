@@ -1,4 +1,4 @@
-"""What ends a command from outside: Ctrl-C (SIGINT), and SIGTERM, which batch systems send."""
+"""Handling of the signals that stop a command: SIGINT (Ctrl-C), and SIGTERM from batch systems."""
 
 from __future__ import annotations
 
@@ -11,85 +11,87 @@ import warnings
 from collections.abc import Iterator
 from types import FrameType
 
-ENDS = (signal.SIGINT, signal.SIGTERM)
-BEFORE = "Stopped before anything was run."
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPED_EARLY = "Stopped before anything was run."
 
 
 class Signals:
-    """How SIGINT and SIGTERM are answered while a command runs: by a KeyboardInterrupt, and an exit
-    code that tells which.
-    """
+    """Handlers for SIGINT and SIGTERM while a command runs. The exit code says which was sent."""
 
     def __init__(self) -> None:
         self.exit_code = 128 + signal.SIGINT
-        # A shell starts what is to run in the background with Ctrl-C ignored: that is left as it
-        # is.
-        ours = threading.current_thread() is threading.main_thread()
-        self._answered = [
-            s
-            for s in ENDS
-            if ours and signal.getsignal(s) in (signal.default_int_handler, signal.SIG_DFL)
+        # Shells start background commands with SIGINT ignored. Such handlers are not replaced.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        default_handlers = (signal.default_int_handler, signal.SIG_DFL)
+        self._handled_signals = [
+            s for s in STOP_SIGNALS if in_main_thread and signal.getsignal(s) in default_handlers
         ]
 
     @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
-        """While modules are imported: many of them swallow an exception and go on in halves, and
-        there is nothing to tidy up.
+    def end_process(self) -> Iterator[None]:
+        """End the process at once on a signal, while modules are imported.
+
+        Many modules swallow exceptions during their import and would then be incomplete. There is
+        nothing to clean up yet.
         """
 
         def end(number: int, frame: FrameType | None) -> None:
-            os.write(2, f"comity: {BEFORE}\n".encode())
+            os.write(2, f"comity: {STOPPED_EARLY}\n".encode())
             os._exit(128 + number)
 
-        with self._handled(end):
+        with self._handlers(end):
             yield
 
     @contextlib.contextmanager
-    def raised(self) -> Iterator[None]:
-        """While a command runs, which may have something to say or to close."""
+    def interrupt(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt on a signal, while a command runs."""
 
         def interrupt(number: int, frame: FrameType | None) -> None:
             self.exit_code = 128 + number
-            # A work that was made and not yet begun: where all is stopped that is no fault.
+            # Party functions may have been created and not yet started. That is no error here.
             warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
             raise KeyboardInterrupt
 
-        with self._handled(interrupt), self._heard():
+        with self._handlers(interrupt), self._repeat_if_discarded():
             yield
 
-    def ignored(self) -> None:
-        """From now on: all is done, and Ctrl-C while Python tidies up says nothing."""
-        for which in self._answered:
-            signal.signal(which, signal.SIG_IGN)
+    def ignore(self) -> None:
+        """Ignore the signals from now on, while Python shuts down."""
+        for number in self._handled_signals:
+            signal.signal(number, signal.SIG_IGN)
 
     @contextlib.contextmanager
-    def _handled(self, handler: signal.Handlers | object) -> Iterator[None]:
-        usual = {which: signal.signal(which, handler) for which in self._answered}  # type: ignore[arg-type]
+    def _handlers(self, handler: signal.Handlers | object) -> Iterator[None]:
+        """Install a handler, and restore the earlier ones afterwards."""
+        earlier = {
+            number: signal.signal(number, handler)  # type: ignore[arg-type]
+            for number in self._handled_signals
+        }
         try:
             yield
         finally:
-            for which, before in usual.items():
-                signal.signal(which, before)
+            for number, earlier_handler in earlier.items():
+                signal.signal(number, earlier_handler)
 
     @contextlib.contextmanager
-    def _heard(self) -> Iterator[None]:
-        """What is raised in a destructor or a weak reference's callback is thrown away by Python:
-        send the signal again.
-        """
-        usual = sys.unraisablehook
+    def _repeat_if_discarded(self) -> Iterator[None]:
+        """Send the signal again if Python discards its exception.
 
-        def hook(thrown_away: sys.UnraisableHookArgs) -> None:
-            if issubclass(
-                thrown_away.exc_type, KeyboardInterrupt
-            ):  # in the main thread, as only there signals raise
-                threading.Timer(
-                    0.01, signal.pthread_kill, (threading.get_ident(), self.exit_code - 128)
-                ).start()
+        Python discards exceptions that are raised in a destructor or in the callback of a weak
+        reference.
+        """
+        earlier_hook = sys.unraisablehook
+
+        def hook(discarded: sys.UnraisableHookArgs) -> None:
+            if issubclass(discarded.exc_type, KeyboardInterrupt):
+                # This is the main thread: only there do signals raise exceptions.
+                signal_again = (threading.get_ident(), self.exit_code - 128)
+                threading.Timer(0.01, signal.pthread_kill, signal_again).start()
             else:
-                usual(thrown_away)
+                earlier_hook(discarded)
 
         sys.unraisablehook = hook
         try:
             yield
         finally:
-            sys.unraisablehook = usual
+            sys.unraisablehook = earlier_hook

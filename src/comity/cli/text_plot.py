@@ -1,6 +1,4 @@
-"""Figures by round, drawn with characters: dots of Braille on a terminal that has them, plain signs
-elsewhere.
-"""
+"""Line charts made of characters: Braille dots if the terminal has them, otherwise ASCII marks."""
 
 from __future__ import annotations
 
@@ -20,17 +18,13 @@ Line = Mapping[int, float]
 
 COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white", "bright_red")
 MARKS = "*o+x#@%&"
-DOTS = (
-    (0x01, 0x08),
-    (0x02, 0x10),
-    (0x04, 0x20),
-    (0x40, 0x80),
-)  # which bit of a Braille sign is the dot at row, column
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""The bits of a Braille character, by the row and column of its dot."""
 STEPS = (1, 2, 5, 10, 20, 25)
-LEAST = 5  # percentage points that the axis spans at least: a tremble must not look like a leap
+MIN_SPAN = 5  # percentage points of the vertical axis: small fluctuations must not look large
 
 
-def on(
+def plot_for(
     console: Console,
     lines: Mapping[str, Line],
     rounds: int = 0,
@@ -38,16 +32,12 @@ def on(
     height: int = 10,
     title: str = "mean accuracy",
 ) -> list[Text]:
-    """The curves as this console can show them; colours or, where there are none, signs tell
-    several apart.
-    """
-    unable = not console.encoding.lower().startswith("utf") or os.environ.get("TERM") in (
-        "linux",
-        "dumb",
-    )
-    mute = console.color_system is None or console.no_color
+    """Return a chart that the console can show; without colours, marks tell curves apart."""
+    is_utf = console.encoding.lower().startswith("utf")
+    has_braille = is_utf and os.environ.get("TERM") not in ("linux", "dumb")
+    has_colours = console.color_system is not None and not console.no_color
     width = min(width, console.width - 14)
-    plain = unable or (mute and len(lines) > 1)
+    plain = not has_braille or (not has_colours and len(lines) > 1)
     return draw(lines, rounds, width, height, plain, title) if width >= 16 else []
 
 
@@ -59,25 +49,29 @@ def draw(
     plain: bool = False,
     title: str = "mean accuracy",
 ) -> list[Text]:
-    """The curves with their axes, about so wide and high, and a legend if there are several; the
-    axis ends at `rounds` or later.
+    """Return a chart as lines of text; empty if there is no curve.
 
-    A line of one point is no curve: without any curve there is nothing to draw.
+    Args:
+        lines: the curves by name; those with a single point are left out
+        rounds: the least end of the horizontal axis
+        width: characters of the horizontal axis
+        height: approximate number of lines of the vertical axis
+        plain: use ASCII marks instead of Braille dots
+        title: first line of the chart
     """
-    known = {name: line for name, line in lines.items() if len(line) > 1}
-    if not known:
+    curves = {name: line for name, line in lines.items() if len(line) > 1}
+    if not curves:
         return []
-    shown = dict(_best(known)) if len(known) > len(COLOURS) else known
-    first = min(min(line) for line in shown.values())
-    last = max(rounds, *(max(line) for line in shown.values()))
-    values = [value for line in shown.values() for value in line.values()]
+    drawn_curves = dict(_best(curves)) if len(curves) > len(COLOURS) else curves
+    first = min(min(line) for line in drawn_curves.values())
+    last = max(rounds, *(max(line) for line in drawn_curves.values()))
+    values = [value for line in drawn_curves.values() for value in line.values()]
     low, high, step = scale(100 * min(values), 100 * max(values))
     parts = (high - low) // step
-    height = next(
-        h for k in range(parts) for h in (height - k, height + k) if (h - 1) % parts == 0
-    )  # marks at equal distances
+    # the nearest height with ticks at equal distances
+    height = next(h for k in range(parts) for h in (height - k, height + k) if (h - 1) % parts == 0)
     canvas = Canvas(width, height, plain)
-    for k, line in enumerate(shown.values()):
+    for k, line in enumerate(drawn_curves.values()):
         points = [
             ((t - first) / (last - first), (high - 100 * line[t]) / (high - low))
             for t in sorted(line)
@@ -87,30 +81,27 @@ def draw(
         canvas.row((high - tick) / (high - low)): f"{tick}%" for tick in range(low, high + 1, step)
     }
     side, notch, corner, floor = "|++-" if plain else "│┤└─"
-    made = [Text(title)]
+    chart = [Text(title)]
     for row in range(height):
-        made.append(
-            Text(f"{ticks.get(row, ''):>5} {notch if row in ticks else side}").append_text(
-                canvas.line(row)
-            )
+        axis = Text(f"{ticks.get(row, ''):>5} {notch if row in ticks else side}")
+        chart.append(axis.append_text(canvas.line(row)))
+    chart.append(Text(f"{'':>5} {corner}{floor * width}"))
+    chart.append(Text(f"{'':>7}{_numbers(first, last, width)}  round"))
+    if len(curves) > 1:
+        chart += _legend(drawn_curves, width + 7, plain)
+    if len(curves) > len(drawn_curves):
+        chart.append(
+            Text(f"{'':>7}the best {len(drawn_curves)} of {len(curves)} by their last value")
         )
-    made.append(Text(f"{'':>5} {corner}{floor * width}"))
-    made.append(Text(f"{'':>7}{_numbers(first, last, width)}  round"))
-    if len(known) > 1:
-        made += _legend(shown, width + 7, plain)
-    if len(known) > len(shown):
-        made.append(Text(f"{'':>7}the best {len(shown)} of {len(known)} at their ends"))
-    return made
+    return chart
 
 
 def scale(low: float, high: float) -> tuple[int, int, int]:
-    """An axis for percentages from `low` to `high`: its ends, on round figures, and the step
-    between its marks.
-    """
-    step = next(s for s in STEPS if max(high - low, LEAST) / s <= 4)
+    """Return the ends and the tick distance of an axis for percentages from `low` to `high`."""
+    step = next(s for s in STEPS if max(high - low, MIN_SPAN) / s <= 4)
     bottom = math.floor(low / step) * step
     top = math.ceil(high / step) * step
-    while top - bottom < LEAST:
+    while top - bottom < MIN_SPAN:
         if top < 100:
             top += step
         else:
@@ -120,31 +111,31 @@ def scale(low: float, high: float) -> tuple[int, int, int]:
 
 @dataclass
 class Canvas:
-    """A field of signs; each belongs to the curve that was drawn there last."""
+    """A grid of characters; each belongs to the curve that was drawn there last."""
 
     width: int
     height: int
     plain: bool
     _cells: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """By row and column: which curve, and its dots."""
+    """The curve and its dots, by row and column."""
 
-    def _fine(self) -> tuple[int, int]:
-        """Dots of a sign, across and down."""
+    def _resolution(self) -> tuple[int, int]:
+        """Return the number of dots of a character, horizontally and vertically."""
         return (1, 1) if self.plain else (2, 4)
 
-    def _place(self, x: float, y: float) -> tuple[int, int]:
-        """The dot at a place between 0 and 1 on each axis."""
-        across, down = self._fine()
+    def _position(self, x: float, y: float) -> tuple[int, int]:
+        """Return the dot at coordinates between 0 and 1."""
+        across, down = self._resolution()
         return round(x * (self.width * across - 1)), round(y * (self.height * down - 1))
 
     def row(self, y: float) -> int:
-        """The row of signs at a height between 0, the top, and 1."""
-        return self._place(0, y)[1] // self._fine()[1]
+        """Return the row of characters at a height between 0 (top) and 1."""
+        return self._position(0, y)[1] // self._resolution()[1]
 
     def polyline(self, points: Sequence[tuple[float, float]], curve: int) -> None:
-        """Straight pieces from point to point."""
-        places = [self._place(*point) for point in points]
-        for (x, y), (to_x, to_y) in pairwise(places):
+        """Draw straight segments from point to point."""
+        positions = [self._position(*point) for point in points]
+        for (x, y), (to_x, to_y) in pairwise(positions):
             steps = max(abs(to_x - x), abs(to_y - y), 1)
             for k in range(steps + 1):
                 self._dot(
@@ -152,31 +143,31 @@ class Canvas:
                 )
 
     def _dot(self, x: int, y: int, curve: int) -> None:
-        across, down = self._fine()
+        across, down = self._resolution()
         cell = y // down, x // across
         owner, dots = self._cells.get(cell, (curve, 0))
         self._cells[cell] = curve, DOTS[y % down][x % across] | (dots if owner == curve else 0)
 
     def line(self, row: int) -> Text:
-        """A row of signs."""
-        made = Text()
+        """Return a row of characters."""
+        text = Text()
         for column in range(self.width):
             if (cell := self._cells.get((row, column))) is None:
-                made.append(" ")
+                text.append(" ")
             else:
                 curve, dots = cell
-                made.append(MARKS[curve] if self.plain else chr(0x2800 + dots), COLOURS[curve])
-        return made
+                text.append(MARKS[curve] if self.plain else chr(0x2800 + dots), COLOURS[curve])
+        return text
 
 
 def _best(lines: Mapping[str, Line]) -> Iterator[tuple[str, Line]]:
-    """As many as can be told apart: those that end best, in their old order."""
+    """Yield the curves with the best last values, as many as there are colours, in their order."""
     ranked = sorted(lines, key=lambda name: -lines[name][max(lines[name])])[: len(COLOURS)]
     return ((name, line) for name, line in lines.items() if name in ranked)
 
 
 def _numbers(first: int, last: int, width: int) -> str:
-    """The numbers below the axis: its ends and, between them, what lies in the middle."""
+    """Return the numbers below the horizontal axis: its ends and its middle."""
     text = list(f"{first}".ljust(width))
     middle = (first + last) // 2
     at = round((middle - first) / (last - first) * (width - 1)) - len(str(middle)) // 2
@@ -189,11 +180,11 @@ def _numbers(first: int, last: int, width: int) -> str:
 
 
 def _legend(lines: Mapping[str, Line], width: int, plain: bool) -> list[Text]:
-    """Which curve is whose, and where it ended; as many to a row as fit."""
+    """Return the names of the curves and their last values, as many in a row as fit."""
     rows = [Text(" " * 7)]
     for k, (name, line) in enumerate(lines.items()):
-        sign = MARKS[k] if plain else "━━"
-        entry = Text(f"{sign} {escape_terminal(name)} {line[max(line)]:.1%}", COLOURS[k])
+        mark = MARKS[k] if plain else "━━"
+        entry = Text(f"{mark} {escape_terminal(name)} {line[max(line)]:.1%}", COLOURS[k])
         if rows[-1].cell_len > 7 and rows[-1].cell_len + entry.cell_len > width:
             rows.append(Text(" " * 7))
         rows[-1].append_text(entry).append("   ")

@@ -1,6 +1,4 @@
-"""How commands are to be used: the page of `--help`, and one sentence for what cannot be
-understood, which says what to type.
-"""
+"""The `--help` pages, and one sentence for each error on the command line."""
 
 from __future__ import annotations
 
@@ -34,27 +32,25 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "opt_state",
     ),
     "Rounds": ("rounds", "participation", "patience", "seed", "set", "party"),
-    "Judging": ("metric", "eval_every", "eval_share", "newcomers", "join_epochs"),
-    "Who is not heard": ("absent", "min_replies", "on_nonfinite"),
+    "Evaluation": ("metric", "eval_every", "eval_share", "newcomers", "join_epochs"),
+    "Absent parties": ("absent", "min_replies", "on_nonfinite"),
     "Privacy": ("budget",),
     "Where it runs": ("device", "engine", "workers", "gpus", "partial_sums"),
 }
-"""The settings of an experiment, in the order in which one looks for them."""
-HOMES = {name: title for title, names in GROUPS.items() for name in names}
+"""The settings of an experiment by section of the help page."""
+SECTIONS = {name: title for title, names in GROUPS.items() for name in names}
 
 
 class Command(TyperCommand):
-    """A command: its help can be read, and an option that has one value can be given once."""
+    """A command with grouped help, which refuses single-valued options that are given twice."""
 
-    def __init__(self, *given: Any, **ways: Any) -> None:
-        super().__init__(*given, **ways)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if self.callback:
-            _explain(self.params, self.callback)
+            _restore_help(self.params, self.callback)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse an option that is given twice where one value counts: the other would be lost
-        without a word.
-        """
+        """Parse the arguments, and refuse a repeated option that takes a single value."""
         if not ctx.resilient_parsing:
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             single = [
@@ -63,18 +59,18 @@ class Command(TyperCommand):
             if twice := next(
                 (param for k, param in enumerate(single) if param in single[:k]), None
             ):
-                raise click.UsageError(f"{twice.opts[0]} is given twice, but has one value.", ctx)
+                raise click.UsageError(f"{twice.opts[0]} is given twice, but takes one value.", ctx)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The page; newer versions of click would put the arguments on it a second time."""
+        """Write the help page; newer versions of click would list the arguments twice."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         self.format_options(ctx, formatter)
         self.format_epilog(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Arguments, the command's own options, then an experiment's by what they are about."""
+        """Write the arguments, the options of the command, then the settings by section."""
         sections: dict[str, list[tuple[str, str]]] = {
             title: [] for title in (ARGUMENTS, OPTIONS, *GROUPS)
         }
@@ -87,46 +83,41 @@ class Command(TyperCommand):
 
 
 def _records(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Each parameter's line on the page, with its section's title; settings in the order of their
-    groups.
-    """
-    order = list(HOMES)
+    """Yield the title of the section and the help line of each parameter, settings in order."""
+    order = list(SECTIONS)
     ranked = sorted(
         command.get_params(ctx),
-        key=lambda param: order.index(param.name) if param.name in HOMES else -1,
+        key=lambda param: order.index(param.name) if param.name in SECTIONS else -1,
     )
     is_setting = {"data", "rounds"} <= {param.name for param in ranked}
     for param in ranked:
         if record := param.get_help_record(ctx):
-            usual = ARGUMENTS if isinstance(param, click.Argument) else OPTIONS
-            name = HOMES.get(str(param.name), usual) if is_setting else usual
-            yield (
-                name,
-                (record[0], record[1].replace("\\[", "[")),
-            )  # typer escapes what rich would take for a style
+            default = ARGUMENTS if isinstance(param, click.Argument) else OPTIONS
+            section = SECTIONS.get(str(param.name), default) if is_setting else default
+            names, description = record
+            # typer escapes brackets, which rich would read as markup
+            yield section, (names, description.replace("\\[", "["))
 
 
-def _explain(params: Sequence[click.Parameter], callback: Any) -> None:
-    """Give arguments their explanations back, which are lost between typer and newer versions of
-    click.
-    """
+def _restore_help(params: Sequence[click.Parameter], callback: Any) -> None:
+    """Restore the help of arguments, which typer loses with newer versions of click."""
     signature = inspect.signature(callback, eval_str=True)
     for param in params:
-        known = signature.parameters.get(str(param.name))
-        if isinstance(param, TyperArgument) and not param.help and known is not None:
-            told = [part for part in get_args(known.annotation) if isinstance(part, ArgumentInfo)]
-            param.help = told[0].help if told else None
+        declared = signature.parameters.get(str(param.name))
+        if isinstance(param, TyperArgument) and not param.help and declared is not None:
+            infos = [p for p in get_args(declared.annotation) if isinstance(p, ArgumentInfo)]
+            param.help = infos[0].help if infos else None
 
 
 class App(typer.Typer):
-    """A collection of such commands."""
+    """A Typer app whose commands are of the class `Command`."""
 
-    def command(self, name: str | None = None, **ways: Any) -> Callable[[F], F]:
-        """Add a command."""
-        return super().command(name, **{"cls": Command, **ways})
+    def command(self, name: str | None = None, **options: Any) -> Callable[[F], F]:
+        """Return a decorator that adds a command."""
+        return super().command(name, **{"cls": Command, **options})
 
 
-# What cannot be understood.
+# Errors on the command line.
 
 
 def sentence(why: click.ClickException) -> str:
@@ -144,8 +135,9 @@ def sentence(why: click.ClickException) -> str:
         and "," in why.message
     ):
         return _several_seeds(why)
-    if found := re.fullmatch(r"Got unexpected extra arguments? \((.*)\)", why.format_message()):
-        return _extra(found[1].split(), why)
+    pattern = r"Got unexpected extra arguments? \((.*)\)"
+    if match := re.fullmatch(pattern, why.format_message()):
+        return _extra_words(match[1].split(), why)
     return why.format_message()
 
 
@@ -153,40 +145,39 @@ def _missing(why: click.MissingParameter) -> str:
     if why.param is not None and why.param.name in ("algo", "algos"):
         command = why.ctx.info_name if why.ctx else "run"
         return (
-            f"Say which method, as in 'comity {command} fedavg'; 'comity list algorithms' has all."
+            f"Name a method, as in 'comity {command} fedavg'; 'comity list algorithms' lists all"
+            " methods."
         )
-    about = getattr(why.param, "help", None)
-    return f"{why.format_message().rstrip('.')}: {about}." if about else why.format_message()
+    description = getattr(why.param, "help", None)
+    message = why.format_message()
+    return f"{message.rstrip('.')}: {description}." if description else message
 
 
 def _no_such_option(why: click.NoSuchOption) -> str:
     command = (why.ctx.info_name if why.ctx else "") or ""
-    known = {str(param.name) for param in why.ctx.command.params} if why.ctx else set()
-    said = f"There is no option {why.option_name}."
-    if hints.plain(why.option_name) == "seeds" and "seed" in known:
+    valid_names = {str(param.name) for param in why.ctx.command.params} if why.ctx else set()
+    error = f"There is no option {why.option_name}."
+    if hints.normalise(why.option_name) == "seeds" and "seed" in valid_names:
         return (
-            f"{said} 'comity {command}' takes one --seed; for several: comity compare METHOD"
+            f"{error} 'comity {command}' takes one --seed; for several: comity compare METHOD"
             " --seeds 0,1,2"
         )
-    if hints.plain(why.option_name) in ("config", "file", "c") and "algo" in known:
-        return (
-            f"{said} An experiment's file stands in the method's place: comity {command} FILE.toml"
-        )
-    if meant := hints.option(why.option_name, known):
-        return f"{said} Write {meant}"
+    if hints.normalise(why.option_name) in ("config", "file", "c") and "algo" in valid_names:
+        return f"{error} Give the file instead of the method: comity {command} FILE.toml"
+    if suggestion := hints.suggest_option(why.option_name, valid_names):
+        return f"{error} Write {suggestion}"
     name = why.option_name.lstrip("-").replace("-", "_")
-    if "set" in known and (owners := _whose_option(name)):
-        return f"{said} It is an option of {', '.join(owners)}: write --set {name}=VALUE"
+    if "set" in valid_names and (methods := _methods_with_option(name)):
+        return f"{error} It is an option of {', '.join(methods)}: write --set {name}=VALUE"
     flags = [flag for param in (why.ctx.command.params if why.ctx else ()) for flag in param.opts]
-    near = hints.near("option", why.option_name, flags, most=2) if len(name) > 2 else []
-    guess = (
-        f" Did you mean {' or '.join(near)}?" if near else f" 'comity {command} --help' has all."
-    )
-    return said + guess
+    similar = hints.find_similar("option", why.option_name, flags, limit=2) if len(name) > 2 else []
+    if similar:
+        return f"{error} Did you mean {' or '.join(similar)}?"
+    return f"{error} 'comity {command} --help' lists all options."
 
 
-def _whose_option(name: str) -> list[str]:
-    """The methods that have an option of this name."""
+def _methods_with_option(name: str) -> list[str]:
+    """Return the methods that have an option of this name."""
     from comity import algorithms
 
     return [
@@ -196,47 +187,46 @@ def _whose_option(name: str) -> list[str]:
     ]
 
 
-def _no_such_command(given: str, ctx: click.Context | None) -> str:
+def _no_such_command(name: str, ctx: click.Context | None) -> str:
     from comity import algorithms
 
-    said = f"There is no command {given!r}."
-    first = given.partition("(")[0].partition("+")[0]
-    if first in algorithms.names() or given.endswith((".py", ".toml")):
-        return f"{said} Did you mean: comity run {given}"
-    if meant := hints.COMMANDS.get(hints.plain(given)):
-        return f"{said} Did you mean: comity {meant}"
+    error = f"There is no command {name!r}."
+    method = name.partition("(")[0].partition("+")[0]
+    if method in algorithms.names() or name.endswith((".py", ".toml")):
+        return f"{error} Did you mean: comity run {name}"
+    if synonym := hints.COMMANDS.get(hints.normalise(name)):
+        return f"{error} Did you mean: comity {synonym}"
     group = ctx.command if ctx else None
     commands = list(group.commands) if isinstance(group, click.Group) else []
-    above = f"{ctx.info_name} " if ctx and ctx.parent else ""
-    if near := hints.near("command", given, commands):
-        return f"{said} Did you mean: comity {above}{near[0]}"
-    return f"{said} There are: {', '.join(sorted(commands))}."
+    group_name = f"{ctx.info_name} " if ctx and ctx.parent else ""
+    if similar := hints.find_similar("command", name, commands):
+        return f"{error} Did you mean: comity {group_name}{similar[0]}"
+    return f"{error} There are: {', '.join(sorted(commands))}."
 
 
 def _several_seeds(why: click.BadParameter) -> str:
     command = (why.ctx.info_name if why.ctx else "") or ""
-    several = {str(param.name) for param in why.ctx.command.params} if why.ctx else set()
-    if "seeds" in several:
+    parameters = {str(param.name) for param in why.ctx.command.params} if why.ctx else set()
+    if "seeds" in parameters:
         return "--seed takes one number: give several with --seeds, as in --seeds 0,1,2"
     return f"'comity {command}' takes one --seed; for several: comity compare METHOD --seeds 0,1,2"
 
 
-def _extra(words: Sequence[str], why: click.ClickException) -> str:
-    """What was meant by words that no argument takes."""
+def _extra_words(words: Sequence[str], why: click.ClickException) -> str:
+    """Return the message for words that no argument takes."""
     from comity import algorithms
 
     ctx = getattr(why, "ctx", None)
     command = ctx.info_name if ctx else ""
-    known = algorithms.names()
-    said = f"'comity {command}' does not know what to do with {' '.join(words)!r}"
-    if words[0].partition("(")[0] in known and command == "run":
+    error = f"'comity {command}' does not take {' '.join(words)!r}"
+    if words[0].partition("(")[0] in algorithms.names() and command == "run":
         return (
-            f"{said}: it runs one method. To wrap one: comity run fedavg+{words[0]}. To compare:"
-            f" comity compare fedavg {words[0]}"
+            f"{error}: it runs one method. To wrap a method: comity run fedavg+{words[0]}. To"
+            f" compare methods: comity compare fedavg {words[0]}"
         )
     if "=" in words[0]:
-        return f"{said}: a method's own option is given as --set {words[0]}"
+        return f"{error}: give options of a method with --set {words[0]}"
     return (
-        f"{said}: an option's value has one word, as in --set mu=0.1 or --partition"
+        f"{error}: the value of an option is one word, as in --set mu=0.1 or --partition"
         " 'dirichlet(alpha=0.1)'."
     )

@@ -1,4 +1,4 @@
-"""Which Comity this is. Nothing here imports torch, so that it is said at once."""
+"""The version of Comity. This module does not import torch, so it is fast."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from comity.runs.environment import code
 
 
 def version_line() -> str:
-    """The version and, in a checkout, the commit."""
-    known = code()
-    return f"comity {version('comity')}" + (f" ({known})" if known.startswith("commit") else "")
+    """Return the version and, in a git checkout, the commit."""
+    origin = code()
+    commit = f" ({origin})" if origin.startswith("commit") else ""
+    return f"comity {version('comity')}{commit}"

@@ -1,3 +1,3 @@
-"""What several methods are made of: divergences, discriminators, attacks, views, class means,
+"""Components that several methods share: divergences, discriminators, attacks, views, class means,
 choices of peers.
 """

@@ -5,6 +5,7 @@ loss is high.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -62,8 +63,6 @@ def mean_loss(task: LearningTask, theta: Params, data: Samples, rows: int = 512)
 class Agnostic(AveragesWeights[Mixture, Params, M]):
     """min_w max_λ Σ_i λ_i F_i(w): what its methods have in common. All parties deploy w."""
 
-    also_leaves = ("means",)
-
     lam_lr: float = option(0.1, "γ_λ, step size of λ", minimum=0)
     begin: Literal["uniform", "samples"] = option(
         "uniform", "λ before round 1: all alike, or by sample counts"
@@ -72,14 +71,14 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def init_server(self, key: Key, info: Info) -> Mixture:
         first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
         return Mixture(
-            self.shared(info.task.init(key), info.task), [each / sum(first) for each in first]
+            self.shared_part(info.task.init(key), info.task), [each / sum(first) for each in first]
         )
 
     def init_party(self, key: Key, party: Party) -> Params:
-        return self.private(party.task.init(key), party.task)
+        return self.private_part(party.task.init(key), party.task)
 
-    def settled(self, mine: Params, theta: Params) -> Params:
-        return theta | mine
+    def newcomer_state(self, state: Params, theta: Params) -> Params:
+        return theta | state
 
     def raised(
         self, lam: Sequence[float], losses: Mapping[int, float], step: float, server: Server
@@ -90,3 +89,5 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
         for i, each in enumerate(new):
             server.note("lambda", each, party=i)
         return new
+
+    traits = replace(AveragesWeights.traits, also_leaves=("means",))

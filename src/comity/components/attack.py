@@ -16,8 +16,6 @@ from comity.core import (
     Params,
     PartyData,
     input_gradient,
-    mixin,
-    option,
     record,
 )
 from comity.errors import UsageError
@@ -83,7 +81,9 @@ class Attack:
         lam: Tensor,
         range_: Range,
     ) -> tuple[Tensor, Tensor]:
-        """The samples after the attack, and `lam`, the dual's multiplier, which learns the radius."""
+        """The samples after the attack, and `lam`, the dual's multiplier, which learns the
+        radius.
+        """
         theta = {k: v.detach() for k, v in theta.items()}
         begin = x if noise is None else x + noise * range_.unit
         if self.kind == "pgd":
@@ -146,30 +146,19 @@ def next_lambda(lam: Tensor, lr: float, budget: float, distances: Tensor) -> Ten
     return (lam - lr * (budget - distances.mean().to(lam.dtype))).clamp(min=0.0)
 
 
-@mixin
 class Attacks:
-    """The options of a method that perturbs samples."""
+    """A method that perturbs samples. It declares these options."""
 
-    attack: Literal["pgd", "wasserstein"] = option(
-        "pgd", "T: steps of the sign in an ℓ∞ ball, or Algorithm 1 (Wasserstein)"
-    )
-    epsilon: float = option(0.03, "ε, radius of the attack", minimum=0)
-    units: Literal["input", "pixel"] = option(
-        "input", "ε, steps and [0, 1]: of inputs as the network sees them, or of pixels"
-    )
-    attack_steps: int = option(0, "steps of T; 0: 5 for pgd, 15 for wasserstein", minimum=0)
-    attack_lr: float = option(0.0, "step of T; 0: 0.01 for pgd, 0.1 for wasserstein", minimum=0)
-    cost: Literal["l2sq", "l2"] = option(
-        "l2sq", "d of Algorithm 1: ‖·‖² with budget ε², or ‖·‖ with ε"
-    )
-    lambda0: float = option(1.0, "λ_0 of Algorithm 1", minimum=0)
-    lambda_lr: float = option(0.1, "α_λ of Algorithm 1", minimum=0)
-    lambda_steps: int = option(
-        1, "updates of λ in each attack; it is kept from one to the next", minimum=1
-    )
-    clamp: Literal["data", "unit", "none"] = option(
-        "data", "perturbed inputs stay in the range of the data, in [0, 1], or not"
-    )
+    attack: Literal["pgd", "wasserstein"]
+    epsilon: float
+    units: Literal["input", "pixel"]
+    attack_steps: int
+    attack_lr: float
+    cost: Literal["l2sq", "l2"]
+    lambda0: float
+    lambda_lr: float
+    lambda_steps: int
+    clamp: Literal["data", "unit", "none"]
 
     def check_units(self, info: Info) -> None:
         """Refuse pixels where inputs are no images."""

@@ -1,13 +1,14 @@
-"""What methods that average weights have in common: some names stay at the party, the others cross
-the wire.
+"""Methods that average weights: some weights of a model stay at the party, the others cross the
+wire.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 from comity.core import (
+    Accounting,
     Algorithm,
     C,
     Info,
@@ -17,81 +18,90 @@ from comity.core import (
     Params,
     Party,
     S,
-    Traffic,
+    Traits,
     UsageError,
+    WireShapes,
+    accounts_for,
     drop,
     keep,
     on_party,
     with_task,
 )
-from comity.core.algorithm import WireShapes
 
 
 class AveragesWeights(Algorithm[S, C, M]):
-    """A method whose parties train a model that they receive, keep what is private of it, and send
-    the rest.
+    """A method whose parties train a model that they receive, keep its private part, and send the
+    rest.
     """
-
-    start_weights: ClassVar[str | None] = "theta"
-    bytes_formula = "2 · Σ_t |S_t| · S,  S = bytes of the shared weights"
-
-    @property
-    def one_model(self) -> bool:
-        return True
 
     def check(self, info: Info) -> None:
         info.same_architecture("averaging")
-        if self.kept(info.task) >= info.task.shapes.keys():
+        if self.private_names(info.task) >= info.task.shapes.keys():
             raise UsageError(
                 f"Nothing of {info.task.network.name} would be shared: all its weights stay at the"
                 " party."
             )
 
-    def extended(self, task: LearningTask) -> LearningTask:
-        """The task with what the method adds to a network, another head for instance; nothing,
-        unless told.
+    def private_names(self, task: LearningTask) -> frozenset[str]:
+        """The names of the weights that stay at the party. FedBN and FedPer override this only."""
+        return task.private
+
+    def shared_part(self, theta: Params, task: LearningTask) -> Params:
+        """The weights that cross the wire."""
+        return drop(theta, self.private_names(task))
+
+    def private_part(self, theta: Params, task: LearningTask) -> Params:
+        """The weights that stay at the party."""
+        return keep(theta, self.private_names(task))
+
+    @on_party
+    @abstractmethod
+    async def local(self, state: C, m: M, party: Party, key: Key) -> tuple[C, Any]:
+        """A party's part in a round. The reply holds the weights as `theta`."""
+
+    @on_party
+    async def warm_up(self, state: C, m: M, party: Party, key: Key) -> tuple[C, None]:
+        state, reply = await self.local(state, m, party, key)
+        return self.newcomer_state(state, reply.theta), None
+
+    @abstractmethod
+    def newcomer_state(self, state: C, theta: Params) -> C:
+        """The state of a newcomer whose warm-up ended at `theta`."""
+
+    def extend_task(self, task: LearningTask) -> LearningTask:
+        """The task with what the method adds to the network, a second head for instance.
+
+        Default: the task itself.
         """
         return task
 
-    def party_for(self, party: Party, mine: C) -> Party:
-        task = self.extended(party.task)
+    def party_for(self, party: Party, state: C) -> Party:
+        task = self.extend_task(party.task)
         return party if task is party.task else with_task(party, task)
 
+    # -- declarations ------------------------------------------------------------------------------
+
+    traits = Traits(
+        one_model=True,
+        start_weights="theta",
+        bytes_formula="2 · Σ_t |S_t| · S,  S = bytes of the shared weights",
+    )
+
+
+A = TypeVar("A", bound=AveragesWeights[Any, Any, Any])
+
+
+@accounts_for(AveragesWeights)
+class AveragingAccounting(Accounting[A]):
+    """The accounting of a method whose parties receive and send weights."""
+
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        extended = self.extended(task)
+        extended = self.method.extend_task(task)
         return {} if extended is task else {"Model.theta": extended}
-
-    def kept(self, task: LearningTask) -> frozenset[str]:
-        """The names that stay at the party; FedBN and FedPer differ here and nowhere else."""
-        return task.private
-
-    def shared(self, theta: Params, task: LearningTask) -> Params:
-        """What of a model crosses the wire."""
-        return drop(theta, self.kept(task))
-
-    def private(self, theta: Params, task: LearningTask) -> Params:
-        """What of a model stays at the party."""
-        return keep(theta, self.kept(task))
-
-    @on_party
-    @abstractmethod
-    async def local(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, Any]:
-        """A party's part in a round; its reply holds the weights as `theta`."""
-
-    @on_party
-    async def warm_up(self, mine: C, m: M, party: Party, key: Key) -> tuple[C, None]:
-        mine, reply = await self.local(mine, m, party, key)
-        return self.settled(mine, reply.theta), None
-
-    @abstractmethod
-    def settled(self, mine: C, theta: Params) -> C:
-        """The state of a newcomer that keeps what it trained from the received model."""
 
     def shared_bytes(self, info: Info) -> int:
         """Bytes of the shared weights."""
-        task = self.extended(info.task)
-        return task.bytes(without=self.kept(task))
+        return self.weights_bytes(self.method.extend_task(info.task))
 
-    def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        shared = len(cohort) * self.shared_bytes(info)
-        return Traffic(up=shared, down=shared)
+    def weights_bytes(self, network: LearningTask) -> int:
+        return network.bytes(without=self.method.private_names(network))

@@ -9,6 +9,14 @@ from dataclasses import field, replace
 import torch
 from torch import Tensor
 
+from comity.base.content import (
+    AVERAGED_PART,
+    CLASS_COUNTS,
+    CLASS_MEANS,
+    CLASSES_PRESENT,
+    OBSERVATIONS,
+    describe,
+)
 from comity.components.classwise import drawn, pooled
 from comity.components.hidden_means import Holding
 from comity.core import Key, Params, record
@@ -20,11 +28,11 @@ class Upload:
     and averaged weights.
     """
 
-    means: Tensor
-    counts: Tensor
-    obs: Tensor
-    seen: Tensor
-    shared: Params
+    means: Tensor = describe(CLASS_MEANS)
+    counts: Tensor = describe(CLASS_COUNTS)
+    obs: Tensor = describe(OBSERVATIONS)
+    seen: Tensor = describe(CLASSES_PRESENT)
+    shared: Params = describe(AVERAGED_PART)
 
 
 UPLOADED = Holding(means=("Upload.means", "Upload.obs"), classes=("Upload.counts", "Upload.seen"))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from comity.core import Key, mixin, option
+from comity.core import Key
 
 
 def with_the_worst(count: int, n: int, scores: Mapping[int, float], key: Key) -> list[int]:
@@ -33,15 +33,14 @@ def peer_chances(
     return (1 - explore) * (s / temperature).softmax(0) + explore / len(candidates)
 
 
-@mixin
 class Asks:
-    """The options of a method whose parties choose whom to ask: by what peers gave so far, and now
-    and then by chance.
+    """A method whose parties choose whom to ask, by what peers gave so far and sometimes at
+    random. It declares these options.
     """
 
-    peers: int = option(0, "peers a party asks a round; 0: everybody in the round", minimum=0)
-    explore: float = option(0.2, "ξ, share of the peers that is drawn evenly", minimum=0, maximum=1)
-    temperature: float = option(1.0, "τ, how sharply peers are told apart", above=0)
+    peers: int
+    explore: float
+    temperature: float
 
     def chosen(self, scores: Mapping[int, float], candidates: Sequence[int], key: Key) -> list[int]:
         """Peers without replacement, by `peer_chances`; all if there are no more than asked for."""

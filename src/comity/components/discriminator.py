@@ -45,7 +45,9 @@ def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningT
 
 
 def labelled(representations: Mapping[int, Tensor]) -> Samples:
-    """Representations with the numbers of their owners as labels: what a discriminator learns from."""
+    """Representations with the numbers of their owners as labels: what a discriminator learns
+    from.
+    """
     z = torch.cat(list(representations.values()))
     owners = [torch.full((len(rows),), i) for i, rows in representations.items()]
     return Samples(z, torch.cat(owners).to(z.device))
@@ -95,7 +97,7 @@ def with_others(data: Samples, features: Sequence[Tensor]) -> Samples:
 
 
 def tell_apart(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
-    """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same
+    """FedUFO's eq. 5: a batch of my features is state, and what other extractors made of the same
     samples is theirs.
     """
 

@@ -40,8 +40,8 @@ class SendsMeans(Algorithm[S, C, M]):
     """A method whose parties send class means, which can leave behind noise."""
 
     means_in: ClassVar[Mapping[str, Holding]]
-    """By work: the fields of its reply that come of its class means, and of nothing else that is of
-    a record.
+    """By party function: the fields of its reply that are computed from class means, and from
+    nothing else of a record.
     """
 
     def told(
@@ -97,7 +97,7 @@ def hidden_means(
 ) -> tuple[Tensor, Tensor]:
     """Class means of a party's samples, and of how many each is, both behind noise."""
     told = noisy(how, in_chunks(values, how.samples.x), classes, key)
-    how.made.append(classes)
+    how.class_counts.append(classes)
     if how.level == "party":
         return within(told, how.clip), torch.ones(classes, dtype=torch.int32, device=told.device)
     counts = told[:, 0] / how.clip

@@ -5,13 +5,15 @@ fool another's, too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.base.content import Content, describe
 from comity.core import (
+    Accounting,
     Batch,
     LearningTask,
     Params,
@@ -20,8 +22,6 @@ from comity.core import (
     drop,
     gradient,
     in_chunks,
-    mixin,
-    option,
     record,
     trainable,
 )
@@ -33,32 +33,33 @@ class Help:
     number, and share.
     """
 
-    grads: Params
-    x: Tensor | None
-    y: Tensor | None
-    loss: float
-    count: int
-    overlap: float
+    grads: Params = describe(
+        Content(
+            "in which direction a batch of training records would change a peer's weights (a"
+            " gradient)",
+            "gradients",
+        )
+    )
+    x: Tensor | None = describe(Content("training records themselves, slightly changed", "samples"))
+    y: Tensor | None = describe(Content("the right answers to these records", "samples"))
+    loss: float = describe(
+        Content(
+            "how wrong a peer's model is on a batch of training records, on average", "gradients"
+        )
+    )
+    count: int = describe(Content("how many records of a batch overlap with a peer's", "gradients"))
+    overlap: float = describe(
+        Content("the share of a batch that overlaps with a peer's", "gradients")
+    )
 
 
-@mixin
 class Overlaps:
-    """The options of a method whose parties find overlaps for each other: what is selected, sent
-    and made of it.
-    """
+    """A method whose parties find overlaps for each other. It declares these options."""
 
-    select: Literal["strict", "geq", "all"] = option(
-        "strict", "eq. 12 with >, with ≥, or no selection"
-    )
-    mode: Literal["gradient", "samples"] = option(
-        "gradient", "what j returns; samples are near-copies of private inputs"
-    )
-    reduce: Literal["mean", "sum", "pool"] = option(
-        "mean", "Σ_j of eq. 13: mean of peers, sum (paper), one mean of all (code)"
-    )
-    overlap_batch: int = option(
-        0, "samples a party perturbs for its peers each time; 0: a mini-batch (l.5)", minimum=0
-    )
+    select: Literal["strict", "geq", "all"]
+    mode: Literal["gradient", "samples"]
+    reduce: Literal["mean", "sum", "pool"]
+    overlap_batch: int
 
     @property
     def holds(self) -> bool:
@@ -67,11 +68,12 @@ class Overlaps:
         """
         return self.mode == "samples"
 
-    @property
-    def leaves(self) -> frozenset[str]:
-        """What the method beside this sends, and samples where they are sent."""
-        others: frozenset[str] = super().leaves  # type: ignore[misc]
-        return others | ({"samples"} if self.holds else set())
+
+A = TypeVar("A", bound=Overlaps)
+
+
+class OverlapsAccounting(Accounting[A]):
+    """The accounting of a method whose parties find overlaps for each other."""
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         """What a `Help` holds beside gradients."""
@@ -112,7 +114,9 @@ def eval_loss(task: LearningTask, h: Params, batch: Batch) -> Tensor:
 
 
 def slope(task: LearningTask, h: Params, data: Samples) -> Params:
-    """The gradient of the mean loss on these samples, in evaluation mode; zeros if there are none."""
+    """The gradient of the mean loss on these samples, in evaluation mode; zeros if there are
+    none.
+    """
     if not len(data):
         return {k: torch.zeros_like(v) for k, v in trainable(h).items()}
     return gradient(lambda free: F.cross_entropy(task.logits(free, data.x), data.y), h)[1]

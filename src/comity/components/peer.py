@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Generic
 
-from comity.core import Algorithm, C, Empty, Info, Key, Server, record
+from comity.core import Algorithm, C, Empty, Info, Key, Server, Traits, record
 
 
 @record
@@ -22,8 +22,6 @@ class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
     """A round, and the welcome of newcomers, are one exchange: some parties learn, some are there
     to be turned to.
     """
-
-    start_weights = ""
 
     @abstractmethod
     def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
@@ -43,3 +41,5 @@ class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
     def join(self, s: Empty, server: Server, ids: Sequence[int]) -> Empty:
         self.exchange(server, list(ids), list(server.info.parties))
         return s
+
+    traits = Traits(start_weights="")

@@ -12,11 +12,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
-from comity.base.record import once_called
+from comity.base.content import Content, describe
+from comity.base.record import register_earlier_name
 from comity.core import (
     Info,
     Key,
@@ -24,15 +25,18 @@ from comity.core import (
     Party,
     Server,
     Traffic,
+    Traits,
     WireShapes,
     Wrapped,
     Wrapper,
+    WrapperAccounting,
+    accounts_for,
     on_party,
     record,
 )
 from comity.core.participation import NoReplies
 from comity.core.wrapper import Hosts
-from comity.metrics.evaluation import Score, validated
+from comity.metrics.evaluation import Score, score_on_validation
 
 CANDIDATES = (0.0, 1.0, 5.0, 50.0)
 TRIED_BYTES, SCORE_BYTES = 5, 12
@@ -44,9 +48,16 @@ HOPELESS = 1e30
 class Tried:
     """A value of kappa: on its way, and in a party's state."""
 
-    value: float
-    trial: bool = False
-    before: Any = None
+    value: float = describe(
+        Content("a constant of the method that is the same for all parties", "", "nothing")
+    )
+    trial: bool = describe(
+        Content("whether that constant is only being tried", "", "nothing"), default=False
+    )
+    before: Any = describe(
+        Content("nothing: what a party keeps while a constant is tried", "", "nothing"),
+        default=None,
+    )
     """At a party, while it is a trial: the host's state to go back to."""
 
 
@@ -107,12 +118,12 @@ def told(rounds: int, ranked: list[Judged], classes: int) -> str:
 class Mean:
     """A mean representation: on its way, and (the consensus) in a party's state."""
 
-    z: Tensor
+    z: Tensor = describe(Content("the average of what the model makes of all records", "means"))
     kappa: Tried | None = None
     """What is known of kappa if it is chosen in a pilot."""
 
 
-once_called(Mean, "comity.algorithms.dbe:Mean")
+register_earlier_name(Mean, "comity.algorithms.dbe:Mean")
 
 
 class Piloted(Wrapper[Mean]):
@@ -127,32 +138,9 @@ class Piloted(Wrapper[Mean]):
         """Whether there is a pilot."""
         return self.kappa == "auto"
 
-    @property
-    def needs_validation(self) -> str:
-        say = (
-            "kappa=auto is chosen on validation samples: give parties some (--validation 0.1), or"
-            " kappa a number"
-        )
-        return say if self.auto else ""
-
-    @property
-    def tried_rounds(self) -> tuple[int, ...]:
-        return tuple(range(1, self.pilot_rounds + 1)) * len(CANDIDATES) if self.auto else ()
-
-    def warnings(self, info: Info) -> list[str]:
-        if self.kappa in (0, "auto") or not any(task.norm_names for task in info.tasks):
-            return []
-        return [
-            f"kappa={self.kappa:g} may do harm in a network with BatchNorm like this one:"
-            " kappa=auto asks validation data."
-        ]
-
     @abstractmethod
     def at_cut(self, task: LearningTask) -> LearningTask:
         """The task, cut where means are taken."""
-
-    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        return {"Mean.z": self.at_cut(task).z_shape}
 
     def weight(self, extra: Mean) -> float:
         """kappa, as far as it is known."""
@@ -190,41 +178,33 @@ class Piloted(Wrapper[Mean]):
             self.judge, {i: self.host.message_for(host, i) for i in server.info.parties}
         )
 
-    def host_state(self, mine: Wrapped[Mean]) -> Any:
+    def host_state(self, state: Wrapped[Mean]) -> Any:
         """What counts of a party's host: a trial's changes do not."""
-        now = mine.extra.kappa
-        return now.before if now and now.trial else mine.host
+        now = state.extra.kappa
+        return now.before if now and now.trial else state.host
 
     @on_party
     async def weigh(
-        self, mine: Wrapped[Mean], m: Tried, party: Party, key: Key
+        self, state: Wrapped[Mean], m: Tried, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], None]:
         """Back to where the pilot began, with another kappa."""
-        host = self.host_state(mine)
+        host = self.host_state(state)
         return (
-            Wrapped(host, replace(mine.extra, kappa=replace(m, before=host if m.trial else None))),
+            Wrapped(host, replace(state.extra, kappa=replace(m, before=host if m.trial else None))),
             None,
         )
 
     @on_party
     async def judge(
-        self, mine: Wrapped[Mean], m: Hosts, party: Party, key: Key
+        self, state: Wrapped[Mean], m: Hosts, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], Score]:
         """How good the model that the party would deploy is on its validation samples."""
-        score = validated(
-            self.party_for(party, mine).task, self.deployed_model(mine, m, party), party.data
+        score = score_on_validation(
+            self.party_for(party, state).task, self.deployed_model(state, m, party), party.data
         )
-        return mine, (
+        return state, (
             score if math.isfinite(score.loss) else replace(score, correct=0, loss=HOPELESS)
         )
-
-    def pilot_traffic(self, info: Info) -> Traffic:
-        """Bytes of the pilot but for its rounds, which are counted as such (`tried_rounds`)."""
-        if not self.auto:
-            return Traffic()
-        n, many = len(info.names), len(CANDIDATES)
-        models = many * n * self.host.traffic(info, [0]).down
-        return Traffic(up=many * n * SCORE_BYTES, down=(many + 1) * n * TRIED_BYTES + models)
 
     def quiet(self, party: Party, extra: Mean) -> Party:
         """The party as it trains in a trial: no optimizer remembers anything of it."""
@@ -234,3 +214,43 @@ class Piloted(Wrapper[Mean]):
             if now and now.trial
             else party
         )
+
+    def adjust_traits(self, declared: Traits) -> Traits:
+        declared = super().adjust_traits(declared)
+        if not self.auto:
+            return replace(declared, tried_rounds=())
+        return replace(
+            declared,
+            tried_rounds=tuple(range(1, self.pilot_rounds + 1)) * len(CANDIDATES),
+            needs_validation=(
+                "kappa=auto is chosen on validation samples: give parties some (--validation 0.1),"
+                " or kappa a number"
+            ),
+        )
+
+
+A = TypeVar("A", bound=Piloted)
+
+
+@accounts_for(Piloted)
+class PilotedAccounting(WrapperAccounting[A]):
+    """The accounting of a wrapper with a pilot."""
+
+    def warnings(self, info: Info) -> list[str]:
+        if self.method.kappa in (0, "auto") or not any(task.norm_names for task in info.tasks):
+            return []
+        return [
+            f"kappa={self.method.kappa:g} may do harm in a network with BatchNorm like this one:"
+            " kappa=auto asks validation data."
+        ]
+
+    def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
+        return {"Mean.z": self.method.at_cut(task).z_shape}
+
+    def pilot_traffic(self, info: Info) -> Traffic:
+        """Bytes of the pilot but for its rounds, which are counted as such (`tried_rounds`)."""
+        if not self.method.auto:
+            return Traffic()
+        n, many = len(info.names), len(CANDIDATES)
+        models = many * n * self.host.traffic(info, [0]).down
+        return Traffic(up=many * n * SCORE_BYTES, down=(many + 1) * n * TRIED_BYTES + models)

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from comity.components.server_steps import check_averages
-from comity.core import AnyAlgorithm, Averaging, Info, Params, Server, UsageError, check_like
+from comity.core import (
+    AnyAlgorithm,
+    Averaging,
+    Info,
+    Params,
+    Server,
+    Traits,
+    UsageError,
+    WrapperAccounting,
+    accounts_for,
+    check_like,
+)
 from comity.core.participation import NoReplies
 from comity.core.wrapper import AsHost, chain
 
@@ -43,13 +55,13 @@ class RobustMean(AsHost[None]):
     """
 
     host: AnyAlgorithm
-    start_weights = ""
-    bytes_formula = "the host's"
 
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
-        if other := next((type(one).__name__.lower() for one in chain(host) if one.averages), ""):
+        if other := next(
+            (type(one).__name__.lower() for one in chain(host) if one.traits.averages), ""
+        ):
             raise UsageError(
                 f"{wrapper} and {other} would both take the place of the mean: choose one of them."
             )
@@ -61,18 +73,6 @@ class RobustMean(AsHost[None]):
                 " take part."
             )
         super().check(info)
-
-    def warnings(self, info: Info) -> list[str]:
-        others = sorted({kind for one in chain(self.host) for kind in one.leaves} - {"weights"})
-        said = [
-            f"it guards the weights; {kind} that parties send are averaged as ever."
-            for kind in others
-        ]
-        return said + ([TOO_FEW] if (info.cohort or len(info.names)) < FEW else [])
-
-    @property
-    def averages(self) -> bool:
-        return True
 
     @property
     def name(self) -> str:
@@ -100,6 +100,26 @@ class RobustMean(AsHost[None]):
             return self.made_of(models)
 
         return Gathering(made_of)
+
+    traits = Traits(start_weights="", averages=True, bytes_formula="the host's")
+
+
+A = TypeVar("A", bound=RobustMean)
+
+
+@accounts_for(RobustMean)
+class RobustMeanAccounting(WrapperAccounting[A]):
+    """The accounting of a robust mean."""
+
+    def warnings(self, info: Info) -> list[str]:
+        others = sorted(
+            {kind for one in chain(self.method.host) for kind in one.traits.leaves} - {"weights"}
+        )
+        said = [
+            f"it guards the weights; {kind} that parties send are averaged as ever."
+            for kind in others
+        ]
+        return said + ([TOO_FEW] if (info.cohort or len(info.names)) < FEW else [])
 
 
 def trimmed_mean(models: Sequence[Params], trims: int) -> Params:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from comity.core import Empty, Training, mixin, option, record
+from comity.core import Empty, Training, record
 
 
 @record
@@ -17,30 +17,23 @@ Step = Empty | More
 """A round's last collaborative step, or one of those before it."""
 
 
-@mixin
 class Schedule:
-    """The options of a method whose parties make collaborative steps in a round, and are then tuned
-    on their own data.
+    """A method whose parties make collaborative steps in a round and then fine-tune on their
+    own data. It declares these options.
     """
 
-    collab_steps: int = option(
-        1,
-        "collaborative steps a round (l.9-13), the last of them the first of l.14's epochs",
-        minimum=1,
-    )
-    tune: Literal["round", "end", "off"] = option(
-        "round", "fine-tuning (l.14): every round, once after the last, or never"
-    )
+    collab_steps: int
+    tune: Literal["round", "end", "off"]
 
     def messages(self, held: bool) -> list[Step]:
-        """A letter for each exchange of a round: one if what peers gave is `held` and used again,
-        else one a step.
+        """A message for each exchange of a round: one if what peers sent is `held` and used again,
+        else one for each step.
         """
         return [*[More()] * (0 if held else self.collab_steps - 1), Empty()]
 
     def forgets(self, held: bool, how: Training) -> list[str]:
-        """A caution, if collaborative steps are trainings of their own and the optimizer would not
-        remember the one before.
+        """A warning, if each collaborative step is a training of its own and the optimizer does not
+        keep its state between them.
         """
         alone = not held and (self.collab_steps > 1 or self.tune != "round")
         if alone and not how.keep and (how.momentum or how.optimizer == "adam"):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 
-from comity.algorithms.fedavg import AveragedModel
 from comity.components.averaged import AveragesWeights
 from comity.core import SHARES, AnyAlgorithm, LearningTask, Params, UsageError, trainable
 from comity.core.wrapper import chain
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def shared_names(task: LearningTask, what: str) -> frozenset[str]:
@@ -22,21 +26,32 @@ def shared_names(task: LearningTask, what: str) -> frozenset[str]:
     return names[what] - task.private
 
 
+def averages_models(round: Method) -> Method:
+    """Mark a `round` whose result is the mean of the parties' models, weighted by sample counts.
+
+    Wrappers may replace the mean of such a method, or step from it. A method that overrides the
+    round loses the mark.
+    """
+    round.__averages_models__ = True  # type: ignore[attr-defined]
+    return round
+
+
 def check_averages(host: AnyAlgorithm, name: str, wrapper: str) -> None:
-    """Refuse, with the reason, a host whose server does anything but average models, as fedavg's
+    """Refuse, with the reason, a host whose server does anything but average models, as FedAvg's
     does.
     """
-    averages = chain(host)[-1]
-    if not isinstance(averages, AveragedModel):
-        own = isinstance(averages, AveragesWeights) or averages.shares == "model"
-        why = "has another way to average" if own else SHARES[averages.shares]
-        raise UsageError(
-            f"{wrapper} goes around methods that average models as fedavg does, but {name} {why}."
-        )
-    if type(averages).round is not AveragedModel.round:
+    method = type(chain(host)[-1])
+    if getattr(method.round, "__averages_models__", False):
+        return
+    if any(hasattr(vars(cls).get("round"), "__averages_models__") for cls in method.__mro__):
         raise UsageError(
             f"{wrapper} cannot tell how {name} averages, as it has a round of its own."
         )
+    averages = issubclass(method, AveragesWeights) or method.traits.shares == "model"
+    why = "has another way to average" if averages else SHARES[method.traits.shares]
+    raise UsageError(
+        f"{wrapper} goes around methods that average models as fedavg does, but {name} {why}."
+    )
 
 
 def momentum_step(

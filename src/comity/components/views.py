@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.core import Batch, Key, LearningTask, Params
+from comity.core import Batch, Fitted, Key, LearningTask, Loss, Params, Party
 
 PREDICTOR = ("simsiam.down", "simsiam.up")
 
@@ -30,7 +31,9 @@ def augmented(x: Tensor, key: Key) -> Tensor:
 
 
 def ntxent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
-    """NT-Xent: each view finds its partner among all other views of the batch by cosine similarity."""
+    """NT-Xent: each view finds its partner among all other views of the batch by cosine
+    similarity.
+    """
     z = F.normalize(torch.cat([a, b]), dim=1)
     similar = (z @ z.T / temperature).fill_diagonal_(-torch.inf)
     partner = torch.arange(len(z), device=z.device).roll(len(a))
@@ -87,3 +90,37 @@ def probe(task: LearningTask, theta: Params, batch: Batch, own: object) -> Tenso
     nothing in it moves.
     """
     return task.objective(theta, task.features(theta, batch.x), batch)
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """How a party's model is supervised: by its labels."""
+
+    def task(self, task: LearningTask) -> LearningTask:
+        """The task that is trained."""
+        return task
+
+    async def fit(self, party: Party, loss: Loss[Any], theta: Params, key: Key, aux: Any) -> Fitted:
+        """Train a party's model by a loss that has `task.objective` in it."""
+        return await party.fit(loss, theta, key, aux, task=self.task(party.task))
+
+
+@dataclass(frozen=True)
+class SelfSupervision(Supervision):
+    """Supervision by a second view of each sample; a linear probe learns the labels afterwards."""
+
+    kind: str
+
+    def task(self, task: LearningTask) -> LearningTask:
+        return SelfSupervised(task.network, task.classes, task.cut, kind=self.kind)
+
+    async def fit(self, party: Party, loss: Loss[Any], theta: Params, key: Key, aux: Any) -> Fitted:
+        task = self.task(party.task)
+        done = await party.fit(loss, theta, key, aux, task=task, draw=second_view)
+        head = await party.fit(probe, done.theta, key.fold("probe"), only=task.head_names)
+        return replace(done, theta=head.theta)
+
+
+def supervision(objective: str) -> Supervision:
+    """The supervision that an objective names: "ce" for labels, else a self-supervised loss."""
+    return Supervision() if objective == "ce" else SelfSupervision(objective)

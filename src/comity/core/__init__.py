@@ -3,6 +3,7 @@
 """
 
 from comity.base.call import Edge
+from comity.base.content import Content, describe, describe_reply
 from comity.base.key import Key
 from comity.base.record import (
     Empty,
@@ -19,16 +20,15 @@ from comity.base.record import (
     trainable,
 )
 from comity.base.samples import PartyData, Samples
+from comity.core.accounting import Accounting, WireShapes, accounts_for
 from comity.core.aggregate import Averaging, average, check_like
 from comity.core.algorithm import (
-    SHARES,
     Algorithm,
     AnyAlgorithm,
     C,
     M,
     PartyFunction,
     S,
-    WireShapes,
     algorithm,
     mixin,
     on_party,
@@ -38,7 +38,8 @@ from comity.core.algorithm import (
 from comity.core.party import Info, Party, Traffic, with_task
 from comity.core.release import NOTHING, Asked, Release, Releases, Stage
 from comity.core.server import Server
-from comity.core.wrapper import Wrapped, Wrapper
+from comity.core.traits import LEAVES, SHARES, Traits
+from comity.core.wrapper import Wrapped, Wrapper, WrapperAccounting
 from comity.errors import UsageError
 from comity.training.kernels import cross_entropy, input_gradient
 from comity.training.requests import (
@@ -47,8 +48,8 @@ from comity.training.requests import (
     Fitted,
     FoldRequest,
     Loss,
+    PartyCoroutine,
     Pull,
-    Working,
     curvature,
     gradient,
     plain,
@@ -57,14 +58,17 @@ from comity.training.settings import Moments, Training, batches
 from comity.training.task import Batch, LearningTask, in_chunks
 
 __all__ = [
+    "LEAVES",
     "NOTHING",
     "SHARES",
+    "Accounting",
     "Algorithm",
     "AnyAlgorithm",
     "Asked",
     "Averaging",
     "Batch",
     "C",
+    "Content",
     "Draw",
     "Edge",
     "Empty",
@@ -80,6 +84,7 @@ __all__ = [
     "Moments",
     "Params",
     "Party",
+    "PartyCoroutine",
     "PartyData",
     "PartyFunction",
     "Pull",
@@ -92,17 +97,21 @@ __all__ = [
     "Stage",
     "Traffic",
     "Training",
+    "Traits",
     "UsageError",
     "WireShapes",
-    "Working",
     "Wrapped",
     "Wrapper",
+    "WrapperAccounting",
+    "accounts_for",
     "algorithm",
     "average",
     "batches",
     "check_like",
     "cross_entropy",
     "curvature",
+    "describe",
+    "describe_reply",
     "drop",
     "gradient",
     "in_chunks",

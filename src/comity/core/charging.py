@@ -12,9 +12,12 @@ from comity.core.party import Info
 from comity.core.release import Release, Spending
 from comity.wire.ledger import SERVER, Ledger
 
+COLUMN_SUMS = "sums and squares of columns"
+"""The name that an account has for what parties send to scale the columns of tables."""
+
 
 class Charging:
-    """The part of a net that charges."""
+    """The part of a server that charges messages to the ledger and to the account."""
 
     def __init__(
         self, info: Info, answered: Callable[[int], None], account: Spending | None
@@ -62,7 +65,7 @@ class Charging:
                 self._charge("scale", name, SERVER, "setup", 3 * 8 * self.info.shared_columns)
                 self._charge("scale", SERVER, name, "setup", 2 * 8 * self.info.shared_columns)
                 if self.account:
-                    self.account.note_open(self.round, "scale", i, "sums and squares of columns")
+                    self.account.note_open(self.round, "scale", i, COLUMN_SUMS)
 
     def release(self, name: str, how: Release | None, ids: Iterable[int]) -> None:
         """Write down that the server makes known, in a field of its letters, what it learned from

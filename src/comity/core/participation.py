@@ -50,9 +50,9 @@ class Rules:
     """So many replies make an exchange count, or all if fewer are asked."""
     stop_if_not_finite: bool = False
     """Whether a reply with values that are not finite ends the run; else it is left out."""
-    planned: Callable[[str, CallId], str] = lambda party, call: ""
+    planned: Callable[[str, CallId], str] | None = None
     """For simulations: whether a party of that name is to be OFFLINE when it is called, or its
-    reply LOST.
+    reply LOST. None if no absences are planned.
     """
 
 
@@ -80,14 +80,15 @@ class Participation:
     def begin_call(self, call: CallId, ids: Iterable[int]) -> CallParticipation:
         """Begin a call of these parties: who cannot be asked is written down."""
         asked = sorted(ids)
-        away = {i: how for i in asked if (how := self._away(call, i))}
+        may_be_away = self.waiting or self.rules.planned
+        away = {i: how for i in asked if (how := self._away(call, i))} if may_be_away else {}
         for i, how in away.items():
             self._write(call, i, how)
         return CallParticipation(self, call, len(asked), [i for i in asked if i not in away])
 
     def will_be_lost(self, call: CallId, i: int) -> bool:
         """Whether it is planned that a party's reply does not get here."""
-        return self._planned(call, i) == LOST
+        return bool(self.rules.planned) and self._planned(call, i) == LOST
 
     def is_lost(self, call: CallId, i: int) -> bool:
         """Whether a party's reply does not get here, which is written down."""
@@ -130,7 +131,8 @@ class Participation:
         return OFFLINE if self._planned(call, i) == OFFLINE else ""
 
     def _planned(self, call: CallId, i: int) -> str:
-        return self.rules.planned(self._info.name(i), call)
+        planned = self.rules.planned
+        return planned(self._info.name(i), call) if planned else ""
 
     def _write(self, call: CallId, i: int, how: str) -> None:
         self.absences.append(
@@ -154,7 +156,7 @@ class CallParticipation:
     def arrives(self, i: int) -> bool:
         """Whether a party's answer gets here."""
         self.answered.add(i)
-        return not self.register.is_lost(self.call, i)
+        return not (self.register.rules.planned and self.register.is_lost(self.call, i))
 
     def counts(self, i: int, unfit: str, ruined: str) -> bool:
         """Whether what arrived can be used: `unfit` names a value in it that is not finite,

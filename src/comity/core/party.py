@@ -89,7 +89,7 @@ class Party:
         loss: Loss[None],
         theta: Params,
         key: Key,
-        own: None = None,
+        aux: None = None,
         *,
         task: LearningTask | None = None,
         samples: Samples | None = None,
@@ -106,7 +106,7 @@ class Party:
         loss: Loss[O],
         theta: Params,
         key: Key,
-        own: O,
+        aux: O,
         *,
         task: LearningTask | None = None,
         samples: Samples | None = None,
@@ -122,7 +122,7 @@ class Party:
         loss: Loss[Any],
         theta: Params,
         key: Key,
-        own: Any = None,
+        aux: Any = None,
         *,
         task: LearningTask | None = None,
         samples: Samples | None = None,
@@ -133,14 +133,14 @@ class Party:
         draw: Draw[Any] | None = None,
         batched: bool = True,
     ) -> FitRequest[Any]:
-        """Ask for a training: `done = await party.fit(self.loss, theta, key, own)`, then
+        """Ask for a training: `done = await party.fit(self.loss, theta, key, aux)`, then
         `done.theta`.
 
-        `loss(task, theta, batch, own)` is minimised from `theta`, which is not changed, on the
-        party's data, by its task and its way of training, unless others are given. `own` is a
+        `loss(task, theta, batch, aux)` is minimised from `theta`, which is not changed, on the
+        party's data, by its task and its way of training, unless others are given. `aux` is a
         record of all that the loss needs beside the task. `only` names what is trained (all but the
         buffers, unless told). `add` is added to every gradient; `pull` is a pull to a fixed point.
-        `draw(batch, key, own)` makes a batch's random tensors, which the loss finds in
+        `draw(batch, key, aux)` makes a batch's random tensors, which the loss finds in
         `batch.drawn`. With `batched=False` it is never one computation with other parties'
         trainings.
         """
@@ -158,7 +158,7 @@ class Party:
             key=key,
             training=training or self.training,
             task=task or self.task,
-            own=own,
+            aux=aux,
             only=only,
             add=add,
             pull=pull,
@@ -244,7 +244,9 @@ class Info:
         return range(len(self.names), len(self.names) + len(self.newcomers))
 
     def listens(self, i: int, j: int) -> bool:
-        """Whether party i learns from party j: unless it chose others, from everybody but itself."""
+        """Whether party i learns from party j: unless it chose others, from everybody but
+        itself.
+        """
         wish = self.peers[i] if i < len(self.peers) else None
         return i != j and (wish is None or j in wish)
 
@@ -299,6 +301,21 @@ class Info:
                 )
 
 
+class _WatchedField:
+    """A field of `WatchedInfo` that writes down when it is read."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, info: WatchedInfo, owner: type) -> int:
+        info.looked.add(self._name)
+        value: int = vars(info)[self._name]
+        return value
+
+    def __set__(self, info: WatchedInfo, value: int) -> None:
+        vars(info)[self._name] = value
+
+
 @dataclass(frozen=True)
 class WatchedInfo(Info):
     """Info that writes down in `looked` whether a method looks at what depends on how long the run
@@ -310,17 +327,15 @@ class WatchedInfo(Info):
 
     looked: set[str] = field(default_factory=set, repr=False, compare=False)
 
+    rounds = _WatchedField()
+    cohort = _WatchedField()
+
     @staticmethod
     def of(info: Info, looked: set[str]) -> WatchedInfo:
         """The same info, watched."""
         return WatchedInfo(
             **{each.name: getattr(info, each.name) for each in fields(info)}, looked=looked
         )
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("rounds", "cohort"):
-            self.looked.add(name)
-        return super().__getattribute__(name)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""What a message gives away: behind which noise each of its fields leaves a party, and whom that
-protects.
+"""The noise through which each field of a message leaves a party, and whom that noise protects.
 
-A method declares it (`Algorithm.releases`), a wrapper may add to it (`Wrapper.covers`). What nobody
-declares leaves as it is: then there is no bound on what it tells, and the account of a run says so
-(`privacy/account.py`).
+A method declares it (`Accounting.releases`), and a wrapper may add to it
+(`WrapperAccounting.covers`). A field that nobody declares leaves without noise: there is no bound
+on what it tells, and the account of a run says so (`privacy/account.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from comity.core.algorithm import Algorithm
+from comity.core.accounting import Accounting
 from comity.core.signature import fields_on_wire, party_functions, signature
-from comity.core.wrapper import Wrapper, chain
+from comity.core.wrapper import WrapperAccounting, chain
 
 if TYPE_CHECKING:
     from comity.base.call import CallId
@@ -85,7 +84,7 @@ they are, are not named.
 
 @dataclass(frozen=True)
 class Asked:
-    """What is known of a party before it is asked to work."""
+    """What is known of a party before one of its functions is called."""
 
     info: Info
     party: int
@@ -95,7 +94,7 @@ class Asked:
 
 
 class Spending(Protocol):
-    """What a net needs of an account of what is given away."""
+    """What a server needs of the account of a run."""
 
     def charge_call(self, call: CallId, ids: Iterable[int]) -> None: ...
     def note_reply(self, call: CallId, i: int, reply: Any) -> None: ...
@@ -105,15 +104,15 @@ class Spending(Protocol):
     ) -> None: ...
 
 
-def planned_works(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stage, int, str]]:
-    """The works that a party which trains by `how` is asked for from the start to the end: stage,
-    depth in the chain, and name.
+def planned_calls(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stage, int, str]]:
+    """The calls of a party that trains by `how`, from the start to the end: stage, depth in the
+    chain, and name of the party function.
 
-    A work is the innermost method's that has one of that name.
+    A function of several algorithms in the chain is the innermost one's.
     """
     owners = chain(outermost)
     for stage in STAGES[:3]:
-        for function in outermost.declared_trainings(stage, how):
+        for function in outermost.accounting.declared_trainings(stage, how):
             yield (
                 stage,
                 max(depth for depth, owner in enumerate(owners) if hasattr(owner, function)),
@@ -122,30 +121,31 @@ def planned_works(outermost: AnyAlgorithm, how: Training) -> Iterator[tuple[Stag
 
 
 def declares(outermost: AnyAlgorithm, depth: int) -> bool:
-    """Whether the method at `depth` of the chain, or somebody around it, has anything to declare."""
+    """Whether the method at `depth` of the chain, or somebody around it, has anything to
+    declare.
+    """
     owners = chain(outermost)
     around = any(
-        type(wrapper).covers is not Wrapper.covers
+        wrapper.accounting_class.covers is not WrapperAccounting.covers  # type: ignore[attr-defined]
         for wrapper in owners[:depth]
-        if isinstance(wrapper, Wrapper)
     )
-    return around or type(owners[depth]).releases is not Algorithm.releases
+    return around or owners[depth].accounting_class.releases is not Accounting.releases
 
 
 def releases_of(
     outermost: AnyAlgorithm, depth: int, function: str, asked: Asked
 ) -> dict[str, Sequence[Release] | None]:
-    """All fields of a work's reply, and through which mechanisms each leaves; None for one that
-    leaves as it is.
+    """The mechanisms through which each field of a party function's reply leaves; None for a field
+    that leaves without noise.
 
-    What is trained in a work that answers nothing may leave later, with what is trained next: it
-    stands under KEPT.
+    The result of a training in a function without a reply may leave later, with the next training:
+    it stands under KEPT.
     """
     owners = chain(outermost)
-    said = owners[depth].releases(function, asked)
+    said = owners[depth].accounting.releases(function, asked)
     for wrapper in reversed(owners[:depth]):
-        assert isinstance(wrapper, Wrapper)
-        said = wrapper.covers(function, said, asked)
+        assert isinstance(wrapper.accounting, WrapperAccounting)
+        said = wrapper.accounting.covers(function, said, asked)
     found: dict[str, Sequence[Release] | None] = {}
     for name in reply_fields(outermost, depth, function):
         found[name] = said.get(name, said.get(ALL))
@@ -164,6 +164,6 @@ leaves.
 
 
 def reply_fields(outermost: AnyAlgorithm, depth: int, function: str) -> list[str]:
-    """The fields of a work's reply, sealed ones among them, that hold anything."""
+    """The fields of a party function's reply, sealed ones among them."""
     hint: Any = signature(outermost, depth, function).reply
     return fields_on_wire(hint)

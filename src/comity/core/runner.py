@@ -1,5 +1,5 @@
-"""What a net needs of an engine: that parties work and answer, and that workers add up replies if
-only their mean is wanted.
+"""What a server needs of an engine: it runs party functions, and its workers may add up replies
+where only their mean is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ R = TypeVar("R")
 RunsParties = Callable[
     [CallId, Mapping[int, Message], Mapping[Edge, Sealed]], Iterator[tuple[int, PartyResult]]
 ]
-"""A way to have parties work: of a call, letters and parcels, their answers in any order."""
+"""Runs a party function: from a call, messages and sealed messages to results, in any order."""
 SUMMED = (
     "Workers added up what their parties replied (partial sums): the ledger counts what each party"
     " gave, of which one sum a worker went on to the server."
@@ -24,7 +24,7 @@ SUMMED = (
 
 
 class PartyRunner(Protocol):
-    """An engine: parties work, and their answers come back in any order, or not at all."""
+    """An engine. It runs party functions; results come in any order, and some may be missing."""
 
     def run(
         self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
@@ -35,8 +35,9 @@ class PartyRunner(Protocol):
 class SumsReplies(Protocol):
     """An engine with workers, which add up what their parties reply.
 
-    Of each worker there come its parties' answers, their replies hollow, and the sum of those
-    replies that are finite and have one of the `weights`; none, if there are no such.
+    Each worker returns the results of its parties, with the replies' tensors on the meta device,
+    and the weighted sum of those replies that are finite and have one of the `weights`; None if
+    there are none.
     """
 
     def sum_replies(
@@ -45,8 +46,8 @@ class SumsReplies(Protocol):
 
 
 def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:
-    """Answers in the order of `ids`, however they come: early ones wait for those before them, each
-    is let go at once.
+    """Results in the order of `ids`. Early ones wait for those before them, and no reference to a
+    result is kept once it was yielded.
     """
     due = list(reversed(list(ids)))
     early: dict[int, R] = {}
@@ -76,17 +77,15 @@ class PartialSums:
     def run(
         self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
     ) -> Iterator[tuple[int, PartyResult]]:
-        """Have parties work; their answers, with hollow replies. Workers get no weight for a reply
-        that is planned to be lost.
-        """
+        """Run a party function. Workers get no weight for a reply that is planned to be lost."""
         arriving = {i: self._weights[i] for i in messages if not self._will_be_lost(call, i)}
         for answers, part in self._sums.sum_replies(call, messages, arriving):
             self._parts += [part] if part else []
             yield from answers.items()
 
     def add_to(self, mean: AveragedReplies[Any], heard: Sequence[int]) -> None:
-        """Average the sums in the order of their first parties, whoever was ready first; `heard`:
-        whose replies count.
+        """Average the sums in the order of their first parties, independent of which worker was
+        ready first. `heard` are the parties whose replies count.
         """
         for part in sorted(self._parts, key=lambda part: part.heard[0]):
             mean.add_sum(part)

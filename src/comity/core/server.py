@@ -29,7 +29,15 @@ from comity.core.runner import SUMMED, PartialSums, PartyRunner, RunsParties, Su
 from comity.core.wrapper import chain
 from comity.errors import ComityError
 from comity.training.descent import fold, train
-from comity.training.requests import Draw, FitRequest, Fitted, FoldRequest, Loss, Private, Working
+from comity.training.requests import (
+    Draw,
+    FitRequest,
+    Fitted,
+    FoldRequest,
+    Loss,
+    PartyCoroutine,
+    Private,
+)
 from comity.training.settings import Moments, Training
 from comity.training.task import Batch, LearningTask
 from comity.wire.ledger import ADDED_UP, SERVER
@@ -38,7 +46,7 @@ L = TypeVar("L")
 O = TypeVar("O")  # noqa: E741 - what a loss gets beside its batch
 R = TypeVar("R")
 S = TypeVar("S")
-PartyFunctionOf = Callable[[Any, L, Party, Key], Working[tuple[Any, R]]]
+PartyFunctionOf = Callable[[Any, L, Party, Key], PartyCoroutine[tuple[Any, R]]]
 """A work that gets letters L and gives replies R."""
 
 
@@ -89,7 +97,7 @@ class Server(Charging):
         self.versions: dict[int, CallId] = {}
         """By party: the last call that changed what it keeps and whose reply was accepted."""
         self.notes: list[Note] = []
-        self.warnings: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.together else [])
+        self.warnings: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.summed else [])
         """What a user should know of how works were computed, each sentence once."""
         self.withholding: set[int] = set()
         """The parties that told no figure of their test samples when they last evaluated."""
@@ -241,7 +249,7 @@ class Server(Charging):
         theta: Params,
         samples: Samples,
         key: Key,
-        own: O,
+        aux: O,
         *,
         task: LearningTask,
         training: Training,
@@ -261,7 +269,7 @@ class Server(Charging):
                     key,
                     training,
                     task,
-                    own,
+                    aux,
                     before=before,
                     draw=draw,
                     private=private,

@@ -1,9 +1,9 @@
-"""What works declare: of which type the letter to each is, and its reply, and so which records may
-be on the wire at all.
+"""Signatures of party functions: the types of messages and replies, and so the records that may be
+on the wire.
 
-A declaration is looked up where it is written, along inheritance: `M` in a class that is made from
-`AveragesWeights[Params, C, Model]` is Model, and a method without annotations is as the one that it
-overrides.
+An annotation is looked up along inheritance: `M` in a class that is made from
+`AveragesWeights[Params, C, Model]` is Model, and a method without annotations has those of the
+method that it overrides.
 """
 
 from __future__ import annotations
@@ -14,34 +14,45 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from comity.base.declared import declared
+from comity.base.content import Content, record_contents, reply_content
+from comity.base.declared import resolve_field_type
 from comity.base.record import Cipher, Empty, Sealed, is_record_type
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.wrapper import Hosts, chain, is_party_function
 
 
 class Signature(NamedTuple):
-    """The type of a work's letter, and of its reply; Any, where it does not say."""
+    """The types of a party function's message and reply; Any where they are not annotated."""
 
     message: Any
     reply: Any
 
 
 def signature(outermost: AnyAlgorithm, depth: int, name: str) -> Signature:
-    """What the work `name` of the algorithm at `depth` of the chain declares."""
+    """The signature of the party function `name` of the algorithm at `depth` of the chain."""
     owners = chain(outermost)[depth:]
-    returned = get_args(_along(type(owners[0]), name, "return"))
-    reply = returned[1] if len(returned) == 2 else Any
-    return Signature(*(_sent(owners, hint) for hint in (_along(type(owners[0]), name, 1), reply)))
+    hints = _along(type(owners[0]), name, 1), reply_type(type(owners[0]), name)
+    return Signature(*(_sent(owners, hint) for hint in hints))
 
 
-def view_type(outermost: AnyAlgorithm) -> Any:
-    """What a party is sent so that it can evaluate what it would deploy."""
-    return Empty if outermost.self_contained else _sent(chain(outermost), Hosts)
+def reply_type(cls: type, name: str) -> Any:
+    """What a party function of a class declares to reply; Any where it does not say."""
+    returned = get_args(_along(cls, name, "return"))
+    return returned[1] if len(returned) == 2 else Any
+
+
+def message_type(cls: type) -> Any:
+    """What `message_for` of a class declares to send."""
+    return _along(cls, "message_for", "return")
+
+
+def evaluation_message_type(outermost: AnyAlgorithm) -> Any:
+    """The type of the message with which a party evaluates the model that it would deploy."""
+    return Empty if outermost.traits.self_contained else _sent(chain(outermost), Hosts)
 
 
 def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
-    """All works that parties may be asked for: depth in the chain, and name."""
+    """All party functions: the depth of each in the chain, and its name."""
     names = [
         (depth, name)
         for depth, owner in enumerate(chain(outermost))
@@ -51,22 +62,24 @@ def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
 
 
 def wire_types(outermost: AnyAlgorithm) -> list[Any]:
-    """The types of all that goes between the server and a party."""
+    """The types of all messages and replies between the server and a party."""
     return [
-        view_type(outermost),
+        evaluation_message_type(outermost),
         *(hint for place in party_functions(outermost) for hint in signature(outermost, *place)),
     ]
 
 
 def sealed_types(outermost: AnyAlgorithm) -> list[Any]:
-    """The types of all that goes sealed from party to party."""
+    """The types of all sealed messages between parties."""
     return [
         get_args(hint)[0] for hint in _parts(wire_types(outermost)) if get_origin(hint) is Sealed
     ]
 
 
 def sealed_fields(outermost: AnyAlgorithm, depth: int, name: str) -> list[str]:
-    """The fields of a work's reply that go sealed to other parties, as `fields_on_wire` names them."""
+    """The fields of a party function's reply that go sealed to other parties, named as by
+    `fields_on_wire`.
+    """
     kinds = [
         get_args(hint)[0]
         for hint in _parts([signature(outermost, depth, name).reply])
@@ -90,9 +103,22 @@ def fields_on_wire(hint: Any) -> list[str]:
         f"{kind.__name__}.{f.name}"
         for kind in kinds
         for f in fields(kind)
-        if not records_in(declared(kind, f))
+        if not records_in(resolve_field_type(kind, f))
     ]
     return found if kinds or hint in (None, type(None)) else ["message"]
+
+
+def reply_contents(outermost: AnyAlgorithm, depth: int, name: str) -> dict[str, Content | None]:
+    """What the fields of a party function's reply hold, as they are described where they are
+    declared; None for a field without a description. Names are those of `fields_on_wire`.
+    """
+    reply = signature(outermost, depth, name).reply
+    described: dict[str, Content | None] = {
+        "message": reply_content(type(chain(outermost)[depth]), name)
+    }
+    for kind in records_in(reply):
+        described |= record_contents(kind)
+    return {field: described.get(field) for field in fields_on_wire(reply)}
 
 
 def records_in(*hints: Any) -> frozenset[type]:
@@ -102,9 +128,7 @@ def records_in(*hints: Any) -> frozenset[type]:
 
 
 def records_of(outermost: AnyAlgorithm) -> frozenset[type]:
-    """The record types that may be in letters, replies and parcels: whatever else arrives is
-    foreign.
-    """
+    """The record types that may be in messages, replies and sealed messages."""
     return records_in(*wire_types(outermost)) | {Cipher}
 
 
@@ -120,7 +144,7 @@ def _parts(hints: list[Any]) -> Iterator[Any]:
         hints += get_args(hint)
         kind = get_origin(hint) or hint
         if is_record_type(kind):
-            hints += [declared(kind, f) for f in fields(kind)]
+            hints += [resolve_field_type(kind, f) for f in fields(kind)]
 
 
 def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
@@ -129,7 +153,7 @@ def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
     """
     if hint != Hosts:
         return hint
-    views = (_along(type(owner), "message_for", "return") for owner in owners)
+    views = (message_type(type(owner)) for owner in owners)
     return next((view for view in views if view not in (Any, Hosts)), Any)
 
 

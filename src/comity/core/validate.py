@@ -1,9 +1,8 @@
-"""The gate: what is checked of a letter before a party uses it, and of a reply before it leaves and
-when it arrives.
+"""Validation of messages: of a message before a party uses it, and of a reply before it leaves the
+party and when it arrives at the server.
 
-It stands where parties are elsewhere. It reads nothing and sends nothing: whoever does asks it, and
-it refuses in one sentence. Bytes are the codec's matter, which makes records of no other types than
-those that the gate names.
+It is used where parties run in other processes or at other sites. The codec turns bytes into
+records, of no other types than `MessageValidator.records`.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ import torch
 from torch import Tensor
 
 from comity.base.call import CallId
-from comity.base.declared import declared, fits, mismatch
+from comity.base.declared import fits, mismatch, resolve_field_type
 from comity.base.finite import first_not_finite, is_finite
 from comity.base.record import Params, is_record, payload
-from comity.core.algorithm import AnyAlgorithm, WireShapes
+from comity.core.accounting import WireShapes
+from comity.core.algorithm import AnyAlgorithm
 from comity.core.signature import (
     Signature,
+    evaluation_message_type,
     party_functions,
     records_of,
     sealed_types,
     signature,
-    view_type,
 )
 from comity.core.wrapper import chain, check_party_function
 from comity.errors import UsageError
@@ -37,15 +37,15 @@ from comity.wire.blob import MOST_BYTES
 
 @dataclass(frozen=True)
 class MessageValidator:
-    """What may pass between the server and one party in a run of an algorithm."""
+    """Validates what passes between the server and one party in a run of an algorithm."""
 
     algorithm: AnyAlgorithm
     task: LearningTask
-    """The party's, without anything of a wrapper's."""
+    """The party's task, without the changes of wrappers."""
     parties: int
-    """How many there are."""
+    """The number of parties."""
     most_bytes: int = MOST_BYTES
-    """How much a message may weigh."""
+    """The largest size of a message."""
 
     @cached_property
     def records(self) -> frozenset[type]:
@@ -58,24 +58,24 @@ class MessageValidator:
             place: signature(self.algorithm, *place) for place in party_functions(self.algorithm)
         }
 
-    def check_letter(self, call: CallId, content: Any) -> None:
-        """Refuse what a party is sent with a call, unless it is what the work declares, of this
-        model, and finite.
+    def check_message(self, call: CallId, content: Any) -> None:
+        """Raise UsageError unless a message is of the type that the party function declares, fits
+        the model, and is finite.
         """
         self.check_call(call)
         self._check(
-            f"The letter for {call.function}",
+            f"The message for {call.function}",
             content,
             self._declared[call.depth, call.function].message,
             call.depth,
         )
-        _check_finite(f"The letter for {call.function}", content)
+        _check_finite(f"The message for {call.function}", content)
 
     def check_reply(self, call: CallId, reply: Any) -> None:
-        """Refuse what a party answers, unless it is what the work declares, of this model.
+        """Raise UsageError unless a reply is of the type that the party function declares, and fits
+        the model.
 
-        Whether it is finite is for the server to say, whose rules tell what becomes of a party that
-        diverged.
+        The server decides what happens to replies that are not finite.
         """
         self.check_call(call)
         self._check(
@@ -85,27 +85,26 @@ class MessageValidator:
             call.depth,
         )
 
-    def check_view(self, content: Any) -> None:
-        """Refuse what a party is sent to evaluate what it would deploy."""
-        self._check("The letter for evaluate", content, view_type(self.algorithm), 0)
-        _check_finite("The letter for evaluate", content)
+    def check_evaluation_message(self, content: Any) -> None:
+        """Raise UsageError for a message that does not fit an evaluation."""
+        self._check("The message for evaluate", content, evaluation_message_type(self.algorithm), 0)
+        _check_finite("The message for evaluate", content)
 
-    def check_parcel(self, content: Any) -> None:
-        """Refuse what was in a parcel, unless some work declares that it seals such things.
+    def check_sealed_message(self, content: Any) -> None:
+        """Raise UsageError unless some party function declares that it seals such content.
 
-        Whether it is finite is the site's own question: it leaves such parcels aside, and says
-        whose they were.
+        The receiving site drops sealed messages that are not finite, with a warning.
         """
         kinds = sealed_types(self.algorithm) or [Any]
         self._check(
-            "What is in a parcel",
+            "The content of a sealed message",
             content,
             next((kind for kind in kinds if fits(content, kind)), kinds[0]),
             0,
         )
 
     def check_call(self, call: CallId) -> None:
-        """Refuse a call for what is no work, or for no round."""
+        """Raise UsageError for a call of something that is no party function, or in no round."""
         check_party_function(self.algorithm, call.depth, call.function)
         if any(type(number) is not int or number < 0 for number in (call.round, call.occurrence)):
             raise UsageError(
@@ -120,8 +119,8 @@ class MessageValidator:
             )
         if said is Any or isinstance(said, TypeVar):
             raise UsageError(
-                f"{what} may be anything, as its work does not say of which type it is: annotate"
-                " what goes in and out."
+                f"{what} has no declared type: annotate the message and the reply of the party"
+                " function."
             )
         if not fits(tree, said):
             raise UsageError(
@@ -136,17 +135,19 @@ class MessageValidator:
 def shapes_on_wire(
     outermost: AnyAlgorithm, depth: int, task: LearningTask, parties: int
 ) -> WireShapes:
-    """Shapes of what a work at `depth` of the chain sends or gets beside the model's own weights,
-    by field.
+    """Shapes of what the party functions at `depth` of the chain send or receive beside the model's
+    own weights, by field.
     """
     inside_out = reversed(chain(outermost)[depth:])
-    return dict(shape for owner in inside_out for shape in owner.wire_shapes(task, parties).items())
+    return dict(
+        shape
+        for owner in inside_out
+        for shape in owner.accounting.wire_shapes(task, parties).items()
+    )
 
 
 def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: LearningTask) -> str:
-    """What is wrong first with something that is in a field of a message, or in its list or dict;
-    nothing if all is well.
-    """
+    """The first error in the content of a message's field, in words; "" if there is none."""
     if isinstance(tree, Tensor):
         return _wrong_tensor(tree, place, shapes.get(place))
     if (
@@ -163,7 +164,7 @@ def _first_wrong(tree: Any, place: str, shapes: WireShapes, task: LearningTask) 
         if free := [
             f.name
             for f in fields(tree)
-            if declared(type(tree), f) is Any and getattr(tree, f.name) is not None
+            if resolve_field_type(type(tree), f) is Any and getattr(tree, f.name) is not None
         ]:
             return f"has something in {free[0]}, and nobody says what that is"
     elif isinstance(tree, dict | list | tuple):
@@ -207,7 +208,7 @@ def _kind(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 def _words(hint: Any) -> str:
-    """A type as its author wrote it."""
+    """A type as it is written in source code."""
     return (
         hint.__name__
         if isinstance(hint, type) and not hasattr(hint, "__args__")

@@ -1,4 +1,4 @@
-"""Algorithms around others, and the chain that they make: `fedprox+dbe` is DBE around FedProx."""
+"""Wrappers: algorithms around other algorithms. `fedprox+dbe` is DBE around FedProx."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 from comity.base.key import Key
 from comity.base.record import Params, record
+from comity.core.accounting import Accounting, accounts_for
 from comity.core.algorithm import Algorithm, AnyAlgorithm, PartyFunction
 from comity.core.party import Info, Party, Traffic
+from comity.core.traits import Traits
 from comity.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,31 +24,33 @@ if TYPE_CHECKING:
 W = TypeVar("W")
 """What the wrapper adds to a party's state."""
 Hosts = Annotated[Any, "what the host sends"]
-"""What a wrapper hands on unread: the letter that its host's `view` makes."""
+"""What a wrapper passes on unread: the message that its host's `message_for` returns."""
 
 
 @record
 class Wrapped(Generic[W]):
-    """The state of a wrapped party or server: the host's, and what the wrapper adds."""
+    """The state of a wrapped party or server: the host's state, and what the wrapper adds."""
 
     host: Any
     extra: W
 
 
 class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
-    """An algorithm around another: it changes the party's task and may make exchanges of its own.
+    """An algorithm around another one, its host. It changes the party's task, and may have its own
+    exchanges.
 
-    The host's works run unchanged, under the same keys, on the party that `wrap_party` returns.
+    The host's party functions run unchanged, with the same keys, on the party that `wrap_party`
+    returns.
     """
 
     host: AnyAlgorithm
 
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
-        """Refuse, with the reason, a host that this wrapper makes no sense around."""
+        """Raise UsageError, with the reason, for a host that the wrapper does not support."""
 
     def extra(self, key: Key, party: Party) -> W:
-        """What the wrapper adds to a party's state, before round 1; nothing, unless told."""
+        """What the wrapper adds to a party's state before round 1. Default: None."""
         nothing: Any = None
         return cast(W, nothing)
 
@@ -55,26 +59,25 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         """The party with the wrapper's task."""
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
-        """A host's work as it runs at a wrapped party."""
+        """A party function of the host, as it runs at a wrapped party."""
 
         @wraps(function)
         async def wrapped(
-            mine: Wrapped[W], message: Any, party: Party, key: Key
+            state: Wrapped[W], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[W], Any]:
             host, reply = await function(
-                mine.host, message, self.wrap_party(party, mine.extra), key
+                state.host, message, self.wrap_party(party, state.extra), key
             )
-            return Wrapped(host, mine.extra), reply
+            return Wrapped(host, state.extra), reply
 
         return wrapped
 
-    @property
-    def not_private(self) -> str:
-        return self.host.not_private
-
-    @property
-    def tried_rounds(self) -> tuple[int, ...]:
-        return self.host.tried_rounds
+    def adjust_traits(self, declared: Traits) -> Traits:
+        host = self.host.traits
+        not_private = declared.not_private
+        if not_private is None:
+            not_private = host.why_not_private
+        return replace(declared, not_private=not_private, tried_rounds=host.tried_rounds)
 
     def check(self, info: Info) -> None:
         self.host.check(info)
@@ -106,17 +109,30 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
     def message_for(self, s: Wrapped[W | None], i: int) -> Hosts:
         return self.host.message_for(s.host, i)
 
-    def deployed_model(self, mine: Wrapped[W], m: Any, party: Party) -> Params:
-        return self.host.deployed_model(mine.host, m, self.wrap_party(party, mine.extra))
+    def deployed_model(self, state: Wrapped[W], m: Any, party: Party) -> Params:
+        return self.host.deployed_model(state.host, m, self.wrap_party(party, state.extra))
 
-    def party_for(self, party: Party, mine: Wrapped[W]) -> Party:
-        return self.host.party_for(self.wrap_party(party, mine.extra), mine.host)
+    def party_for(self, party: Party, state: Wrapped[W]) -> Party:
+        return self.host.party_for(self.wrap_party(party, state.extra), state.host)
 
-    def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
-        """Through which noise the reply to a host's work leaves, given what the host `said`: as
-        that says, unless told.
+
+A = TypeVar("A", bound=Wrapper[Any])
+
+
+@accounts_for(Wrapper)
+class WrapperAccounting(Accounting[A]):
+    """The accounting of a wrapper: its host's bytes and trainings, and the noise that it adds."""
+
+    @property
+    def host(self) -> Accounting[Any]:
+        """The accounting of the host."""
+        return self.method.host.accounting
+
+    def covers(self, function: str, host: Releases, asked: Asked) -> Releases:
+        """The noise through which the reply of a host's party function leaves, given what the
+        host's accounting declares. Default: the same.
         """
-        return said
+        return host
 
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
         return self.host.declared_trainings(stage, how)
@@ -135,34 +151,38 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
 
 
 class AsHost(Wrapper[W]):
-    """A wrapper that adds nothing to what parties keep, send and deploy: of that its host speaks."""
+    """A wrapper that changes nothing of what parties keep, send and deploy."""
 
     def wrap_party(self, party: Party, extra: W) -> Party:
         return party
 
-    @property
-    def one_model(self) -> bool:
-        return self.host.one_model
+    def adjust_traits(self, declared: Traits) -> Traits:
+        return as_host(super().adjust_traits(declared), self.host.traits)
 
-    @property
-    def self_contained(self) -> bool:  # type: ignore[override]
-        return self.host.self_contained
 
-    @property
-    def leaves(self) -> frozenset[str]:
-        return self.host.leaves
+def as_host(wrapper: Traits, host: Traits) -> Traits:
+    """The traits of a wrapper that changes nothing of what its host sends and deploys."""
+    return replace(
+        wrapper,
+        shares=host.shares,
+        also_leaves=host.also_leaves,
+        self_contained=host.self_contained,
+        one_model=host.one_model,
+    )
 
 
 def chain(outermost: AnyAlgorithm) -> list[AnyAlgorithm]:
     """An algorithm and its hosts, from the outside in."""
-    found = [outermost]
-    while isinstance(found[-1], Wrapper):
-        found.append(found[-1].host)
-    return found
+    owners = [outermost]
+    while isinstance(owners[-1], Wrapper):
+        owners.append(owners[-1].host)
+    return owners
 
 
 def party_function(outermost: AnyAlgorithm, depth: int, name: str) -> PartyFunction:
-    """The work `name` of the algorithm at `depth` of the chain, inside all the wrappers around it."""
+    """The party function `name` of the algorithm at `depth` of the chain, inside all
+    wrappers around it.
+    """
     owners = chain(outermost)
     function: PartyFunction = getattr(owners[depth], name)
     for wrapper in reversed(owners[:depth]):
@@ -172,34 +192,37 @@ def party_function(outermost: AnyAlgorithm, depth: int, name: str) -> PartyFunct
 
 
 def is_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
-    """Whether the algorithm at `depth` of the chain has a work `name`: a method that is marked or
-    overrides one that is.
+    """Whether the algorithm at `depth` of the chain has a party function `name`: a method that is
+    marked with `@on_party`, or overrides a marked one.
     """
     owners = chain(outermost)
     if type(depth) is not int or type(name) is not str or not 0 <= depth < len(owners):
         return False
-    found = [vars(cls)[name] for cls in type(owners[depth]).__mro__ if name in vars(cls)]
-    return any(getattr(method, "__on_party__", False) for method in found)
+    methods = [vars(cls)[name] for cls in type(owners[depth]).__mro__ if name in vars(cls)]
+    return any(getattr(method, "__on_party__", False) for method in methods)
 
 
 def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:
-    """Refuse partial sums of a method that needs replies one by one; where parties send nothing,
-    there is nothing to refuse.
+    """Raise UsageError if a method needs replies one by one, so that workers cannot add them up.
+
+    A method whose parties send nothing passes.
     """
     owners = chain(outermost)
-    if other := next((type(one).__name__.lower() for one in owners if one.averages), ""):
+    averaging = [owner for owner in owners if owner.traits.averages]
+    if averaging:
+        wrapper = type(averaging[0]).__name__.lower()
         raise UsageError(
-            f"{name} cannot have partial sums: {other} takes the place of the mean, and needs each"
-            " reply by itself."
+            f"{name} cannot have partial sums: {wrapper} takes the place of the mean, and needs"
+            " each reply by itself."
         )
-    if owners[-1].leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
+    if owners[-1].traits.leaves and not getattr(type(owners[-1]).round, "__only_averages__", False):
         raise UsageError(
             f"{name} cannot have partial sums: its rounds do more with replies than average them."
         )
 
 
 def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None:
-    """Refuse to do what is no work: whoever asks from elsewhere may name nothing else."""
+    """Raise UsageError unless the algorithm at `depth` has a party function `name`."""
     if is_party_function(outermost, depth, name):
         return
     owners = chain(outermost)
@@ -210,6 +233,6 @@ def check_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> None
         )
     who = type(owners[depth]).__name__
     raise UsageError(
-        f"{who} has no work {str(name)[:100]!r}: a method that parties elsewhere may be asked for"
-        " has @on_party above it."
+        f"{who} has no party function {str(name)[:100]!r}: a method that a server may call at"
+        " parties needs @on_party above it."
     )

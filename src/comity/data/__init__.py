@@ -1,4 +1,4 @@
-"""Data: datasets, how they are shared out to parties, and the federations that come of it."""
+"""Datasets, partitions of their samples among parties, and the resulting federations."""
 
 from comity.base.samples import PartyData, Samples
 from comity.data.dataset import Dataset
@@ -7,6 +7,7 @@ from comity.data.groups import Groups
 from comity.data.library import catalogue, load
 from comity.data.partitions import partition_catalogue
 from comity.data.split import Share, Split
+from comity.data.views import view_dataset, view_federation
 
 __all__ = [
     "Dataset",
@@ -19,4 +20,6 @@ __all__ = [
     "catalogue",
     "load",
     "partition_catalogue",
+    "view_dataset",
+    "view_federation",
 ]

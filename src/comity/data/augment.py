@@ -1,5 +1,6 @@
-"""Random changes to training images, drawn from keys: the same run sees the same pictures wherever
-it is computed.
+"""Augmentation: random changes of training images.
+
+Changes are drawn from keys, so that a run sees the same images on every engine.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ Change = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Flip:
-    """Left for right, every other image."""
+    """Horizontal flip with probability 1/2."""
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        turned = torch.rand(len(x), generator=generator).to(x.device) < 0.5
-        return torch.where(turned.view(-1, 1, 1, 1), x.flip(-1), x)
+        flipped = torch.rand(len(x), generator=generator).to(x.device) < 0.5
+        return torch.where(flipped.view(-1, 1, 1, 1), x.flip(-1), x)
 
 
 @dataclass(frozen=True)
 class Crop:
-    """The image moved by up to `pad` pixels each way, with black where nothing was."""
+    """Random translation by up to `pad` pixels in each direction, filled with black."""
 
     pad: int = 4
 
@@ -40,21 +41,23 @@ class Crop:
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         n, _, height, width = x.shape
-        wide = F.pad(x, (self.pad,) * 4)
+        padded = F.pad(x, (self.pad,) * 4)
         down, right = torch.randint(0, 2 * self.pad + 1, (2, n, 1), generator=generator).to(
             x.device
         )
         rows = down + torch.arange(height, device=x.device)
         columns = right + torch.arange(width, device=x.device)
-        which = torch.arange(n, device=x.device).view(-1, 1, 1)
+        samples = torch.arange(n, device=x.device).view(-1, 1, 1)
         return (
-            wide[which, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+            padded[samples, :, rows[:, :, None], columns[:, None, :]]
+            .permute(0, 3, 1, 2)
+            .contiguous()
         )
 
 
 @dataclass(frozen=True)
 class Rotate:
-    """The image turned by up to `degrees` each way, bilinear, with black where nothing was."""
+    """Random rotation by up to `degrees` in each direction, bilinear, filled with black."""
 
     degrees: float = 10.0
 
@@ -71,9 +74,8 @@ class Rotate:
         cos = angle.cos()
         sin = angle.sin()
         zero = torch.zeros_like(angle)
-        ratio = (
-            x.shape[-2] / x.shape[-1]
-        )  # turning is in pixels, but the grid's sides are both 2 long
+        # Rotation is in pixels, but both sides of the grid have length 2.
+        ratio = x.shape[-2] / x.shape[-1]
         theta = torch.stack(
             [torch.stack([cos, -sin * ratio, zero], 1), torch.stack([sin / ratio, cos, zero], 1)], 1
         )
@@ -86,8 +88,9 @@ CHANGES: dict[str, Callable[..., Change]] = {"flip": Flip, "crop": Crop, "rotate
 
 @dataclass(frozen=True)
 class Augment:
-    """Changes one after the other; `black` is what black is once normalised, a number or one a
-    channel.
+    """A sequence of changes.
+
+    `black` is the normalised value of a black pixel: one number, or one per channel.
     """
 
     changes: tuple[Change, ...]
@@ -95,7 +98,7 @@ class Augment:
 
     @staticmethod
     def read(text: str, black: tuple[float, ...], shape: tuple[int, ...]) -> Augment | None:
-        """`flip|crop(pad=4)`, for samples of that shape; `none` is none."""
+        """Parse an augmentation, as in `flip|crop(pad=4)`; None for `none`."""
         if text == "none":
             return None
         specs = [parse(part) for part in split(text, "|")]
@@ -109,9 +112,7 @@ class Augment:
         return Augment(tuple(call(spec, CHANGES[spec.name]) for spec in specs), black)
 
     def __call__(self, x: Tensor, key: Key) -> Tensor:
-        """A batch of images, changed; what is no image (a representation that is learned from)
-        stays as it is.
-        """
+        """Augment a batch of images; other inputs (for example representations) do not change."""
         if x.dim() != 4:
             return x
         black = torch.tensor(self.black, dtype=x.dtype, device=x.device).view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""A dataset: all samples in one place, before they are shared out to parties."""
+"""`Dataset`: pooled samples, before a partition assigns them to parties."""
 
 from __future__ import annotations
 
@@ -15,80 +15,93 @@ from torch import Tensor
 from comity.base.key import Key
 from comity.base.samples import Ints, PartyData, Samples, combine, numbers
 from comity.data import partitions, protocols, shifts
-from comity.data.custom_partitions import OwnPartition, name_of
+from comity.data.custom_partitions import CustomPartition, custom_partition_name
 from comity.data.federation import Federation, Preprocess, Sums, share
-from comity.data.formats.common import few
+from comity.data.formats.common import join_names
 from comity.data.groups import GROUPED, Groups, Piece
 from comity.data.preparation import Schema
 from comity.data.split import Indices, Share, Split
 from comity.data.steps import STEPS, Steps
 from comity.errors import UsageError
+from comity.html import view
 from comity.plugins import is_code
 from comity.spec import Spec, coerce, parse
 from comity.spec import split as cut
 
 AUTO = "auto"
-COMMON = "dirichlet(alpha=0.5)"  # the partition of data without parties of their own
-
-
+"""The partition name that stands for the dataset's own default partition."""
+DEFAULT_PARTITION = "dirichlet(alpha=0.5)"
+"""The default partition of datasets without natural parties."""
 WITHOUT_CLASSES = ("iid", "natural", "domain", "quantity", "lognormal")
-"""The partitions that do not look at classes."""
+"""Partitions that do not use class labels, so that they also work for regression."""
 
 
-def _pair(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
+def _scalar_constants(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[float, float]:
+    """Mean and standard deviation of the only column."""
     return mean[0], std[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Pooled samples. Images are N x C x H x W with values in [0, 1], or as bytes (uint8) from 0 to
-    255.
+    """Pooled samples with labels, and how to preprocess and partition them.
 
-    `mean` and `std` (one number, or one a channel) are fixed constants, applied after a party's
-    feature shift: statistics of the pooled data would tell each party about the others. With
-    `scale="own"` the columns or channels `scaled` have mean 0 and spread 1 by the party's own
-    training samples instead, with `"shared"` by those of all parties, whose sums and squares are an
-    exchange, and charged. With `missing="impute"`, values that are not numbers become the mean of
-    the party's own training samples (0 where it has none, which is `mean` before it is applied),
-    and a column that says so is added for each feature that is missing somewhere.
+    Images are N x C x H x W, either floats in [0, 1] or bytes (uint8) from 0 to 255.
+
+    `mean` and `std` hold one number, or one number per channel. They are fixed constants and are
+    applied after a party's feature shift: statistics of the pooled data would give each party
+    information about the others. With `scale="own"`, each party instead standardises the columns or
+    channels `scaled` by the mean and standard deviation of its own training samples. With
+    `scale="shared"`, all parties use the statistics of all training samples; the sums and squares
+    that they exchange for this are charged as communication.
+
+    With `missing="impute"`, a party replaces NaN by the mean of its own training samples. If the
+    party has no value of a feature, it uses 0 after normalisation. Each feature with missing values
+    gets an additional indicator column.
+
+    Examples:
+        >>> data = Dataset("toy", torch.rand(6, 3), torch.tensor([0, 1, 0, 1, 0, 1]), classes=2)
+        >>> data
+        <dataset toy: 6 samples of shape (3,), 2 classes>
     """
 
     name: str
     x: Tensor = field(repr=False)
     y: Tensor = field(repr=False)
-    classes: int  # 0 where the label is a number that is to be predicted
+    classes: int
+    """Number of classes; 0 for regression."""
     description: str = ""
     licence: str = ""
-    official_test: Tensor | None = field(
-        default=None, repr=False
-    )  # a mask: what its makers set aside for testing
+    official_test: Tensor | None = field(default=None, repr=False)
+    """Boolean mask of the official test samples, if the dataset has them."""
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
-    groups: Mapping[str, Groups] = field(
-        default_factory=dict, repr=False
-    )  # whom or where each sample comes from
-    home: str = COMMON  # the partition that `auto` means
+    groups: Mapping[str, Groups] = field(default_factory=dict, repr=False)
+    """Groupings by name, as in `{"site": Groups(names, of)}`: the origin of each sample."""
+    default_partition: str = DEFAULT_PARTITION
+    """The partition that `auto` stands for."""
     missing: Literal["refuse", "impute"] = "refuse"
     class_names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what a user should know: what is missing, what was changed
+    warnings: tuple[str, ...] = ()
+    """Sentences for the user, for example about missing samples or changed values."""
     scale: Literal["fixed", "own", "shared"] = "fixed"
     scaled: tuple[int, ...] = ()
-    schema: Schema | None = field(
-        default=None, repr=False
-    )  # of a table: what its columns were, before they became numbers
+    schema: Schema | None = field(default=None, repr=False)
+    """The columns of a table before they were encoded as numbers."""
     cut_by: Ints | None = field(default=None, repr=False)
-    """Where others than its makers set a part aside for testing: the number of the whole (a photo)
-    that each sample is of and that must stay in one part; -1 for samples whose part is official.
+    """For samples whose test part was not chosen by the authors of the dataset: the id of the unit
+    (for example a photo) that the sample belongs to. All samples of a unit stay in the same part.
+    -1 marks samples whose part is official.
     """
 
     def __post_init__(self) -> None:
         coerce("missing", self.missing, Literal["refuse", "impute"])
         coerce("scale", self.scale, Literal["fixed", "own", "shared"])
-        self._take_values()
+        self._convert_values()
         for by, group in self.groups.items():
             if not isinstance(group, Groups):
                 raise UsageError(
-                    f"The grouping {by!r} of {self._called} must be comity.data.Groups(names, of)."
+                    f"The grouping {by!r} of {self._display_name} must be"
+                    " comity.data.Groups(names, of)."
                 )
             group.check(by, len(self.y))
         self._check_ranges()
@@ -97,13 +110,14 @@ class Dataset:
         self._check_cut()
 
     @property
-    def _called(self) -> str:
-        """How refusals name the dataset."""
+    def _display_name(self) -> str:
+        """The name of the dataset in error messages."""
         return f"dataset {self.name!r}"
 
-    def _take_values(self) -> None:
-        """Samples and labels as tensors of the types that training needs, checked; bytes stay
-        bytes.
+    def _convert_values(self) -> None:
+        """Convert samples and labels to the tensor types that training needs, and check them.
+
+        Images given as bytes stay bytes.
         """
         if isinstance(self.x, np.ndarray) and self.x.dtype == np.uint8:
             object.__setattr__(self, "x", torch.from_numpy(np.require(self.x, requirements="CW")))
@@ -113,52 +127,51 @@ class Dataset:
             and self.x.dim() == 4
             and len(self.x)
         ):
-            # Bytes stay where they are, too: a memory-mapped file is shared by all processes. Their
-            # labels are checked.
+            # Bytes are not copied: all processes share the pages of a memory-mapped file. Only
+            # the labels are checked.
             labels = Samples.of(
-                self._called, np.zeros((len(self.x), 1)), self.y, amounts=self.amounts
+                self._display_name, np.zeros((len(self.x), 1)), self.y, amounts=self.amounts
             )
             object.__setattr__(self, "y", labels.y)
             return
-        plain = self.missing != "impute"
+        complete = self.missing != "impute"
         checked = (
-            Samples.of(self._called, self.x, self.y, amounts=self.amounts)
-            if plain
-            else self._with_holes()
+            Samples.of(self._display_name, self.x, self.y, amounts=self.amounts)
+            if complete
+            else self._samples_with_missing_values()
         )
         object.__setattr__(self, "x", checked.x)
         object.__setattr__(self, "y", checked.y)
 
-    def _with_holes(self) -> Samples:
-        """A table's samples and labels: all but the missing values are checked, which stay missing
-        (NaN).
-        """
-        given = numbers(f"The x of {self._called}", self.x)
-        if given.ndim != 2:
+    def _samples_with_missing_values(self) -> Samples:
+        """Check a table's samples and labels; missing values stay NaN and are not checked."""
+        values = numbers(f"The x of {self._display_name}", self.x)
+        if values.ndim != 2:
             raise UsageError(
-                f"Missing values are filled in tables only; a sample of {self._called} has shape"
-                f" {given.shape[1:]}."
+                "Missing values can be imputed in tables only, but a sample of"
+                f" {self._display_name} has shape {values.shape[1:]}; use missing='refuse' and"
+                " fill in the values."
             )
-        holes = np.isnan(given)
-        whole = torch.from_numpy(np.where(holes, 0, given))
-        checked = Samples.of(self._called, whole, self.y, amounts=self.amounts)
-        return replace(checked, x=checked.x.masked_fill(torch.from_numpy(holes), torch.nan))
+        is_missing = np.isnan(values)
+        filled_values = torch.from_numpy(np.where(is_missing, 0, values))
+        checked = Samples.of(self._display_name, filled_values, self.y, amounts=self.amounts)
+        return replace(checked, x=checked.x.masked_fill(torch.from_numpy(is_missing), torch.nan))
 
     def _check_ranges(self) -> None:
-        """Labels must be less than `classes`, and pixels between 0 and 1."""
+        """Check that labels are less than `classes`, and that pixels are between 0 and 1."""
         if coerce("classes", self.classes, int) and self.y.max() >= self.classes:
             raise UsageError(
-                f"A label of {self._called} is {int(self.y.max())}, but labels must be less than"
-                f" classes={self.classes}."
+                f"A label of {self._display_name} is {int(self.y.max())}, but labels must be less"
+                f" than classes={self.classes}."
             )
         if self.x.dim() == 4 and not self._bytes and not 0 <= self.x.min() <= self.x.max() <= 1:
             raise UsageError(
-                f"The images of {self._called} have values from {self.x.min():g} to"
-                f" {self.x.max():g}; bring them to between 0 and 1."
+                f"The images of {self._display_name} have values from {self.x.min():g} to"
+                f" {self.x.max():g}; scale them to [0, 1]."
             )
 
     def _check_constants(self) -> None:
-        """`mean` and `std` must be numbers, one or one a channel."""
+        """Check that `mean` and `std` hold one number, or one number per channel."""
         for constant in ("mean", "std"):
             object.__setattr__(
                 self, constant, coerce(constant, getattr(self, constant), tuple[float, ...])
@@ -167,12 +180,12 @@ class Dataset:
             s > 0 for s in self.std
         ):
             raise UsageError(
-                f"mean and std of {self._called} must be one number or one a channel, and std more"
-                " than 0."
+                f"mean and std of {self._display_name} must be one number or one per channel, and"
+                " std more than 0."
             )
 
     def _check_official_test(self) -> None:
-        """The official test part must leave something to learn from."""
+        """Check that `official_test` is a mask that selects some samples, but not all."""
         mask = self.official_test
         if mask is not None and not (
             isinstance(mask, Tensor)
@@ -182,24 +195,28 @@ class Dataset:
             and not mask.all()
         ):
             raise UsageError(
-                f"official_test of {self._called} must be a mask with true for some samples and"
-                " false for others."
+                f"official_test of {self._display_name} must be a mask with true for some samples"
+                " and false for others."
             )
 
     def _check_cut(self) -> None:
-        """What may be cut anew is cut already, and by wholes."""
-        cut = self.cut_by
-        if cut is None:
+        """Check that `cut_by` fits `official_test`, and that no unit is in both parts."""
+        wholes = self.cut_by
+        if wholes is None:
             return
-        if self.official_test is None or cut.dtype.kind not in "iu" or cut.shape != self.y.shape:
+        if (
+            self.official_test is None
+            or wholes.dtype.kind not in "iu"
+            or wholes.shape != self.y.shape
+        ):
             raise UsageError(
-                f"cut_by of {self._called} must be a whole number a sample, and official_test say"
-                " which are for testing."
+                f"cut_by of {self._display_name} must hold one integer per sample, and"
+                " official_test must say which samples are for testing."
             )
-        held = self.official_test.numpy()
-        if np.intersect1d(cut[held & (cut >= 0)], cut[~held & (cut >= 0)]).size:
+        is_test = self.official_test.numpy()
+        if np.intersect1d(wholes[is_test & (wholes >= 0)], wholes[~is_test & (wholes >= 0)]).size:
             raise UsageError(
-                f"cut_by of {self._called} has a whole that is both in training and test."
+                f"cut_by of {self._display_name} has a unit with samples in both training and test."
             )
 
     def __len__(self) -> int:
@@ -210,13 +227,11 @@ class Dataset:
         return f"<dataset {self.name}: {len(self):,} samples of shape {self.shape}, {kinds}>"
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_dataset
-
-        return of_dataset(self)
+        return view(self)
 
     @property
     def amounts(self) -> bool:
-        """Whether labels are numbers that are to be predicted, not classes."""
+        """Whether the labels are numbers to predict (regression), not classes."""
         return self.classes == 0
 
     @property
@@ -225,15 +240,16 @@ class Dataset:
 
     @cached_property
     def preprocess(self) -> Preprocess:
-        """What is done to the values; what is filled in depends on the party."""
-        many = max(len(self.mean), len(self.std))
-        mean, std = ((c * many)[:many] for c in (self.mean, self.std))
+        """The preprocessing that is the same for all parties."""
+        width = max(len(self.mean), len(self.std))
+        mean, std = ((c * width)[:width] for c in (self.mean, self.std))
         return Preprocess(255.0 if self._bytes else 1.0, mean, std, self.marked)
 
     @cached_property
     def marked(self) -> tuple[int, ...]:
-        """The features that are missing somewhere, or may be by the schema: each gets a column that
-        says where.
+        """The features with missing values, each of which gets an indicator column.
+
+        With a schema, these are the columns that the schema allows to be missing.
         """
         if self.schema:
             return self.schema.marked
@@ -245,47 +261,64 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample as a model sees it."""
+        """The shape of one sample as the model receives it, with indicator columns."""
         first, *rest = self.x.shape[1:]
         return (first + len(self.marked), *rest)
 
     @cached_property
     def _fingerprint(self) -> str:
         groups = [(by, g.names, combine(g.of.tolist())) for by, g in self.groups.items()]
-        more: list[object] = [groups, self.missing] if groups or self.missing != "refuse" else []
+        optional_parts: list[object] = (
+            [groups, self.missing] if groups or self.missing != "refuse" else []
+        )
         if self.scale != "fixed" or self.schema:
-            more += [self.scale, self.scaled, self.schema and asdict(self.schema)]
-        return combine((Samples(self.x, self.y).digest(), self.classes, self.mean, self.std, *more))
+            optional_parts += [self.scale, self.scaled, self.schema and asdict(self.schema)]
+        return combine(
+            (Samples(self.x, self.y).digest(), self.classes, self.mean, self.std, *optional_parts)
+        )
 
     def fingerprint(self) -> str:
-        """A short name for exactly these values."""
+        """A hash of the samples, the labels and the preprocessing."""
         return self._fingerprint
 
     def partition(
         self,
-        spec: str | OwnPartition,
+        spec: str | CustomPartition,
         parties: int | None = None,
         seed: int = 0,
         test: str = "own(0.25)",
         validation: float = 0.1,
     ) -> Federation:
-        """Share the samples out, as in `dirichlet(alpha=0.1)|shift(kinds=none,invert)`.
+        """Assign the samples to parties.
 
-        `auto` follows the data's own parties where there are some. There are 10 parties unless
-        told, or unless the data have their own. `spec` may be the path of a saved split (`.json`),
-        which then decides everything; or one's own partition, as a file (`./mine.py`) or a function
-        of labels, number of parties and a generator, which gives each party's positions.
+        Args:
+            spec: the partition and the steps after it, as in
+                `dirichlet(alpha=0.1)|shift(kinds=none,invert)`. `auto` is the dataset's default
+                partition: its natural parties, if it has them. A path that ends in `.json` is a
+                saved split, which determines everything. A path of a Python file (`./mine.py`) or
+                a function is a custom partition: from the labels, the number of parties and a
+                generator, it returns each party's positions.
+            parties: number of parties. Default: the natural parties of the data, otherwise 10.
+            seed: seed of all random choices.
+            test: test protocol, as in `own(0.25)`.
+            validation: fraction of a party's samples to learn from that is used for validation.
+
+        Returns:
+            The federation, with the split that it was built from.
+
+        Raises:
+            UsageError: if the partition is unknown or does not fit the data.
 
         Examples:
-            >>> digits = Dataset("halves", torch.rand(40, 3), torch.arange(40) % 2, classes=2)
+            >>> data = Dataset("toy", torch.rand(40, 3), torch.arange(40) % 2, classes=2)
             >>> def halves(y, parties, rng):
             ...     return np.array_split(np.arange(len(y)), parties)
-            >>> digits.partition(halves, parties=2).split.partition
+            >>> data.partition(halves, parties=2).split.partition
             'given:halves'
         """
         parties = None if parties is None else coerce("parties", parties, int)
-        given = None if isinstance(spec, str) else spec
-        spec = spec if isinstance(spec, str) else name_of(spec)
+        custom = None if isinstance(spec, str) else spec
+        spec = spec if isinstance(spec, str) else custom_partition_name(spec)
         if spec.endswith(".json"):
             federation = self.split(spec)
             if parties not in (None, len(federation.parties)):
@@ -295,91 +328,102 @@ class Dataset:
             return federation
         first, chained = self._read(spec)
         steps = Steps.read(chained)
-        own = given is not None or is_code(first.name)
+        is_custom = custom is not None or is_code(first.name)
         if self.amounts:
-            self._check_without_classes(WITHOUT_CLASSES[0] if own else first.name, steps)
+            self._check_without_classes(WITHOUT_CLASSES[0] if is_custom else first.name, steps)
         rule = protocols.read(test)
         validation = protocols.check_validation(validation)
         seed = coerce("seed", seed, int)
-        # A key of its own for each purpose: a test or shift setting must not change who gets which
-        # sample.
+        # Each purpose has its own key: the test and shift settings must not change which party
+        # gets which sample.
         key = Key.root(seed).fold("data")
-        y = (
-            np.zeros(len(self), np.int64) if self.amounts else self.y.numpy()
-        )  # parts are drawn class by class
+        # Parts are drawn class by class; a regression dataset is treated as one class.
+        y = np.zeros(len(self), np.int64) if self.amounts else self.y.numpy()
         official = None if self.official_test is None else self.official_test.numpy()
-        kept = rule.reserve(y, official, self.cut_by, key.fold("reserve").numpy())
-        pool, common = np.flatnonzero(~kept), np.flatnonzero(kept)
+        is_common_test = rule.reserve(y, official, self.cut_by, key.fold("reserve").numpy())
+        pool, common_test = np.flatnonzero(~is_common_test), np.flatnonzero(is_common_test)
         groups = {by: g.take(pool) for by, g in self.groups.items()}
-        seen = self.y.numpy() if own else y
-        owned = partitions.divide(
-            first, seen[pool], groups, parties, key.fold("partition").numpy(), given
+        labels_to_divide = self.y.numpy() if is_custom else y
+        pieces = partitions.divide(
+            first, labels_to_divide[pool], groups, parties, key.fold("partition").numpy(), custom
         )
 
         shares: dict[str, Share] = {}
-        for i, (name, piece) in enumerate(owned.items()):
+        for i, (name, piece) in enumerate(pieces.items()):
             if isinstance(piece, Piece):
-                mine = np.sort(pool[piece.positions])
-                source = common[self.groups[piece.by].of[common] == piece.group]
+                positions = np.sort(pool[piece.positions])
+                source = common_test[self.groups[piece.by].of[common_test] == piece.group]
             else:
-                mine = np.sort(pool[piece])
+                positions = np.sort(pool[piece])
                 source = None
-            learn, held = rule.divide(name, y, mine, common, source, key.fold("test", name).numpy())
-            learn = steps.keep(name, y, learn, key)
+            train_positions, test_positions = rule.divide(
+                name, y, positions, common_test, source, key.fold("test", name).numpy()
+            )
+            train_positions = steps.keep(name, y, train_positions, key)
             labels = steps.labels(i, self.classes, key)
             shares[name] = share(
                 name,
                 y,
-                learn,
-                held,
+                train_positions,
+                test_positions,
                 validation=validation,
                 key=key,
                 shift=steps.shift(i),
                 labels=labels,
             )
         text = "|".join(map(str, [first, *chained]))
-        made = self._build(
+        federation = self._build(
             Split(self.name, self.fingerprint(), text, test, validation, seed, shares)
         )
         if parties is None or first.name not in GROUPED:
-            return made
-        everybody = partitions.divide(first, y[pool], groups, None, key.fold("partition").numpy())
-        return replace(made, notes=(*made.notes, *self._left_out(everybody, owned)))
-
-    def _left_out(self, everybody: Iterable[str], there: Collection[str]) -> list[str]:
-        """A sentence, if some of the data's own parties take no part."""
-        others = [name for name in everybody if name not in there]
-        told = (
-            f"{self.name}: {len(there)} parties are asked for, so {len(others)} of the data's own"
-            " take no part: "
+            return federation
+        all_parties = partitions.divide(first, y[pool], groups, None, key.fold("partition").numpy())
+        return replace(
+            federation,
+            warnings=(*federation.warnings, *self._absence_warnings(all_parties, pieces)),
         )
-        return [f"{told}{few(others, 10)}."] if others else []
+
+    def _absence_warnings(
+        self, all_parties: Iterable[str], present_parties: Collection[str]
+    ) -> list[str]:
+        """A warning if some of the natural parties of the data are left out."""
+        absent_parties = [name for name in all_parties if name not in present_parties]
+        sentence = (
+            f"{self.name}: {len(present_parties)} parties were requested, so"
+            f" {len(absent_parties)} of the data's natural parties are left out: "
+        )
+        return [f"{sentence}{join_names(absent_parties, 10)}."] if absent_parties else []
 
     def _read(self, spec: str) -> tuple[Spec, list[Spec]]:
-        """The partition that a text names, and the steps after it."""
+        """Parse a partition text into the partition and the steps after it."""
         first, *chained = [parse(part) for part in cut(spec, "|")]
         if first.name == AUTO:
             if first.args or first.options:
                 raise UsageError(
                     f"auto takes no options, as in {spec!r}; name a partition instead."
                 )
-            first, *more = [parse(part) for part in cut(self.home, "|")]
-            return first, [*more, *chained]
+            first, *default_steps = [parse(part) for part in cut(self.default_partition, "|")]
+            return first, [*default_steps, *chained]
         if is_code(first.name):
             return replace(first, name=str(Path(first.name).resolve())), chained
         return (parse("iid"), [first, *chained]) if first.name in STEPS else (first, chained)
 
     @staticmethod
     def _check_without_classes(partition: str, steps: Steps) -> None:
+        """Refuse partitions and steps that need classes."""
         if partition not in WITHOUT_CLASSES or steps.concepts:
-            named = "concept" if steps.concepts else partition
+            name = "concept" if steps.concepts else partition
             raise UsageError(
-                f"{named} shares out by class, but the label of these data is a number: use"
+                f"{name} partitions by class, but the label of these data is a number: use"
                 f" {', '.join(WITHOUT_CLASSES)}."
             )
 
     def split(self, source: Split | str | Path) -> Federation:
-        """The federation of a saved split, exactly as it was."""
+        """Rebuild the federation of a saved split.
+
+        Raises:
+            UsageError: if the split was made for other data.
+        """
         split = source if isinstance(source, Split) else Split.read(source)
         if split.fingerprint != self.fingerprint():
             raise UsageError(
@@ -390,41 +434,44 @@ class Dataset:
         return self._build(split)
 
     def _build(self, split: Split) -> Federation:
-        """The parties' tensors, from a split alone: a new split and a saved one take the same way."""
+        """Build the parties' tensors from a split, which is new or was saved."""
         shifted = protocols.read(split.test).shifted
         key = Key.root(split.seed).fold("data", "shift")
-        done = self._scaled_for(split)
-        everyone = cache(self._take)  # what is the same for all parties is held once
+        preprocess = self._preprocess_for(split)
+        take_once = cache(self._take)  # a common test set is stored once for all parties
         parties: dict[str, PartyData] = {}
         fills: dict[str, Tensor] = {}
         for name, part in split.parties.items():
-            how = done.for_party(name)
-            seen = part.train + part.validation + (part.test if shifted else ())
-            order = tuple(
-                sorted(seen)
-            )  # noise belongs to a sample, whichever part of the data it is in
-            own = self._take(order, how, part.shift, key.fold(name))
+            party_preprocess = preprocess.for_party(name)
+            used = part.train + part.validation + (part.test if shifted else ())
+            # In the dataset's order, so that a sample's noise does not depend on its part.
+            order = tuple(sorted(used))
+            samples = self._take(order, party_preprocess, part.shift, key.fold(name))
             train, validation = (
-                own.take(np.searchsorted(order, i)) for i in (part.train, part.validation)
+                samples.take(np.searchsorted(order, i)) for i in (part.train, part.validation)
             )
             test = (
-                own.take(np.searchsorted(order, part.test)) if shifted else everyone(part.test, how)
+                samples.take(np.searchsorted(order, part.test))
+                if shifted
+                else take_once(part.test, party_preprocess)
             )
-            if self.missing == "impute":  # from what the party trains on, and nothing else
+            if self.missing == "impute":  # means of the party's training samples only
                 own_means = train.x.nanmean(0).nan_to_num(0.0)
                 fills[name] = torch.zeros_like(own_means) if self._fills_by_constants else own_means
-            parties[name] = self._finished(
-                PartyData(train, validation, test), part, fills.get(name), how
+            parties[name] = self._finish_party(
+                PartyData(train, validation, test), part, fills.get(name), party_preprocess
             )
-        done = replace(done, fills={name: tuple(fill.tolist()) for name, fill in fills.items()})
+        preprocess = replace(
+            preprocess, fills={name: tuple(fill.tolist()) for name, fill in fills.items()}
+        )
         return Federation(
             self.name,
             parties,
             self.classes,
             self.shape,
             split,
-            self.notes,
-            done,
+            self.warnings,
+            preprocess,
             self.class_names,
             self.schema,
             len(self.scaled) + self.amounts if self.scale == "shared" else 0,
@@ -433,14 +480,17 @@ class Dataset:
 
     @property
     def _fills_by_constants(self) -> bool:
-        """Whether missing numbers become the schema's constants: where numbers are scaled by those,
-        nothing is a party's own.
+        """Whether missing numbers are replaced by the constants of the schema.
+
+        This is so where the schema's constants also scale the numbers: then no value depends on a
+        party's other records.
         """
         return self.schema is not None and self.schema.scale == "fixed"
 
-    def _scaled_for(self, split: Split) -> Preprocess:
-        """What is done to each party's values in this split: constants come from what it trains on,
-        unless they are fixed.
+    def _preprocess_for(self, split: Split) -> Preprocess:
+        """The preprocessing of each party in this split.
+
+        Unless the constants are fixed, they are computed from the training samples.
         """
         if self.scale == "fixed":
             return self.preprocess
@@ -449,49 +499,60 @@ class Dataset:
             for name, part in split.parties.items()
         }
         channels = self.x.shape[1]
-        made = self.preprocess
+        preprocess = self.preprocess
         if self.amounts:
             labels = {
                 name: Sums.of(self.y[list(part.train)][:, None], (0,))
                 for name, part in split.parties.items()
             }
-            own_label = {name: _pair(*one.constants(1, (0,))) for name, one in labels.items()}
-            label = _pair(*sum(labels.values(), Sums.nothing((0,))).constants(1, (0,)))
-            made = (
-                replace(made, own_label=own_label)
+            own_label = {
+                name: _scalar_constants(*party_sums.constants(1, (0,)))
+                for name, party_sums in labels.items()
+            }
+            label = _scalar_constants(*sum(labels.values(), Sums.nothing((0,))).constants(1, (0,)))
+            preprocess = (
+                replace(preprocess, own_label=own_label)
                 if self.scale == "own"
-                else replace(made, label=label)
+                else replace(preprocess, label=label)
             )
         if self.scale == "own":
             return replace(
-                made, own={name: one.constants(channels, self.scaled) for name, one in sums.items()}
+                preprocess,
+                own={
+                    name: party_sums.constants(channels, self.scaled)
+                    for name, party_sums in sums.items()
+                },
             )
         mean, std = sum(sums.values(), Sums.nothing(self.scaled)).constants(channels, self.scaled)
-        return replace(made, mean=mean, std=std)
+        return replace(preprocess, mean=mean, std=std)
 
-    def _finished(
-        self, data: PartyData, part: Share, fill: Tensor | None, how: Preprocess
+    def _finish_party(
+        self, data: PartyData, part: Share, fill: Tensor | None, preprocess: Preprocess
     ) -> PartyData:
-        """A party's samples with its own names for the classes, labels that are numbers scaled, and
-        missing values filled in.
-        """
+        """Apply a party's class names, fill in its missing values, and scale numeric labels."""
         parts = [data.train, data.validation, data.test]
         if part.labels is not None:
             names = torch.tensor(part.labels)
             parts = [replace(s, y=names[s.y]) for s in parts]
         if fill is not None:
-            parts = [replace(s, x=self.preprocess.filled(s.x, fill)) for s in parts]
+            parts = [replace(s, x=self.preprocess.fill_missing(s.x, fill)) for s in parts]
         if self.amounts:
-            parts = [replace(s, y=(s.y - how.label[0]) / how.label[1]) for s in parts]
-        return PartyData(parts[0], parts[1], parts[2], how.label[1], (how.mean, how.std))
+            parts = [replace(s, y=(s.y - preprocess.label[0]) / preprocess.label[1]) for s in parts]
+        return PartyData(
+            parts[0], parts[1], parts[2], preprocess.label[1], (preprocess.mean, preprocess.std)
+        )
 
     def _take(
-        self, indices: Indices, how: Preprocess, shift: str | None = None, key: Key | None = None
+        self,
+        indices: Indices,
+        preprocess: Preprocess,
+        shift: str | None = None,
+        key: Key | None = None,
     ) -> Samples:
-        """These samples, shifted and then normalised."""
+        """Select samples, apply the feature shift, then normalise."""
         samples = Samples(self.x, self.y).take(indices)
         if not (shift and key):
-            return Samples(how.normal(samples.x), samples.y)
-        values = samples.x.float() / how.divisor if self._bytes else samples.x
+            return Samples(preprocess.normalise(samples.x), samples.y)
+        values = samples.x.float() / preprocess.divisor if self._bytes else samples.x
         x = shifts.apply(shift, values, key)
-        return Samples(replace(how, divisor=1.0).normal(x), samples.y)
+        return Samples(replace(preprocess, divisor=1.0).normalise(x), samples.y)

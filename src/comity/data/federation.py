@@ -1,4 +1,4 @@
-"""A federation: parties by name, each with the samples it trains, validates and tests on."""
+"""`Federation`: parties by name, each with training, validation and test samples."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from comity.base.key import Key
 from comity.base.samples import Array, Ints, PartyData, Samples, combine
-from comity.data.frames_given import named_columns, schema_of
+from comity.data.frames import frame_schema, named_columns
 from comity.data.preparation import Schema
 from comity.data.protocols import Own, check_validation, read, stratified
 from comity.data.split import Share, Split, check_name
 from comity.errors import UsageError, unknown
+from comity.html import view
 from comity.spec import coerce
 
 Pair = tuple[Array, Array]
@@ -24,31 +25,32 @@ Pair = tuple[Array, Array]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What is done to a party's values before a network sees them: scaled, normalised by constants,
-    and filled in.
+    """The preprocessing of parties' values: division, normalisation and imputation.
+
+    Field names are keys of the `model.json` of exported models.
     """
 
     divisor: float = 1.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     marked: tuple[int, ...] = ()
-    """Columns that may be missing: a column each is added that says where they were."""
+    """Columns that may have missing values; each gets an indicator column."""
     fills: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """What each party fills in for a missing value, by column, after normalising."""
+    """By party: the value of each column that replaces a missing one, after normalisation."""
     own: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
-    """Each party's own mean and std, where it has such."""
+    """By party: its mean and std, where parties are scaled by their own statistics."""
     label: tuple[float, float] = (0.0, 1.0)
-    """Mean and std of a label that is a number."""
+    """Mean and std of the label, in regression."""
     own_label: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Each party's own, where it has such."""
+    """By party: mean and std of its labels, where these are its own statistics."""
 
     @property
     def black(self) -> tuple[float, ...]:
-        """What a pixel of 0 is once normalised, channel by channel."""
+        """The normalised value of a pixel of 0, by channel."""
         return tuple(-m / s for m, s in zip(self.mean, self.std, strict=True))
 
     def for_party(self, party: str) -> Preprocess:
-        """What is done to one party's values, and nothing of the others'."""
+        """The preprocessing of one party, without the statistics of the others."""
         mean, std = self.own.get(party, (self.mean, self.std))
         fills = {party: self.fills[party]} if party in self.fills else {}
         label = self.own_label.get(party, self.label)
@@ -57,27 +59,30 @@ class Preprocess:
     def __hash__(self) -> int:
         return hash((self.divisor, self.mean, self.std, self.marked))
 
-    def normal(self, x: Tensor) -> Tensor:
-        """Values divided by `divisor`, less `mean`, over `std`."""
+    def normalise(self, x: Tensor) -> Tensor:
+        """Normalise: `(x / divisor - mean) / std`."""
         values = x.float() / self.divisor if self.divisor != 1 else x
         mean, std = (torch.tensor(c).view(-1, *[1] * (x.dim() - 2)) for c in (self.mean, self.std))
         return (values - mean) / std
 
-    def filled(self, x: Tensor, fill: Tensor) -> Tensor:
-        """Missing values filled in, with the columns that say where."""
+    def fill_missing(self, x: Tensor, fill: Tensor) -> Tensor:
+        """Replace missing values by `fill`, and append the indicator columns."""
         marks = torch.tensor(self.marked, dtype=torch.int64)
         return torch.cat([torch.where(x.isnan(), fill, x), x[:, marks].isnan().float()], 1)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Normalised and filled in, for a `Preprocess` of one party (`for_party`)."""
-        x = self.normal(x.float())
-        return self.filled(x, torch.tensor(next(iter(self.fills.values())))) if self.fills else x
+        """Normalise and impute; for the `Preprocess` of one party (see `for_party`)."""
+        x = self.normalise(x.float())
+        if not self.fills:
+            return x
+        fill = next(iter(self.fills.values()))
+        return self.fill_missing(x, torch.tensor(fill))
 
 
 @dataclass(frozen=True)
 class Sums:
-    """What a party tells of its numbers so that all can be scaled alike: count, sum and sum of
-    squares of each column.
+    """The statistics that a party sends for shared scaling: per column, the count of present
+    values, their sum and their sum of squares.
     """
 
     count: Tensor
@@ -86,16 +91,20 @@ class Sums:
 
     @staticmethod
     def of(x: Tensor, columns: Sequence[int]) -> Sums:
-        """Those of some samples' columns or channels; what is missing does not count."""
+        """The sums over these columns or channels of the samples; missing values do not count."""
         values = x[:, list(columns)].double()
-        over = [0, *range(2, x.dim())]
-        there = ~values.isnan()
+        dimensions = [0, *range(2, x.dim())]
+        is_present = ~values.isnan()
         values = values.nan_to_num(0.0)
-        return Sums(there.sum(over).double(), values.sum(over), values.square().sum(over))
+        return Sums(
+            is_present.sum(dimensions).double(),
+            values.sum(dimensions),
+            values.square().sum(dimensions),
+        )
 
     @staticmethod
     def nothing(columns: Sequence[int]) -> Sums:
-        """Those of no samples."""
+        """The sums over no samples."""
         zero = torch.zeros(len(columns), dtype=torch.float64)
         return Sums(zero, zero, zero)
 
@@ -107,42 +116,52 @@ class Sums:
     def constants(
         self, width: int, columns: Sequence[int]
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and spread of all `width` columns; 0 and 1 for those that are not scaled, were never
-        seen or never vary.
+        """Mean and standard deviation of all `width` columns.
+
+        They are 0 and 1 for a column that is not in `columns`, and the standard deviation is 1 for
+        a column without values or with constant values.
         """
-        middle = self.total / self.count.clamp(min=1)
-        spread = (self.squares / self.count.clamp(min=1) - middle.square()).clamp(min=0).sqrt()
-        spread = torch.where(spread > SAME * middle.abs().clamp(min=SAME), spread, 1.0)
+        mean_of_columns = self.total / self.count.clamp(min=1)
+        std_of_columns = (
+            (self.squares / self.count.clamp(min=1) - mean_of_columns.square()).clamp(min=0).sqrt()
+        )
+        std_of_columns = torch.where(
+            std_of_columns > SMALLEST_SPREAD * mean_of_columns.abs().clamp(min=SMALLEST_SPREAD),
+            std_of_columns,
+            1.0,
+        )
         mean, std = torch.zeros(width, dtype=torch.float64), torch.ones(width, dtype=torch.float64)
-        mean[list(columns)], std[list(columns)] = middle, spread
+        mean[list(columns)], std[list(columns)] = mean_of_columns, std_of_columns
         return tuple(mean.tolist()), tuple(std.tolist())
 
 
-SAME = 1e-6  # a spread that is smaller than this part of the mean is rounding
+SMALLEST_SPREAD = 1e-6
+"""A standard deviation below this fraction of the mean is taken for a rounding error."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
-    """Parties in a fixed order, whose data differ but are of one shape and one set of classes."""
+    """Parties in a fixed order; their samples have the same shape and the same classes."""
 
-    name: str  # of the dataset
+    name: str
+    """Name of the dataset."""
     parties: dict[str, PartyData] = field(repr=False)
     classes: int
-    shape: tuple[int, ...]  # of one sample
+    shape: tuple[int, ...]
+    """Shape of one sample."""
     split: Split = field(repr=False)
-    notes: tuple[str, ...] = ()
-    """What a user should know of these data: a source that is missing, values that were filled in.
-    """
+    warnings: tuple[str, ...] = ()
+    """Sentences for the user about the data, for example missing sources or imputed values."""
     preprocess: Preprocess = Preprocess()
-    """What was done to the values."""
+    """The preprocessing that was applied to the values."""
     class_names: tuple[str, ...] = ()
     schema: Schema | None = field(default=None, repr=False)
-    """Of a table: what its columns were, before they became numbers."""
+    """The columns of a table before they were encoded as numbers."""
     shared_columns: int = 0
-    """Of how many columns parties send sums and squares, so that all scale them alike."""
+    """Number of columns whose sums and squares parties send for shared scaling."""
     own_constants: bool = False
-    """Whether inputs are scaled or filled in by figures of records: then one record moves what
-    others are.
+    """Whether inputs are scaled or imputed by statistics of a party's records. If so, one record
+    changes the preprocessed values of other records.
     """
 
     def __repr__(self) -> str:
@@ -154,34 +173,35 @@ class Federation:
         )
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_federation
-
-        return of_federation(self)
+        return view(self)
 
     @property
     def names(self) -> list[str]:
-        """The parties' names, in order."""
+        """The names of the parties, in order."""
         return list(self.parties)
 
     @property
     def sizes(self) -> list[int]:
-        """How many training samples each party has."""
+        """The number of training samples of each party."""
         return [len(party.train) for party in self.parties.values()]
 
     def without(self, names: Iterable[str]) -> Federation:
-        """The same federation with some parties missing; the others' data, and the split, are what
-        they were.
+        """The federation without some parties; the data of the others and the split do not change.
+
+        Raises:
+            UsageError: if a name is not that of a party.
         """
         missing = set(names)
-        if strangers := sorted(missing - self.parties.keys()):
-            raise unknown("party called", strangers[0], self.names)
+        if unknown_names := sorted(missing - self.parties.keys()):
+            raise unknown("party called", unknown_names[0], self.names)
         return replace(
             self, parties={name: data for name, data in self.parties.items() if name not in missing}
         )
 
     def counts(self) -> Tensor:
-        """How many training samples of each class (columns) each party (rows) has; in one column
-        where there are no classes.
+        """The number of training samples per party (rows) and class (columns).
+
+        In regression there is one column.
         """
         if not self.classes:
             return torch.tensor(self.sizes)[:, None]
@@ -190,14 +210,12 @@ class Federation:
         )
 
     def fingerprint(self) -> str:
-        """A short name for exactly these parties and values: a resumed run checks that its data are
-        the same.
-        """
+        """A hash of all parties and values, by which a resumed run checks its data."""
         return self._fingerprint
 
     @cached_property
     def _fingerprint(self) -> str:
-        digest = cache(Samples.digest)  # a common test set is one object, and read once
+        digest = cache(Samples.digest)  # a common test set is one object and is hashed once
         return combine(
             (name, *map(digest, (p.train, p.validation, p.test)))
             for name, p in self.parties.items()
@@ -211,12 +229,19 @@ class Federation:
         seed: int = 0,
         classes: int | None = None,
     ) -> Federation:
-        """Parties that bring their own data: numpy arrays, tensors, lists or pandas frames, whose
-        columns keep their names.
+        """Build a federation from each party's arrays.
 
-        A party gives `(x, y)`, of which the `own` protocol keeps a test part, or `((x, y), (x_test,
-        y_test))`. Values are used as they are. Without `classes`, there are as many as the largest
-        label says; with `classes=0` labels are numbers that are to be predicted.
+        Args:
+            parties: by name, `(x, y)` or `((x, y), (x_test, y_test))`, as numpy arrays, tensors,
+                lists or pandas frames. Columns of frames are matched by name. Values are used
+                without scaling.
+            test: test protocol for parties without test arrays: `own(...)` or `tail(...)`.
+            validation: fraction of the training samples that is used for validation.
+            seed: seed of the random choices.
+            classes: number of classes; 0 for regression. Default: the largest label plus 1.
+
+        Raises:
+            UsageError: if the arrays do not fit together.
 
         Examples:
             >>> from comity.data import load
@@ -243,40 +268,49 @@ class Federation:
         parties, columns = named_columns(parties)
         key = Key.root(seed).fold("data")
         amounts = classes == 0
-        given = {name: _gather(name, value, amounts) for name, value in parties.items()}
-        shape = _one_shape({f"party {name!r}": samples for name, (samples, _) in given.items()})
+        samples_by_party = {
+            name: _read_party(name, value, amounts) for name, value in parties.items()
+        }
+        shape = _check_same_shape(
+            {f"party {name!r}": samples for name, (samples, _) in samples_by_party.items()}
+        )
         if not amounts:
             classes = _count_classes(
-                {name: samples for name, (samples, _) in given.items()}, classes
+                {name: samples for name, (samples, _) in samples_by_party.items()}, classes
             )
 
         data: dict[str, PartyData] = {}
         shares: dict[str, Share] = {}
-        for name, (samples, tests) in given.items():
+        for name, (samples, tests) in samples_by_party.items():
             y = np.zeros(len(samples), np.int64) if amounts else samples.y.numpy()
-            everything = np.arange(len(samples))
+            positions = np.arange(len(samples))
             if tests:
-                learn, held = everything[:-tests], everything[-tests:]
+                train_positions, test_positions = positions[:-tests], positions[-tests:]
             else:
-                learn, held = rule.divide(
-                    name, y, everything, everything[:0], None, key.fold("test", name).numpy()
+                train_positions, test_positions = rule.divide(
+                    name, y, positions, positions[:0], None, key.fold("test", name).numpy()
                 )
-            shares[name] = share(name, y, learn, held, validation=validation, key=key)
+            shares[name] = share(
+                name, y, train_positions, test_positions, validation=validation, key=key
+            )
             train, validation_part, test_part = (
-                samples.take(i) for i in (shares[name].train, shares[name].validation, held)
+                samples.take(i)
+                for i in (shares[name].train, shares[name].validation, test_positions)
             )
             data[name] = PartyData(train, validation_part, test_part)
-        fingerprint = combine((name, samples.digest()) for name, (samples, _) in given.items())
+        fingerprint = combine(
+            (name, samples.digest()) for name, (samples, _) in samples_by_party.items()
+        )
         split = Split("arrays", fingerprint, "given", test, validation, seed, shares)
         return Federation(
-            "arrays", data, classes or 0, shape, split, schema=schema_of(columns, classes or 0)
+            "arrays", data, classes or 0, shape, split, schema=frame_schema(columns, classes or 0)
         )
 
 
 def share(
     party: str,
     y: Ints,
-    learn: Ints,
+    train: Ints,
     test: Ints,
     *,
     validation: float,
@@ -284,63 +318,63 @@ def share(
     shift: str | None = None,
     labels: tuple[int, ...] | None = None,
 ) -> Share:
-    """A party's share: of what it learns from, a stratified part is kept for validation (none if it
-    has too few).
+    """Build a party's share: a stratified part of `train` becomes the validation part.
+
+    A party with too few samples gets no validation part.
     """
-    kept = stratified(y[learn], validation, key.fold("validation", party).numpy())
+    is_validation = stratified(y[train], validation, key.fold("validation", party).numpy())
     return Share(
-        tuple(learn[~kept].tolist()),
-        tuple(learn[kept].tolist()),
+        tuple(train[~is_validation].tolist()),
+        tuple(train[is_validation].tolist()),
         tuple(test.tolist()),
         shift,
         labels,
     )
 
 
-def _gather(name: str, given: Pair | tuple[Pair, Pair], amounts: bool) -> tuple[Samples, int]:
-    """A party's samples, and how many at their end it gave for testing."""
+def _read_party(name: str, value: Pair | tuple[Pair, Pair], amounts: bool) -> tuple[Samples, int]:
+    """A party's samples, and how many at their end are the test samples that it gave."""
     check_name(name)
-    if not isinstance(given, tuple | list) or len(given) != 2:
+    if not isinstance(value, tuple | list) or len(value) != 2:
         raise UsageError(f"Party {name!r} must give (x, y), or ((x, y), (x_test, y_test)).")
-    if not all(
-        isinstance(part, tuple) and len(part) == 2 for part in given
-    ):  # lists are arrays, tuples are pairs
-        return Samples.of(f"party {name!r}", *given, amounts=amounts), 0
+    # Lists are arrays; only tuples are pairs.
+    if not all(isinstance(part, tuple) and len(part) == 2 for part in value):
+        return Samples.of(f"party {name!r}", *value, amounts=amounts), 0
     train, test = (
         Samples.of(f"{what} of party {name!r}", *pair, amounts=amounts)
-        for what, pair in zip(("the training part", "the test part"), given, strict=True)
+        for what, pair in zip(("the training part", "the test part"), value, strict=True)
     )
-    _one_shape({f"the training part of party {name!r}": train, "its test part": test})
+    _check_same_shape({f"the training part of party {name!r}": train, "its test part": test})
     return Samples(torch.cat([train.x, test.x]), torch.cat([train.y, test.y])), len(test)
 
 
-def _one_shape(samples: dict[str, Samples]) -> tuple[int, ...]:
-    """The shape that all these have."""
+def _check_same_shape(samples: dict[str, Samples]) -> tuple[int, ...]:
+    """The common shape of the samples; refuse different shapes."""
     (first, expected), *others = [(owner, s.shape) for owner, s in samples.items()]
     for owner, shape in others:
         if shape != expected:
             raise UsageError(
                 f"A sample of {owner} has shape {shape}, but one of {first} has {expected}; bring"
-                " all to one shape."
+                " all samples to the same shape."
             )
     return expected
 
 
 def _count_classes(samples: dict[str, Samples], classes: int | None) -> int:
-    """`classes`, which no label may reach, or as many as the labels show."""
+    """The number of classes: `classes` if given, otherwise the largest label plus 1."""
     if classes is None:
         inferred = 1 + max(int(s.y.max()) for s in samples.values())
         if inferred > sum(map(len, samples.values())):
             raise UsageError(
                 f"The labels reach {inferred - 1}, but there are fewer samples than that; "
-                "number the classes from 0, or say how many there are with classes."
+                "number the classes from 0, or give their number with classes=..."
             )
         return inferred
-    wanted: int = coerce("classes", classes, int)
+    count: int = coerce("classes", classes, int)
     for name, part in samples.items():
-        if part.y.max() >= wanted:
+        if part.y.max() >= count:
             raise UsageError(
                 f"Party {name!r} has the label {int(part.y.max())}, but labels must be less than"
-                f" classes={wanted}."
+                f" classes={count}."
             )
-    return wanted
+    return count

@@ -1,4 +1,4 @@
-"""Where a dataset's files are: in the folders named by COMITY_DATA, and prepared once in a cache."""
+"""Files of datasets: search in the folders of COMITY_DATA, and a cache of prepared datasets."""
 
 from __future__ import annotations
 
@@ -13,28 +13,27 @@ from comity.data import prepared
 from comity.data.dataset import Dataset
 from comity.errors import UsageError
 
-Found = Mapping[str, Path]
+FilePaths = Mapping[str, Path]
 
 
 @dataclass(frozen=True)
-class Way:
-    """One set of files that a dataset can be read from, and how; a file may be there plain or with
-    .gz.
+class FileLayout:
+    """A set of files that a dataset can be read from, and the function that reads them.
+
+    Each file may be plain or compressed (with .gz).
     """
 
-    read: Callable[[Found], Dataset]
+    read: Callable[[FilePaths], Dataset]
     files: tuple[str, ...]
-    says: str = ""
-    """How to name these files to a person, if not one by one."""
+    description: str = ""
+    """How messages name these files. Default: one by one."""
     pickles: bool = False
-    """Whether reading them runs what they hold, so that a person has to say yes."""
+    """Whether the files hold pickles, so that the user must agree to reading them."""
     sums: Mapping[str, str] = field(default_factory=dict)
-    """The md5 or sha256 of the published files (several with spaces between), by the names that
-    they have on disk.
-    """
+    """The md5 or sha256 of the published files by file name; several are separated by spaces."""
 
     def __str__(self) -> str:
-        return self.says or ", ".join(self.files)
+        return self.description or ", ".join(self.files)
 
 
 def data_folders() -> list[Path]:
@@ -47,7 +46,7 @@ def data_folders() -> list[Path]:
 
 
 def cache_folder() -> Path:
-    """Where prepared datasets are kept."""
+    """The folder of the dataset cache."""
     base = os.environ.get("COMITY_CACHE")
     return (
         Path(base)
@@ -56,67 +55,80 @@ def cache_folder() -> Path:
     )
 
 
-def _places(name: str) -> Iterator[Path]:
-    """A folder itself, and those inside it that are called after the dataset (MNIST_M is mnist-m),
-    with torchvision's `raw`.
+def _search_folders(name: str) -> Iterator[Path]:
+    """The folders to search: those of COMITY_DATA, and subfolders named after the dataset.
+
+    Names are compared without case, hyphens and underscores (MNIST_M is mnist-m). The subfolder
+    `raw` of each, which torchvision makes, is searched too.
     """
 
-    def plain(text: str) -> str:
+    def simplify(text: str) -> str:
         return text.lower().replace("-", "").replace("_", "")
 
     for folder in data_folders():
-        named = (
-            sorted(p for p in folder.iterdir() if plain(p.name) == plain(name) and p.is_dir())
+        named_folders = (
+            sorted(p for p in folder.iterdir() if simplify(p.name) == simplify(name) and p.is_dir())
             if folder.is_dir()
             else []
         )
-        for place in (folder, *named):
-            yield place
-            yield place / "raw"
+        for location in (folder, *named_folders):
+            yield location
+            yield location / "raw"
 
 
-def locate(name: str, way: Way) -> dict[str, Path] | None:
-    """All files of a way in one place, or nothing."""
-    for place in _places(name):
-        found = {}
-        for file in way.files:
-            there = next((p for p in (place / file, place / f"{file}.gz") if p.exists()), None)
-            if there is None:
+def locate(name: str, layout: FileLayout) -> dict[str, Path] | None:
+    """The paths of all files of a layout in one folder; None if no folder has them."""
+    for folder in _search_folders(name):
+        paths = {}
+        for file in layout.files:
+            path = next((p for p in (folder / file, folder / f"{file}.gz") if p.exists()), None)
+            if path is None:
                 break
-            found[file] = there
+            paths[file] = path
         else:
-            return found
+            return paths
     return None
 
 
-def obtain(name: str, ways: tuple[Way, ...], trust: bool = False) -> Dataset:
-    """A dataset by the first way whose files are here; read once, and from then on taken from the
-    cache.
+def load_dataset(name: str, layouts: tuple[FileLayout, ...], trust: bool = False) -> Dataset:
+    """Load a dataset from the first layout whose files are found, or from the cache.
+
+    Args:
+        name: name of the dataset.
+        layouts: possible files, in the order of preference.
+        trust: whether pickles may be read.
+
+    Raises:
+        DatasetNotFound: if no layout has all its files.
+        UsageError: if the only files found hold pickles and `trust` is false.
     """
-    refused = None
-    for way in ways:
-        if (found := locate(name, way)) is None:
+    refused_paths = None
+    for layout in layouts:
+        if (paths := locate(name, layout)) is None:
             continue
-        kept = cache_folder() / f"{name}-{_key(found)}"
-        if (ready := recall(kept)) is not None:
-            return ready
-        if way.pickles and not trust:
-            refused = found
+        cached = cache_folder() / f"{name}-{_cache_key(paths)}"
+        if (dataset := read_cache(cached)) is not None:
+            return dataset
+        if layout.pickles and not trust:
+            refused_paths = paths
             continue
-        made = way.read(found)
-        told = checksum_notes(name, way.sums, found)
-        return keep(replace(made, notes=(*made.notes, *told)) if told else made, kept)
-    if refused is not None:
-        file = next(iter(refused.values()))
+        dataset = layout.read(paths)
+        checksums = checksum_warnings(name, layout.sums, paths)
+        return write_cache(
+            replace(dataset, warnings=(*dataset.warnings, *checksums)) if checksums else dataset,
+            cached,
+        )
+    if refused_paths is not None:
+        file = next(iter(refused_paths.values()))
         raise UsageError(
             f"{file} holds pickles, which can run anything: get the binary version of {name}, or"
             f" read it once with 'comity data prepare {name} --trust-pickle'."
         )
-    raise Missing(name, ways)
+    raise DatasetNotFound(name, layouts)
 
 
-def recall(folder: Path) -> Dataset | None:
-    """What is kept in a folder of the cache; a damaged copy is no loss, and is removed."""
+def read_cache(folder: Path) -> Dataset | None:
+    """Read a cached dataset; None if there is none. A damaged copy is removed."""
     if not folder.exists():
         return None
     try:
@@ -126,58 +138,61 @@ def recall(folder: Path) -> Dataset | None:
         return None
 
 
-def keep(made: Dataset, folder: Path) -> Dataset:
-    """The same dataset from the cache, where it can be written."""
+def write_cache(dataset: Dataset, folder: Path) -> Dataset:
+    """Write a dataset to the cache and read it back; unchanged if the cache is not writable."""
     try:
-        prepared.save(made, folder)
+        prepared.save(dataset, folder)
         return prepared.read(folder)
     except (OSError, UsageError):
-        return made
+        return dataset
 
 
-def checksum_notes(name: str, sums: Mapping[str, str], found: Found) -> tuple[str, ...]:
-    """A sentence for each file that should be a published one and is another: a person may want
-    that, so it is not refused.
+def checksum_warnings(name: str, sums: Mapping[str, str], paths: FilePaths) -> tuple[str, ...]:
+    """A warning for each file whose checksum is not that of the published file.
+
+    Such files are not refused, because users may have changed them on purpose.
     """
-    notes = []
-    for path in found.values():
+    warnings = []
+    for path in paths.values():
         published = sums.get(path.name, "").split()
         if not published:
             continue
         kind = "md5" if len(published[0]) == 32 else "sha256"
         with path.open("rb") as stream:
-            mine = file_digest(stream, kind).hexdigest()
-        if mine not in published:
-            notes.append(f"{name}: {path.name} is not the published file (its {kind} is {mine}).")
-    return tuple(notes)
+            digest = file_digest(stream, kind).hexdigest()
+        if digest not in published:
+            warnings.append(
+                f"{name}: {path.name} is not the published file (its {kind} is {digest})."
+            )
+    return tuple(warnings)
 
 
-def _key(found: Found) -> str:
-    """A short name for these files as they are now: it changes when one of them does."""
-    mark = blake2b(f"v{prepared.VERSION}".encode(), digest_size=8)
-    for name, path in sorted(found.items()):
-        root = path.resolve()  # once: a folder can hold a hundred thousand files
-        every = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
-        for file in every:
-            about = file.stat()
-            mark.update(f"{name} {file} {about.st_size} {about.st_mtime_ns}".encode())
-    return mark.hexdigest()
+def _cache_key(paths: FilePaths) -> str:
+    """A hash of the files' paths, sizes and modification times."""
+    digest = blake2b(f"v{prepared.VERSION}".encode(), digest_size=8)
+    for name, path in sorted(paths.items()):
+        root = path.resolve()  # once per folder, which can hold a hundred thousand files
+        files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
+        for file in files:
+            status = file.stat()
+            digest.update(f"{name} {file} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()
 
 
-class Missing(UsageError):
-    """A dataset that is not on this machine."""
+class DatasetNotFound(UsageError):
+    """The files of a dataset are not on this machine."""
 
-    def __init__(self, name: str, ways: tuple[Way, ...], hub: str = "") -> None:
+    def __init__(self, name: str, layouts: tuple[FileLayout, ...], hub: str = "") -> None:
         self.name = name
-        self.ways = ways
+        self.layouts = layouts
         folders = ", ".join(map(str, data_folders()))
         where = (
             f"the folder named by COMITY_DATA ({folders})"
             if folders
             else "a folder and name it with COMITY_DATA"
         )
-        others = f"; or take it from the Hugging Face hub with --data hub:{hub}" if hub else ""
+        alternative = f"; or take it from the Hugging Face hub with --data hub:{hub}" if hub else ""
         super().__init__(
-            f"The files of {name} are not here: put {' or '.join(map(str, ways))} into"
-            f" {where}{others}."
+            f"The files of {name} are not here: put {' or '.join(map(str, layouts))} into"
+            f" {where}{alternative}."
         )

@@ -1,6 +1,4 @@
-"""Natural parties: partitions that follow where samples come from (a person, a hospital, a source
-of pictures).
-"""
+"""Natural parties: partitions by the origin of samples (a person, a hospital, an image source)."""
 
 from __future__ import annotations
 
@@ -16,35 +14,39 @@ from comity.errors import UsageError, unknown
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """One way in which samples belong together: the groups' names, and which of them each sample is
-    of.
+    """A grouping of samples: the names of the groups, and the number of each sample's group.
+
+    Examples:
+        >>> sites = Groups(("north", "south"), np.array([0, 0, 1]))
+        >>> sites.take(np.array([2])).of
+        array([1])
     """
 
     names: tuple[str, ...]
     of: Ints
 
     def check(self, by: str, samples: int) -> None:
-        """Refuse groups that do not fit so many samples, or that no parties could be called after."""
+        """Refuse groups that do not fit the samples, or whose names cannot be party names."""
         of = self.of
         numbers = isinstance(of, np.ndarray) and of.dtype.kind in "iu" and of.shape == (samples,)
         if not numbers or (samples and not 0 <= of.min() <= of.max() < len(self.names)):
             raise UsageError(
-                f"The grouping {by!r} must say for each of the {samples} samples which of its"
-                f" {len(self.names)} groups it is of, as a number from 0."
+                f"The grouping {by!r} must give each of the {samples} samples the number of its"
+                f" group, from 0 to {len(self.names) - 1}."
             )
         if len(set(self.names)) < len(self.names):
-            raise UsageError(f"Two groups of the grouping {by!r} have one name.")
+            raise UsageError(f"Two groups of the grouping {by!r} have the same name.")
         for name in self.names:
             check_name(name)
 
     def take(self, positions: Ints) -> Groups:
-        """The same groups, of some samples only."""
+        """The grouping of a selection of the samples."""
         return Groups(self.names, self.of[positions])
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A party's samples, and the group they are of."""
+    """A party's samples, and the group that they belong to."""
 
     positions: Ints
     by: str
@@ -56,15 +58,16 @@ GROUPED: dict[str, Grouped] = {}
 
 
 def grouped(function: Grouped) -> Grouped:
-    """Register a partition that follows the data's groups; `parties`, where given, are the first so
-    many of them.
+    """Register a partition by the groups of the data.
+
+    If its argument `parties` is not None, it returns the first `parties` parties.
     """
     GROUPED[function.__name__] = function
     return function
 
 
-def _chosen(groups: Mapping[str, Groups], by: str) -> tuple[str, Groups]:
-    """The grouping called `by`; the only or first one unless told."""
+def _find_grouping(groups: Mapping[str, Groups], by: str) -> tuple[str, Groups]:
+    """The grouping named `by`. Default: the first one."""
     if not groups:
         raise UsageError(
             "These data have no natural parties; use dirichlet, iid or another partition."
@@ -84,20 +87,23 @@ def natural(
     by: str = "",
     min: int = 4,
 ) -> dict[str, Piece]:
-    """One party a person, site or writer, as the data say; those with fewer than `min` samples are
-    left out.
+    """One party per person, site or writer, as given by the data; parties with fewer than `min`
+    samples are left out.
     """
     if min < 1:
         raise UsageError(f"min of natural must be at least 1, not {min}.")
-    name, mine = _chosen(groups, by)
-    sizes = np.bincount(mine.of, minlength=len(mine.names))
-    kept = [g for g in range(len(mine.names)) if sizes[g] >= min][:parties]
-    if len(kept) < (parties or 1):
+    name, grouping = _find_grouping(groups, by)
+    sizes = np.bincount(grouping.of, minlength=len(grouping.names))
+    large_enough = [g for g in range(len(grouping.names)) if sizes[g] >= min][:parties]
+    if len(large_enough) < (parties or 1):
+        remedy = f"--parties {len(large_enough)}" if large_enough else "a smaller min"
         raise UsageError(
-            f"Only {len(kept)} of the data's {len(mine.names)} {name} groups have {min} samples or"
-            f" more; use {f'--parties {len(kept)}' if kept else 'a smaller min'}."
+            f"Only {len(large_enough)} of the data's {len(grouping.names)} {name} groups have {min}"
+            f" samples or more; use {remedy}."
         )
-    return {mine.names[g]: Piece(np.flatnonzero(mine.of == g), name, g) for g in kept}
+    return {
+        grouping.names[g]: Piece(np.flatnonzero(grouping.of == g), name, g) for g in large_enough
+    }
 
 
 @grouped
@@ -110,18 +116,18 @@ def domain(
     parts: int = 1,
     take: int | None = None,
 ) -> dict[str, Piece]:
-    """Each source is cut at random in `parts` parties, of which each gets `take` samples (all of
-    its part unless told).
+    """Each source is divided at random into `parts` parties, with `take` samples each (default:
+    all samples of the source).
     """
     if parts < 1 or (take is not None and take < 1):
         raise UsageError("parts and take of domain must be at least 1.")
-    name, mine = _chosen(groups, by)
-    made: dict[str, Piece] = {}
-    for g in np.unique(mine.of).tolist():
-        order = rng.permutation(np.flatnonzero(mine.of == g))
+    name, grouping = _find_grouping(groups, by)
+    pieces_by_party: dict[str, Piece] = {}
+    for g in np.unique(grouping.of).tolist():
+        order = rng.permutation(np.flatnonzero(grouping.of == g))
         if len(order) < parts * (take or 1):
             raise UsageError(
-                f"{mine.names[g]} has {len(order)} samples, too few for {parts} parties of"
+                f"{grouping.names[g]} has {len(order)} samples, too few for {parts} parties of"
                 f" {take or 1}; use "
                 + (
                     f"take={len(order) // parts} or less."
@@ -129,16 +135,16 @@ def domain(
                     else "fewer parts."
                 )
             )
-        pieces = (
+        parts_of_source = (
             order[: parts * take].reshape(parts, take) if take else np.array_split(order, parts)
         )
-        for k, piece in enumerate(pieces):
-            party = mine.names[g] if parts == 1 else f"{mine.names[g]}-{k}"
+        for k, piece in enumerate(parts_of_source):
+            party = grouping.names[g] if parts == 1 else f"{grouping.names[g]}-{k}"
             check_name(party)
-            made[party] = Piece(piece, name, g)
-    if parties is not None and parties > len(made):
+            pieces_by_party[party] = Piece(piece, name, g)
+    if parties is not None and parties > len(pieces_by_party):
         raise UsageError(
-            f"The data's sources make {len(made)} parties, not {parties}; use --parties {len(made)}"
-            " or more parts."
+            f"The data's sources give {len(pieces_by_party)} parties, not {parties}; use --parties"
+            f" {len(pieces_by_party)} or more parts."
         )
-    return dict(list(made.items())[:parties])
+    return dict(list(pieces_by_party.items())[:parties])

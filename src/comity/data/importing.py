@@ -1,10 +1,9 @@
-"""People's own federation: a folder with one file or one sub-folder a party becomes a dataset that
-`--data` takes.
+"""Import users' data: a folder with one file or folder per party becomes a dataset for `--data`.
 
-A party is `north.npz` (arrays), `south.csv`, `.csv.gz`, `.xlsx` or `.parquet` (a table with one row
-a sample), or a folder `east` with a folder of pictures a class. Its file name is its name. All
-parties must bring the same kind of data. Tables may differ in columns, their order, words and
-separators: a schema says what becomes of them (`schema.py`).
+A party is a file `north.npz` (arrays), a file `south.csv`, `.csv.gz`, `.xlsx` or `.parquet` (a
+table with one row per sample), or a folder `east` with one folder of pictures per class. The file
+name is the party's name. All parties must bring the same kind of data. Tables may differ in
+columns, their order, words and separators: a schema determines how they are encoded (`schema.py`).
 """
 
 from __future__ import annotations
@@ -21,23 +20,34 @@ from numpy.typing import NDArray
 from comity.data import prepared
 from comity.data.dataset import Dataset
 from comity.data.formats import numeric, picture_files, read_image, read_images, read_npz
-from comity.data.formats.common import bad, few, inside, labels, same_length
+from comity.data.formats.common import (
+    check_same_length,
+    file_error,
+    join_names,
+    labels,
+    list_folder,
+)
 from comity.data.groups import Groups
-from comity.data.party_files import PICTURES, TABLES, one_kind, parties_in, stem
+from comity.data.party_files import PICTURES, TABLES, common_kind, find_party_files, source_name
 from comity.data.preparation import Schema
-from comity.data.schema import Wishes
-from comity.data.sets.common import planes
-from comity.data.tables import SCALED, labelled, numbers_by, read_tables, schema_of
+from comity.data.schema import ColumnOptions
+from comity.data.sets.common import channels_first
+from comity.data.tables import (
+    SCALING_SENTENCES,
+    drop_unlabelled,
+    encode_tables,
+    infer_schema,
+    read_tables,
+)
 from comity.errors import UsageError
 
-LEAST = 4  # samples: what the partition `natural` asks of a party
+SMALLEST_PARTY = 4
+"""Default minimum of samples of a party in the partition `natural`."""
 Array = NDArray[Any]
 
 
 class Contribution(NamedTuple):
-    """What one party brings: samples, their labels as they were found (numbers or words), and which
-    are for testing.
-    """
+    """One party's samples, their labels as in the file (numbers or words), and a test mask."""
 
     path: Path
     x: Array
@@ -46,21 +56,32 @@ class Contribution(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Brought:
-    """What all parties bring, in one shape, and what a user should know of it."""
+class ImportedParties:
+    """The samples of all parties, and warnings for the user."""
 
     parties: dict[str, Contribution]
-    about: str
-    notes: tuple[str, ...] = ()
+    description: str
+    warnings: tuple[str, ...] = ()
     schema: Schema | None = None
-    """Of tables; their labels are numbers already."""
+    """The schema of tables, whose labels are already encoded; None for other data."""
 
 
-def import_federation(source: Path, out: Path, *, name: str | None = None, **how: Any) -> Dataset:
-    """Bring the parties of a folder, or the one of a file, into one dataset, written to `out`,
-    which must not exist yet.
+def import_federation(
+    source: Path, out: Path, *, name: str | None = None, **options: Any
+) -> Dataset:
+    """Import the parties of a folder, or the party of a file, and write the dataset to `out`.
 
-    `how` is as for `read_federation`.
+    Args:
+        source: a folder with one file or folder per party, or one file.
+        out: folder for the dataset, which must not exist.
+        name: name of the dataset. Default: the name of the source.
+        **options: see `read_federation`.
+
+    Returns:
+        The dataset as read back from `out`.
+
+    Raises:
+        UsageError: if `out` exists, or the files cannot be imported.
     """
     if out.exists():
         raise UsageError(f"{out} is there already: choose another folder, or remove it.")
@@ -68,12 +89,14 @@ def import_federation(source: Path, out: Path, *, name: str | None = None, **how
         raise UsageError(
             f"{out} would lie among the parties of {source}: choose a folder outside it."
         )
-    prepared.save(read_federation(parties_in(source), name or stem(source), **how), out)
+    prepared.save(
+        read_federation(find_party_files(source), name or source_name(source), **options), out
+    )
     return prepared.read(out)
 
 
 def read_federation(
-    found: Mapping[str, Path],
+    paths: Mapping[str, Path],
     name: str,
     *,
     size: int | None = None,
@@ -81,211 +104,234 @@ def read_federation(
     scale: str | None = None,
     schema: Schema | None = None,
     skip_unlabelled: bool = False,
-    **about_columns: Any,
+    **column_options: Any,
 ) -> Dataset:
-    """What parties' files or folders hold, as one dataset.
+    """Read the parties' files or folders into one dataset.
 
-    `size` is the pixels a side that pictures are brought to; `classes` how many there are, where no
-    party has the last of them. Tables follow `schema`, or one is made of them as is said
-    `about_columns` (`label`, `columns`, `drop`, ...: see `Wishes`). Their numbers are scaled unless
-    told otherwise: `scale` is `own`, `shared` or `none`; arrays are used as they are unless told
-    otherwise, and pictures always.
+    Args:
+        paths: the parties' files or folders, by name.
+        name: name of the dataset.
+        size: side length in pixels to which pictures are resized.
+        classes: number of classes, if no party has the last of them.
+        scale: `own`, `shared` or `none`. Default: `own` for tables, `none` for arrays. Pictures
+            are never scaled.
+        schema: schema of the tables. Default: a schema is inferred from all tables.
+        skip_unlabelled: leave out rows of tables without a label.
+        **column_options: options for the inferred schema (`label`, `columns`, `drop`, ...: see
+            `ColumnOptions`).
+
+    Raises:
+        UsageError: if the files cannot be read or do not fit together.
     """
-    if schema is not None and (about_columns or scale):
+    if schema is not None and (column_options or scale):
         raise UsageError(
-            "A schema says all about the columns: leave out the other options, or change the"
-            " schema."
+            "A schema determines all columns: leave out the other options, or change the schema."
         )
-    kind = one_kind(found)
+    kind = common_kind(paths)
     if kind != TABLES:
-        _check_no_columns(
-            kind, about_columns | {"schema": schema, "skip_unlabelled": skip_unlabelled}
+        _refuse_column_options(
+            kind, column_options | {"schema": schema, "skip_unlabelled": skip_unlabelled}
         )
-    asked = Wishes(**about_columns | ({} if scale is None else {"scale": scale}))
+    options = ColumnOptions(**column_options | ({} if scale is None else {"scale": scale}))
     if size is not None and kind != PICTURES:
         raise UsageError(f"size is for pictures, but these parties bring {kind}.")
     if kind == PICTURES:
         if scale not in (None, "none"):
             raise UsageError("scale is for tables and signals: pictures are used as they are.")
-        brought = Brought(_pictures(found, size), "pictures by class")
+        imported = ImportedParties(_read_pictures(paths, size), "pictures by class")
     elif kind == "arrays":
-        brought = Brought({name: _arrays(path) for name, path in found.items()}, "arrays")
+        imported = ImportedParties(
+            {name: _read_arrays(path) for name, path in paths.items()}, "arrays"
+        )
     else:
-        brought = _tables(found, asked, schema, skip_unlabelled)
-    return _dataset(name, brought, classes, scale or "none")
+        imported = _read_all_tables(paths, options, schema, skip_unlabelled)
+    return _dataset(name, imported, classes, scale or "none")
 
 
-def _tables(
-    found: Mapping[str, Path], asked: Wishes, schema: Schema | None, skip_unlabelled: bool
-) -> Brought:
-    """Everybody's tables as numbers, by a schema that was given or the one that they have in
-    common.
-    """
-    tables = read_tables(found)
-    skipped: list[str] = []
+def _read_all_tables(
+    paths: Mapping[str, Path], options: ColumnOptions, schema: Schema | None, skip_unlabelled: bool
+) -> ImportedParties:
+    """Read all tables and encode them by the given schema, or by one inferred from them."""
+    tables = read_tables(paths)
+    skip_warnings: list[str] = []
     if skip_unlabelled:
-        tables, skipped = labelled(tables, schema or asked.about_label())
-    agreed = schema or schema_of(tables, asked)
-    x, y, notes = numbers_by(agreed, tables, strict=schema is not None)
+        tables, skip_warnings = drop_unlabelled(tables, schema or options.label_schema())
+    agreed = schema or infer_schema(tables, options)
+    x, y, warnings = encode_tables(agreed, tables, strict=schema is not None)
     parties = {
-        name: Contribution(found[name], x[name], y[name], np.zeros(len(y[name]), np.bool_))
+        name: Contribution(paths[name], x[name], y[name], np.zeros(len(y[name]), np.bool_))
         for name in tables
     }
-    about = f"tables with the columns {few(column.name for column in agreed.columns)}"
-    return Brought(parties, about, (*notes, *skipped), agreed)
+    description = f"tables with the columns {join_names(column.name for column in agreed.columns)}"
+    return ImportedParties(parties, description, (*warnings, *skip_warnings), agreed)
 
 
-def _check_no_columns(kind: str, said: Mapping[str, Any]) -> None:
-    """Refuse what is said of columns where there are none."""
-    if named := next((name for name, value in said.items() if value not in (None, False)), None):
-        raise UsageError(f"{named} is for tables, but these parties bring {kind}.")
+def _refuse_column_options(kind: str, options: Mapping[str, Any]) -> None:
+    """Refuse options about columns for data without columns."""
+    if option := next(
+        (name for name, value in options.items() if value not in (None, False)), None
+    ):
+        raise UsageError(f"{option} is for tables, but these parties bring {kind}.")
 
 
 # Arrays.
 
 
-def _arrays(path: Path) -> Contribution:
-    """`x` and `y`, and where it has them `x_test` and `y_test`."""
-    held = read_npz(path, missing=True)
-    for wanted in ("x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & set(held) else [])):
-        if wanted not in held:
-            raise bad(path, f"has no array called {wanted}; it has {few(held)}")
-    parts = [(held["x"], held["y"])] + (
-        [(held["x_test"], held["y_test"])] if "x_test" in held else []
+def _read_arrays(path: Path) -> Contribution:
+    """Read `x` and `y`, and `x_test` and `y_test` if the file has them."""
+    arrays = read_npz(path, missing=True)
+    for key in ("x", "y", *(["x_test", "y_test"] if {"x_test", "y_test"} & set(arrays) else [])):
+        if key not in arrays:
+            raise file_error(path, f"has no array called {key}; it has {join_names(arrays)}")
+    parts = [(arrays["x"], arrays["y"])] + (
+        [(arrays["x_test"], arrays["y_test"])] if "x_test" in arrays else []
     )
-    made = []
+    converted = []
     for x, y in parts:
         if x.dtype.kind not in "biuf" or x.ndim < 2:
-            raise bad(
+            raise file_error(
                 path,
-                f"has samples of shape {x.shape} and type {x.dtype}, but a row of numbers a sample"
-                " is needed",
+                f"has samples of shape {x.shape} and type {x.dtype}, but each sample must be a row"
+                " of numbers",
             )
         if y.ndim != 1:
-            raise bad(path, f"has labels of shape {y.shape}, but one a sample is needed")
-        same_length(path, samples=x, labels=y)
+            raise file_error(
+                path, f"has labels of shape {y.shape}, but one label per sample is needed"
+            )
+        check_same_length(path, samples=x, labels=y)
         if not len(y):
-            raise bad(path, "holds no samples")
+            raise file_error(path, "holds no samples")
         if x.dtype == np.uint8 and x.ndim > 2:
-            made.append(planes(x))
+            converted.append(channels_first(x))
         else:
-            made.append((planes(x) if x.ndim == 4 else x).astype(np.float32))
-    if made[0].shape[1:] != made[-1].shape[1:]:
-        raise bad(
+            converted.append((channels_first(x) if x.ndim == 4 else x).astype(np.float32))
+    if converted[0].shape[1:] != converted[-1].shape[1:]:
+        raise file_error(
             path,
-            f"has samples of shape {made[0].shape[1:]} but test samples of shape"
-            f" {made[-1].shape[1:]}",
+            f"has samples of shape {converted[0].shape[1:]} but test samples of shape"
+            f" {converted[-1].shape[1:]}",
         )
     y = np.concatenate([y for _, y in parts])
-    return Contribution(path, np.concatenate(made), y, np.arange(len(y)) >= len(made[0]))
+    return Contribution(path, np.concatenate(converted), y, np.arange(len(y)) >= len(converted[0]))
 
 
 # Pictures.
 
 
-def _misplaced(file: Path, folder: Path) -> str:
-    """Why a file is not where a party's pictures are."""
+def _misplacement(file: Path, folder: Path) -> str:
+    """The message about a file in a party's folder that is not in a class folder."""
     if file.suffix in (".csv", ".xlsx", ".parquet", ".npz"):
         beside = folder.with_suffix(file.suffix)
         return (
-            "is a table, but a party's folder holds pictures: give each party one file, here"
+            "is a table, but a party's folder must hold pictures: give each party one file, here"
             f" {beside}"
         )
     return "is not in a folder of its class"
 
 
-def _pictures(found: Mapping[str, Path], size: int | None) -> dict[str, Contribution]:
-    """One folder a class in each party's folder, all brought to one size."""
+def _read_pictures(paths: Mapping[str, Path], size: int | None) -> dict[str, Contribution]:
+    """Read each party's pictures from one folder per class, resized to the same size."""
     files: dict[str, list[Path]] = {}
-    for name, path in found.items():
-        inner = inside(path)
-        stray = next((p for p in inner if not p.is_dir()), None)
-        if stray is not None or not inner:
-            raise bad(
-                stray or path,
-                _misplaced(stray, path) if stray else "is empty: it must have one folder a class",
+    for name, path in paths.items():
+        inner = list_folder(path)
+        misplaced = next((p for p in inner if not p.is_dir()), None)
+        if misplaced is not None or not inner:
+            raise file_error(
+                misplaced or path,
+                _misplacement(misplaced, path)
+                if misplaced
+                else "is empty: it must have one folder per class",
             )
         files[name] = [picture for kind in inner for picture in picture_files(kind)]
-    wanted = (size, size) if size is not None else _common_size(files)
+    target_size = (size, size) if size is not None else _common_size(files)
     kinds = {
-        name: np.array([picture.parent.name for picture in mine]) for name, mine in files.items()
+        name: np.array([picture.parent.name for picture in pictures])
+        for name, pictures in files.items()
     }
     return {
         name: Contribution(
-            found[name], read_images(mine, wanted), kinds[name], np.zeros(len(mine), np.bool_)
+            paths[name],
+            read_images(pictures, target_size),
+            kinds[name],
+            np.zeros(len(pictures), np.bool_),
         )
-        for name, mine in files.items()
+        for name, pictures in files.items()
     }
 
 
 def _common_size(files: Mapping[str, list[Path]]) -> tuple[int, int]:
-    """Height and width of all pictures; they must agree."""
-    sizes = {path: read_image(path).shape[1:] for mine in files.values() for path in mine}
+    """Height and width of all pictures; refuse different sizes."""
+    sizes = {path: read_image(path).shape[1:] for pictures in files.values() for path in pictures}
     first, (height, width) = next(iter(sizes.items()))
     for path, (h, w) in sizes.items():
         if (h, w) != (height, width):
-            raise bad(
+            raise file_error(
                 path,
-                f"has {h} x {w} pixels but {first} {height} x {width}: say with size what to bring"
-                " them all to",
+                f"has {h} x {w} pixels but {first} {height} x {width}: give the size to resize"
+                " them to with size",
             )
     return height, width
 
 
-# From what they bring to one dataset.
+# From the parties' samples to one dataset.
 
 
-def _dataset(name: str, brought: Brought, classes: int | None, scale: str) -> Dataset:
-    """All parties' samples, one party after the other."""
-    parties, schema = brought.parties, brought.schema
-    _check(parties)
-    answers, names = _named(schema, parties, classes) if schema else _answers(parties, classes)
+def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: str) -> Dataset:
+    """Concatenate all parties' samples to a dataset."""
+    parties, schema = imported.parties, imported.schema
+    _check_parties(parties)
+    party_labels, class_names = (
+        _schema_labels(schema, parties, classes) if schema else _class_labels(parties, classes)
+    )
     x = np.concatenate([party.x for party in parties.values()])
-    y = np.concatenate(answers)
+    y = np.concatenate(party_labels)
     test = np.concatenate([party.test for party in parties.values()])
-    kinds = (
+    class_count = (
         max(len(schema.classes), classes or 0)
         if schema
-        else len(names) or classes or int(y.max()) + 1
+        else len(class_names) or classes or int(y.max()) + 1
     )
     if schema and not schema.classes:
-        kinds = 0
-    elif kinds < 2:
+        class_count = 0
+    elif class_count < 2:
         raise UsageError("All samples have the same label, so there is nothing to learn.")
-    if kinds > max(len(y), classes or 0):
+    if class_count > max(len(y), classes or 0):
         raise UsageError(
-            f"The labels run up to {kinds - 1}, but there are only {len(y)} samples: number the"
-            " classes 0, 1, 2, ..."
+            f"The labels run up to {class_count - 1}, but there are only {len(y)} samples: number"
+            " the classes 0, 1, 2, ..."
         )
-    of = np.repeat(np.arange(len(parties)), [len(party.y) for party in parties.values()])
-    empty = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
-    notes = [*brought.notes, *_told(parties, y, kinds, empty & (schema is None), test)]
-    more: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
+    party_numbers = np.repeat(np.arange(len(parties)), [len(party.y) for party in parties.values()])
+    is_missing = np.isnan(x) if x.dtype != np.uint8 else np.zeros((1, 1), np.bool_)
+    warnings = [
+        *imported.warnings,
+        *_import_warnings(parties, y, class_count, is_missing & (schema is None), test),
+    ]
+    options: dict[str, Any] = {} if x.ndim == 4 else {"mean": (0.0,), "std": (1.0,)}
     if schema:
-        more |= prepared_by(schema)
+        options |= preprocessing_options(schema)
     elif scale != "none":
         flags = np.isin(x, (0, 1)).all((0, *range(2, x.ndim)))
-        more |= {"scale": scale, "scaled": tuple(np.flatnonzero(~flags).tolist())}
-        notes.append(SCALED[scale])
+        options |= {"scale": scale, "scaled": tuple(np.flatnonzero(~flags).tolist())}
+        warnings.append(SCALING_SENTENCES[scale])
     return Dataset(
         name=name,
         x=torch.from_numpy(np.ascontiguousarray(x)),
         y=torch.from_numpy(y),
-        classes=kinds,
-        description=f"Imported: {brought.about}",
-        licence="that of whoever brought it",
+        classes=class_count,
+        description=f"Imported: {imported.description}",
+        licence="that of the imported files",
         official_test=torch.from_numpy(test) if test.any() else None,
-        groups={"party": Groups(tuple(parties), of)},
-        home="natural(by=party)",
-        missing="impute" if empty.any() or (schema and schema.marked) else "refuse",
-        class_names=names,
-        notes=tuple(f"{name}: {note}" for note in notes),
-        **more,
+        groups={"party": Groups(tuple(parties), party_numbers)},
+        default_partition="natural(by=party)",
+        missing="impute" if is_missing.any() or (schema and schema.marked) else "refuse",
+        class_names=class_names,
+        warnings=tuple(f"{name}: {note}" for note in warnings),
+        **options,
     )
 
 
-def prepared_by(schema: Schema) -> dict[str, Any]:
-    """What a dataset does to its values, as the schema says."""
+def preprocessing_options(schema: Schema) -> dict[str, Any]:
+    """The arguments of `Dataset` for the preprocessing of a schema."""
     if schema.scale in ("own", "shared"):
         return {"schema": schema, "scale": schema.scale, "scaled": schema.scaled}
     if schema.scale == "none":
@@ -302,10 +348,10 @@ def prepared_by(schema: Schema) -> dict[str, Any]:
     }
 
 
-def _named(
+def _schema_labels(
     schema: Schema, parties: Mapping[str, Contribution], classes: int | None
 ) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
-    """Labels by their numbers in the schema, and their names where these are words."""
+    """The parties' labels, and the class names if the classes are words."""
     words = () if schema.classes == tuple(map(str, range(len(schema.classes)))) else schema.classes
     if classes is not None and not schema.classes:
         raise UsageError(
@@ -323,8 +369,8 @@ def _named(
     return [party.y for party in parties.values()], words
 
 
-def _check(parties: dict[str, Contribution]) -> None:
-    """All parties must agree in shape and in whether they have a test part."""
+def _check_parties(parties: dict[str, Contribution]) -> None:
+    """Check that all parties have the same shape and type, and all or none a test part."""
     first, model = next(iter(parties.items()))
     for name, party in parties.items():
         if party.x.shape[1:] != model.x.shape[1:]:
@@ -349,13 +395,13 @@ def _check(parties: dict[str, Contribution]) -> None:
             raise UsageError(f"Party {name!r} has infinite values: remove or fill them.")
         if party.x.ndim > 2 and np.isnan(party.x).any():
             raise UsageError(
-                f"Party {name!r} has values that are missing, which can be filled in tables only:"
-                " fill them."
+                f"Party {name!r} has missing values, which can be imputed in tables only: fill them"
+                " in."
             )
 
 
-def _numbers(values: Array) -> bool:
-    """Whether labels are numbers, or text that reads as such."""
+def _are_numbers(values: Array) -> bool:
+    """Whether labels are numbers, or text that can be read as numbers."""
     try:
         numeric(values)
     except UsageError:
@@ -363,11 +409,11 @@ def _numbers(values: Array) -> bool:
     return True
 
 
-def _answers(
+def _class_labels(
     parties: dict[str, Contribution], classes: int | None
 ) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
-    """Labels as classes: numbers as they are, words in sorted order over all parties."""
-    texts = [name for name, party in parties.items() if not _numbers(party.y)]
+    """Class labels: numbers as they are, words numbered in sorted order over all parties."""
+    texts = [name for name, party in parties.items() if not _are_numbers(party.y)]
     if not texts:
         return [labels(party.path, numeric(party.y), classes) for party in parties.values()], ()
     for name, party in parties.items():
@@ -377,7 +423,7 @@ def _answers(
                 " they must agree."
             )
         if (party.y == "").any():
-            raise bad(party.path, f"has no label in row {int(np.argmax(party.y == '')) + 1}")
+            raise file_error(party.path, f"has no label in row {int(np.argmax(party.y == '')) + 1}")
     names = sorted({str(word) for party in parties.values() for word in party.y})
     if classes is not None and classes != len(names):
         raise UsageError(
@@ -388,35 +434,35 @@ def _answers(
     ], tuple(names)
 
 
-def _told(
+def _import_warnings(
     parties: dict[str, Contribution],
     y: NDArray[np.int64],
     classes: int,
-    empty: NDArray[np.bool_],
+    is_missing: NDArray[np.bool_],
     test: NDArray[np.bool_],
 ) -> list[str]:
-    """What a user should know: what is missing, unused or small."""
-    notes = []
-    if empty.any():
-        notes.append(
-            f"{empty.mean():.1%} of all values are missing: filled with the mean of the party's own"
-            " training samples, and a column each says what was filled."
+    """Warnings about missing values, unused classes, small parties and test parts."""
+    warnings = []
+    if is_missing.any():
+        warnings.append(
+            f"{is_missing.mean():.1%} of all values are missing: replaced by the mean of the"
+            " party's own training samples, with an indicator column for each feature."
         )
     unused = sorted(set(range(classes)) - set(y.tolist()))
     if unused:
-        notes.append(
+        warnings.append(
             "no sample has the label"
             f" {', '.join(map(str, unused[:10]))}{' and others' if len(unused) > 10 else ''}."
         )
-    small = [name for name, party in parties.items() if (~party.test).sum() < LEAST]
+    small = [name for name, party in parties.items() if (~party.test).sum() < SMALLEST_PARTY]
     if small:
-        notes.append(
-            f"{few(small)} with fewer than {LEAST} samples take no part, unless --partition"
-            " 'natural(min=1)'."
+        warnings.append(
+            f"{join_names(small)} with fewer than {SMALLEST_PARTY} samples take no part; to include"
+            " them, use --partition 'natural(min=1)'."
         )
     if test.any():
-        notes.append(
-            "each party has a test part of its own, which --test official uses; own(0.25) puts it"
-            " to the rest."
+        warnings.append(
+            "each party has its own test part, which --test official uses; with own(0.25) it is"
+            " pooled with the other samples."
         )
-    return notes
+    return warnings

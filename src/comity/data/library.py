@@ -1,4 +1,4 @@
-"""The datasets that can be loaded by name, and those of a user's own file or folder."""
+"""The library of datasets: loading by name, and from users' files and folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pkgutil import iter_modules
 
 from comity.data import prepared
 from comity.data.dataset import Dataset
-from comity.data.files import Missing, Way, cache_folder, locate, obtain
+from comity.data.files import DatasetNotFound, FileLayout, cache_folder, load_dataset, locate
 from comity.errors import UsageError, unknown
 from comity.plugins import call_from_file, is_code
 from comity.spec import Spec, call, parse
@@ -20,8 +20,9 @@ from comity.spec import Spec, call, parse
 
 @dataclass(frozen=True)
 class Card:
-    """What can be said of a dataset without loading it; samples and shape are those of the complete
-    one.
+    """The description of a dataset, available without its files.
+
+    Samples and shape are those of the complete dataset.
     """
 
     name: str
@@ -32,121 +33,128 @@ class Card:
     licence: str
     groups: tuple[str, ...] = ()
     hub: str = ""
-    """Its name on the Hugging Face hub."""
+    """The name of the dataset on the Hugging Face hub."""
     missing: str = ""
     """How missing values are handled."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A dataset in the library: read from files, made in memory, or put together from others that
-    are here.
-    """
+    """A dataset of the library: read from files, made in memory, or combined from others."""
 
     card: Card
-    ways: tuple[Way, ...] = ()
+    layouts: tuple[FileLayout, ...] = ()
     make: Callable[[], Dataset] | None = None
     parts: tuple[str, ...] = ()
     join: Callable[[Mapping[str, Dataset], tuple[str, ...]], Dataset] | None = None
     options: Callable[..., Dataset] | None = None
-    """Makes of the dataset what options in parentheses ask for: its further parameters are the
-    options.
-    """
+    """Applies the options in parentheses: a function of the dataset and the options."""
 
     def load(self, trust: bool = False) -> Dataset:
-        """The dataset, or one sentence that says which files would be needed."""
+        """Load the dataset.
+
+        Raises:
+            DatasetNotFound: if its files are not on this machine.
+        """
         if self.make:
             return self.make()
         if self.join:
-            return self._joined()
+            return self._load_parts()
         try:
-            kept = obtain(self.card.name, self.ways, trust)
-            return replace(
-                kept, description=self.card.description
-            )  # its file may be older than what is said of it
-        except Missing as why:
-            raise Missing(why.name, why.ways, self.card.hub) from None
+            dataset = load_dataset(self.card.name, self.layouts, trust)
+            # The cached description may be older than the card.
+            return replace(dataset, description=self.card.description)
+        except DatasetNotFound as error:
+            raise DatasetNotFound(error.name, error.layouts, self.card.hub) from None
 
-    def varied(self, spec: Spec, trust: bool = False) -> Dataset:
-        """The dataset as its options say."""
+    def load_with_options(self, spec: Spec, trust: bool = False) -> Dataset:
+        """Load the dataset with the options of `spec`."""
         if self.options is None:
-            raise UsageError(f"{spec.name} has no options: leave the parentheses away.")
+            raise UsageError(f"{spec.name} has no options: leave out the parentheses.")
         return call(spec, self.options, self.load(trust))
 
-    def _joined(self) -> Dataset:
-        """What is here of the parts, together; which ones are not is said in its notes."""
-        found = {}
+    def _load_parts(self) -> Dataset:
+        """Combine the parts that are available; missing ones are named in the warnings."""
+        loaded = {}
         for name in self.parts:
             try:
-                found[name] = load(name)
-            except Missing:
+                loaded[name] = load(name)
+            except DatasetNotFound:
                 continue
-        absent = tuple(name for name in self.parts if name not in found)
-        if not found:
+        absent = tuple(name for name in self.parts if name not in loaded)
+        if not loaded:
             raise UsageError(
-                f"None of the sources of {self.card.name} is here ({', '.join(absent)}): put the"
+                f"No source of {self.card.name} is available ({', '.join(absent)}): put the"
                 " files of some of them into a folder and name it with COMITY_DATA."
             )
         assert self.join
-        mark = "-".join(part.fingerprint()[:6] for part in found.values())
-        kept = cache_folder() / f"{self.card.name}-{prepared.VERSION}-{mark}"
+        digest = "-".join(part.fingerprint()[:6] for part in loaded.values())
+        cached = cache_folder() / f"{self.card.name}-{prepared.VERSION}-{digest}"
         try:
-            return prepared.read(kept)
+            return prepared.read(cached)
         except UsageError:
-            made = self.join(found, absent)
-        with contextlib.suppress(OSError):  # a cache that cannot be written is no loss
-            prepared.save(made, kept)
-        return made
+            dataset = self.join(loaded, absent)
+        with contextlib.suppress(OSError):  # the cache may be read-only
+            prepared.save(dataset, cached)
+        return dataset
 
-    def here(self) -> bool:
-        """Whether it can be loaded now."""
+    def is_available(self) -> bool:
+        """Whether the dataset can be loaded on this machine."""
         if self.parts:
-            return any(ENTRIES[part].here() for part in self.parts)
-        return self.make is not None or any(locate(self.card.name, way) for way in self.ways)
+            return any(ENTRIES[part].is_available() for part in self.parts)
+        return self.make is not None or any(
+            locate(self.card.name, layout) for layout in self.layouts
+        )
 
 
 ENTRIES: dict[str, Entry] = {}
 
 
 def register(entry: Entry) -> None:
-    """Put a dataset into the library."""
+    """Add a dataset to the library."""
     ENTRIES[entry.card.name] = entry
 
 
 @cache
 def _library() -> dict[str, Entry]:
-    """All entries: each file in `sets/` registers its own."""
+    """All entries; each module in `sets/` registers its own when it is imported."""
     package = import_module("comity.data.sets")
-    for found in iter_modules(package.__path__):
-        import_module(f"comity.data.sets.{found.name}")
+    for module in iter_modules(package.__path__):
+        import_module(f"comity.data.sets.{module.name}")
     return ENTRIES
 
 
 def catalogue() -> list[dict[str, object]]:
-    """The cards of all datasets that have a name, and whether they are here."""
+    """The cards of all datasets of the library, and whether they are available."""
     return [
-        asdict(e.card) | {"here": e.here(), "files": " or ".join(map(str, e.ways))}
+        asdict(e.card) | {"here": e.is_available(), "files": " or ".join(map(str, e.layouts))}
         for e in _library().values()
     ]
 
 
 def card(name: str) -> Card | None:
-    """The card of a dataset that has a name."""
+    """The card of a dataset of the library; None if there is none of that name."""
     entry = _library().get(name)
     return entry.card if entry else None
 
 
 def load(name: str, trust_pickle: bool = False) -> Dataset:
-    """A dataset by name, from the hub (`hub:owner/name`), an imported folder, or what `load()` in a
-    user's .py file returns.
+    """Load a dataset.
 
-    A dataset with options has them in parentheses: `har(layout=pfllib)`.
+    Args:
+        name: a name of the library, with options in parentheses as in `har(layout=pfllib)`;
+            `hub:owner/name` for the Hugging Face hub; an imported folder; or a Python file whose
+            function `load()` returns a `Dataset`.
+        trust_pickle: whether files that hold pickles may be read, which can run any code.
+
+    Raises:
+        UsageError: if there is no such dataset, or its files are not on this machine.
 
     Examples:
         >>> digits = load("digits")
         >>> len(digits), digits.shape, digits.classes
         (1797, (1, 8, 8), 10)
-        >>> fed = digits.partition("dirichlet(alpha=0.5)|shift(kinds=none,invert)", parties=3, seed=0)
+        >>> fed = digits.partition("dirichlet(alpha=0.5)", parties=3, seed=0)
         >>> fed.names
         ['p0', 'p1', 'p2']
     """
@@ -167,29 +175,29 @@ def load(name: str, trust_pickle: bool = False) -> Dataset:
     library = _library()
     if name and name not in library and Path(name).is_dir():
         raise UsageError(
-            f"{name} is a folder, but no dataset: bring it in first, with 'comity data import"
+            f"{name} is a folder, but not a dataset: import it first, with 'comity data import"
             f" {name} --label ... --out ...'."
         )
     if name not in library and Path(name).is_file():
         raise UsageError(
-            f"{name} is a file, but no dataset: bring it in first, with 'comity data import {name}"
+            f"{name} is a file, but not a dataset: import it first, with 'comity data import {name}"
             " --label ... --out ...'."
         )
     spec = parse(name) if "(" in name else Spec(name)
     if spec.name not in library:
         raise unknown("dataset", spec.name, library)
     return (
-        library[spec.name].varied(spec, trust_pickle)
+        library[spec.name].load_with_options(spec, trust_pickle)
         if "(" in name
         else library[spec.name].load(trust_pickle)
     )
 
 
 def _from_file(path: str) -> Dataset:
-    """What `load()` in a user's Python file returns."""
-    made = call_from_file(path, "load")
-    if not isinstance(made, Dataset):
+    """Call `load()` of a user's Python file."""
+    result = call_from_file(path, "load")
+    if not isinstance(result, Dataset):
         raise UsageError(
-            f"load() of {path} must return a comity.data.Dataset, not a {type(made).__name__}."
+            f"load() of {path} must return a comity.data.Dataset, not a {type(result).__name__}."
         )
-    return made
+    return result

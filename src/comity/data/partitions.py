@@ -1,9 +1,9 @@
-"""Partitions: who gets which samples.
+"""Partitions: rules that assign samples to parties.
 
-A partition is a function of the labels, the number of parties and a generator, and of options that
-its signature declares. It returns one array of positions a party; no sample is given twice. Tries
-are bounded: what cannot be drawn is refused. Partitions that follow the data's own groups are in
-`groups.py`.
+A partition is a function of the labels, the number of parties and a generator, with options as
+keyword arguments. It returns one array of positions per party; no sample is assigned twice. The
+number of random draws is bounded: if no draw satisfies the options, the partition is refused.
+Partitions by the natural groups of the data are in `groups.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.base.samples import Ints
-from comity.data.custom_partitions import GIVEN, OwnPartition, deal
+from comity.data.custom_partitions import GIVEN, CustomPartition, apply_custom_partition
 from comity.data.groups import GROUPED, Groups, Piece
 from comity.errors import UsageError, unknown
 from comity.plugins import is_code
@@ -25,20 +25,24 @@ from comity.text import first_paragraph
 Partition = Callable[..., list[Ints]]
 PARTITIONS: dict[str, Partition] = {}
 TRIES = 100
-PARTIES = 10  # unless told, and unless the data have parties of their own
+"""Number of random draws after which a partition is refused."""
+PARTIES = 10
+"""Default number of parties, for data without natural parties."""
 
 
 def partition(function: Partition) -> Partition:
-    """Register a partition under its own name; the first line of its docstring is what `comity
-    list` shows.
+    """Register a partition under its function name.
+
+    `comity list partitions` shows the first paragraph of its docstring.
     """
     PARTITIONS[function.__name__] = function
     return function
 
 
 def partition_catalogue() -> list[dict[str, object]]:
-    """Each partition's name, one-line description, and options with their defaults (None: must be
-    given).
+    """Name, description and options of each partition.
+
+    Options are given with their defaults; None marks a required option.
     """
     rows: list[dict[str, object]] = []
     for name, function in (PARTITIONS | GROUPED).items():
@@ -59,26 +63,31 @@ def divide(
     groups: Mapping[str, Groups],
     parties: int | None,
     rng: np.random.Generator,
-    given: OwnPartition | None = None,
+    custom: CustomPartition | None = None,
 ) -> dict[str, Ints | Piece]:
-    """Follow `spec`, or a function that was `given`: each party's positions in `y`, and of which
-    group they are where the partition follows groups.
+    """Partition samples as `spec` says, or by the function `custom`.
+
+    Returns:
+        Each party's positions in `y`. Partitions by natural groups also give the group.
+
+    Raises:
+        UsageError: if the partition is unknown, or does not fit the data.
     """
     if parties is not None and parties < 1:
         raise UsageError(f"There must be at least one party, not {parties}.")
     if spec.name in GROUPED:
         return dict(call(spec, GROUPED[spec.name], groups, parties, rng))
-    own = given is not None or is_code(spec.name)
-    if spec.name.startswith(GIVEN) and not own:
+    is_custom = custom is not None or is_code(spec.name)
+    if spec.name.startswith(GIVEN) and not is_custom:
         raise UsageError(
-            f"The partition {spec.name.removeprefix(GIVEN)} was given from Python as a function:"
-            " name the split.json of its run."
+            f"The partition {spec.name.removeprefix(GIVEN)} is a function that was passed from"
+            " Python: use the split.json of its run instead."
         )
-    if spec.name not in PARTITIONS and not own:
+    if spec.name not in PARTITIONS and not is_custom:
         raise unknown("partition", spec.name, PARTITIONS | GROUPED)
-    asked, parties = parties, PARTIES if parties is None else parties
-    if own:
-        return dict(deal(spec, given, y, asked, parties, rng))
+    requested, parties = parties, PARTIES if parties is None else parties
+    if is_custom:
+        return dict(apply_custom_partition(spec, custom, y, requested, parties, rng))
     if parties > len(y):
         raise UsageError(
             f"There are {len(y)} samples to share, too few for {parties} parties; use fewer"
@@ -92,7 +101,7 @@ def divide(
 
 @partition
 def iid(y: Ints, parties: int, rng: np.random.Generator) -> list[Ints]:
-    """Equal parts at random."""
+    """Equal random parts."""
     return np.array_split(rng.permutation(len(y)), parties)
 
 
@@ -106,11 +115,12 @@ def dirichlet(
     min: int = 10,
     balanced: bool = False,
 ) -> list[Ints]:
-    """Each class is cut in shares drawn from Dir(alpha): the smaller alpha, the more parties
+    """Each class is divided by shares drawn from Dir(alpha): the smaller alpha, the more parties
     differ.
 
-    Drawn again until each party has `min` samples. `balanced`: a party that already holds its equal
-    part of the data gets nothing of the classes that follow (Li et al. 2022, NIID-Bench).
+    Shares are drawn again until each party has `min` samples. With `balanced`, a party that already
+    has 1/parties of all samples gets no samples of the following classes (Li et al. 2022,
+    NIID-Bench).
     """
     _check_range("alpha of dirichlet", alpha, 0, 1e6)
     _check_min("dirichlet", min, parties, len(y))
@@ -118,7 +128,7 @@ def dirichlet(
     for _ in range(TRIES):
         table = _dirichlet_table(sizes, parties, rng, alpha, balanced)
         if table.sum(axis=0).min() >= min:
-            return _deal(_by_class(label, rng), table)
+            return _assign(_by_class(label, rng), table)
     raise UsageError(
         f"{TRIES} draws of dirichlet with alpha={alpha} each left one of {parties} parties with"
         f" fewer than {min} samples; use a smaller min, a larger alpha or fewer parties."
@@ -129,47 +139,49 @@ def dirichlet(
 def mixture(
     y: Ints, parties: int, rng: np.random.Generator, *, alpha: float, samples: int | None = None
 ) -> list[Ints]:
-    """Equally many samples each, of classes in shares that each party draws from Dir(alpha) (Hsu et
-    al. 2019).
+    """Parties of equal size, whose class shares are drawn from Dir(alpha) (Hsu et al. 2019).
 
-    `dirichlet` cuts classes and leaves sizes to chance, so few parties with a small alpha come out
-    with enough; here any alpha goes with any size. `alpha` is that of a single class. Whoever finds
-    a class used up gets more of its other classes, and where all of those are used up, of what is
-    left.
+    With `dirichlet`, party sizes are random, and a small alpha leaves some parties with too few
+    samples. Here any alpha works with any party size. `alpha` is the concentration of a single
+    class. If a class has no samples left, a party gets more of its other classes; if those are
+    used up too, it gets samples of the remaining classes.
     """
     _check_range("alpha of mixture", alpha, 0, 1e6)
-    most = len(y) // parties
-    if samples is not None and not 1 <= samples <= most:
+    largest = len(y) // parties
+    if samples is not None and not 1 <= samples <= largest:
         raise UsageError(
-            f"samples of mixture must be from 1 to {most} for {parties} parties and {len(y)}"
+            f"samples of mixture must be from 1 to {largest} for {parties} parties and {len(y)}"
             f" samples, not {samples}."
         )
-    _, label, left = np.unique(y, return_inverse=True, return_counts=True)
-    table = np.zeros((len(left), parties), dtype=np.int64)
+    _, label, available = np.unique(y, return_inverse=True, return_counts=True)
+    table = np.zeros((len(available), parties), dtype=np.int64)
     for i in range(parties):
-        each = (
-            most + (i < len(y) % parties) if samples is None else samples
-        )  # all are dealt out, unless told
-        drawn = rng.dirichlet(np.full(len(left), alpha))
-        while wanted := each - int(table[:, i].sum()):
-            shares = drawn * (left > 0) if (drawn * (left > 0)).sum() > 0 else left
-            given = np.minimum(_cut(wanted, shares / shares.sum()), left)
-            table[:, i] += given
-            left = left - given
+        # Without `samples`, all samples are assigned.
+        size = largest + (i < len(y) % parties) if samples is None else samples
+        class_shares = rng.dirichlet(np.full(len(available), alpha))
+        while lacking := size - int(table[:, i].sum()):
+            shares = (
+                class_shares * (available > 0)
+                if (class_shares * (available > 0)).sum() > 0
+                else available
+            )
+            counts = np.minimum(_apportion(lacking, shares / shares.sum()), available)
+            table[:, i] += counts
+            available = available - counts
     order = _by_class(label, rng)
     rank = np.arange(len(y)) - np.searchsorted(label[order], label[order])
-    return _deal(order[rank < table.sum(axis=1)[label[order]]], table)
+    return _assign(order[rank < table.sum(axis=1)[label[order]]], table)
 
 
 @partition
 def pathological(
     y: Ints, parties: int, rng: np.random.Generator, *, classes: int = 2, equal: bool = False
 ) -> list[Ints]:
-    """Each party gets samples of exactly so many classes, in unequal amounts.
+    """Each party gets samples of exactly `classes` classes, in unequal amounts.
 
-    Classes are dealt like cards, so that all are used as evenly as can be. A class's parties share
-    all of its samples with weights drawn between 0.1 and 1 (`equal`: equally, as LG-FedAvg does);
-    where parties are so few that a class has none, its samples go unused.
+    Classes are assigned as evenly as possible. The parties of a class share all its samples with
+    weights drawn between 0.1 and 1 (with `equal`: equally, as in LG-FedAvg). If there are too few
+    parties to cover all classes, the samples of the others are not used.
     """
     present, label, sizes = np.unique(y, return_inverse=True, return_counts=True)
     if not 1 <= classes <= len(sizes):
@@ -177,32 +189,32 @@ def pathological(
             f"classes of pathological must be from 1 to {len(sizes)}, as the data have, not"
             f" {classes}."
         )
-    hands = _hands(len(sizes), parties, rng, classes)
+    hands = _draw_classes(len(sizes), parties, rng, classes)
     table = np.zeros((len(sizes), parties), dtype=np.int64)
     for c, size in enumerate(sizes):
         takers = np.flatnonzero((hands == c).any(axis=1))
         if len(takers) > size:
             raise UsageError(
                 f"{len(takers)} parties would share the {size} samples of class {present[c]}; "
-                "use fewer parties or fewer classes a party."
+                "use fewer parties or fewer classes per party."
             )
         if len(takers):
             weights = np.ones(len(takers)) if equal else rng.uniform(0.1, 1, len(takers))
-            table[c, takers] = 1 + _cut(size - len(takers), weights / weights.sum())
+            table[c, takers] = 1 + _apportion(size - len(takers), weights / weights.sum())
     order = _by_class(label, rng)
     used = table.sum(axis=1) > 0
-    return _deal(order[used[label[order]]], table)
+    return _assign(order[used[label[order]]], table)
 
 
 @partition
 def shard(
     y: Ints, parties: int, rng: np.random.Generator, *, per_party: int = 2, by_class: bool = False
 ) -> list[Ints]:
-    """Samples sorted by label are cut in equal shards, and each party is dealt so many (McMahan et
-    al. 2017).
+    """Samples sorted by label are divided into equal shards, of which each party gets `per_party`
+    (McMahan et al. 2017).
 
-    `by_class`: each class is cut in equally many shards, so that none holds two classes (FedUFO,
-    section 4.1).
+    With `by_class`, each class is divided into the same number of shards, so that no shard holds
+    two classes (FedUFO, section 4.1).
     """
     shards = parties * per_party
     if not 1 <= per_party <= len(y) // parties:
@@ -213,70 +225,70 @@ def shard(
     order = _by_class(y, rng)
     if by_class:
         sizes = np.unique(y, return_counts=True)[1]
-        each, rest = divmod(shards, len(sizes))
-        if rest or each > sizes.min():
+        per_class, remainder = divmod(shards, len(sizes))
+        if remainder or per_class > sizes.min():
             raise UsageError(
-                f"{shards} shards cannot be {len(sizes)} classes cut in equally many of at least"
-                " one sample; use other parties or per_party, or by_class=false."
+                f"{len(sizes)} classes cannot be divided equally into {shards} shards of at least"
+                " one sample; change parties or per_party, or use by_class=false."
             )
         pieces = [
             piece
-            for one in np.split(order, np.cumsum(sizes)[:-1])
-            for piece in np.array_split(one, each)
+            for class_positions in np.split(order, np.cumsum(sizes)[:-1])
+            for piece in np.array_split(class_positions, per_class)
         ]
     else:
         pieces = np.array_split(order, shards)
-    dealt = rng.permutation(shards).reshape(parties, per_party)
-    return [np.concatenate([pieces[s] for s in hand]) for hand in dealt]
+    assignment = rng.permutation(shards).reshape(parties, per_party)
+    return [np.concatenate([pieces[s] for s in hand]) for hand in assignment]
 
 
 @partition
 def quantity(
     y: Ints, parties: int, rng: np.random.Generator, *, beta: float = 0.5, min: int = 10
 ) -> list[Ints]:
-    """Labels alike, sizes unequal: each party gets `min` samples, and of the rest a share drawn
-    from Dir(beta).
+    """Random samples, unequal party sizes: each party gets `min` samples and a share of the rest
+    drawn from Dir(beta).
     """
     _check_range("beta of quantity", beta, 0, 1e6)
     _check_min("quantity", min, parties, len(y))
-    return _sized(len(y), min, rng.dirichlet(np.full(parties, beta)), rng)
+    return _random_parts(len(y), min, rng.dirichlet(np.full(parties, beta)), rng)
 
 
 @partition
 def lognormal(
     y: Ints, parties: int, rng: np.random.Generator, *, sigma: float = 1.0, min: int = 10
 ) -> list[Ints]:
-    """Labels alike, sizes unequal: each party gets `min` samples, and of the rest a log-normally
-    drawn share.
+    """Random samples, unequal party sizes: each party gets `min` samples and a log-normally
+    distributed share of the rest.
     """
     _check_range("sigma of lognormal", sigma, 0, 100)
     _check_min("lognormal", min, parties, len(y))
     weights = np.exp(sigma * rng.normal(size=parties))
-    return _sized(len(y), min, weights / weights.sum(), rng)
+    return _random_parts(len(y), min, weights / weights.sum(), rng)
 
 
-def _cut(total: int, shares: NDArray[np.float64]) -> Ints:
-    """Whole numbers in proportion to `shares` that add up to `total`."""
+def _apportion(total: int, shares: NDArray[np.float64]) -> Ints:
+    """Integers in proportion to `shares` that add up to `total`."""
     ends = np.rint(np.cumsum(shares)[:-1] * total).astype(np.int64)
     return np.diff(ends, prepend=0, append=total)
 
 
-def _sized(
+def _random_parts(
     samples: int, least: int, shares: NDArray[np.float64], rng: np.random.Generator
 ) -> list[Ints]:
-    """Random parts of `least` samples each, and of the rest by `shares`."""
-    sizes = least + _cut(samples - least * len(shares), shares)
+    """Random parts: `least` samples each, and the rest in proportion to `shares`."""
+    sizes = least + _apportion(samples - least * len(shares), shares)
     return np.split(rng.permutation(samples), np.cumsum(sizes)[:-1])
 
 
 def _by_class(label: Ints, rng: np.random.Generator) -> Ints:
-    """All positions, class after class, in random order within a class."""
+    """All positions sorted by class, in random order within a class."""
     order = rng.permutation(len(label))
     return order[np.argsort(label[order], kind="stable")]
 
 
-def _deal(order: Ints, table: Ints) -> list[Ints]:
-    """Hand out positions sorted by class: `table[c, i]` of class c to party i."""
+def _assign(order: Ints, table: Ints) -> list[Ints]:
+    """Assign positions sorted by class: `table[c, i]` of class c to party i."""
     owner = np.repeat(np.tile(np.arange(table.shape[1]), len(table)), table.ravel())
     return np.split(order[np.argsort(owner, kind="stable")], np.cumsum(table.sum(axis=0))[:-1])
 
@@ -284,40 +296,46 @@ def _deal(order: Ints, table: Ints) -> list[Ints]:
 def _dirichlet_table(
     sizes: Ints, parties: int, rng: np.random.Generator, alpha: float, balanced: bool
 ) -> Ints:
-    """One draw of how many samples of each class each party gets."""
+    """Draw the number of samples of each class (rows) for each party (columns)."""
     table = np.zeros((len(sizes), parties), dtype=np.int64)
-    held = np.zeros(parties, dtype=np.int64)
+    totals = np.zeros(parties, dtype=np.int64)
     for c, size in enumerate(sizes):
         shares = rng.dirichlet(np.full(parties, alpha))
         if balanced:
-            room = held * parties < sizes.sum()  # never empty: this class is still to be given
+            # At least one party has room, because this class is not yet assigned.
+            room = totals * parties < sizes.sum()
             shares = np.where(room, shares, 0)
             shares = shares / shares.sum() if shares.sum() > 0 else room / room.sum()
-        table[c] = _cut(size, shares)
-        held += table[c]
+        table[c] = _apportion(size, shares)
+        totals += table[c]
     return table
 
 
-def _hands(classes: int, parties: int, rng: np.random.Generator, each: int) -> Ints:
-    """Deal `each` different classes to every party from one shuffled deck of classes after another."""
+def _draw_classes(classes: int, parties: int, rng: np.random.Generator, count: int) -> Ints:
+    """Draw `count` different classes for each party, using every class about equally often.
+
+    Classes are taken from a shuffled deck; an empty deck is replaced by a new one.
+    """
     hands: list[list[int]] = []
     deck: list[int] = []
     for _ in range(parties):
-        hand, deck = deck[:each], deck[each:]
-        if len(hand) < each:
-            fresh = rng.permutation(classes).tolist()
-            fresh = [c for c in fresh if c not in hand] + [c for c in fresh if c in hand]
-            hand, deck = hand + fresh[: each - len(hand)], fresh[each - len(hand) :]
+        hand, deck = deck[:count], deck[count:]
+        if len(hand) < count:
+            shuffled = rng.permutation(classes).tolist()
+            shuffled = [c for c in shuffled if c not in hand] + [c for c in shuffled if c in hand]
+            hand, deck = hand + shuffled[: count - len(hand)], shuffled[count - len(hand) :]
         hands.append(hand)
     return np.array(hands)
 
 
 def _check_range(what: str, value: float, low: float, high: float) -> None:
+    """Refuse a value outside (low, high]."""
     if not low < value <= high:
         raise UsageError(f"{what} must be more than {low} and at most {high:g}, not {value}.")
 
 
 def _check_min(name: str, least: int, parties: int, samples: int) -> None:
+    """Refuse a minimum party size that is below 1, or that the samples do not allow."""
     if least < 1:
         raise UsageError(f"min of {name} must be at least 1, not {least}.")
     if parties * least > samples:

@@ -1,13 +1,11 @@
-"""The files that parties bring: which there are in a folder, whose they are, and what kind of data
-they hold.
-"""
+"""The parties' files to import: finding them in a folder, their party, and their kind of data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from comity.data.formats.common import bad, inside, present
+from comity.data.formats.common import existing_file, file_error, list_folder
 from comity.data.split import check_name
 from comity.errors import UsageError
 
@@ -23,28 +21,36 @@ PICTURES = "pictures"
 ENDINGS = ".npz, .csv, .csv.gz, .xlsx or .parquet"
 
 
-def parties_in(source: Path) -> dict[str, Path]:
-    """The parties' files or folders, by name: those of a folder, or the one that is named."""
+def find_party_files(source: Path) -> dict[str, Path]:
+    """The parties' files or folders, by party name.
+
+    Args:
+        source: a folder with one file or folder per party, or one party's file.
+
+    Raises:
+        UsageError: if there is none, or a file is not a party's.
+    """
     if source.is_dir():
-        return _parties(source)
+        return _find_in_folder(source)
     if not source.exists() and not source.suffix:
         raise UsageError(f"There is no folder {source}.")
-    path = present(source)
-    if not (ending := ending_of(path)):
-        raise bad(path, f"is no party's file: it must be {ENDINGS}")
+    path = existing_file(source)
+    if not (ending := file_ending(path)):
+        raise file_error(path, f"is not a party's file: it must be {ENDINGS}")
     name = path.name[: -len(ending)]
     check_name(name)
     return {name: path}
 
 
-def stem(source: Path) -> str:
+def source_name(source: Path) -> str:
+    """The name of a folder, or of a file without its ending."""
     name = source.resolve().name
-    return name[: -len(ending_of(source))] if source.is_file() else name
+    return name[: -len(file_ending(source))] if source.is_file() else name
 
 
-def one_kind(found: Mapping[str, Path]) -> str:
-    """What all parties bring."""
-    kinds = {name: _kind(path) for name, path in found.items()}
+def common_kind(paths: Mapping[str, Path]) -> str:
+    """The kind of data of all parties; refuse different kinds."""
+    kinds = {name: _kind(path) for name, path in paths.items()}
     first, kind = next(iter(kinds.items()))
     for name, other in kinds.items():
         if other != kind:
@@ -55,36 +61,39 @@ def one_kind(found: Mapping[str, Path]) -> str:
     return kind
 
 
-def _parties(root: Path) -> dict[str, Path]:
-    """The parties' files or folders, by name."""
+def _find_in_folder(root: Path) -> dict[str, Path]:
+    """The files and folders in a folder, by party name."""
     if (root / "dataset.json").exists():
-        raise bad(root, "is a dataset of Comity's already: use it as it is, with --data")
-    found: dict[str, Path] = {}
-    for path in inside(root):
-        ending = ending_of(path)
+        raise file_error(root, "is already an imported dataset: use it with --data")
+    paths: dict[str, Path] = {}
+    for path in list_folder(root):
+        ending = file_ending(path)
         if path.name.startswith("~$") or path.name.lower() in ("thumbs.db", "desktop.ini"):
-            continue  # what Excel and file managers leave behind
+            continue  # leftovers of Excel and file managers
         if path.suffix.lower() == ".xls":
-            raise bad(path, "is an Excel file of the old kind: save it as .xlsx")
+            raise file_error(path, "is an Excel file of the old format: save it as .xlsx")
         if path.is_file() and not ending:
-            raise bad(path, f"is no party's file: it must be {ENDINGS}, or a folder of pictures")
+            raise file_error(
+                path, f"is not a party's file: it must be {ENDINGS}, or a folder of pictures"
+            )
         name = path.name if path.is_dir() else path.name[: -len(ending)]
         check_name(name)
-        if name in found:
+        if name in paths:
             raise UsageError(
-                f"Party {name!r} has two files, {found[name].name} and {path.name}: keep one of"
+                f"Party {name!r} has two files, {paths[name].name} and {path.name}: keep one of"
                 " them."
             )
-        found[name] = path
-    if not found:
-        raise bad(root, "is empty: put one file or folder a party into it")
-    return found
+        paths[name] = path
+    if not paths:
+        raise file_error(root, "is empty: put one file or folder per party into it")
+    return paths
 
 
-def ending_of(path: Path) -> str:
-    """What a file's name ends with, if it can be a party's."""
+def file_ending(path: Path) -> str:
+    """The ending of a party's file name; "" for other files."""
     return next((ending for ending in KINDS if path.name.lower().endswith(ending)), "")
 
 
 def _kind(path: Path) -> str:
-    return PICTURES if path.is_dir() else KINDS[ending_of(path)]
+    """The kind of data of a file or folder."""
+    return PICTURES if path.is_dir() else KINDS[file_ending(path)]

@@ -1,8 +1,7 @@
-"""From a table's cells to the numbers that a network is given, as a schema says.
+"""Schemas, and the encoding of table cells as model inputs.
 
-This file needs numpy only and nothing else of Comity: a copy of it lies beside every exported
-model, so that what is done to a new patient's row is, line by line, what was done to those that the
-model learned from.
+This module needs numpy only and nothing else of Comity. A copy of it is part of every exported
+model, so that new rows are encoded by the same code as the training rows.
 """
 
 from __future__ import annotations
@@ -20,164 +19,174 @@ import numpy as np
 from numpy.typing import NDArray
 
 MISSING = frozenset({"", "?", "-", ".", "na", "n/a", "nan", "null"})
-"""What stands for a missing value in every column, in small letters."""
+"""Texts that mark a missing value in every column, in lower case."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
 SEPARATORS = (",", ";", "\t", "|")
 Cells = Sequence[Any] | NDArray[Any]
 FORMAT = 1
-SHOWN = 12  # words in a sentence
-FILLED = (
+MOST_NAMED = 12
+"""Number of words that a message lists."""
+IMPUTATION = (
     "a missing number with the mean of the party's own training samples; a missing word with zeros"
     " for all words"
 )
 
 
 class Unusable(Exception):
-    """Why a table cannot be used, in one sentence."""
+    """A table or schema cannot be used; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column that a model is given: numbers, flags (0 and 1, never scaled) or words (one number a
-    word).
+    """An input column: numbers, flags (0 and 1, never scaled) or words (one-hot encoded).
+
+    Field names are keys of `schema.json`.
     """
 
     name: str
     kind: str
-    """number, flag or words; empty as long as nobody has a value."""
+    """number, flag or words; empty if no party has a value."""
     words: tuple[str, ...] = ()
-    """Of a column of words: all there are, in the order of their numbers."""
+    """The words of a column of words, in the order of their one-hot features."""
     may_be_missing: bool = False
-    """A number or flag of this kind has a second one beside it that says where it was missing."""
+    """Whether values may be missing; a number or flag then gets an indicator feature."""
     unit: str = ""
     also_missing: tuple[str, ...] = ()
-    """What else stands for a missing value here, as 0 does for a blood pressure."""
+    """Further texts that mark a missing value in this column, as 0 for a blood pressure."""
     also_called: tuple[str, ...] = ()
-    """Other names that the column goes by."""
+    """Other names of the column in files."""
     also_written: Mapping[str, str] = field(default_factory=dict)
-    """What some write, and the word that it stands for, as m for male."""
+    """Other spellings and the words that they stand for, as m for male."""
     mean: float = 0.0
     std: float = 1.0
-    """Constants that numbers are scaled by, where the schema's are `fixed`."""
+    """Constants for scaling, used if the schema's `scale` is `fixed`."""
 
     @property
     def width(self) -> int:
-        """How many numbers it becomes, without the one that says what was missing."""
+        """Number of features, without the missing-value indicator."""
         return len(self.words) if self.kind == "words" else 1
 
     @property
     def marked(self) -> bool:
-        """Whether another number says where it was missing; a missing word needs none, as all its
-        numbers are 0 then.
+        """Whether the column has a missing-value indicator.
+
+        Words need none: if the word is missing, all its one-hot features are 0.
         """
         return self.may_be_missing and self.kind != "words"
 
 
 @dataclass(frozen=True)
 class Schema:
-    """What parties agree on: columns, words, classes, what is missing, and how numbers are scaled."""
+    """The encoding that parties agree on: columns, words, classes, missing values and scaling."""
 
     columns: tuple[Column, ...]
     label: str
     classes: tuple[str, ...]
-    """The classes by name, in the order of their numbers; none where the label is a number that is
-    to be predicted.
-    """
+    """The names of the classes, in the order of their numbers; empty for regression."""
     missing: tuple[str, ...] = ()
-    """What stands for a missing value beside the usual words."""
+    """Further texts that mark a missing value in every column."""
     merge_case: bool = False
-    """Whether words that differ in case or blanks only are one."""
+    """Whether words that differ only in case or blanks are the same word."""
     scale: str = "own"
-    """Numbers have mean 0 and spread 1 by each party's `own` training samples, by everybody's
-    (`shared`), by constants of the schema (`fixed`), or are used as they are (`none`).
+    """How numbers are standardised: by statistics of each party's own training samples (`own`), by
+    those of all parties (`shared`), by constants of the schema (`fixed`), or not at all (`none`).
     """
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Columns that are not used, and why."""
+    """Columns that are not used, with the reason."""
     label_also_called: tuple[str, ...] = ()
     label_also_written: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def marked(self) -> tuple[int, ...]:
-        """Which of the numbers have another that says where they were missing."""
+        """Positions of the features with a missing-value indicator."""
         return tuple(
-            at for at, column in zip(self._places(), self.columns, strict=True) if column.marked
+            offset
+            for offset, column in zip(self._offsets(), self.columns, strict=True)
+            if column.marked
         )
 
     @property
     def scaled(self) -> tuple[int, ...]:
-        """Which of the numbers are scaled."""
+        """Positions of the features that are scaled."""
         return tuple(
-            at
-            for at, column in zip(self._places(), self.columns, strict=True)
+            offset
+            for offset, column in zip(self._offsets(), self.columns, strict=True)
             if column.kind == "number"
         )
 
     @property
     def width(self) -> int:
-        """How many numbers a row becomes, without those that say what was missing."""
+        """Number of features of a row, without missing-value indicators."""
         return sum(column.width for column in self.columns)
 
     @property
-    def display_name(self) -> tuple[str, ...]:
-        """What each of the numbers is called, those included that say what was missing: age,
-        cp=typical angina, chol missing.
-        """
-        made = [
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of all features, indicators included: age, cp=typical angina, chol missing."""
+        names = [
             f"{c.name}={word}"
             for c in self.columns
             for word in (c.words if c.kind == "words" else ("",))
         ]
         return (
-            *(name.removesuffix("=") for name in made),
+            *(name.removesuffix("=") for name in names),
             *(f"{c.name} missing" for c in self.columns if c.marked),
         )
 
-    def _places(self) -> list[int]:
+    def _offsets(self) -> list[int]:
+        """The position of each column's first feature."""
         widths = [column.width for column in self.columns]
         return [sum(widths[:k]) for k in range(len(widths))]
 
-    def told(self) -> dict[str, Any]:
-        """All of it as plain values, for JSON; what is as usual is left out of the columns."""
-        usual = asdict(Column("", ""))
-        made = {"comity_schema": FORMAT, **asdict(self), "filled": FILLED}
-        made["columns"] = [
-            {k: v for k, v in asdict(column).items() if k in ("name", "kind") or v != usual[k]}
+    def to_dict(self) -> dict[str, Any]:
+        """The schema as plain values for JSON; columns omit fields with default values."""
+        defaults = asdict(Column("", ""))
+        content = {"comity_schema": FORMAT, **asdict(self), "filled": IMPUTATION}
+        content["columns"] = [
+            {k: v for k, v in asdict(column).items() if k in ("name", "kind") or v != defaults[k]}
             for column in self.columns
         ]
-        return made
+        return content
 
     @staticmethod
-    def of(told: Mapping[str, Any]) -> Schema:
-        """What `told` made; any of the usual errors where it makes no sense."""
-        plain = dict(told)
-        if plain.pop("comity_schema") != FORMAT:
+    def from_dict(content: Mapping[str, Any]) -> Schema:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError: if the content is no schema.
+        """
+        fields = dict(content)
+        if fields.pop("comity_schema") != FORMAT:
             raise ValueError("another version")
-        plain.pop("filled", None)  # it is said for people
+        fields.pop("filled", None)  # for human readers only
         columns = tuple(
-            Column(**{k: _tuple(v) for k, v in one.items()}) for one in plain.pop("columns")
+            Column(**{k: _tuple(v) for k, v in column.items()}) for column in fields.pop("columns")
         )
-        given: dict[str, Any] = {
-            k: v if isinstance(v, dict) else _tuple(v) for k, v in plain.items()
+        options: dict[str, Any] = {
+            k: v if isinstance(v, dict) else _tuple(v) for k, v in fields.items()
         }
-        made = Schema(columns, **given)
-        _check(made)
-        return made
+        schema = Schema(columns, **options)
+        _check_schema(schema)
+        return schema
 
     @staticmethod
     def read(path: Path) -> Schema:
-        """A schema from its file."""
+        """Read a schema from its file.
+
+        Raises:
+            Unusable: if the file cannot be read or holds no valid schema.
+        """
         try:
-            return Schema.of(json.loads(path.read_text(encoding="utf-8")))
-        except OSError as why:
-            raise Unusable(f"{path} cannot be read ({why.strerror}).") from why
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
-            raise Unusable(f"{path} holds no schema that can be used: {why}.") from why
+            return Schema.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise Unusable(f"{path} cannot be read ({error.strerror}).") from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Unusable(f"{path} holds no valid schema: {error}.") from error
 
     def write(self, path: Path) -> None:
-        """The schema as a file that people can read and change."""
+        """Write the schema to a JSON file, which users may read and edit."""
         path.write_text(
-            json.dumps(self.told(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+            json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
         )
 
 
@@ -189,25 +198,25 @@ KINDS = ("number", "flag", "words", "")
 SCALES = ("own", "shared", "fixed", "none")
 
 
-def _check(schema: Schema) -> None:
-    """Refuse what somebody has written into a schema by hand and makes no sense."""
+def _check_schema(schema: Schema) -> None:
+    """Refuse invalid values, which a user may have written into the file."""
     names = [column.name for column in schema.columns]
     words = [word for column in schema.columns for word in column.words]
     if not all(
         isinstance(text, str)
         for text in (schema.label, *names, *schema.classes, *schema.missing, *words)
     ):
-        raise ValueError("names and words must be texts")
-    for what, given, known in (
+        raise ValueError("names and words must be text")
+    for setting, values, known in (
         ("kind", [column.kind for column in schema.columns], KINDS),
         ("scale", [schema.scale], SCALES),
     ):
-        if wrong := [one for one in given if one not in known]:
-            raise ValueError(f"there is no {what} called {wrong[0]!r}")
-    for every in (names, schema.classes, *(column.words for column in schema.columns)):
-        if len(set(every)) < len(every):
+        if unknown_values := [value for value in values if value not in known]:
+            raise ValueError(f"there is no {setting} called {unknown_values[0]!r}")
+    for group in (names, schema.classes, *(column.words for column in schema.columns)):
+        if len(set(group)) < len(group):
             raise ValueError(
-                f"{next(one for one in every if list(every).count(one) > 1)!r} is in it twice"
+                f"{next(value for value in group if list(group).count(value) > 1)!r} is in it twice"
             )
     for column in schema.columns:
         if not (isfinite(column.mean) and isfinite(column.std) and column.std > 0):
@@ -219,14 +228,15 @@ def _check(schema: Schema) -> None:
 # Cells.
 
 
-def folded(text: str) -> str:
-    """A text without what people write differently: case, and how many blanks."""
+def fold_case(text: str) -> str:
+    """A text in lower case with single blanks, to compare spellings."""
     return " ".join(text.split()).casefold()
 
 
-def text_of(cell: Any) -> str:
-    """A cell as text without blanks around; whole numbers have no decimals, so that 3.0 and 3 are
-    one word.
+def cell_text(cell: Any) -> str:
+    """The text of a cell, stripped; "" if missing.
+
+    Whole numbers have no decimals, so that 3.0 and 3 are the same word.
     """
     if cell is None or (isinstance(cell, float | np.floating) and np.isnan(cell)):
         return ""
@@ -241,41 +251,46 @@ def text_of(cell: Any) -> str:
     return text
 
 
-class Missing:
-    """What stands for a missing value."""
+class MissingValues:
+    """The set of texts that mark a missing value."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self._words = MISSING | {text_of(word).casefold() for word in words}
+        self._words = MISSING | {cell_text(word).casefold() for word in words}
 
     def __contains__(self, text: str) -> bool:
         return text.casefold() in self._words
 
 
-def cells_of(column: Column, schema: Schema, cells: Cells) -> list[str]:
-    """A column's cells as text, empty where they are missing."""
-    missing = Missing((*schema.missing, *column.also_missing))
+def read_cells(column: Column, schema: Schema, cells: Cells) -> list[str]:
+    """A column's cells as text; "" where they are missing."""
+    missing = MissingValues((*schema.missing, *column.also_missing))
     return [
-        "" if (text := text_of(cell)) in missing else column.also_written.get(text, text)
+        "" if (text := cell_text(cell)) in missing else column.also_written.get(text, text)
         for cell in cells
     ]
 
 
-def _few(words: Sequence[str]) -> str:
-    rest = len(words) - SHOWN
-    return ", ".join(words[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+def _join_words(words: Sequence[str]) -> str:
+    """Join words for a message, shortened after `MOST_NAMED`."""
+    rest = len(words) - MOST_NAMED
+    return ", ".join(words[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def numbers_of(column: Column, schema: Schema, cells: Cells, where: str) -> NDArray[np.float32]:
-    """A column of numbers, NaN where it is missing."""
-    made = np.full((len(cells), 1), np.nan, np.float64)
+def encode_numbers(column: Column, schema: Schema, cells: Cells, where: str) -> NDArray[np.float32]:
+    """Encode a column of numbers or flags; NaN where missing.
+
+    Raises:
+        Unusable: if a cell is not a number, or a flag is neither 0 nor 1.
+    """
+    numbers = np.full((len(cells), 1), np.nan, np.float64)
     if (
         isinstance(cells, np.ndarray)
         and cells.dtype.kind in "biuf"
         and not (schema.missing or column.also_missing)
     ):
-        made[:, 0] = cells
+        numbers[:, 0] = cells
         cells = ()  # numbers already
-    for row, text in enumerate(cells_of(column, schema, cells)):
+    for row, text in enumerate(read_cells(column, schema, cells)):
         if not text:
             continue
         if not NUMBER.fullmatch(text) or not isfinite(value := float(text)):
@@ -288,59 +303,70 @@ def numbers_of(column: Column, schema: Schema, cells: Cells, where: str) -> NDAr
                 f"The column {column.name!r} of {where} has {text!r} in row {row + 1}, but is 0 or"
                 " 1 elsewhere."
             )
-        made[row] = value
-    return made.astype(np.float32)
+        numbers[row] = value
+    return numbers.astype(np.float32)
 
 
-def flags_of(
+def encode_words(
     column: Column, schema: Schema, cells: Cells, where: str, allow_unknown: bool, hint: str
 ) -> tuple[NDArray[np.float32], list[str]]:
-    """A column of words as one number a word: 1 for the word that is there, and all 0 where it is
-    missing. Unknown words, too.
+    """One-hot encode a column of words; all features are 0 where the word is missing or unknown.
+
+    Returns:
+        The features, and the unknown words.
+
+    Raises:
+        Unusable: if there is an unknown word and `allow_unknown` is false.
     """
-    plain = folded if schema.merge_case else str
-    known = {plain(word): k for k, word in enumerate(column.words)}
-    made = np.zeros((len(cells), len(column.words)), np.float32)
+    fold = fold_case if schema.merge_case else str
+    positions = {fold(word): k for k, word in enumerate(column.words)}
+    flags = np.zeros((len(cells), len(column.words)), np.float32)
     unknown: dict[str, int] = {}
-    for row, text in enumerate(cells_of(column, schema, cells)):
-        if text and plain(text) not in known:
+    for row, text in enumerate(read_cells(column, schema, cells)):
+        if text and fold(text) not in positions:
             unknown.setdefault(text, row + 1)
         elif text:
-            made[row, known[plain(text)]] = 1
+            flags[row, positions[fold(text)]] = 1
     if unknown and not allow_unknown:
         word, row = next(iter(unknown.items()))
         raise Unusable(
             f"The column {column.name!r} of {where} has {word!r} in row {row}, which is not one of"
-            f" its words ({_few(column.words)}): correct it{hint}."
+            f" its words ({_join_words(column.words)}): correct it{hint}."
         )
-    return made, list(unknown)
+    return flags, list(unknown)
 
 
-def find(table: Mapping[str, Any], column: str, also: Sequence[str], where: str) -> str | None:
-    """What a table calls a column: by its name, then by other names, then by either in another
-    case.
+def find_column(
+    table: Mapping[str, Any], column: str, other_names: Sequence[str], where: str
+) -> str | None:
+    """The name of a column in a table; None if the table does not have it.
+
+    The column is looked up by its name, then by its other names, then by either in another case.
+
+    Raises:
+        Unusable: if two columns of the table match.
     """
-    there = [name for name in (column, *also) if name in table]
-    if len(there) > 1:
+    exact = [name for name in (column, *other_names) if name in table]
+    if len(exact) > 1:
         raise Unusable(
-            f"{where} has the columns {there[0]!r} and {there[1]!r}, which are both {column!r}:"
+            f"{where} has the columns {exact[0]!r} and {exact[1]!r}, which are both {column!r}:"
             " remove one."
         )
-    if there:
-        return there[0]
-    names = {folded(name) for name in (column, *also)}
-    alike = [name for name in table if folded(name) in names]
-    if len(alike) > 1:
+    if exact:
+        return exact[0]
+    names = {fold_case(name) for name in (column, *other_names)}
+    similar = [name for name in table if fold_case(name) in names]
+    if len(similar) > 1:
         raise Unusable(
-            f"{where} has the columns {alike[0]!r} and {alike[1]!r}, and either may be {column!r}:"
-            " remove one of them."
+            f"{where} has the columns {similar[0]!r} and {similar[1]!r}, and either may be"
+            f" {column!r}: remove one of them."
         )
-    return alike[0] if alike else None
+    return similar[0] if similar else None
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """A table's rows as numbers, NaN where one is missing, and what a reader should know."""
+    """A table's rows as features (NaN where missing), and warnings for the user."""
 
     x: NDArray[np.float32]
     warnings: tuple[str, ...]
@@ -356,20 +382,30 @@ def encode(
     strict: bool = False,
     hint: str = "",
 ) -> Encoded:
-    """The rows of a table (columns by name) as the schema's numbers, unscaled.
+    """Encode the rows of a table by a schema, without scaling.
 
-    A column that may be missing may be missing altogether. One that never was is refused when it is
-    not there, or, if `strict`, when a cell of it is missing; else that cell is filled like others,
-    and a remark says so. `hint` is what else can be done about a word that nobody knows.
+    Args:
+        schema: the schema to follow.
+        table: cells by column name.
+        rows: number of rows.
+        where: name of the table in messages.
+        allow_unknown: treat unknown words as missing, with a warning, instead of refusing them.
+        strict: refuse a missing cell in a column that the schema does not allow to be missing.
+            Otherwise the cell is treated like other missing values, with a warning.
+        hint: addition to the message about an unknown word.
+
+    Raises:
+        Unusable: if the table does not fit the schema. A column that may be missing may be absent
+            altogether; any other column must be present.
     """
     parts = []
     warnings = []
     for column in schema.columns:
-        name = find(table, column.name, column.also_called, where)
+        name = find_column(table, column.name, column.also_called, where)
         if name is None and not column.may_be_missing:
             raise Unusable(
-                f"{where} has no column {column.name!r}{_named(column.also_called)}, which was"
-                f" never missing before; it has {_few(list(table))}."
+                f"{where} has no column {column.name!r}{_other_names(column.also_called)}, which"
+                f" was never missing before; it has {_join_words(list(table))}."
             )
         if name is None:
             warnings.append(f"{where} has no column {column.name!r}: it is taken as missing.")
@@ -378,102 +414,113 @@ def encode(
             )
             continue
         if column.kind == "words":
-            values, unknown = flags_of(column, schema, table[name], where, allow_unknown, hint)
+            values, unknown = encode_words(column, schema, table[name], where, allow_unknown, hint)
             if unknown:
                 warnings.append(
                     f"The column {column.name!r} of {where} has unknown words, taken as missing:"
-                    f" {_few(unknown)}."
+                    f" {_join_words(unknown)}."
                 )
         else:
-            values = numbers_of(column, schema, table[name], where)
-        if not column.may_be_missing and (gap := _gap(column, values)) is not None:
-            said = (
-                f"The column {column.name!r} of {where} is missing in row {gap + 1}, which it never"
-                " was before"
+            values = encode_numbers(column, schema, table[name], where)
+        if (
+            not column.may_be_missing
+            and (first_gap := _first_missing_row(column, values)) is not None
+        ):
+            problem = (
+                f"The column {column.name!r} of {where} is missing in row {first_gap + 1}, which it"
+                " never was before"
             )
             if strict:
                 raise Unusable(
-                    f"{said}: fill it in, or let all parties agree on a schema in which it may be."
+                    f"{problem}: fill it in, or let all parties agree on a schema in which it may"
+                    " be."
                 )
-            warnings.append(f"{said}: it is treated like other missing values.")
+            warnings.append(f"{problem}: it is treated like other missing values.")
         parts.append(values)
     return Encoded(np.concatenate(parts, axis=1), tuple(warnings))
 
 
-def _named(names: Sequence[str]) -> str:
-    return f" (also called {_few(names)})" if names else ""
+def _other_names(names: Sequence[str]) -> str:
+    """Other names of a column, in brackets for a message."""
+    return f" (also called {_join_words(names)})" if names else ""
 
 
-def _gap(column: Column, values: NDArray[np.float32]) -> int | None:
-    """The first row in which a column is missing."""
+def _first_missing_row(column: Column, values: NDArray[np.float32]) -> int | None:
+    """The first row in which a column is missing; None if there is none."""
     gaps = values.sum(1) == 0 if column.kind == "words" else np.isnan(values[:, 0])
     return int(np.argmax(gaps)) if gaps.any() else None
 
 
-# Tables and pictures from files, for whoever has only an exported model.
+# Reading tables and normalising values, for users who only have an exported model.
 
 
-def separator_of(line: str) -> str:
-    """What separates the cells of a table, by its first line: whatever there is most of, outside of
-    quotes.
-    """
-    bare = re.sub(r'"[^"]*"', "", line)
-    return max(SEPARATORS, key=lambda one: (bare.count(one), -SEPARATORS.index(one)))
+def detect_separator(line: str) -> str:
+    """The separator of a table's cells: the most frequent one in the first line, outside quotes."""
+    unquoted = re.sub(r'"[^"]*"', "", line)
+    return max(
+        SEPARATORS, key=lambda separator: (unquoted.count(separator), -SEPARATORS.index(separator))
+    )
 
 
 def without_decimal_comma(text: str) -> str:
-    """3,5 as 3.5: in tables whose cells commas do not separate."""
+    """Convert 3,5 to 3.5, in tables that are not separated by commas."""
     return text.replace(",", ".") if DECIMAL_COMMA.fullmatch(text) else text
 
 
 def read_table(path: Path) -> dict[str, list[str]]:
-    """The columns of a csv file by name."""
+    """Read the columns of a csv file, by name.
+
+    Raises:
+        Unusable: if the file is no table.
+    """
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            separator = separator_of(file.readline())
+            separator = detect_separator(file.readline())
             file.seek(0)
             header, *rows = [
                 row
                 for row in csv.reader(file, delimiter=separator)
                 if any(cell.strip() for cell in row)
             ]
-    except (OSError, UnicodeDecodeError, csv.Error) as why:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Unusable(
             f"{path} cannot be read as a table: save it as csv in UTF-8 (in Excel: 'CSV UTF-8')."
-        ) from why
-    except ValueError as why:
-        raise Unusable(f"{path} has no rows.") from why
+        ) from error
+    except ValueError as error:
+        raise Unusable(f"{path} has no rows.") from error
     if not rows:
         raise Unusable(f"{path} has no rows.")
     names = [name.strip() for name in header]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise Unusable(f"{path} has two columns called {twice!r}: remove or rename one.")
+    if duplicate := next((name for name in names if names.count(name) > 1), ""):
+        raise Unusable(f"{path} has two columns called {duplicate!r}: remove or rename one.")
     for k, row in enumerate(rows):
         if len(row) != len(names):
             raise Unusable(f"{path} has {len(row)} cells in row {k + 1}, but {len(names)} columns.")
-    plain = (lambda text: text) if separator == "," else without_decimal_comma
-    return {name: [plain(row[k].strip()) for row in rows] for k, name in enumerate(names)}
+    convert = (lambda text: text) if separator == "," else without_decimal_comma
+    return {name: [convert(row[k].strip()) for row in rows] for k, name in enumerate(names)}
 
 
-def normalised(
+def normalise(
     x: NDArray[Any], divisor: float, mean: Sequence[float], std: Sequence[float]
 ) -> NDArray[np.float32]:
-    """Values over `divisor`, less `mean`, over `std`: constants are one, or one a channel or
-    column.
-    """
-    ends = (1,) * (x.ndim - 2)
-    middle, spread = (np.asarray(c, np.float32).reshape(-1, *ends) for c in (mean, std))
+    """`(x / divisor - mean) / std`, with one constant or one per channel or column."""
+    trailing = (1,) * (x.ndim - 2)
+    mean_values, std_values = (
+        np.asarray(c, np.float32).reshape(-1, *trailing) for c in (mean, std)
+    )
     values = x.astype(np.float32)
-    made: NDArray[np.float32] = (
-        (values / np.float32(divisor) if divisor != 1 else values) - middle
-    ) / spread
-    return made
+    result: NDArray[np.float32] = (
+        (values / np.float32(divisor) if divisor != 1 else values) - mean_values
+    ) / std_values
+    return result
 
 
-def filled(
+def fill_missing(
     x: NDArray[np.float32], fill: Sequence[float], marked: Sequence[int]
 ) -> NDArray[np.float32]:
-    """Missing values filled in, and beside them numbers that say where."""
-    gaps = np.isnan(x)
-    marks = gaps[:, list(marked)].astype(np.float32)
-    return np.concatenate([np.where(gaps, np.asarray(fill, np.float32), x), marks], axis=1)
+    """Replace missing values by `fill`, and append the missing-value indicators."""
+    is_missing = np.isnan(x)
+    indicators = is_missing[:, list(marked)].astype(np.float32)
+    return np.concatenate(
+        [np.where(is_missing, np.asarray(fill, np.float32), x), indicators], axis=1
+    )

@@ -1,10 +1,9 @@
-"""A dataset as a folder of plain arrays: what `comity data import` writes, and the cache of
-prepared datasets.
+"""Datasets as folders of arrays: the output of `comity data import` and the dataset cache.
 
-`dataset.json` describes it, with a checksum of all it says; `x.npy`, `y.npy` and the like hold it,
-and are checked against the fingerprint there. Arrays are memory-mapped, so that all processes that
-read one folder share its pages. A folder appears whole or not at all: it is written beside its
-place and then moved there.
+`dataset.json` describes the dataset and has a checksum of its own content. `x.npy`, `y.npy` and
+further files hold the arrays, which are checked against the fingerprint in `dataset.json`. Arrays
+are memory-mapped, so that all processes that read a folder share its pages. A folder appears as a
+whole or not at all: it is written under a temporary name and then renamed.
 """
 
 from __future__ import annotations
@@ -29,66 +28,72 @@ from comity.data.preparation import Schema, Unusable
 from comity.errors import UsageError
 
 VERSION = 6
-# the last version that did not know which samples others than the makers had cut in training and
-# test
-UNCUT = 5
-UNSCALED = (
-    4  # the last version without a schema, and whose values were scaled before they were written
-)
-UNCHECKED = 3  # the last version whose descriptions had no checksum
-TOLD = (
-    "name",
-    "classes",
-    "description",
-    "licence",
-    "mean",
-    "std",
-    "home",
-    "missing",
-    "class_names",
-    "notes",
-    "scale",
-    "scaled",
-)
+"""Version of the folder format."""
+WITHOUT_CUT_BY = 5
+"""The last version without `cut_by.npy`."""
+WITHOUT_SCHEMA = 4
+"""The last version without a schema; its values were scaled before they were written."""
+WITHOUT_CHECKSUM = 3
+"""The last version without a checksum in `dataset.json`."""
+ATTRIBUTES = {
+    "name": "name",
+    "classes": "classes",
+    "description": "description",
+    "licence": "licence",
+    "mean": "mean",
+    "std": "std",
+    "home": "default_partition",
+    "missing": "missing",
+    "class_names": "class_names",
+    "notes": "warnings",
+    "scale": "scale",
+    "scaled": "scaled",
+}
+"""Keys of `dataset.json`, and the attributes of `Dataset` that they hold."""
 SCHEMA = "schema.json"
 
 
 def save(dataset: Dataset, folder: Path) -> None:
-    """Write a dataset to a folder that does not exist yet; whoever comes second leaves the first
-    one's folder as it is.
+    """Write a dataset to a new folder.
+
+    If another process has created the folder meanwhile, that folder stays and this one is
+    discarded.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        np.save(beside / "x.npy", dataset.x.numpy())
-        np.save(beside / "y.npy", dataset.y.numpy())
+        np.save(temporary / "x.npy", dataset.x.numpy())
+        np.save(temporary / "y.npy", dataset.y.numpy())
         if dataset.official_test is not None:
-            np.save(beside / "test.npy", dataset.official_test.numpy())
+            np.save(temporary / "test.npy", dataset.official_test.numpy())
         if dataset.cut_by is not None:
-            np.save(beside / "cut_by.npy", dataset.cut_by)
+            np.save(temporary / "cut_by.npy", dataset.cut_by)
         for k, group in enumerate(dataset.groups.values()):
-            np.save(beside / f"group-{k}.npy", group.of)
-        told = {name: getattr(dataset, name) for name in TOLD}
-        told |= {"version": VERSION, "groups": {by: g.names for by, g in dataset.groups.items()}}
-        told |= {
+            np.save(temporary / f"group-{k}.npy", group.of)
+        description = {key: getattr(dataset, name) for key, name in ATTRIBUTES.items()}
+        description |= {
+            "version": VERSION,
+            "groups": {by: g.names for by, g in dataset.groups.items()},
+        }
+        description |= {
             "fingerprint": dataset.fingerprint(),
-            "test": _digest(dataset),
+            "test": _test_digest(dataset),
             "schema": dataset.schema is not None,
         }
         if dataset.schema:
-            dataset.schema.write(beside / SCHEMA)
-        (beside / "dataset.json").write_text(json.dumps(with_crc(told), indent=1), encoding="utf-8")
-        beside.chmod(0o755)
-        with contextlib.suppress(OSError):  # it is there already: somebody else was quicker
-            os.rename(beside, folder)
+            dataset.schema.write(temporary / SCHEMA)
+        (temporary / "dataset.json").write_text(
+            json.dumps(with_crc(description), indent=1), encoding="utf-8"
+        )
+        temporary.chmod(0o755)
+        with contextlib.suppress(OSError):  # another process has written the folder first
+            os.rename(temporary, folder)
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _digest(dataset: Dataset) -> str:
-    """A short name for the official test part and what may be cut anew, which a dataset's
-    fingerprint does not know of.
-    """
+def _test_digest(dataset: Dataset) -> str:
+    """A hash of `official_test` and `cut_by`, which the dataset's fingerprint does not cover."""
     if dataset.official_test is None:
         return ""
     cut = [] if dataset.cut_by is None else dataset.cut_by.tolist()
@@ -96,32 +101,45 @@ def _digest(dataset: Dataset) -> str:
 
 
 def read(folder: Path) -> Dataset:
-    """The dataset of a folder, checked against the checksum and the fingerprint it was written
-    with.
+    """Read the dataset of a folder, and check its checksum and fingerprint.
+
+    Raises:
+        UsageError: if the folder holds no dataset or was changed.
     """
     try:
-        told = _description(json.loads((folder / "dataset.json").read_text(encoding="utf-8")))
+        description = _check_description(
+            json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+        )
         arrays = {
             p.stem: np.load(p, mmap_mode="c", allow_pickle=False) for p in folder.glob("*.npy")
         }
-        named = enumerate(told["groups"].items())
+        numbered = enumerate(description["groups"].items())
         groups = {
-            by: Groups(tuple(names), np.array(arrays[f"group-{k}"])) for k, (by, names) in named
+            by: Groups(tuple(names), np.array(arrays[f"group-{k}"])) for k, (by, names) in numbered
         }
-        held = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
+        official_test = torch.from_numpy(np.array(arrays["test"])) if "test" in arrays else None
         cut_by = np.array(arrays["cut_by"]) if "cut_by" in arrays else None
-        known: dict[str, Any] = {
-            name: tuple(v) if isinstance(v := told[name], list) else v for name in TOLD
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value := description[key], list) else value
+            for key, name in ATTRIBUTES.items()
         }
         x = torch.from_numpy(arrays["x"])
         y = torch.from_numpy(np.array(arrays["y"]))
-        schema = (
-            Schema.read(folder / SCHEMA) if told["schema"] else None
-        )  # the fingerprint knows what it says
-        made = Dataset(
-            x=x, y=y, official_test=held, groups=groups, schema=schema, cut_by=cut_by, **known
+        # The fingerprint covers the content of the schema.
+        schema = Schema.read(folder / SCHEMA) if description["schema"] else None
+        dataset = Dataset(
+            x=x,
+            y=y,
+            official_test=official_test,
+            groups=groups,
+            schema=schema,
+            cut_by=cut_by,
+            **fields,
         )
-        same = (told["fingerprint"], told["test"]) == (made.fingerprint(), _digest(made))
+        unchanged = (description["fingerprint"], description["test"]) == (
+            dataset.fingerprint(),
+            _test_digest(dataset),
+        )
     except (
         OSError,
         ValueError,
@@ -132,32 +150,36 @@ def read(folder: Path) -> Dataset:
         RecursionError,
         UsageError,
         Unusable,
-    ) as why:
+    ) as error:
         raise UsageError(
-            f"{folder} holds no dataset that Comity wrote, or a damaged one; import it again."
-        ) from why
-    if not same:
+            f"{folder} holds no dataset written by Comity, or a damaged one; import it again."
+        ) from error
+    if not unchanged:
         raise UsageError(
-            f"{folder} is not what was written there: it is damaged, or from another version;"
+            f"{folder} has changed since it was written: it is damaged, or from another version;"
             " import it again."
         )
-    return made
+    return dataset
 
 
-def _description(told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a dataset.json says; a ValueError if it is not what was written, and a note if that
-    cannot be known.
+def _check_description(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the content of a `dataset.json` and fill in what earlier versions did not write.
+
+    Content that cannot be checked for changes gets a warning.
+
+    Raises:
+        ValueError: if the content was changed, or is of an unknown version.
     """
-    if told["version"] == UNCHECKED and CRC not in told:
-        note = (
-            f"{told['name']}: imported by an earlier version; whether its description was changed"
-            " since cannot be checked."
+    if content["version"] == WITHOUT_CHECKSUM and CRC not in content:
+        warning = (
+            f"{content['name']}: imported by an earlier version without checksums, so changes of"
+            " its description cannot be detected."
         )
-        return {**EARLIER, **told, "notes": [*told["notes"], note]}
-    if told["version"] not in (VERSION, UNCUT, UNSCALED) or CRC not in told:
+        return {**EARLIER_DEFAULTS, **content, "notes": [*content["notes"], warning]}
+    if content["version"] not in (VERSION, WITHOUT_CUT_BY, WITHOUT_SCHEMA) or CRC not in content:
         raise ValueError("another version, or no checksum")
-    return EARLIER | without_crc(told)
+    return EARLIER_DEFAULTS | without_crc(content)
 
 
-EARLIER: dict[str, Any] = {"scale": "fixed", "scaled": (), "schema": False}
-"""What earlier versions did not say."""
+EARLIER_DEFAULTS: dict[str, Any] = {"scale": "fixed", "scaled": (), "schema": False}
+"""Values for keys that earlier versions did not write."""

@@ -1,10 +1,10 @@
-"""Test protocols: on which samples a party is tested, and how the rest divides into training and
-validation.
+"""Test protocols: rules that choose the samples that each party is tested on.
 
-`own` and `tail` cut the test part from the party's own samples; a dataset's official test part is
-then pooled with the rest. `matched` and `common` use a common test set that no party trains on: the
-dataset's official test part, or else a stratified `fraction` held out before the samples are
-partitioned. `official` is the part of it that comes from where the party's own samples come from.
+`own` and `tail` take the test part from the party's own samples; a dataset's official test part is
+then pooled with the other samples. `matched` and `common` use a common test set that no party
+trains on: the dataset's official test part, or otherwise a stratified `fraction` that is held out
+before the samples are partitioned. `official` uses the official test samples that come from the
+same source as the party's samples.
 """
 
 from __future__ import annotations
@@ -21,40 +21,53 @@ from comity.errors import UsageError, unknown
 from comity.spec import call, coerce, parse
 
 Mask = NDArray[np.bool_]
-HELD_OUT = 0.2  # of a dataset without an official test part
+COMMON_FRACTION = 0.2
+"""Default size of the common test set, for datasets without an official test part."""
 
 
 class Rule(Protocol):
-    """What a test protocol does."""
+    """A test protocol."""
 
-    shifted: ClassVar[bool]  # whether a party's feature shift applies to its test samples too
+    shifted: ClassVar[bool]
+    """Whether a party's feature shift also applies to its test samples."""
 
     def reserve(
         self, y: Ints, official: Mask | None, cut_by: Ints | None, rng: np.random.Generator
     ) -> Mask:
-        """The samples to keep from all parties; `cut_by` names those whose official part is not
-        their makers' (`Dataset`).
+        """A mask of the samples that no party gets (the common test set).
+
+        Args:
+            y: labels.
+            official: mask of the official test samples, if the dataset has them.
+            cut_by: units whose test part may be redrawn (see `Dataset.cut_by`).
+            rng: generator.
         """
 
     def divide(
         self,
         party: str,
         y: Ints,
-        mine: Ints,
+        positions: Ints,
         common: Ints,
         source: Ints | None,
         rng: np.random.Generator,
     ) -> tuple[Ints, Ints]:
-        """The party's samples to learn from and to be tested on, of `mine` and the common test set.
+        """The positions of a party's training samples (validation included) and test samples.
 
-        `source` are those of the common test set that come from the party's own group, where
-        parties follow groups.
+        Args:
+            party: name of the party.
+            y: labels.
+            positions: the party's own samples.
+            common: the common test set.
+            source: the samples of the common test set from the party's group, if the partition
+                follows groups.
+            rng: generator.
         """
 
 
 @dataclass(frozen=True)
 class Own:
-    """Each party is tested on a held-out part of its own samples, stratified by class."""
+    """Each party is tested on a held-out fraction of its own samples, stratified by class."""
 
     fraction: float = 0.25
     shifted: ClassVar[bool] = True
@@ -71,22 +84,22 @@ class Own:
         self,
         party: str,
         y: Ints,
-        mine: Ints,
+        positions: Ints,
         common: Ints,
         source: Ints | None,
         rng: np.random.Generator,
     ) -> tuple[Ints, Ints]:
-        _check_two(party, mine)
-        taken = stratified(y[mine], self.fraction, rng, at_least=1)
-        return mine[~taken], mine[taken]
+        _check_two(party, positions)
+        is_test = stratified(y[positions], self.fraction, rng, at_least=1)
+        return positions[~is_test], positions[is_test]
 
 
 @dataclass(frozen=True)
 class Tail(Own):
-    """Each party is tested on the last part of its samples of each class, in the data's order.
+    """Each party is tested on its last samples of each class, in the order of the data.
 
-    For recordings whose neighbouring samples overlap, where a random part would leak; what lies up
-    to `gap` samples from a test sample is left out.
+    Use it for recordings whose neighbouring samples overlap, where a random test part would leak.
+    Samples at most `gap` positions from a test sample are not used.
     """
 
     gap: int = 1
@@ -100,39 +113,38 @@ class Tail(Own):
         self,
         party: str,
         y: Ints,
-        mine: Ints,
+        positions: Ints,
         common: Ints,
         source: Ints | None,
         rng: np.random.Generator,
     ) -> tuple[Ints, Ints]:
-        _check_two(party, mine)
-        taken = np.zeros(len(mine), dtype=np.bool_)
-        dropped = np.zeros(len(mine), dtype=np.bool_)
-        for c in np.unique(y[mine]):
-            at = np.flatnonzero(y[mine] == c)
-            taken[at[max(1, len(at) - round(self.fraction * len(at))) :]] = True
-        for step in range(
-            1, min(self.gap + 1, len(mine))
-        ):  # a test sample's neighbours, of whatever class
-            dropped[step:] |= taken[:-step]
-            dropped[:-step] |= taken[step:]
-        learn = mine[~taken & ~dropped]
-        test = mine[taken]
-        if not len(learn) or not len(test):
+        _check_two(party, positions)
+        is_test = np.zeros(len(positions), dtype=np.bool_)
+        is_gap = np.zeros(len(positions), dtype=np.bool_)
+        for c in np.unique(y[positions]):
+            at = np.flatnonzero(y[positions] == c)
+            is_test[at[max(1, len(at) - round(self.fraction * len(at))) :]] = True
+        # Neighbours of a test sample are excluded whatever their class.
+        for step in range(1, min(self.gap + 1, len(positions))):
+            is_gap[step:] |= is_test[:-step]
+            is_gap[:-step] |= is_test[step:]
+        train = positions[~is_test & ~is_gap]
+        test = positions[is_test]
+        if not len(train) or not len(test):
             raise UsageError(
-                f"Party {party!r} has too few samples to set the last {self.fraction:g} of each"
-                " class apart; use own(0.25)."
+                f"Party {party!r} has too few samples to test on the last {self.fraction:g} of each"
+                " class; use own(0.25)."
             )
-        return learn, test
+        return train, test
 
 
 @dataclass(frozen=True)
 class Official:
-    """Each party is tested on the official test samples of its own source: all of them, or a
-    stratified draw of `size`.
+    """Each party is tested on the official test samples of its own source.
 
-    With `redraw`, what the data's makers did not cut in training and test themselves is cut anew
-    for each seed.
+    With `size`, it is tested on a stratified draw of so many of them. With `redraw`, training and
+    test samples are drawn anew for each seed where the split is not from the authors of the data
+    (see `Dataset.cut_by`).
     """
 
     size: int | None = None
@@ -154,41 +166,42 @@ class Official:
             return official
         if cut_by is None:
             raise UsageError(
-                "None of these data are marked as cut in training and test by others than their"
-                " makers; leave out redraw."
+                "redraw needs data whose test part may be redrawn (Dataset.cut_by), but these data"
+                " have none; leave out redraw."
             )
-        return redrawn(official, cut_by, rng)
+        return redraw_test_part(official, cut_by, rng)
 
     def divide(
         self,
         party: str,
         y: Ints,
-        mine: Ints,
+        positions: Ints,
         common: Ints,
         source: Ints | None,
         rng: np.random.Generator,
     ) -> tuple[Ints, Ints]:
         if source is None:
             raise UsageError(
-                "official tests each party on its own source's test samples, but this partition"
-                " follows no sources; use natural or domain, or test on matched or common."
+                "official tests each party on the test samples of its source, but this partition"
+                " does not follow sources; use the partition natural or domain, or the test"
+                " protocol matched or common."
             )
         if not len(source):
             raise UsageError(
                 f"The official test part has no samples of party {party!r}; use own(0.25)."
             )
         if self.size is None or self.size >= len(source):
-            return mine, source
-        return mine, source[proportional(y[source], self.size, rng)]
+            return positions, source
+        return positions, source[proportional(y[source], self.size, rng)]
 
 
 @dataclass(frozen=True)
 class Matched:
-    """Each party is tested on `size` samples of the common test set, in its own class proportions,
-    with its own shift.
+    """Each party is tested on `size` samples of the common test set, in the party's class
+    proportions and with its feature shift.
 
-    Without `size`, on as many as there are without repeating one. Classes that the common test set
-    lacks are left out.
+    Without `size`, it is tested on as many samples as possible without repetition. Classes that the
+    common test set lacks are left out.
     """
 
     size: int | None = None
@@ -209,13 +222,13 @@ class Matched:
         self,
         party: str,
         y: Ints,
-        mine: Ints,
+        positions: Ints,
         common: Ints,
         source: Ints | None,
         rng: np.random.Generator,
     ) -> tuple[Ints, Ints]:
         room = np.bincount(y[common], minlength=int(y.max()) + 1)
-        counts = np.where(room > 0, np.bincount(y[mine], minlength=len(room)), 0)
+        counts = np.where(room > 0, np.bincount(y[positions], minlength=len(room)), 0)
         total = int(counts.sum())
         classes = np.flatnonzero(counts)
         if total == 0:
@@ -223,24 +236,22 @@ class Matched:
                 f"The common test set has no samples of the classes of party {party!r}; use"
                 " own(0.25)."
             )
-        most = int((room[classes] * total // counts[classes]).min())
-        size = self.size or most
-        if size > most:
+        largest = int((room[classes] * total // counts[classes]).min())
+        size = self.size or largest
+        if size > largest:
             raise UsageError(
-                f"The common test set has {most} samples in the class proportions of party"
-                f" {party!r}, not {size}; use size={most} or less, or a larger fraction."
+                f"The common test set has {largest} samples in the class proportions of party"
+                f" {party!r}, not {size}; use size={largest} or less, or a larger fraction."
             )
         return (
-            mine,
+            positions,
             common[_draw(y[common], _apportion(size * counts / total, size, room, rng), rng)],
         )
 
 
 @dataclass(frozen=True)
 class Common:
-    """Every party is tested on the whole common test set: literally the same samples, which no
-    shift touches.
-    """
+    """Every party is tested on the whole common test set, without feature shifts."""
 
     fraction: float | None = None
     shifted: ClassVar[bool] = False
@@ -257,12 +268,12 @@ class Common:
         self,
         party: str,
         y: Ints,
-        mine: Ints,
+        positions: Ints,
         common: Ints,
         source: Ints | None,
         rng: np.random.Generator,
     ) -> tuple[Ints, Ints]:
-        return mine, common
+        return positions, common
 
 
 RULES: dict[str, Callable[..., Rule]] = {
@@ -275,7 +286,7 @@ RULES: dict[str, Callable[..., Rule]] = {
 
 
 def read(text: str) -> Rule:
-    """The test protocol that `text` names, as in `own(0.25)`."""
+    """Parse a test protocol, as in `own(0.25)`."""
     spec = parse(text)
     if spec.name not in RULES:
         raise unknown("test protocol", spec.name, RULES)
@@ -283,7 +294,7 @@ def read(text: str) -> Rule:
 
 
 def check_validation(fraction: object) -> float:
-    """A usable validation fraction; 0 means none."""
+    """Check a validation fraction; 0 means no validation samples."""
     value: float = coerce("validation", fraction, float)
     if not 0 <= value < 1:
         raise UsageError(f"validation must be at least 0 and less than 1, not {value}.")
@@ -291,10 +302,10 @@ def check_validation(fraction: object) -> float:
 
 
 def stratified(y: Ints, fraction: float, rng: np.random.Generator, at_least: int = 0) -> Mask:
-    """A random `fraction` of the samples, each class giving its share but never its last sample.
+    """A mask of a random `fraction` of the samples, stratified by class.
 
-    Only where every class has a single one, and `at_least` asks for some, single ones are given;
-    never all of them.
+    The last sample of a class is never selected. The exception is data in which all classes have a
+    single sample: there, `at_least` samples are selected, but never all of them.
     """
     sizes = np.bincount(y)
     total = min(max(at_least, round(fraction * len(y))), len(y) - 1)
@@ -304,61 +315,58 @@ def stratified(y: Ints, fraction: float, rng: np.random.Generator, at_least: int
 
 
 def proportional(y: Ints, count: int, rng: np.random.Generator) -> Mask:
-    """Exactly `count` random samples, with the classes in proportion."""
+    """A mask of exactly `count` random samples, in proportion to the classes."""
     sizes = np.bincount(y)
     return _draw(y, _apportion(count * sizes / len(y), count, sizes, rng), rng)
 
 
-def redrawn(official: Mask, cut_by: Ints, rng: np.random.Generator) -> Mask:
-    """The test part with the samples of `cut_by` cut anew: wholes in random order go to training,
-    where they fit.
+def redraw_test_part(official: Mask, cut_by: Ints, rng: np.random.Generator) -> Mask:
+    """Redraw the test part of the samples that have a unit in `cut_by`.
 
-    Training gets as many samples as it had, or a few less if no whole is small enough to fill it.
+    Units in random order are assigned to training as long as they fit. Training gets as many
+    samples as before, or slightly fewer if no remaining unit is small enough.
     """
-    loose = np.flatnonzero(cut_by >= 0)
-    room = int((~official[loose]).sum())
-    held = official.copy()
-    held[loose] = True
-    for whole in rng.permutation(np.unique(cut_by[loose])):
-        members = loose[cut_by[loose] == whole]
+    redrawable = np.flatnonzero(cut_by >= 0)
+    room = int((~official[redrawable]).sum())
+    is_test = official.copy()
+    is_test[redrawable] = True
+    for unit in rng.permutation(np.unique(cut_by[redrawable])):
+        members = redrawable[cut_by[redrawable] == unit]
         if len(members) <= room:
-            held[members] = False
+            is_test[members] = False
             room -= len(members)
-    return held
+    return is_test
 
 
 def _apportion(
     quotas: NDArray[np.floating], total: int, room: Ints, rng: np.random.Generator
 ) -> Ints:
-    """Whole numbers near `quotas` and within `room` that add up to `total` where they can: largest
-    remainders first.
-    """
+    """Round `quotas` by largest remainders to integers that add up to `total`, if `room` allows."""
     counts: Ints = np.minimum(np.floor(quotas).astype(np.int64), room)
-    order = np.lexsort(
-        (rng.random(len(quotas)), counts - quotas)
-    )  # equal remainders: chance, not the lower label
+    # Equal remainders are ordered at random, not by label.
+    order = np.lexsort((rng.random(len(quotas)), counts - quotas))
     order = order[counts[order] < room[order]]
     counts[order[: max(0, total - int(counts.sum()))]] += 1
     return counts
 
 
 def _draw(y: Ints, counts: Ints, rng: np.random.Generator) -> Mask:
-    """`counts[c]` random samples of each class c."""
+    """A mask of `counts[c]` random samples of each class c."""
     order = rng.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     sizes = np.bincount(y, minlength=len(counts))
     rank = np.arange(len(y)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    taken = np.zeros(len(y), dtype=np.bool_)
-    taken[order[rank < np.repeat(counts, sizes)]] = True
-    return taken
+    selected = np.zeros(len(y), dtype=np.bool_)
+    selected[order[rank < np.repeat(counts, sizes)]] = True
+    return selected
 
 
 def _common_test_set(
     rule: str, fraction: float | None, y: Ints, official: Mask | None, rng: np.random.Generator
 ) -> Mask:
-    """The official test samples, or a stratified part of all."""
+    """The official test samples, or otherwise a stratified fraction of all samples."""
     if official is None:
-        return stratified(y, HELD_OUT if fraction is None else fraction, rng, at_least=1)
+        return stratified(y, COMMON_FRACTION if fraction is None else fraction, rng, at_least=1)
     if fraction is not None:
         raise UsageError(
             f"{rule} uses the dataset's official test part, which has its own size; leave out"
@@ -367,14 +375,16 @@ def _common_test_set(
     return official
 
 
-def _check_two(party: str, mine: Ints) -> None:
-    if len(mine) < 2:
+def _check_two(party: str, positions: Ints) -> None:
+    """Refuse a party with fewer than two samples."""
+    if len(positions) < 2:
         raise UsageError(
-            f"Party {party!r} has {len(mine)} sample, but one to train on and one to test on are"
-            " needed; give it more samples or use fewer parties."
+            f"Party {party!r} has {len(positions)} sample, but one to train on and one to test on"
+            " are needed; give it more samples or use fewer parties."
         )
 
 
 def _check_fraction(rule: str, fraction: float | None) -> None:
+    """Refuse a fraction outside (0, 1)."""
     if fraction is not None and not 0 < fraction < 1:
         raise UsageError(f"fraction of {rule} must be more than 0 and less than 1, not {fraction}.")

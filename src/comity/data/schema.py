@@ -1,9 +1,8 @@
-"""What parties' tables have in common: each is described by itself, and the descriptions become one
-schema.
+"""Schemas of parties' tables: each table is described by itself, then the descriptions are merged.
 
-Nobody needs to see another's file for that: `comity data schema` describes a file, and makes one
-schema of several descriptions. A folder with everybody's files takes the same way, so that parties
-who import alone get what a pooled import would give them.
+No party needs to see another party's file: `comity data schema` describes one file, and merges
+several descriptions. A folder with all parties' files is processed in the same way, so that parties
+that import alone get the result of a pooled import.
 """
 
 from __future__ import annotations
@@ -18,274 +17,293 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from comity.data.formats.common import few
+from comity.data.formats.common import join_names
 from comity.data.formats.table import Table
 from comity.data.preparation import (
     NUMBER,
     Cells,
     Column,
-    Missing,
+    MissingValues,
     Schema,
     Unusable,
-    cells_of,
-    find,
-    folded,
-    text_of,
+    cell_text,
+    find_column,
+    fold_case,
+    read_cells,
 )
-from comity.errors import UsageError, shown, unknown
+from comity.errors import UsageError, quote, unknown
 
-WORDS = 256  # a column with more different words is a name or a date, not a kind
-MANY = 20  # rows from which on it says something that all of them differ
-MOST_NUMBERED = 100_000  # classes
-LONG = 40  # letters of a text that is no word
+MOST_WORDS = 256
+"""A column with more distinct words holds names or dates, not categories."""
+SOME_ROWS = 20
+"""From this number of rows on, distinct values in all rows suggest an identifier."""
+MOST_CLASSES = 100_000
+LONG_TEXT = 40
+"""Mean length, in letters, above which a column holds free text."""
 DATE = re.compile(
     r"(\d{4}-\d{1,2}-\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([ T]\d{1,2}:\d{2}.*)?", re.ASCII
 )
-NAMES_A_ROW = re.compile(
+IDENTIFIER_NAME = re.compile(
     r"(^|[^a-z])(id|nr|no|number|key|mrn|pid|uuid|case|patient)([^a-z]|$)|(nummer|nr|number)$",
     re.IGNORECASE,
 )
-# from which on whole numbers that all differ, in as many rows as MANY_MORE, name rows rather than
-# measure them
-DIGITS = 5
-MANY_MORE = 50
-SENTENCE, REMARKS = (
-    4,
-    10,
-)  # words of a text that is no word, if there are more different ones than this
+"""Column names that suggest an identifier."""
+# Distinct whole numbers with at least so many digits, in so many rows, are taken for identifiers.
+IDENTIFIER_DIGITS = 5
+MANY_ROWS = 50
+# A column holds free text if its cells have so many words on average, and more distinct values
+# than this.
+SENTENCE = 4
+SENTENCES = 10
 KINDS = ("number", "flag", "words")
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What whoever imports says of the columns."""
+class ColumnOptions:
+    """The user's options about the columns of tables."""
 
     label: str = "label"
     columns: tuple[str, ...] = ()
-    """Only these are used, if there are any."""
+    """If not empty, only these columns are used."""
     drop: tuple[str, ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     merge_case: bool | None = None
-    """Whether words that differ in case only are one; None: that is to be asked."""
+    """Whether words that differ only in case are the same; None: refuse such words."""
     scale: str = "own"
     rename: Mapping[str, str] = field(default_factory=dict)
-    """What files call a column, and what it is to be called."""
+    """Column names in files, and the names to use instead."""
     units: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By column: what some write, and the word that it stands for."""
+    """By column: other spellings, and the words that they stand for."""
     positive: str = ""
-    """The class that sensitivity is about: it is counted last."""
+    """The positive class of sensitivity; it becomes the last class."""
 
     def __post_init__(self) -> None:
         for name, kind in self.kinds.items():
             if kind not in KINDS:
                 raise unknown(f"kind (of {name}) called", kind, KINDS)
         if self.scale not in ("own", "shared", "none"):
-            raise UsageError(f"scale must be own, shared or none, not {shown(self.scale)}.")
+            raise UsageError(f"scale must be own, shared or none, not {quote(self.scale)}.")
 
-    def about_label(self) -> Schema:
-        """What is said of the label, as a schema says it."""
-        written = self.words.get(self.label, {})
-        also = self.also_called(self.label)
+    def label_schema(self) -> Schema:
+        """A schema that holds only the options about the label."""
+        spellings = self.words.get(self.label, {})
+        other_names = self.also_called(self.label)
         return Schema(
-            (), self.label, (), self.missing, label_also_called=also, label_also_written=written
+            (),
+            self.label,
+            (),
+            self.missing,
+            label_also_called=other_names,
+            label_also_written=spellings,
         )
 
     def also_called(self, column: str) -> tuple[str, ...]:
-        """Other names of a column."""
-        return tuple(theirs for theirs, ours in self.rename.items() if ours == column)
+        """Other names of a column in files."""
+        return tuple(name_in_file for name_in_file, name in self.rename.items() if name == column)
 
 
-# One party's table.
+# One party's table
 
 
-def describe(table: Table, wishes: Wishes) -> Schema:
-    """The schema of one table by itself."""
+def describe_table(table: Table, options: ColumnOptions) -> Schema:
+    """The schema of one table by itself.
+
+    Raises:
+        UsageError: if the table lacks the label, or a column is ambiguous.
+    """
     where = str(table.path)
-    names = _names(table, wishes)
-    label = find(names, wishes.label, (), where)
+    names = _agreed_names(table, options)
+    label = find_column(names, options.label, (), where)
     if label is None:
-        raise _without_label(wishes.label, table)
+        raise _missing_label_error(options.label, table)
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for agreed, name in names.items():
         if (
             agreed == label
-            or agreed in wishes.drop
-            or (wishes.columns and agreed not in wishes.columns)
+            or agreed in options.drop
+            or (options.columns and agreed not in options.columns)
         ):
             continue
-        plain = Column(
+        column = Column(
             agreed,
             "",
-            unit=wishes.units.get(agreed, ""),
-            also_called=wishes.also_called(agreed),
-            also_written=wishes.words.get(agreed, {}),
+            unit=options.units.get(agreed, ""),
+            also_called=options.also_called(agreed),
+            also_written=options.words.get(agreed, {}),
         )
-        texts = cells_of(plain, Schema((), "", (), wishes.missing), table[name])
-        found = _described(plain, texts, wishes, where)
-        if isinstance(found, str):
-            left_out[agreed] = found
+        texts = read_cells(column, Schema((), "", (), options.missing), table[name])
+        result = _describe_column(column, texts, options, where)
+        if isinstance(result, str):
+            left_out[agreed] = result
         else:
-            columns.append(found)
+            columns.append(result)
     schema = Schema(
-        (), wishes.label, (), wishes.missing, bool(wishes.merge_case), wishes.scale, left_out
+        (), options.label, (), options.missing, bool(options.merge_case), options.scale, left_out
     )
-    display_name = tuple(sorted({*wishes.also_called(wishes.label), label} - {wishes.label}))
+    label_names = tuple(sorted({*options.also_called(options.label), label} - {options.label}))
     schema = replace(
         schema,
-        label_also_called=display_name,
-        label_also_written=wishes.words.get(wishes.label, {}),
+        label_also_called=label_names,
+        label_also_written=options.words.get(options.label, {}),
     )
     return replace(
         schema,
         columns=tuple(columns),
-        classes=_classes(table[names[label]], schema, where, wishes.kinds.get(wishes.label)),
+        classes=_classes(table[names[label]], schema, where, options.kinds.get(options.label)),
     )
 
 
-def _names(table: Table, wishes: Wishes) -> dict[str, str]:
-    """A table's columns: what each is to be called, and what the table calls it."""
+def _agreed_names(table: Table, options: ColumnOptions) -> dict[str, str]:
+    """The agreed name of each column, and its name in the table."""
     names: dict[str, str] = {}
-    seen: dict[str, str] = {}
+    names_by_spelling: dict[str, str] = {}
     for name in table.names:
-        agreed = _agreed(name, wishes)
-        if (other := seen.setdefault(folded(agreed), name)) != name:
-            meant = _agreed(other, wishes)
+        agreed = _agreed_name(name, options)
+        if (other := names_by_spelling.setdefault(fold_case(agreed), name)) != name:
+            agreed_other = _agreed_name(other, options)
             raise UsageError(
-                f"{table.path} has the columns {other!r} and {name!r}, and either may be {meant!r}:"
-                " remove one."
+                f"{table.path} has the columns {other!r} and {name!r}, and either may be"
+                f" {agreed_other!r}: remove one."
             )
         names[agreed] = name
     return names
 
 
-def _without_label(label: str, table: Table) -> UsageError:
+def _missing_label_error(label: str, table: Table) -> UsageError:
+    """The error for a table without the label."""
     return UsageError(
-        f"{table.path} has no column called {shown(label)}, which is to be learned: name it with"
-        f" --label, or with --rename where a file calls it otherwise; it has {few(table.names)}."
+        f"{table.path} has no column called {quote(label)}, the label to predict: name it with"
+        " --label, or with --rename if it has another name in some files; it has"
+        f" {join_names(table.names)}."
     )
 
 
-def _agreed(name: str, wishes: Wishes) -> str:
-    return wishes.rename.get(name, name)
+def _agreed_name(name: str, options: ColumnOptions) -> str:
+    """The name to use for a column of a file."""
+    return options.rename.get(name, name)
 
 
-def _described(plain: Column, texts: list[str], wishes: Wishes, where: str) -> Column | str:
-    """A column as it is in one table, or why it is better left out."""
-    there = [text for text in texts if text]
-    gaps = len(there) < len(texts)
-    told = wishes.kinds.get(plain.name)
-    numeric = [bool(NUMBER.fullmatch(text)) and isfinite(float(text)) for text in there]
-    if not there:
-        return replace(plain, kind=told or "", may_be_missing=True)
-    if told is None and all(numeric):
-        if why := _number_that_is_none(plain.name, there):
-            return why
-        told = "flag" if {float(text) for text in there} <= {0.0, 1.0} else "number"
-    if told is None and sum(numeric) > len(there) / 2:
+def _describe_column(
+    column: Column, texts: list[str], options: ColumnOptions, where: str
+) -> Column | str:
+    """The description of a column in one table, or the reason to leave it out."""
+    present = [text for text in texts if text]
+    has_gaps = len(present) < len(texts)
+    kind = options.kinds.get(column.name)
+    numeric = [bool(NUMBER.fullmatch(text)) and isfinite(float(text)) for text in present]
+    if not present:
+        return replace(column, kind=kind or "", may_be_missing=True)
+    if kind is None and all(numeric):
+        if reason := _reason_against_numbers(column.name, present):
+            return reason
+        kind = "flag" if {float(text) for text in present} <= {0.0, 1.0} else "number"
+    if kind is None and sum(numeric) > len(present) / 2:
         row = next(row for row, text in enumerate(texts) if text and not NUMBER.fullmatch(text))
         raise UsageError(
-            f"The column {plain.name!r} of {where} has {shown(texts[row])} in row {row + 1}, but"
+            f"The column {column.name!r} of {where} has {quote(texts[row])} in row {row + 1}, but"
             f" numbers in most: correct it, or say --missing {texts[row]!r} or --kind"
-            f" '{plain.name}=words'."
+            f" '{column.name}=words'."
         )
-    if told is None:
-        if why := _words_that_are_none(there):
-            return why
-        told = "words"
-    words = tuple(sorted(set(there))) if told == "words" else ()
-    return replace(plain, kind=told, words=words, may_be_missing=gaps)
+    if kind is None:
+        if reason := _reason_against_words(present):
+            return reason
+        kind = "words"
+    words = tuple(sorted(set(present))) if kind == "words" else ()
+    return replace(column, kind=kind, words=words, may_be_missing=has_gaps)
 
 
-def _number_that_is_none(name: str, there: Sequence[str]) -> str:
-    """Why a column of numbers says nothing about a sample, if it does not."""
-    values = [float(text) for text in there]
+def _reason_against_numbers(name: str, texts: Sequence[str]) -> str:
+    """The reason to leave out a column of numbers: it looks like an identifier; "" if none."""
+    values = [float(text) for text in texts]
     if (
-        len(values) < MANY
+        len(values) < SOME_ROWS
         or len(set(values)) < len(values)
         or any(value != int(value) for value in values)
     ):
         return ""
-    counted = all(after - before == 1 for before, after in pairwise(values))
-    long = (
-        len(values) >= MANY_MORE
-        and len({len(text) for text in there}) == 1
-        and len(there[0]) >= DIGITS
+    consecutive = all(after - before == 1 for before, after in pairwise(values))
+    long_numbers = (
+        len(values) >= MANY_ROWS
+        and len({len(text) for text in texts}) == 1
+        and len(texts[0]) >= IDENTIFIER_DIGITS
     )
-    if NAMES_A_ROW.search(name) or counted or long:
-        return "looks like an identifier: a whole number that is another one in each row"
+    if IDENTIFIER_NAME.search(name) or consecutive or long_numbers:
+        return "looks like an identifier: a different whole number in each row"
     return ""
 
 
-def _words_that_are_none(there: Sequence[str]) -> str:
-    """Why a column of words says nothing that can be learned, if it does not."""
-    if sum(bool(DATE.fullmatch(text)) for text in there) > 0.9 * len(there):
-        return "looks like dates, of which no number can be made without knowing what they mean"
-    different = len(set(there))
-    if len(there) >= MANY and different == len(there):
-        return "looks like an identifier: each row has another word"
-    wordy = (
-        sum(len(text.split()) for text in there) >= SENTENCE * len(there) and different > REMARKS
+def _reason_against_words(texts: Sequence[str]) -> str:
+    """The reason to leave out a column of words: dates, identifiers or free text; "" if none."""
+    if sum(bool(DATE.fullmatch(text)) for text in texts) > 0.9 * len(texts):
+        return "looks like dates, which cannot be encoded without knowing their meaning"
+    distinct = len(set(texts))
+    if len(texts) >= SOME_ROWS and distinct == len(texts):
+        return "looks like an identifier: a different word in each row"
+    has_sentences = (
+        sum(len(text.split()) for text in texts) >= SENTENCE * len(texts) and distinct > SENTENCES
     )
     if (
-        wordy
-        or sum(map(len, there)) > LONG * len(there)
-        or (len(there) >= MANY and different > len(there) / 2)
+        has_sentences
+        or sum(map(len, texts)) > LONG_TEXT * len(texts)
+        or (len(texts) >= SOME_ROWS and distinct > len(texts) / 2)
     ):
-        return "looks like free text: most rows have another"
+        return "looks like free text: a different text in most rows"
     return ""
 
 
 def _classes(cells: Cells, schema: Schema, where: str, kind: str | None) -> tuple[str, ...]:
-    """The label's classes by name: words in their order, or all whole numbers up to the largest;
-    none if it is an amount.
+    """The names of the label's classes: sorted words, or all whole numbers up to the largest.
+
+    Empty if the label is a number to predict.
     """
-    there = {text for text in labels_of(cells, schema) if text}
-    if not there:
+    present = {text for text in label_texts(cells, schema) if text}
+    if not present:
         raise UsageError(f"{where} has no label in any row of {schema.label!r}.")
-    numbers = all(NUMBER.fullmatch(text) and isfinite(float(text)) for text in there)
-    if kind == "number" and not numbers:
-        word = next(text for text in sorted(there) if not NUMBER.fullmatch(text))
+    all_numbers = all(NUMBER.fullmatch(text) and isfinite(float(text)) for text in present)
+    if kind == "number" and not all_numbers:
+        word = next(text for text in sorted(present) if not NUMBER.fullmatch(text))
         raise UsageError(
-            f"The label {schema.label!r} of {where} has {shown(word)} among its values, which is"
+            f"The label {schema.label!r} of {where} has {quote(word)} among its values, which is"
             " not a number."
         )
     if kind == "number" or (
-        kind is None and numbers and any(float(text) != int(float(text)) for text in there)
+        kind is None and all_numbers and any(float(text) != int(float(text)) for text in present)
     ):
         return ()
-    if kind is None and numbers and len(there) > MANY:
+    if kind is None and all_numbers and len(present) > SOME_ROWS:
         raise UsageError(
-            f"The label {schema.label!r} of {where} has {len(there)} different numbers: say --kind"
-            f" '{schema.label}=number' to predict it as a number, or --kind '{schema.label}=words'"
-            " if they are classes."
+            f"The label {schema.label!r} of {where} has {len(present)} different numbers: say"
+            f" --kind '{schema.label}=number' to predict it as a number, or"
+            f" --kind '{schema.label}=words' if they are classes."
         )
     if kind == "words":
-        return tuple(sorted(there, key=lambda text: (float(text) if numbers else 0.0, text)))
-    return _ordered(there, f"The label {schema.label!r} of {where}")
+        return tuple(sorted(present, key=lambda text: (float(text) if all_numbers else 0.0, text)))
+    return _order_classes(present, f"The label {schema.label!r} of {where}")
 
 
-def _ordered(there: set[str], what: str) -> tuple[str, ...]:
-    if not all(NUMBER.fullmatch(text) for text in there):
-        return tuple(sorted(there))
-    values = [float(text) for text in there]
+def _order_classes(texts: set[str], where: str) -> tuple[str, ...]:
+    """Sorted words, or all whole numbers from 0 to the largest."""
+    if not all(NUMBER.fullmatch(text) for text in texts):
+        return tuple(sorted(texts))
+    values = [float(text) for text in texts]
     if any(value < 0 or value != int(value) for value in values):
         raise UsageError(
-            f"{what} has {min(values):g} among its numbers, but classes are words, or whole numbers"
-            " from 0."
+            f"{where} has {min(values):g} among its numbers, but classes are words, or whole"
+            " numbers from 0."
         )
-    if max(values) >= MOST_NUMBERED:
-        raise UsageError(f"{what} has the number {max(values):g}: number the classes 0, 1, 2, ...")
+    if max(values) >= MOST_CLASSES:
+        raise UsageError(f"{where} has the number {max(values):g}: number the classes 0, 1, 2, ...")
     return tuple(map(str, range(int(max(values)) + 1)))
 
 
-def labels_of(cells: Cells, schema: Schema) -> list[str]:
-    """A table's labels as text, empty where they are missing."""
-    missing = Missing(schema.missing)
+def label_texts(cells: Cells, schema: Schema) -> list[str]:
+    """A table's labels as text; "" where they are missing."""
+    missing = MissingValues(schema.missing)
     return [
-        "" if (text := text_of(cell)) in missing else schema.label_also_written.get(text, text)
+        "" if (text := cell_text(cell)) in missing else schema.label_also_written.get(text, text)
         for cell in cells
     ]
 
@@ -293,12 +311,16 @@ def labels_of(cells: Cells, schema: Schema) -> list[str]:
 # Several parties' descriptions.
 
 
-def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
-    """One schema of several parties' own."""
+def merge_schemas(parties: Mapping[str, Schema], options: ColumnOptions) -> Schema:
+    """Merge the parties' schemas into one.
+
+    Raises:
+        UsageError: if the schemas contradict each other.
+    """
     first, model = next(iter(parties.items()))
     left_out: dict[str, str] = {}
     for name, schema in parties.items():
-        if folded(schema.label) != folded(model.label):
+        if fold_case(schema.label) != fold_case(model.label):
             raise UsageError(
                 f"The label of {name!r} is {schema.label!r} but that of {first!r} {model.label!r}:"
                 " they must agree."
@@ -306,271 +328,299 @@ def merge(parties: Mapping[str, Schema], wishes: Wishes) -> Schema:
         left_out = {**schema.left_out, **left_out}
     order = dict.fromkeys(column.name for schema in parties.values() for column in schema.columns)
     columns = [
-        _merged(name, parties, wishes) for name in _without_doubles(order) if name not in left_out
+        _merge_column(name, parties, options)
+        for name in _distinct_names(order)
+        if name not in left_out
     ]
     for column in columns:
         if not column.kind:
             left_out[column.name] = "is empty at all parties"
-    _check_asked(wishes, {column.name for column in columns} | left_out.keys(), parties)
+    _check_option_columns(options, {column.name for column in columns} | left_out.keys(), parties)
     used = tuple(column for column in columns if column.kind)
     if not used:
         raise UsageError(
-            f"There is no column but {model.label!r} that could be used{_why(left_out)}."
+            f"There is no column but {model.label!r} that could be used{_reasons(left_out)}."
         )
     label = f"The label {model.label!r}"
-    seen = {word for schema in parties.values() for word in schema.classes}
-    if any(not schema.classes for schema in parties.values()):  # an amount somewhere, so everywhere
-        if word := next((word for word in sorted(seen) if not NUMBER.fullmatch(word)), ""):
+    class_words = {word for schema in parties.values() for word in schema.classes}
+    if any(not schema.classes for schema in parties.values()):  # regression for all parties
+        if word := next((word for word in sorted(class_words) if not NUMBER.fullmatch(word)), ""):
             raise UsageError(
-                f"{label} is a number at one party, but {shown(word)} at another: they must agree."
+                f"{label} is a number at one party, but {quote(word)} at another: they must agree."
             )
-        seen = set()
+        class_words = set()
     numbered = {
         name: all(word.isdecimal() for word in schema.classes)
         for name, schema in parties.items()
         if schema.classes
     }
-    if len(set(numbered.values())) > 1 and seen:
+    if len(set(numbered.values())) > 1 and class_words:
         number, word = (
-            next(name for name, is_so in numbered.items() if is_so is which)
-            for which in (True, False)
+            next(name for name, is_so in numbered.items() if is_so is expected)
+            for expected in (True, False)
         )
         raise UsageError(
-            f"{label} of party {number!r} is {few(parties[number].classes)} but that of party"
-            f" {word!r} {few(parties[word].classes)}: they must agree; say what one stands for, as"
-            f" in --word '{model.label}:1=dead'."
+            f"{label} of party {number!r} is {join_names(parties[number].classes)} but that of"
+            f" party {word!r} {join_names(parties[word].classes)}: they must agree; say which word"
+            f" a number stands for, as in --word '{model.label}:1=dead'."
         )
-    classes = _one_spelling(seen, wishes, label)
-    also = sorted(
+    classes: tuple[str, ...] = ()
+    words = _merge_case(class_words, options, label)
+    if class_words:
+        classes = _merge_classes(set(words), list(parties.values()), label)
+        classes = _with_positive_last(classes, options.positive)
+    label_names = sorted(
         {name for schema in parties.values() for name in (schema.label, *schema.label_also_called)}
-        - {wishes.label}
+        - {options.label}
     )
     return Schema(
         used,
-        wishes.label,
-        (
-            _with_last(_together(set(classes), list(parties.values()), label), wishes.positive)
-            if seen
-            else ()
-        ),
-        wishes.missing,
-        bool(wishes.merge_case),
-        wishes.scale,
+        options.label,
+        classes,
+        options.missing,
+        bool(options.merge_case),
+        options.scale,
         left_out,
-        tuple(also),
-        _one_meaning([schema.label_also_written for schema in parties.values()], label),
+        tuple(label_names),
+        _merge_spellings([schema.label_also_written for schema in parties.values()], label),
     )
 
 
-def _together(classes: set[str], parties: Sequence[Schema], label: str) -> tuple[str, ...]:
-    """Everybody's classes in one order; numbers that somebody has taken as words stay without those
-    between them.
+def _merge_classes(classes: set[str], parties: Sequence[Schema], label: str) -> tuple[str, ...]:
+    """All parties' classes in one order.
+
+    If a party has numbers as words, no numbers between them are added.
     """
-    whole = all(schema.classes == tuple(map(str, range(len(schema.classes)))) for schema in parties)
-    if whole or not all(word.isdecimal() for word in classes):
-        return _ordered(classes, label)
+    all_numbered = all(
+        schema.classes == tuple(map(str, range(len(schema.classes)))) for schema in parties
+    )
+    if all_numbered or not all(word.isdecimal() for word in classes):
+        return _order_classes(classes, label)
     return tuple(sorted(classes, key=int))
 
 
-def _with_last(classes: tuple[str, ...], positive: str) -> tuple[str, ...]:
-    """Classes with the one at the end that sensitivity is to be about."""
+def _with_positive_last(classes: tuple[str, ...], positive: str) -> tuple[str, ...]:
+    """The classes with the positive class of sensitivity at the end."""
     if not positive:
         return classes
     if positive not in classes:
         raise unknown("class called", positive, classes)
     if classes == tuple(map(str, range(len(classes)))):
         raise UsageError(
-            "Classes 0, 1, 2, ... stay in their order: the last of them is the positive one."
+            "Classes 0, 1, 2, ... keep their order, and the last one is the positive class; leave"
+            " out --positive."
         )
     return (*(name for name in classes if name != positive), positive)
 
 
-def _why(left_out: Mapping[str, str]) -> str:
+def _reasons(left_out: Mapping[str, str]) -> str:
+    """Why columns are left out, in brackets for a message."""
     return f" ({'; '.join(f'{name} {why}' for name, why in left_out.items())})" if left_out else ""
 
 
-def said_of(schema: Schema, wishes: Wishes) -> Schema:
-    """A party's own schema, with what is said of its columns when several become one."""
-    if wishes.kinds:
+def apply_options(schema: Schema, options: ColumnOptions) -> Schema:
+    """Apply the options about columns to a party's schema, before schemas are merged."""
+    if options.kinds:
         raise UsageError(
-            "What kind a column is depends on its values: say --kind where the file is described,"
-            " not here."
+            "The kind of a column depends on its values: use --kind where the file is described,"
+            " not where schemas are merged."
         )
     columns = []
     for column in schema.columns:
-        name = _agreed(column.name, wishes)
-        if name in wishes.drop or (wishes.columns and name not in wishes.columns):
+        name = _agreed_name(column.name, options)
+        if name in options.drop or (options.columns and name not in options.columns):
             continue
-        unit = wishes.units.get(name, column.unit)
-        also = column.also_called if name == column.name else (*column.also_called, column.name)
-        meant = wishes.words.get(name, {})
-        words = tuple(sorted({meant.get(word, word) for word in column.words}))
-        written = {**column.also_written, **meant}
+        unit = options.units.get(name, column.unit)
+        other_names = (
+            column.also_called if name == column.name else (*column.also_called, column.name)
+        )
+        meanings = options.words.get(name, {})
+        words = tuple(sorted({meanings.get(word, word) for word in column.words}))
+        spellings = {**column.also_written, **meanings}
         columns.append(
             replace(
-                column, name=name, unit=unit, also_called=also, words=words, also_written=written
+                column,
+                name=name,
+                unit=unit,
+                also_called=other_names,
+                words=words,
+                also_written=spellings,
             )
         )
-    label = _agreed(schema.label, wishes)
-    meant = wishes.words.get(label, {})
-    classes = tuple(dict.fromkeys(meant.get(word, word) for word in schema.classes))
+    label = _agreed_name(schema.label, options)
+    meanings = options.words.get(label, {})
+    classes = tuple(dict.fromkeys(meanings.get(word, word) for word in schema.classes))
     return replace(
         schema,
         columns=tuple(columns),
         label=label,
         classes=classes,
-        label_also_written={**schema.label_also_written, **meant},
+        label_also_written={**schema.label_also_written, **meanings},
     )
 
 
-def check_named(wishes: Wishes, names: set[str]) -> None:
-    """Whoever drops or renames a column that nobody has has mistyped it."""
-    there = {folded(name) for name in (*names, *wishes.rename.values())}
-    for name in (*wishes.drop, *wishes.rename):
-        if folded(name) not in there:
+def check_known_columns(options: ColumnOptions, names: set[str]) -> None:
+    """Refuse options that drop or rename a column that no party has."""
+    known = {fold_case(name) for name in (*names, *options.rename.values())}
+    for name in (*options.drop, *options.rename):
+        if fold_case(name) not in known:
             raise unknown("column called", name, sorted(names))
 
 
-def _check_asked(wishes: Wishes, there: set[str], parties: Mapping[str, Schema]) -> None:
-    """Whoever names a column that nobody has has mistyped it."""
-    known = sorted(there | set(wishes.drop))
-    for name in (*wishes.columns, *wishes.kinds, *wishes.units, *wishes.words):
-        if name not in known and name != wishes.label:
-            raise unknown("column called", name, known)
+def _check_option_columns(
+    options: ColumnOptions, names: set[str], parties: Mapping[str, Schema]
+) -> None:
+    """Refuse options about a column that no party has."""
+    all_names = sorted(names | set(options.drop))
+    for name in (*options.columns, *options.kinds, *options.units, *options.words):
+        if name not in all_names and name != options.label:
+            raise unknown("column called", name, all_names)
 
 
-def _without_doubles(names: Mapping[str, None]) -> list[str]:
-    """Column names, those that differ in case or blanks once."""
-    seen: dict[str, str] = {}
+def _distinct_names(names: Mapping[str, None]) -> list[str]:
+    """Column names, without those that differ from another only in case or blanks."""
+    names_by_spelling: dict[str, str] = {}
     for name in names:
-        seen.setdefault(folded(name), name)
-    return list(seen.values())
+        names_by_spelling.setdefault(fold_case(name), name)
+    return list(names_by_spelling.values())
 
 
-class Own(NamedTuple):
-    """A party's description of a column."""
+class PartyColumn(NamedTuple):
+    """A party, and its description of a column."""
 
     party: str
     column: Column
 
 
-def _merged(name: str, parties: Mapping[str, Schema], wishes: Wishes) -> Column:
-    """A column as all parties have it; who has none has it missing."""
-    own = [
-        Own(party, c)
+def _merge_column(name: str, parties: Mapping[str, Schema], options: ColumnOptions) -> Column:
+    """Merge the parties' descriptions of a column, which a party may lack."""
+    party_columns = [
+        PartyColumn(party, c)
         for party, schema in parties.items()
         for c in schema.columns
-        if folded(c.name) == folded(name)
+        if fold_case(c.name) == fold_case(name)
     ]
-    kinds = {one.column.kind: one.party for one in own if one.column.kind}
+    kinds = {entry.column.kind: entry.party for entry in party_columns if entry.column.kind}
     if "words" in kinds and len(kinds) > 1:
         other = next(kind for kind in kinds if kind != "words")
-        words_there = [word for one in own for word in one.column.words]
-        word = min(words_there, key=lambda word: bool(NUMBER.fullmatch(word)))
+        all_words = [word for entry in party_columns for word in entry.column.words]
+        word = min(all_words, key=lambda word: bool(NUMBER.fullmatch(word)))
         raise UsageError(
-            f"The column {name!r} of party {kinds['words']!r} has {shown(word)}, but that of party"
+            f"The column {name!r} of party {kinds['words']!r} has {quote(word)}, but that of party"
             f" {kinds[other]!r} only numbers: correct one of them, or say --kind '{name}=words'."
         )
     kind = next(iter(kinds)) if len(kinds) == 1 else "number" if kinds else ""
-    words = {word for one in own for word in one.column.words}
+    words = {word for entry in party_columns for word in entry.column.words}
     if kind == "words":
-        words = set(_one_spelling(words, wishes, f"The column {name!r}"))
-    if len(words) > WORDS:
+        words = set(_merge_case(words, options, f"The column {name!r}"))
+    if len(words) > MOST_WORDS:
         raise UsageError(
-            f"The column {name!r} has {len(words)} different words, more than {WORDS}, so it names"
-            f" no kinds: leave it out with --drop {name!r}, or make numbers of it."
+            f"The column {name!r} has {len(words)} different words, but at most {MOST_WORDS}"
+            f" are allowed: leave it out with --drop {name!r}, or convert it to numbers."
         )
-    units = sorted({one.column.unit for one in own} - {""})
+    units = sorted({entry.column.unit for entry in party_columns} - {""})
     if len(units) > 1:
         raise UsageError(
             f"The column {name!r} has the unit {units[0]!r} at one party and {units[1]!r} at"
             " another: they must agree."
         )
-    display_name = {
-        other for one in own for other in (one.column.name, *one.column.also_called)
+    other_names = {
+        other for entry in party_columns for other in (entry.column.name, *entry.column.also_called)
     } - {name}
     return Column(
         name,
         kind,
         tuple(sorted(words)),
-        may_be_missing=len(own) < len(parties) or any(one.column.may_be_missing for one in own),
+        may_be_missing=len(party_columns) < len(parties)
+        or any(entry.column.may_be_missing for entry in party_columns),
         unit=units[0] if units else "",
-        also_called=tuple(sorted(display_name)),
-        also_written=_one_meaning([one.column.also_written for one in own], f"The column {name!r}"),
+        also_called=tuple(sorted(other_names)),
+        also_written=_merge_spellings(
+            [entry.column.also_written for entry in party_columns], f"The column {name!r}"
+        ),
     )
 
 
-def _one_meaning(parties: Sequence[Mapping[str, str]], what: str) -> dict[str, str]:
-    """What parties write, and what it stands for, if that is the same for all of them."""
-    made: dict[str, str] = {}
-    for own in parties:
-        for written, meant in own.items():
-            if made.setdefault(written, meant) != meant:
+def _merge_spellings(parties: Sequence[Mapping[str, str]], where: str) -> dict[str, str]:
+    """Merge the parties' spellings; refuse a spelling with two meanings."""
+    merged: dict[str, str] = {}
+    for spellings in parties:
+        for written, meaning in spellings.items():
+            if merged.setdefault(written, meaning) != meaning:
                 raise UsageError(
-                    f"{what} has {shown(written)}, which stands for {shown(meant)} at one party"
+                    f"{where} has {quote(written)}, which stands for {quote(meaning)} at one party"
                     " only: they must agree."
                 )
-    return made
+    return merged
 
 
-def _one_spelling(words: set[str], wishes: Wishes, what: str) -> list[str]:
-    """Words, those that differ in case or blanks only as one of them, if that is wanted; whether it
-    is must be said.
+def _merge_case(words: set[str], options: ColumnOptions, where: str) -> list[str]:
+    """Merge words that differ only in case or blanks, if the options say so.
+
+    Raises:
+        UsageError: if there are such words and the options do not decide.
     """
-    alike: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for word in sorted(words):
-        alike.setdefault(folded(word), []).append(word)
-    doubled = next((same for same in alike.values() if len(same) > 1), None)
-    if doubled and wishes.merge_case is None:
+        groups.setdefault(fold_case(word), []).append(word)
+    ambiguous = next((spellings for spellings in groups.values() if len(spellings) > 1), None)
+    if ambiguous and options.merge_case is None:
         raise UsageError(
-            f"{what} has {shown(doubled[0])} and {shown(doubled[1])}, which differ in case or"
+            f"{where} has {quote(ambiguous[0])} and {quote(ambiguous[1])}, which differ in case or"
             " blanks only: say --merge-case if they are one, --keep-case if they are two."
         )
-    if not wishes.merge_case:
+    if not options.merge_case:
         return sorted(words)
-    return [min(same, key=lambda word: (word != word.lower(), word)) for same in alike.values()]
+    return [
+        min(spellings, key=lambda word: (word != word.lower(), word))
+        for spellings in groups.values()
+    ]
 
 
 # Labels by a schema.
 
 
-def label_in(table: Table, schema: Schema) -> str | None:
-    """What a table calls the label, if it has one."""
+def find_label(table: Table, schema: Schema) -> str | None:
+    """The name of the label in a table; None if the table does not have it."""
     try:
-        return find(
+        return find_column(
             dict.fromkeys(table.names), schema.label, schema.label_also_called, str(table.path)
         )
-    except Unusable as why:
-        raise UsageError(str(why)) from why
+    except Unusable as error:
+        raise UsageError(str(error)) from error
 
 
-def labels_by(schema: Schema, table: Table) -> NDArray[Any]:
-    """Each row's class by its number or, where the schema has no classes, the amount itself."""
+def encode_labels(schema: Schema, table: Table) -> NDArray[Any]:
+    """Each row's class number or, if the schema has no classes, the number to predict.
+
+    Raises:
+        UsageError: if a label is missing or unknown.
+    """
     where = str(table.path)
-    name = label_in(table, schema)
+    name = find_label(table, schema)
     if name is None:
-        raise _without_label(schema.label, table)
-    plain = folded if schema.merge_case else str
-    known = {plain(word): k for k, word in enumerate(schema.classes)}
-    made = np.empty(len(table), np.int64 if known else np.float64)
-    for row, text in enumerate(labels_of(table[name], schema)):
+        raise _missing_label_error(schema.label, table)
+    fold = fold_case if schema.merge_case else str
+    numbers = {fold(word): k for k, word in enumerate(schema.classes)}
+    labels = np.empty(len(table), np.int64 if numbers else np.float64)
+    for row, text in enumerate(label_texts(table[name], schema)):
         if not text:
             raise UsageError(
                 f"{where} has no label in row {row + 1} of {name!r}: fill it in, or say"
                 " --skip-unlabelled."
             )
-        if not known:
+        if not numbers:
             if not NUMBER.fullmatch(text) or not isfinite(float(text)):
                 raise UsageError(
-                    f"{where} has the label {shown(text)} in row {row + 1} of {name!r}, which is"
+                    f"{where} has the label {quote(text)} in row {row + 1} of {name!r}, which is"
                     " not a number."
                 )
-            made[row] = float(text)
+            labels[row] = float(text)
             continue
-        if plain(text) not in known:
+        if fold(text) not in numbers:
             raise UsageError(
-                f"{where} has the label {shown(text)} in row {row + 1}, which is not one of"
-                f" {few(schema.classes)}."
+                f"{where} has the label {quote(text)} in row {row + 1}, which is not one of"
+                f" {join_names(schema.classes)}."
             )
-        made[row] = known[plain(text)]
-    return made
+        labels[row] = numbers[fold(text)]
+    return labels

@@ -1,7 +1,6 @@
-"""Feature shifts: parties that see the same things differently, chained after a partition as in
-`iid|shift`.
+"""Feature shifts, a step after a partition as in `iid|shift`: parties see inputs differently.
 
-A kind of shift maps values in [0, 1] to values in [0, 1], before they are normalised.
+A shift maps values in [0, 1] to values in [0, 1], before they are normalised.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ Shift = Callable[[Tensor, np.random.Generator], Tensor]
 
 
 def none(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """As it is."""
+    """No change."""
     return x
 
 
 def invert(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Dark for light."""
+    """Inverted brightness."""
     return 1 - x
 
 
 def rotate(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """A quarter turn; half a turn where height and width differ, since all parties share one shape."""
+    """A quarter turn, or half a turn if height and width differ, which keeps the shape."""
     return torch.rot90(x, 1 if x.shape[-1] == x.shape[-2] else 2, (-2, -1))
 
 
@@ -40,21 +39,19 @@ def noise(x: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def contrast(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """Two fifths of the contrast, around mid-grey."""
+    """Contrast reduced to 40 %, around mid-grey."""
     return 0.5 + 0.4 * (x - 0.5)
 
 
 def blur(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """The 3 x 3 binomial filter, written as sums so that it gives equal bits on every machine."""
+    """The 3 x 3 binomial filter, as sums so that the result is bit-identical on every machine."""
     x = pad(x, (1, 1, 1, 1), mode="replicate")
     x = (x[..., :-2, :] + 2 * x[..., 1:-1, :] + x[..., 2:, :]) / 4
     return (x[..., :-2] + 2 * x[..., 1:-1] + x[..., 2:]) / 4
 
 
 def texture(x: Tensor, rng: np.random.Generator) -> Tensor:
-    """A soft random pattern of its own behind each sample, blended as MNIST-M is: the absolute
-    difference.
-    """
+    """A smooth random pattern behind each sample, blended by absolute difference as in MNIST-M."""
     pattern = torch.from_numpy(rng.random(x.shape)).to(x.dtype)
     for _ in range(2):
         pattern = blur(pattern, rng)
@@ -74,20 +71,15 @@ def thin(x: Tensor, rng: np.random.Generator) -> Tensor:
 KINDS: dict[str, Shift] = {
     f.__name__: f for f in (none, invert, rotate, noise, contrast, blur, texture, thick, thin)
 }
-SENSORS = (
-    "none",
-    "invert",
-    "rotate",
-    "noise",
-    "contrast",
-    "blur",
-)  # what `shift` means without kinds
+SENSORS = ("none", "invert", "rotate", "noise", "contrast", "blur")
+"""The default kinds of `shift`."""
 FOR_IMAGES = ("rotate", "blur", "texture", "thick", "thin")
 
 
 def apply(shift: str, x: Tensor, key: Key) -> Tensor:
-    """`x` as a party with this shift sees it; `x` in one order gives each sample one and the same
-    noise.
+    """Apply a shift, as in "rotate|noise", to samples.
+
+    The noise of a sample depends on its position in `x`: pass the samples in a fixed order.
     """
     for step, kind in enumerate(shift.split("|")):
         if kind not in KINDS:
@@ -107,7 +99,7 @@ def apply(shift: str, x: Tensor, key: Key) -> Tensor:
 
 
 def kinds(kinds: tuple[str, ...] = SENSORS) -> tuple[str, ...]:
-    """A `shift` step: the kinds that parties have in turn; unknown ones are refused."""
+    """Parse a `shift` step: the kinds that parties get in turn; refuse unknown kinds."""
     for kind in kinds:
         if kind not in KINDS:
             raise unknown("kind of shift", kind, KINDS)

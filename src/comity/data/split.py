@@ -1,6 +1,4 @@
-"""A split says which sample went to which party, and to which part of its data: `split.json` in a
-run's folder.
-"""
+"""`Split`: which samples each party trains, validates and tests on (`split.json` of a run)."""
 
 from __future__ import annotations
 
@@ -17,30 +15,32 @@ from comity.wire.ledger import EVERYBODY, SERVER
 
 Indices = tuple[int, ...]
 RESERVED = {SERVER: "the server", EVERYBODY: "all parties together"}
-"""What stands in the tables for others than a party."""
+"""Names that stand in the tables for others than a party."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """One party's samples, as positions in the dataset (in the party's own arrays for
-    `Federation.from_arrays`).
+    """One party's samples, as positions in the dataset.
+
+    For `Federation.from_arrays` they are positions in the party's own arrays.
     """
 
     train: Indices
     validation: Indices
     test: Indices
-    shift: str | None = None  # the feature shift of this party, as in "rotate" or "rotate|noise"
-    labels: Indices | None = (
-        None  # what this party calls each class, where it differs from the others (concept shift)
-    )
+    shift: str | None = None
+    """The feature shift of this party, as in "rotate" or "rotate|noise"."""
+    labels: Indices | None = None
+    """The party's number for each class, if it differs from the other parties' (concept shift)."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """All that is needed, beside the dataset, to build the same federation again."""
+    """All that is needed, besides the dataset, to rebuild a federation."""
 
     dataset: str
-    fingerprint: str  # of the dataset's values: positions in other data would mean nothing
+    fingerprint: str
+    """Fingerprint of the dataset: the positions are valid for these data only."""
     partition: str
     test: str
     validation: float
@@ -48,25 +48,25 @@ class Split:
     parties: dict[str, Share]
 
     def to_json(self) -> str:
-        """This split as a line of JSON."""
+        """The split as one line of JSON."""
         return _adapter.dump_json(self).decode()
 
     @staticmethod
     def from_json(text: str, source: str = "This text") -> Split:
-        """The split that `to_json` wrote; `source` names the text when it is refused."""
+        """Parse the output of `to_json`; `source` names the text in error messages."""
         try:
             return _adapter.validate_json(text, strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise UsageError(
-                f"{source} is not a split that Comity wrote ({where or 'as a whole'}: "
+                f"{source} is not a split written by Comity ({where or 'as a whole'}: "
                 f"{first['msg']}); use the split.json of a run."
             ) from error
 
     @staticmethod
     def read(path: str | Path) -> Split:
-        """The split saved in the file at `path`."""
+        """Read the split in the file at `path`."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -76,8 +76,10 @@ class Split:
         return Split.from_json(text, f"The file {str(path)!r}")
 
     def check(self, samples: int, classes: int) -> None:
-        """Refuse a split that a dataset of so many samples and classes cannot follow, or that
-        trains on test samples.
+        """Check the split against a dataset's number of samples and classes.
+
+        Raises:
+            UsageError: if positions do not exist, or a party trains on test samples.
         """
         if not self.parties:
             raise UsageError("The split names no parties; use the split.json of a run.")
@@ -100,7 +102,7 @@ class Split:
 
 
 def _check_share(name: str, share: Share, samples: int, classes: int) -> None:
-    """Refuse one party's share that makes no sense by itself."""
+    """Check one party's share by itself."""
     check_name(name)
     if share.labels is not None and sorted(share.labels) != list(range(classes)):
         raise UsageError(
@@ -120,7 +122,7 @@ def _check_share(name: str, share: Share, samples: int, classes: int) -> None:
 
 
 def check_name(name: object) -> None:
-    """Refuse a party name that could not stand in a csv file, a file name or a command."""
+    """Refuse a party name that cannot be used in csv files, file names and commands."""
     if not isinstance(name, str) or not re.fullmatch(r"\w([\w .-]{0,62}\w)?", name):
         raise UsageError(
             f"A party cannot be called {name!r}; use up to 64 letters, digits, and inside also"

@@ -1,6 +1,4 @@
-"""Steps chained after a partition, as in `dirichlet(alpha=0.5)|keep(samples=200)|shift`: what else
-sets parties apart.
-"""
+"""Steps after a partition, as in `dirichlet(alpha=0.5)|keep(samples=200)|shift`."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from comity.spec import Spec, call
 
 @dataclass(frozen=True)
 class Keep:
-    """Each party keeps so many samples to learn from, or such a part of them, with its classes in
-    proportion.
-    """
+    """Each party keeps a number or a fraction of its training samples, stratified by class."""
 
     samples: int | None = None
     fraction: float | None = None
@@ -40,27 +36,28 @@ class Keep:
                 f"fraction of keep must be more than 0 and at most 1, not {self.fraction}."
             )
 
-    def of(self, party: str, y: Ints, learn: Ints, rng: np.random.Generator) -> Ints:
-        """The samples that a party keeps of `learn`."""
-        wanted = (
+    def select(self, party: str, y: Ints, train: Ints, rng: np.random.Generator) -> Ints:
+        """The samples of `train` that a party keeps."""
+        count = (
             self.samples
             if self.samples is not None
-            else max(1, round((self.fraction or 1) * len(learn)))
+            else max(1, round((self.fraction or 1) * len(train)))
         )
-        if wanted > len(learn):
+        if count > len(train):
             raise UsageError(
-                f"Party {party!r} has {len(learn)} samples to learn from, not {wanted}; use a"
+                f"Party {party!r} has {len(train)} samples to learn from, not {count}; use a"
                 " smaller keep."
             )
-        if wanted == len(learn):
-            return learn
-        return learn[proportional(y[learn], wanted, rng)]
+        if count == len(train):
+            return train
+        return train[proportional(y[train], count, rng)]
 
 
 @dataclass(frozen=True)
 class Concept:
-    """Parties of different groups call the classes by different names: the first group as the data
-    do, the others permuted.
+    """Concept shift: groups of parties use different numbers for the classes.
+
+    The first group uses the numbers of the data, each other group a permutation of them.
     """
 
     groups: int = 2
@@ -69,19 +66,19 @@ class Concept:
         if self.groups < 2:
             raise UsageError(f"groups of concept must be at least 2, not {self.groups}.")
 
-    def of(self, i: int, classes: int, key: Key) -> tuple[int, ...] | None:
-        """What party i calls each class, if not by its number; no two groups do it alike."""
+    def class_numbers(self, i: int, classes: int, key: Key) -> tuple[int, ...] | None:
+        """Party i's number for each class, different for each group; None if not permuted."""
         if self.groups > math.factorial(min(classes, 20)):
             raise UsageError(
-                f"{classes} classes cannot be called in {self.groups} different ways; use fewer"
+                f"{classes} classes cannot be permuted in {self.groups} different ways; use fewer"
                 " groups."
             )
         rng = key.fold("concept").numpy()
-        made = [tuple(range(classes))]
-        while len(made) <= i % self.groups:
-            drawn = tuple(rng.permutation(classes).tolist())
-            made += [drawn] if drawn not in made else []
-        return made[i % self.groups] if i % self.groups else None
+        numberings = [tuple(range(classes))]
+        while len(numberings) <= i % self.groups:
+            permutation = tuple(rng.permutation(classes).tolist())
+            numberings += [permutation] if permutation not in numberings else []
+        return numberings[i % self.groups] if i % self.groups else None
 
 
 STEPS: dict[str, Any] = {"shift": shifts.kinds, "keep": Keep, "concept": Concept}
@@ -89,7 +86,7 @@ STEPS: dict[str, Any] = {"shift": shifts.kinds, "keep": Keep, "concept": Concept
 
 @dataclass(frozen=True)
 class Steps:
-    """All steps of a partition, by kind and in their order."""
+    """All steps after a partition, by kind and in order."""
 
     shifts: list[tuple[str, ...]]
     keeps: list[Keep]
@@ -97,33 +94,33 @@ class Steps:
 
     @staticmethod
     def read(specs: list[Spec]) -> Steps:
-        """The steps that were written after a partition; what is no step is refused."""
-        made = Steps([], [], [])
+        """Parse the steps after a partition; refuse unknown steps."""
+        steps = Steps([], [], [])
         for spec in specs:
             if spec.name not in STEPS:
                 raise unknown("step after a partition called", spec.name, STEPS)
             step = call(spec, STEPS[spec.name])
             match step:
                 case Keep():
-                    made.keeps.append(step)
+                    steps.keeps.append(step)
                 case Concept():
-                    made.concepts.append(step)
+                    steps.concepts.append(step)
                 case _:
-                    made.shifts.append(step)
-        if len(made.concepts) > 1:
+                    steps.shifts.append(step)
+        if len(steps.concepts) > 1:
             raise UsageError("A partition can have one concept step.")
-        return made
+        return steps
 
     def shift(self, i: int) -> str | None:
-        """Party i's feature shift: each step's i-th kind, and from the first again after the last."""
+        """Party i's feature shift: kind i of each step, modulo the number of kinds."""
         return "|".join(kinds[i % len(kinds)] for kinds in self.shifts) or None
 
-    def keep(self, party: str, y: Ints, learn: Ints, key: Key) -> Ints:
-        """What a party keeps to learn from."""
+    def keep(self, party: str, y: Ints, train: Ints, key: Key) -> Ints:
+        """The training samples that a party keeps."""
         for n, step in enumerate(self.keeps):
-            learn = step.of(party, y, learn, key.fold("keep", party, n).numpy())
-        return learn
+            train = step.select(party, y, train, key.fold("keep", party, n).numpy())
+        return train
 
     def labels(self, i: int, classes: int, key: Key) -> tuple[int, ...] | None:
-        """Party i's own names for the classes."""
-        return self.concepts[0].of(i, classes, key) if self.concepts else None
+        """Party i's numbers for the classes; None if they are those of the data."""
+        return self.concepts[0].class_numbers(i, classes, key) if self.concepts else None

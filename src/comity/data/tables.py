@@ -1,4 +1,4 @@
-"""Parties' tables: read as they are, brought under one schema, and made numbers of."""
+"""Parties' tables: reading, a common schema, and encoding as numbers."""
 
 from __future__ import annotations
 
@@ -11,36 +11,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.data.formats import Table, read_csv, read_parquet, read_xlsx
-from comity.data.formats.common import few
-from comity.data.inspection import far_from_all, missing_by_column
-from comity.data.party_files import TABLES, ending_of, one_kind, parties_in
+from comity.data.formats.common import join_names
+from comity.data.inspection import missing_by_column, outlier_warnings
+from comity.data.party_files import TABLES, common_kind, file_ending, find_party_files
 from comity.data.preparation import Schema, Unusable, encode
 from comity.data.schema import (
-    Wishes,
-    check_named,
-    describe,
-    label_in,
-    labels_by,
-    labels_of,
-    merge,
-    said_of,
+    ColumnOptions,
+    apply_options,
+    check_known_columns,
+    describe_table,
+    encode_labels,
+    find_label,
+    label_texts,
+    merge_schemas,
 )
 from comity.errors import UsageError
 
 
 def read_schema(path: Path) -> Schema:
-    """A schema from its file."""
+    """Read a schema file; like `Schema.read`, but raises UsageError."""
     try:
         return Schema.read(path)
-    except Unusable as why:
-        raise UsageError(str(why)) from why
+    except Unusable as error:
+        raise UsageError(str(error)) from error
 
 
 def agreed_schema(
-    sources: Sequence[Path], *, skip_unlabelled: bool = False, **about_columns: Any
+    sources: Sequence[Path], *, skip_unlabelled: bool = False, **column_options: Any
 ) -> Schema:
-    """One schema of parties' tables, in folders or files, and of the schemas that parties made of
-    theirs.
+    """The common schema of parties' tables and of schemas that parties have made of their tables.
+
+    Args:
+        sources: tables, folders of tables, and schema files (`.json`).
+        skip_unlabelled: ignore rows without a label.
+        **column_options: see `ColumnOptions`.
+
+    Raises:
+        UsageError: if the tables or schemas contradict each other.
     """
     parties: dict[str, Schema] = {}
     files: dict[str, Path] = {}
@@ -48,29 +55,31 @@ def agreed_schema(
         if source.suffix == ".json":
             parties[source.stem] = read_schema(source)
         else:
-            files |= parties_in(source)
-    if parties and "label" not in about_columns:
-        theirs = next(iter(parties.values())).label
-        about_columns["label"] = about_columns.get("rename", {}).get(theirs, theirs)
-    wishes = _as_before(Wishes(**about_columns), parties, about_columns)
-    if files and one_kind(files) != TABLES:
+            files |= find_party_files(source)
+    if parties and "label" not in column_options:
+        label_name = next(iter(parties.values())).label
+        column_options["label"] = column_options.get("rename", {}).get(label_name, label_name)
+    options = _inherit_options(ColumnOptions(**column_options), parties, column_options)
+    if files and common_kind(files) != TABLES:
         raise UsageError("A schema is for tables: arrays and pictures need none.")
     tables = read_tables(files)
     if skip_unlabelled:
-        tables = labelled(tables, wishes.about_label()).tables
+        tables = drop_unlabelled(tables, options.label_schema()).tables
     if len(parties) + len(tables) > 1:
-        check_named(
-            wishes,
-            _known(parties.values()) | {name for table in tables.values() for name in table.names},
+        check_known_columns(
+            options,
+            _column_names(parties.values())
+            | {name for table in tables.values() for name in table.names},
         )
-    described = {name: said_of(schema, wishes) for name, schema in parties.items()}
-    return merge(
-        described | {name: describe(table, wishes) for name, table in tables.items()}, wishes
+    descriptions = {name: apply_options(schema, options) for name, schema in parties.items()}
+    return merge_schemas(
+        descriptions | {name: describe_table(table, options) for name, table in tables.items()},
+        options,
     )
 
 
-def _known(schemas: Iterable[Schema]) -> set[str]:
-    """All names of columns in parties' schemas."""
+def _column_names(schemas: Iterable[Schema]) -> set[str]:
+    """All column names of the schemas."""
     return {
         name
         for s in schemas
@@ -78,156 +87,166 @@ def _known(schemas: Iterable[Schema]) -> set[str]:
     }
 
 
-def _as_before(wishes: Wishes, parties: Mapping[str, Schema], said: Mapping[str, Any]) -> Wishes:
-    """What all the schemas that are to become one say alike is not asked again."""
+def _inherit_options(
+    options: ColumnOptions, parties: Mapping[str, Schema], given_options: Mapping[str, Any]
+) -> ColumnOptions:
+    """Take options that all schemas share from them, if the user has not given these options."""
     for name in ("missing", "merge_case", "scale"):
-        told = {getattr(schema, name) for schema in parties.values()}
-        if name not in said and len(told) == 1 and told != {False}:
-            wishes = replace(wishes, **{name: told.pop()})
-        elif name not in said and len(told) > 1:
+        values = {getattr(schema, name) for schema in parties.values()}
+        if name not in given_options and len(values) == 1 and values != {False}:
+            options = replace(options, **{name: values.pop()})
+        elif name not in given_options and len(values) > 1:
             raise UsageError(
-                f"The schemas differ in {name}: say which it is to be, with"
-                f" --{name.replace('_', '-')}."
+                f"The schemas differ in {name}: choose a value with --{name.replace('_', '-')}."
             )
-    return wishes
+    return options
 
 
 READERS = {".parquet": read_parquet, ".xlsx": read_xlsx}
 
 
-def read_tables(found: Mapping[str, Path]) -> dict[str, Table]:
-    """The parties' tables."""
-    return {name: READERS.get(ending_of(path), _csv)(path) for name, path in found.items()}
+def read_tables(paths: Mapping[str, Path]) -> dict[str, Table]:
+    """Read the parties' tables."""
+    return {name: READERS.get(file_ending(path), _read_csv)(path) for name, path in paths.items()}
 
 
-def _csv(path: Path) -> Table:
+def _read_csv(path: Path) -> Table:
     return read_csv(path, delimiter=None)
 
 
-class Labelled(NamedTuple):
-    """Tables without the rows that have no label, and what is to be said of these."""
+class LabelledTables(NamedTuple):
+    """Tables without unlabelled rows, and warnings about the rows that were left out."""
 
     tables: dict[str, Table]
-    notes: list[str]
+    warnings: list[str]
 
 
-def labelled(tables: Mapping[str, Table], how: Schema) -> Labelled:
-    """The rows that have a label; `how` says what the label is called, and what stands for a
-    missing one.
-    """
-    kept = {name: _labelled(table, how) for name, table in tables.items()}
-    lost = {
-        name: len(table) - len(kept[name])
+def drop_unlabelled(tables: Mapping[str, Table], label_schema: Schema) -> LabelledTables:
+    """Leave out rows without a label; `label_schema` gives its name and missing values."""
+    labelled = {name: _drop_unlabelled_rows(table, label_schema) for name, table in tables.items()}
+    dropped = {
+        name: len(table) - len(labelled[name])
         for name, table in tables.items()
-        if len(kept[name]) < len(table)
+        if len(labelled[name]) < len(table)
     }
-    told = ", ".join(f"{name} {count}" for name, count in lost.items())
-    return Labelled(
-        kept, [f"{sum(lost.values())} rows without a label were left out ({told})."] if lost else []
+    counts = ", ".join(f"{name} {count}" for name, count in dropped.items())
+    return LabelledTables(
+        labelled,
+        [f"{sum(dropped.values())} rows without a label were left out ({counts})."]
+        if dropped
+        else [],
     )
 
 
-def _labelled(table: Table, how: Schema) -> Table:
-    name = label_in(table, how)
-    if name is None:  # which is said by whoever needs it
+def _drop_unlabelled_rows(table: Table, label_schema: Schema) -> Table:
+    name = find_label(table, label_schema)
+    if name is None:  # the error is raised where the label is needed
         return table
-    there = np.array([text != "" for text in labels_of(table[name], how)])
-    if not there.any():
+    has_label = np.array([text != "" for text in label_texts(table[name], label_schema)])
+    if not has_label.any():
         raise UsageError(f"{table.path} has no label in any row of {name!r}.")
-    return Table(table.path, table.names, [column[there] for column in table.columns])
+    return Table(table.path, table.names, [column[has_label] for column in table.columns])
 
 
-def schema_of(tables: Mapping[str, Table], wishes: Wishes) -> Schema:
-    """One schema of everybody's tables: each is described by itself, as whoever is alone would do
-    it.
+def infer_schema(tables: Mapping[str, Table], options: ColumnOptions) -> Schema:
+    """Infer a schema: each table is described by itself, then the descriptions are merged.
+
+    The result is the same as that of parties that describe their tables alone.
     """
-    if len(tables) > 1:  # who is alone may be told of others' columns
-        check_named(wishes, {name for table in tables.values() for name in table.names})
-    return merge({name: describe(table, wishes) for name, table in tables.items()}, wishes)
+    if len(tables) > 1:  # a single party may get options about other parties' columns
+        check_known_columns(options, {name for table in tables.values() for name in table.names})
+    return merge_schemas(
+        {name: describe_table(table, options) for name, table in tables.items()}, options
+    )
 
 
-class Numbers(NamedTuple):
-    """Everybody's rows and labels as numbers, and what there is to say of them."""
+class EncodedTables(NamedTuple):
+    """All parties' rows and labels as numbers, and warnings for the user."""
 
     x: dict[str, NDArray[np.float32]]
     y: dict[str, NDArray[Any]]
-    notes: list[str]
+    warnings: list[str]
 
 
-def numbers_by(schema: Schema, tables: Mapping[str, Table], strict: bool) -> Numbers:
-    """Everybody's rows as the schema says; if it is somebody else's (`strict`), what it does not
-    allow for is refused.
+def encode_tables(schema: Schema, tables: Mapping[str, Table], strict: bool) -> EncodedTables:
+    """Encode all parties' rows by a schema.
+
+    With `strict` (for a schema that was agreed on before), values that the schema does not allow
+    are refused.
     """
     x, y = {}, {}
     for name, table in tables.items():
         columns = dict(zip(table.names, table.columns, strict=True))
         try:
             encoded = encode(schema, columns, len(table), str(table.path), strict=strict)
-        except Unusable as why:
-            raise UsageError(str(why)) from why
-        x[name], y[name] = encoded.x, labels_by(schema, table)
-    return Numbers(x, y, [*_missing(schema, x), *far_from_all(schema, x)])
+        except Unusable as error:
+            raise UsageError(str(error)) from error
+        x[name], y[name] = encoded.x, encode_labels(schema, table)
+    return EncodedTables(x, y, [*_missing_value_warnings(schema, x), *outlier_warnings(schema, x)])
 
 
 OWN_MEANS = "the mean of the party's own training samples"
 
 
-def _missing(schema: Schema, parties: Mapping[str, NDArray[np.float32]]) -> list[str]:
-    """How much is missing, and who lacks a column altogether."""
+def _missing_value_warnings(
+    schema: Schema, parties: Mapping[str, NDArray[np.float32]]
+) -> list[str]:
+    """A warning about missing values, and about parties that lack a column altogether."""
     by_party = {name: missing_by_column(schema, x) for name, x in parties.items()}
     cells = sum(len(x) for x in parties.values()) * len(schema.columns)
     share = sum(sum(by_party[name].values()) * len(x) for name, x in parties.items()) / cells
     if not share:
         return []
-    never = {
-        name: [column for column, one in columns.items() if one == 1]
+    absent_columns = {
+        name: [column for column, missing_share in columns.items() if missing_share == 1]
         for name, columns in by_party.items()
     }
-    lacking = "".join(
-        f"; {name} never has {few(columns)}" for name, columns in never.items() if columns
+    absences = "".join(
+        f"; {name} never has {join_names(columns)}"
+        for name, columns in absent_columns.items()
+        if columns
     )
     filling = "the schema's constants" if schema.scale == "fixed" else OWN_MEANS
     return [
-        f"{share:.0%} of all values are missing{lacking}: numbers are filled with {filling}, "
-        "and a column each says where; a missing word is a row of zeros."
+        f"{share:.0%} of all values are missing{absences}: numbers are filled with {filling}, "
+        "with an indicator column for each; a missing word is a row of zeros."
     ]
 
 
-SHOWN = 8  # words of a column
+MOST_WORDS_LISTED = 8
+"""Number of words per column that a summary lists."""
 
 
-def about_schema(schema: Schema, given: bool = False) -> list[str]:
-    """What whoever imports should know of what becomes of the columns; of a schema that was `given`
-    nothing can be changed.
+def summarize_schema(schema: Schema, is_given: bool = False) -> list[str]:
+    """Sentences about the encoding of the columns, for the user who imports tables.
+
+    `is_given`: the schema was given, so that there is no hint about how to change it.
     """
-    hint = "" if given else " (to use it, say what it is with --kind: number or words)"
+    hint = "" if is_given else " (to use it, say what it is with --kind: number or words)"
     lines = [f"{name!r} is left out: it {why}{hint}." for name, why in schema.left_out.items()]
-    if plain := [column.name for column in schema.columns if column.kind != "words"]:
-        lines.append(f"Numbers: {few(plain)}.")
+    if numbers := [column.name for column in schema.columns if column.kind != "words"]:
+        lines.append(f"Numbers: {join_names(numbers)}.")
     if words := [
-        f"{column.name} ({few(column.words, SHOWN)})"
+        f"{column.name} ({join_names(column.words, MOST_WORDS_LISTED)})"
         for column in schema.columns
         if column.kind == "words"
     ]:
-        lines.append(
-            "Words, each of which became a column of 0 and 1 (none set where it is missing):"
-            f" {'; '.join(words)}."
-        )
-    return [*lines, SCALED[schema.scale]]
+        lines.append(f"Words, one-hot encoded (all 0 where missing): {'; '.join(words)}.")
+    return [*lines, SCALING_SENTENCES[schema.scale]]
 
 
-SCALED = {
+SCALING_SENTENCES = {
     "own": (
-        "Numbers are standardised, each party's by the mean and spread of its own training samples"
-        " (not so: --scale none)."
+        "Numbers are standardised by the mean and standard deviation of each party's own training"
+        " samples (to switch this off: --scale none)."
     ),
     "shared": (
-        "Numbers are standardised by the mean and spread of everybody's training samples: each"
-        " party's sums and squares are sent for that, and charged."
+        "Numbers are standardised by the mean and standard deviation of all parties' training"
+        " samples: each party sends its sums and squares for that, which are charged."
     ),
     "fixed": "Numbers are scaled by the constants of the schema.",
     "none": (
-        "Numbers are used as they are: networks learn badly from numbers of different sizes"
-        " (--scale own)."
+        "Numbers are not scaled: networks learn badly from numbers of different magnitudes"
+        " (to scale them: --scale own)."
     ),
 }

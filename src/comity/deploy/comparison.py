@@ -27,7 +27,7 @@ from comity.studies.compare import (
     findings,
     run_folder,
 )
-from comity.studies.party_verdicts import Held, Parties
+from comity.studies.party_verdicts import Parties, SampleCounts
 
 
 def compare_sites(
@@ -92,7 +92,7 @@ def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:
     """The sites with their numbers of samples; the numbers of each class are not known."""
     sites = read_parties(run)
     held = {
-        name: Held(
+        name: SampleCounts(
             (site.said.train,),
             (site.said.test,),
             few=site.said.too_few,

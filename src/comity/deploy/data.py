@@ -10,7 +10,7 @@ from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
 from comity.data.groups import Groups
 from comity.data.importing import read_federation
-from comity.data.party_files import parties_in
+from comity.data.party_files import find_party_files
 from comity.data.preparation import Schema
 from comity.data.prepared import save
 from comity.errors import UsageError
@@ -33,7 +33,7 @@ def import_site_data(
         schema: the file of the common schema, for tables
         classes: the number of classes, for arrays
     """
-    files = parties_in(source) if source.is_file() else {source.name: source}
+    files = find_party_files(source) if source.is_file() else {source.name: source}
     dataset = read_federation(
         files, source.name, schema=Schema.read(schema) if schema else None, classes=classes
     )
@@ -74,4 +74,4 @@ def site_federation(name: str, data: Path, experiment: Experiment) -> Federation
 
 def schema_digest(schema: Schema | None) -> str:
     """A digest of the schema that the data follow; empty for data that are no table."""
-    return digest(json.dumps(schema.told(), sort_keys=True)) if schema else ""
+    return digest(json.dumps(schema.to_dict(), sort_keys=True)) if schema else ""

@@ -35,7 +35,7 @@ from comity.engines.engine import Engine, inboxes
 from comity.engines.saved import Saved
 from comity.errors import ComityError
 from comity.metrics.evaluation import Answers, Evaluation, Gained, Score
-from comity.metrics.metrics import fitting
+from comity.metrics.metrics import metrics_for
 from comity.runs.server_run import ServerRun
 from comity.text import escape_terminal
 from comity.wire.codec import decode, encode
@@ -67,13 +67,13 @@ class SitesEngine(Engine):
     ) -> None:
         self._transport = transport
         self._server_run = server_run
-        self._names = server_run.common.seats.names
+        self._names = server_run.context.roster.names
         self._run = run
         self._deadline = deadline
         self._most_bytes = most_bytes
         self._validators = [
             MessageValidator(
-                server_run.algorithm, server_run.common.task(name), len(self._names), most_bytes
+                server_run.algorithm, server_run.context.task(name), len(self._names), most_bytes
             )
             for name in self._names
         ]
@@ -142,14 +142,14 @@ class SitesEngine(Engine):
                 continue
             yield i, evaluation
 
-    def settle(self, versions: Mapping[int, CallId | None]) -> None:
+    def commit(self, versions: Mapping[int, CallId | None]) -> None:
         """Does nothing: the next message names the state to continue from."""
 
     def save(self, folder: Path, t: int) -> list[Saved]:
         """Does nothing: a site writes each state to its own disk before the reply leaves."""
         return []
 
-    def committed(self, versions: Mapping[int, CallId]) -> None:
+    def checkpoint_written(self, versions: Mapping[int, CallId]) -> None:
         heads = {i: Committed(self._run, call_name(version)) for i, version in versions.items()}
         for _ in self._ask(heads, {}, Done):
             pass  # a site that does not get this keeps more states than it needs
@@ -159,7 +159,7 @@ class SitesEngine(Engine):
         folder: Path,
         states: Iterable[Saved],
         versions: Mapping[int, CallId],
-        homes: Mapping[int, int],
+        workers_by_party: Mapping[int, int],
     ) -> None:
         """Does nothing: the next messages name the states to continue from."""
 
@@ -227,8 +227,8 @@ def _check_evaluation(evaluation: Any, server_run: ServerRun, i: int) -> None:
     """
     if not isinstance(evaluation, Evaluation):
         raise ComityError("it sent something else than an evaluation.")
-    party, classes = server_run.everybody[i], server_run.info.task.classes
-    metrics = {metric.name for metric in (*fitting(classes), server_run.metric)}
+    party, classes = server_run.party_infos[i], server_run.info.task.classes
+    metrics = {metric.name for metric in (*metrics_for(classes), server_run.metric)}
     for score, samples in (
         (evaluation.validation, party.validation),
         (evaluation.test, party.test),

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from comity import algorithms
-from comity.core.algorithm import LEAVES, AnyAlgorithm
+from comity.core.algorithm import AnyAlgorithm
+from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
-from comity.errors import UsageError, shown, unknown
+from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import base_file
 from comity.names import display_name
 from comity.plugins import is_code
 from comity.runs.config import Experiment
-from comity.spec import parse, show, split
+from comity.spec import format_value, parse, split
 from comity.units import size
 
 NAME = "site.toml"
@@ -138,7 +139,7 @@ class SitePolicy:
         """
         if not any(fnmatchcase(submitter, pattern) for pattern in self.submitters):
             raise UsageError(
-                f"{self.name} does not accept runs submitted by {shown(submitter, 100)}"
+                f"{self.name} does not accept runs submitted by {quote(submitter, 100)}"
                 " (submitters)."
             )
         party_models = [party.model or "" for party in experiment.party.values()]
@@ -146,13 +147,13 @@ class SitePolicy:
         for text in names:
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
                 raise UsageError(
-                    f"{self.name} runs no files that a run names, as {shown(text, 100)}: install a"
+                    f"{self.name} runs no files that a run names, as {quote(text, 100)}: install a"
                     " package there."
                 )
         for text in (experiment.model, *party_models):
             if base_file(text):
                 raise UsageError(
-                    f"{self.name} reads no files that a run names, as {shown(text, 100)}: a base"
+                    f"{self.name} reads no files that a run names, as {quote(text, 100)}: a base"
                     " can be a seed only."
                 )
 
@@ -167,7 +168,7 @@ class SitePolicy:
                 f" {experiment.rounds} (rounds)."
             )
         if math.isfinite(self.budget_epsilon) and not any(
-            layer.protects_records for layer in chain(algorithm)
+            layer.traits.protects_records for layer in chain(algorithm)
         ):
             raise UsageError(
                 f"{self.name} allows a privacy loss of {self.budget_epsilon:g}, and that of {name}"
@@ -197,7 +198,7 @@ class SitePolicy:
             if any(_matches(layer, forbidden) for layer in chain(algorithm)):
                 raise UsageError(f"{self.name} never takes part in {forbidden} (never).")
         for layer in chain(algorithm):
-            if other_kinds := sorted(layer.leaves - set(self.kinds)):
+            if other_kinds := sorted(layer.traits.leaves - set(self.kinds)):
                 raise UsageError(
                     f"{self.name} does not let {LEAVES[other_kinds[0]]} leave, as {name} would"
                     f" (kinds: {other_kinds[0]})."
@@ -226,7 +227,7 @@ class SitePolicy:
                 f"{self.name} has fewer than {self.records} training samples (records)."
             )
         has_small_class = any(0 < count < self.records for count in counts)
-        if has_small_class and chain(algorithm)[-1].shares == "means":
+        if has_small_class and chain(algorithm)[-1].traits.shares == "means":
             raise UsageError(
                 f"{self.name} has a class of fewer than {self.records} training samples, whose mean"
                 " would leave (records)."
@@ -252,7 +253,7 @@ def _rules(path: Path, content: dict[str, Any]) -> dict[str, Any]:
         )
         if not isinstance(table, dict):
             raise UsageError(
-                f"{path}: {title} must be a table, as in [{title}], not {shown(table)}."
+                f"{path}: {title} must be a table, as in [{title}], not {quote(table)}."
             )
         values = {prefix + name: value for name, value in table.items()}
         if unknown_names := sorted(values.keys() - names):
@@ -280,7 +281,8 @@ def _matches(layer: AnyAlgorithm, forbidden: str) -> bool:
     """Whether a method or wrapper is the one that an entry of `never` names, with its options."""
     spec = parse(forbidden)
     return isinstance(layer, algorithms.find(spec.name)) and all(
-        show(getattr(layer, option, None)) == show(value) for option, value in spec.options.items()
+        format_value(getattr(layer, option, None)) == format_value(value)
+        for option, value in spec.options.items()
     )
 
 
@@ -293,7 +295,7 @@ def _value(path: Path, name: str, value: Any) -> Any:
         return _epsilon(path, value)
     if kind.startswith("tuple"):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise UsageError(f"{path}: {name} must be a list of names, not {shown(value)}.")
+            raise UsageError(f"{path}: {name} must be a list of names, not {quote(value)}.")
         return tuple(value)
     descriptions = {
         "int": "a whole number",
@@ -302,7 +304,7 @@ def _value(path: Path, name: str, value: Any) -> Any:
         "Path": "a text",
     }
     if type(value).__name__ != kind.replace("Path", "str") or (kind == "int" and value < 0):
-        raise UsageError(f"{path}: {name} must be {descriptions[kind]}, not {shown(value)}.")
+        raise UsageError(f"{path}: {name} must be {descriptions[kind]}, not {quote(value)}.")
     return value
 
 
@@ -312,7 +314,7 @@ def _epsilon(path: Path, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not number >= 0:  # also true of nan
-        raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {shown(value)}.")
+        raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {quote(value)}.")
     return number
 
 
@@ -321,7 +323,7 @@ def _bytes(path: Path, name: str, value: Any) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", str(value).strip().upper())
     if isinstance(value, bool) or not (match or (isinstance(value, int) and value >= 0)):
         raise UsageError(
-            f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {shown(value)}."
+            f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {quote(value)}."
         )
     return int(float(match[1]) * SCALES[match[2]]) if match else int(value)
 

@@ -47,9 +47,9 @@ from comity.runs.context import PartyInfo, PartyInfos, RunContext
 from comity.runs.environment import environment
 from comity.runs.folder import RunFolder
 from comity.runs.loop import execute
-from comity.runs.noise_calibration import uncalibrated_wrappers
-from comity.runs.planned_absences import planned
-from comity.runs.run import at_work
+from comity.runs.noise_calibration import undecided
+from comity.runs.planned_absences import read_plan
+from comity.runs.run import prepared_process
 from comity.runs.server_run import Progress, Quiet, ServerRun, judged_by
 from comity.runs.server_side import resolve_method
 from comity.track import Trackers
@@ -152,7 +152,7 @@ def conduct(
         experiment, parties, run.read_plan() if begun else None, run_secret(folder, order.run)
     )
     _begin_at_sites(transport, order, connected, parties)
-    with at_work(run):
+    with prepared_process(run):
         summary = run.read_summary()
         if summary is not None and not summary.get(FAILED_ENDINGS):
             _send_to_all(transport, order, connected, End(order.run, summary["rounds"], True))
@@ -241,7 +241,7 @@ def server_run_of(
     )
     common = RunContext(experiment, party_infos)
     algorithm, info = resolve_method(common)
-    if uncalibrated := uncalibrated_wrappers(algorithm):
+    if uncalibrated := undecided(algorithm):
         wrapper = uncalibrated[0]
         raise UsageError(
             f"Between sites {wrapper}'s noise is given as a number, as in {wrapper}(noise=1.1):"
@@ -259,7 +259,7 @@ def server_run_of(
         common,
         algorithm,
         info,
-        planned(experiment.absent, experiment.seed, party_infos.names, plan),
+        read_plan(experiment.absent, experiment.seed, party_infos.names, plan),
         secret,
     )
     server_run.check_judged()
@@ -408,7 +408,7 @@ def _write_first_files(
     settings = config.write(server_run.experiment)
     parties = json.dumps({name: asdict(site) for name, site in sites.items()}, indent=2) + "\n"
     fingerprint = combine((name, site.digest) for name, site in sites.items())
-    plan = server_run.absent.text
+    plan = server_run.absences.text
     run.begin(
         settings,
         environment(settings, fingerprint, parties=parties, plan=plan),

@@ -21,14 +21,14 @@ from comity.deploy.policy import SitePolicy
 from comity.deploy.site_run import JOINED, SiteRun, build_site, data_digest, restrict_to_party
 from comity.deploy.site_store import States, read_roster, read_view
 from comity.errors import ComityError, UsageError
-from comity.measure import summarise
 from comity.measure.mdl import CHEAP, Settings
-from comity.measure.representations import Offered
-from comity.measure.study import studied
-from comity.report import PAGE, report
+from comity.measure.representations import PartyModel
+from comity.measure.study import study_models
+from comity.reporting import PAGE, report
 from comity.runs.build import SimulatedRun
 from comity.runs.folder import OUTCOMES, RunFolder
 from comity.runs.result import Deployed, Result
+from comity.runs.summary import summarise
 from comity.runs.tables import LEDGER, METRICS, PRIVACY
 from comity.studies.export import CARD, export
 
@@ -98,7 +98,7 @@ def measure(
             f"{policy.name} took no part in run {run.path.name}: site.toml had another name then."
         )
     site, server_run = build_site(run, at, policy.name, experiment, federation, infos)
-    if site.party.id >= server_run.common.seats.from_start:
+    if site.party.id >= server_run.context.roster.from_start:
         raise UsageError(
             f"{policy.name} was a newcomer in run {run.path.name}, and newcomers are not measured."
         )
@@ -106,8 +106,8 @@ def measure(
     if version is not None:
         site.restore(States(run.path).read(version), version)
     _, theta = site.deployed(Message(content, version))
-    offer = Offered(site.algorithm.party_for(site.party, site.mine), theta)
-    return studied(
+    offer = PartyModel(site.algorithm.party_for(site.party, site.mine), theta)
+    return study_models(
         restrict_to_party(site.party, server_run),
         [site.party],
         [offer],
@@ -116,7 +116,7 @@ def measure(
         seed,
         mdl,
         policy.name,
-        told=report_progress,
+        progress=report_progress,
     )
 
 
@@ -166,7 +166,7 @@ def _write_summary(run: SiteRun, rounds: int) -> list[str]:
         "steps": run.tables.steps,
         "remarks": [],
         "discarded": [],
-        "privacy": run.account.summary(server_run.privacy_assumptions()),
+        "privacy": run.account.summary(server_run.privacy.assumptions()),
     }
     rows = _with_joined(run.tables.metrics(), rounds)
     summary = summarise(server_run, rows, [], bytes_by_kind, outcome, {}, needs_figures=False)
@@ -192,7 +192,7 @@ def _write_model(run: SiteRun) -> list[str]:
     shutil.rmtree(out, ignore_errors=True)  # the remains of an export that failed
     job = SimulatedRun(
         server_run.experiment,
-        server_run.common,
+        server_run.context,
         server_run.algorithm,
         server_run.info,
         federation=run.federation,

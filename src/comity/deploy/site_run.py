@@ -44,10 +44,10 @@ from comity.deploy.site_store import (
     write_view,
 )
 from comity.engines.site import Site
-from comity.errors import ComityError, UsageError, shown
+from comity.errors import ComityError, UsageError, quote
 from comity.measure.gain import gains
 from comity.metrics.evaluation import NOTHING, Evaluation, Gained, Score
-from comity.metrics.metrics import METRICS, Metric, by_class, check_fits
+from comity.metrics.metrics import METRICS, Metric, check_fits, count_by_class
 from comity.names import display_name
 from comity.privacy.account import Account
 from comity.privacy.composition import epsilon
@@ -83,7 +83,7 @@ class ActiveRun:
 
     def name_of(self, number: int) -> str:
         """The name of the party with this number."""
-        return self.server_run.common.seats.names[number]
+        return self.server_run.context.roster.names[number]
 
 
 @dataclass
@@ -157,7 +157,7 @@ class SiteRun:
         experiment = judged_by(experiment, federation.classes)
         check_fits(experiment.metric, federation.classes)
         train = federation.parties[policy.name].train
-        policy.check_records(len(train), by_class(train.y, federation.classes), algorithm)
+        policy.check_records(len(train), count_by_class(train.y, federation.classes), algorithm)
         key = X25519PrivateKey.generate()
         introduced = Introduced(
             said=_party_info(federation, policy, METRICS[experiment.metric]),
@@ -194,7 +194,9 @@ class SiteRun:
         """Refuse to continue if the site policy, which may have changed, forbids the run."""
         policy.check(self.experiment, self.algorithm, submitter)
         train = self.federation.parties[self.party].train
-        policy.check_records(len(train), by_class(train.y, self.federation.classes), self.algorithm)
+        policy.check_records(
+            len(train), count_by_class(train.y, self.federation.classes), self.algorithm
+        )
 
     def check_round(self, round: int) -> None:
         """Refuse a round that the run does not have. Newcomers join in one more, after the last."""
@@ -204,7 +206,7 @@ class SiteRun:
 
     def describe(self) -> str:
         """One line about the run: its name, the settings that are not defaults, and what leaves."""
-        kinds = sorted({kind for layer in chain(self.algorithm) for kind in layer.leaves})
+        kinds = sorted({kind for layer in chain(self.algorithm) for kind in layer.traits.leaves})
         leaving = (
             f"of its data there would leave {', '.join(kinds)}"
             if kinds
@@ -225,7 +227,7 @@ class SiteRun:
         site, server_run = build_site(
             self.folder, self.at, self.party, self.experiment, self.federation, head.parties
         )
-        names, algorithm = server_run.common.seats.names, site.algorithm
+        names, algorithm = server_run.context.roster.names, site.algorithm
         self._open_account(server_run, site.party.id, policy)
         self._active = ActiveRun(
             site,
@@ -243,14 +245,14 @@ class SiteRun:
         """Open the privacy account, if the privacy loss of all runs stays within the budget."""
         if math.isfinite(policy.budget_epsilon):
             before = [row.to_release() for row in earlier_charges(self.at, self.name)]
-            planned = server_run.planned_releases()[number]
+            planned = server_run.privacy.planned_releases()[number]
             total = planned + Counter(release for release in before if release)
-            bounded = all(before) and not server_run.everybody[number].own_constants
+            bounded = all(before) and not server_run.party_infos[number].own_constants
             policy.check_epsilon(
                 epsilon(total, DELTA) if bounded else math.inf,
                 display_name(self.experiment.algorithm),
             )
-        self._account = server_run.account()
+        self._account = server_run.privacy.account()
         self._account.restore(self.tables.privacy())
 
     @property
@@ -274,7 +276,7 @@ class SiteRun:
         active.validator.check_call(call)
         self.check_round(call.round)
         content = decode(body, most_bytes=policy.message, records=active.validator.records)
-        active.validator.check_letter(call, content)
+        active.validator.check_message(call, content)
         number = active.site.party.id
         inbox = self._open_inbox(head.inbox, call)
         self.tables.charge_received(call.round, call.function, "down", payload(content))
@@ -322,7 +324,7 @@ class SiteRun:
         opened = active.lock.open({number: inbox}, call)[number]
         for sender, sealed in opened.items():
             try:
-                active.validator.check_parcel(unseal(sealed))
+                active.validator.check_sealed_message(unseal(sealed))
             except ComityError as why:
                 raise UsageError(
                     f"A sealed message of {active.name_of(sender)} is refused: {why}"
@@ -338,10 +340,10 @@ class SiteRun:
         self.check_round(head.round)
         if head.stage not in STAGES:
             raise UsageError(
-                f"There is no stage {shown(head.stage)} at which models are evaluated."
+                f"There is no stage {quote(head.stage)} at which models are evaluated."
             )
         content = decode(body, most_bytes=policy.message, records=active.validator.records)
-        active.validator.check_view(content)
+        active.validator.check_evaluation_message(content)
         self.tables.charge_received(head.round, "evaluate", "eval", payload(content))
         evaluation = self.restore_site(after).evaluate(Message(content, after), head.final)
         self.tables.add_metrics(self._metrics(evaluation, head.round, head.stage, head.final))
@@ -492,7 +494,7 @@ def build_site(
     )
     common = RunContext(experiment, party_infos)
     algorithm, info = resolve_method(common)
-    names = common.seats.names
+    names = common.roster.names
     if party not in names:
         raise UsageError(f"{party} is left out of this run.")
     built_party = make_party(common, names.index(party), federation.parties[party])

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 from comity.base.call import CallId
 from comity.checksums import with_crc, without_crc
 from comity.core.server import Note
-from comity.engines.saved import OURS, Saved, read_state, write_state
+from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, CorruptedFile, UsageError
 from comity.privacy.account import PrivacyCharge
-from comity.runs.checkpoint import to_disk, write_atomically
+from comity.runs.checkpoint import flush_to_disk, write_atomically
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
 from comity.runs.tables import LEDGER, METRICS, PRIVACY, Table
@@ -89,7 +89,7 @@ class States:
         serials = (int(saved.file.split("-")[2].split(".")[0]) for saved in self._saved.values())
         serial = 1 + max(serials, default=-1)
         saved = write_state(self._folder, f"party-{party}-{serial}.safetensors", party, blob)
-        to_disk(self._folder / saved.file)
+        flush_to_disk(self._folder / saved.file)
         self._saved.pop(version, None)  # a repeated call moves to the end of the order
         self._saved[version] = saved
         self._write_index()
@@ -112,7 +112,7 @@ class States:
         self._write_index()
         files = {saved.file for saved in self._saved.values()}
         for path in self._folder.iterdir():
-            if OURS.fullmatch(path.name) and path.name not in files:
+            if STATE_FILE.fullmatch(path.name) and path.name not in files:
                 path.unlink()
 
     def _write_index(self) -> None:

@@ -17,7 +17,7 @@ from comity.disclosure.content import Page, page_of
 from comity.disclosure.pdf import pdf
 from comity.disclosure.sources import read
 from comity.errors import UsageError
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.runs.checkpoint import write_atomically
 from comity.runs.server_run import ServerRun
 
@@ -29,7 +29,7 @@ def disclose(
     *,
     server_run: ServerRun | None = None,
     federation: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     trust: bool = False,
 ) -> tuple[Path, Path]:
     """Write disclosure-PARTY.html and disclosure-PARTY.pdf, and return their paths.
@@ -62,7 +62,7 @@ def html(page: Page) -> str:
     from jinja2 import Environment
 
     template = (files("comity.disclosure") / "disclosure.html").read_text(encoding="utf-8")
-    css = (files("comity.report") / "page.css").read_text(encoding="utf-8")
+    css = (files("comity.reporting") / "page.css").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     text = environment.from_string(template).render(page=page, css=css)
     return text.encode("utf-8", "replace").decode()  # a party's name may hold lone surrogates

@@ -11,7 +11,7 @@ from comity.disclosure.left import INTRODUCED, Left, kinds_of, what_left
 from comity.disclosure.sources import Source
 from comity.names import display_name
 from comity.privacy.account import AGAINST_SERVER, INFINITE, describe_guarantee, read_epsilon
-from comity.report.blocks import Facts, Section, Table
+from comity.reporting.blocks import Facts, Section, Table
 from comity.wire.ledger import SERVER, Charge
 
 HEADS = (
@@ -72,7 +72,7 @@ def page_of(source: Source) -> Page:
 
 def _facts(source: Source) -> dict[str, str]:
     server_run, info = source.server_run, source.info
-    names = server_run.common.seats.names
+    names = server_run.context.roster.names
     data = (
         "its own data, at the site" if source.place != "simulation" else server_run.experiment.data
     )

@@ -11,19 +11,46 @@ from typing import Any, get_origin
 
 import torch
 
-from comity.base.declared import declared
+from comity.base.content import Behind, Content, record_contents
+from comity.base.declared import resolve_field_type
 from comity.base.record import Params
+from comity.core.charging import COLUMN_SUMS
 from comity.core.release import KEPT, NEIGHBOURS, UNITS, Asked, releases_of, reply_fields
-from comity.core.signature import party_functions, records_in, sealed_fields, signature
+from comity.core.signature import (
+    party_functions,
+    records_in,
+    reply_contents,
+    sealed_fields,
+    signature,
+    wire_types,
+)
+from comity.core.traits import LEAVES
+from comity.core.undeclared import UNDECLARED_SAMPLES
 from comity.core.validate import shapes_on_wire
 from comity.core.wrapper import chain
 from comity.disclosure.sources import Source, to_server
-from comity.disclosure.words import KINDS, Behind, Meaning, meaning
 from comity.privacy.account import AGAINST_PARTIES, AGAINST_SERVER, PrivacyCharge
 from comity.training.task import LearningTask
 from comity.wire.ledger import Charge
 
 NOTHING = "nothing: it left as it is"
+KINDS = {
+    **LEAVES,
+    "weights": "weights of a model (the numbers that training adjusts)",
+    "representations": "representations of single records (what a model makes of each)",
+    "gradients": "gradients (in which direction some records would change a model)",
+}
+"""The kinds of content that methods have parties send, with what that means."""
+OUTSIDE_MESSAGES = {
+    COLUMN_SUMS: Content(
+        "of each column of numbers: how many, their sum, and that of their squares"
+    ),
+    KEPT: Content(
+        "nothing by itself: this training counts because what it changed may leave later"
+    ),
+}
+"""What the account of a run names beside the fields of messages."""
+UNDESCRIBED = "a value that its method does not describe: ask the method's author"
 INTRODUCED, SCALED = "introduce", "scale"
 EVALUATIONS = {
     "evaluate": (
@@ -69,7 +96,7 @@ class Left:
 
 def what_left(source: Source) -> list[Left]:
     """All kinds of values that left the party, those without protection first."""
-    by_method = [*_sent_by_functions(source), *_sent_by_server(source)]
+    by_method = [*_sent_by_functions(source), *_released_by_server(source)]
     by_method.sort(key=lambda value: not value.open)
     return [*by_method, *_evaluations(source), *_introduction(source)]
 
@@ -134,7 +161,7 @@ def _message(
     def may_be_sent(name: str) -> bool:
         return sealed or (
             _tells_nothing(source, function, name)
-            and _is_sent(source, _meaning(source, function, name))
+            and _is_sent(source, _content(source, function, name))
         )
 
     sent = [name for name in names if name in charged or (rows and may_be_sent(name))]
@@ -165,7 +192,7 @@ def _merge(messages: list[SentMessage]) -> list[SentMessage]:
 
 
 def _left(source: Source, message: SentMessage, name: str) -> Left:
-    known = _meaning(source, message.functions[0], name)
+    known = _content(source, message.functions[0], name)
     protection, open_ = _protection(source, message.functions, name)
     empty = message.sealed and not _is_sent(source, known)
     words = (
@@ -187,10 +214,10 @@ def _left(source: Source, message: SentMessage, name: str) -> Left:
     )
 
 
-def _is_sent(source: Source, known: Meaning) -> bool:
+def _is_sent(source: Source, known: Content) -> bool:
     """Whether the method with its settings declares that its parties send values of that kind."""
     return not known.kind or any(
-        known.kind in layer.leaves for layer in chain(source.server_run.algorithm)
+        known.kind in layer.traits.leaves for layer in chain(source.server_run.algorithm)
     )
 
 
@@ -239,7 +266,7 @@ def _names(row: PrivacyCharge) -> list[str]:
 
 def _releases(source: Source, function: str) -> dict[str, Any]:
     server_run = source.server_run
-    i = server_run.common.seats.names.index(source.party)
+    i = server_run.context.roster.names.index(source.party)
     asked = Asked(server_run.info, i, source.info.train, server_run.info.training)
     releases: dict[str, Any] = {}
     for depth, name in _places(source, function):
@@ -262,7 +289,8 @@ def _protection(
         return NOTHING, True
     if rows:
         return describe_noise(rows), False
-    if all(_tells_nothing(source, function, name) for function in functions):
+    described = _is_described(_content(source, functions[0], name))
+    if described and all(_tells_nothing(source, function, name) for function in functions):
         return (
             "nothing, and nothing is needed: the method declares that it depends on no record",
             False,
@@ -313,26 +341,39 @@ def _describe_kind(rows: Sequence[PrivacyCharge]) -> str:
 # What they are.
 
 
-def _meaning(source: Source, function: str, name: str) -> Meaning:
-    """What a field is. The words are those of Comity's own methods: another's record may have a
-    name like one of theirs.
-    """
+def _content(source: Source, function: str, name: str) -> Content:
+    """What a field of a party function's reply holds, as it is described where it is declared."""
+    if name in OUTSIDE_MESSAGES:
+        return OUTSIDE_MESSAGES[name]
+    if name.startswith(UNDECLARED_SAMPLES):
+        return Content(
+            "values in the form of training records, although the method declares that parties"
+            f" send {kinds_of(source)}",
+            "samples",
+        )
     outermost = source.server_run.algorithm
-    homes = [type(chain(outermost)[depth]).__module__ for depth, _ in _places(source, function)]
     for depth, place in _places(source, function):
-        for kind in records_in(signature(outermost, depth, place).reply):
-            if name.startswith(f"{kind.__name__}."):
-                homes = [kind.__module__]
-    known = meaning(function, name)
-    if all(home.startswith("comity.") for home in homes):
-        return known
-    kinds = kinds_of(source)
-    return Meaning(f"a value of a method of somebody's own, whose parties send {kinds}", "")
+        if described := reply_contents(outermost, depth, place).get(name):
+            return described
+    return Content(f"{UNDESCRIBED}. The method declares that parties send {kinds_of(source)}")
+
+
+def _is_described(content: Content) -> bool:
+    return not content.words.startswith(UNDESCRIBED)
+
+
+def _content_from_server(source: Source, name: str) -> str:
+    """What a field holds that the server sends, in words."""
+    kinds = records_in(*wire_types(source.server_run.algorithm))
+    described = (record_contents(kind).get(name) for kind in kinds)
+    return next((content.words for content in described if content), UNDESCRIBED)
 
 
 def kinds_of(source: Source) -> str:
     """The kinds of values that the method's parties send, in words."""
-    kinds = sorted({kind for layer in chain(source.server_run.algorithm) for kind in layer.leaves})
+    kinds = sorted(
+        {kind for layer in chain(source.server_run.algorithm) for kind in layer.traits.leaves}
+    )
     return "; ".join(KINDS.get(kind, kind) for kind in kinds) or "nothing of their data"
 
 
@@ -352,14 +393,14 @@ def _records(source: Source, behind: Behind) -> str:
 def _form(source: Source, function: str, name: str) -> str:
     """The shape of a field, in words."""
     server_run = source.server_run
-    task = server_run.common.task(source.party)
+    task = server_run.context.task(source.party)
     shapes: dict[str, Any] = {}
     hints: dict[str, Any] = {}
     for depth, place in _places(source, function):
         shapes |= shapes_on_wire(server_run.algorithm, depth, task, len(server_run.info.names))
         reply = signature(server_run.algorithm, depth, place).reply
         hints |= {
-            f"{kind.__name__}.{f.name}": declared(kind, f)
+            f"{kind.__name__}.{f.name}": resolve_field_type(kind, f)
             for kind in records_in(reply)
             for f in fields(kind)
         }
@@ -373,7 +414,7 @@ def _form(source: Source, function: str, name: str) -> str:
         return "one number"
     if get_origin(hint) is dict:
         return "a number for each party that it is about"
-    if name == "sums and squares of columns":
+    if name == COLUMN_SUMS:
         return f"3 numbers for each of {server_run.info.shared_columns} columns"
     return "numbers; how many the method does not say"
 
@@ -405,15 +446,16 @@ def _describe_array(shape: tuple[int, ...]) -> str:
 # What leaves beside that.
 
 
-def _sent_by_server(source: Source) -> list[Left]:
+def _released_by_server(source: Source) -> list[Left]:
     """What a server that adds noise itself sends of the values that it got."""
     left = []
     charged = [name for row in _against(source, AGAINST_PARTIES) for name in _names(row)]
     for name in dict.fromkeys(charged):
         protection, is_open = _protection(source, ["server"], name, AGAINST_PARTIES)
+        words = f"made by the server of all parties' values: {_content_from_server(source, name)}"
         left.append(
             Left(
-                words=f"made by the server of all parties' values: {meaning('server', name).words}",
+                words=words,
                 name=name,
                 form="as it came to the server",
                 records=_records(source, "training"),

@@ -17,8 +17,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from comity.disclosure.content import Page
-from comity.report.blocks import Table, Text
-from comity.report.themes import LIGHT
+from comity.reporting.blocks import Table, Text
+from comity.reporting.themes import LIGHT
 
 if TYPE_CHECKING:
     from fpdf import FPDF

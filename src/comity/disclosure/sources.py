@@ -18,7 +18,7 @@ from comity.deploy.server import read_parties, server_run_of
 from comity.deploy.site_run import build_site
 from comity.deploy.site_store import ROSTER, read_roster
 from comity.errors import ComityError, UsageError, unknown
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.privacy.account import PrivacyCharge
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
@@ -50,7 +50,7 @@ class Source:
     @property
     def info(self) -> PartyInfo:
         """The party's description of itself."""
-        return self.server_run.common.introductions.parties[self.party]
+        return self.server_run.context.party_infos.parties[self.party]
 
     @property
     def outcomes_left(self) -> bool | None:
@@ -76,7 +76,7 @@ def read(
     party: str,
     server_run: ServerRun | None,
     federation: Federation | None,
-    model: OwnModel | None,
+    model: CustomModel | None,
     trust: bool,
 ) -> Source:
     """Read what a folder contains about a party (arguments as of `disclose`).
@@ -99,7 +99,7 @@ def read(
         )
     place = _place(run)
     server_run = server_run or _reopen(run, place, federation, model, trust)
-    names = list(server_run.common.seats.names)
+    names = list(server_run.context.roster.names)
     if place == "site" and party in names and party != (owner := _site_name(run)):
         raise UsageError(f"{folder} is the folder of {owner}: it has nothing about {party}.")
     if party not in names:
@@ -129,7 +129,11 @@ def _place(run: RunFolder) -> Place:
 
 
 def _reopen(
-    run: RunFolder, place: Place, federation: Federation | None, model: OwnModel | None, trust: bool
+    run: RunFolder,
+    place: Place,
+    federation: Federation | None,
+    model: CustomModel | None,
+    trust: bool,
 ) -> ServerRun:
     """The run, from its data or, between sites, from the descriptions of the sites."""
     if place == "simulation":

@@ -1,1 +1,1 @@
-"""Where parties live, and how their works are run: in this process, in several, stacked."""
+"""Where parties run: in this process, in several, batched, or on a Ray cluster."""

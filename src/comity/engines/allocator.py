@@ -1,8 +1,8 @@
-"""The C library's memory: freed blocks are kept for the next ones.
+"""Settings of the C library's allocator: freed memory is kept for reuse.
 
-Each block of parties needs some megabytes for a moment. By default such memory goes back to the
-system when it is freed, and every page of the next block is cleared and mapped anew, which takes
-longer than filling it.
+Each block of parties needs some megabytes for a short time. By default such memory returns to the
+system when it is freed, and the system clears and maps every page of the next block again, which
+takes longer than filling it.
 """
 
 from __future__ import annotations
@@ -12,36 +12,34 @@ import ctypes
 from collections.abc import Iterator
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # as in malloc.h
-LARGEST = 32 << 20  # a larger mmap threshold is not taken
+LARGEST = 32 << 20  # the allocator ignores a larger mmap threshold
 DEFAULT = 128 << 10
 
 
 def _set(trim: int, pad: int, mmap: int) -> None:
-    with contextlib.suppress(
-        OSError, AttributeError
-    ):  # another system than Linux with glibc has its own ways
+    with contextlib.suppress(OSError, AttributeError):  # systems without glibc have no mallopt
         libc = ctypes.CDLL(None)
         for name, value in ((TRIM_THRESHOLD, trim), (TOP_PAD, pad), (MMAP_THRESHOLD, mmap)):
             libc.mallopt(name, value)
 
 
 def keep_freed_memory() -> None:
-    """From now on, for the rest of this process's life."""
+    """Keep freed memory for the rest of this process's life."""
     _set(trim=2**31 - 1, pad=LARGEST, mmap=LARGEST)
 
 
 @contextlib.contextmanager
-def freed_memory_kept() -> Iterator[None]:
-    """For a while; then all that is free goes back to the system."""
+def keeping_freed_memory() -> Iterator[None]:
+    """Keep freed memory within this context, and return it to the system at the end."""
     keep_freed_memory()
     try:
         yield
     finally:
         _set(trim=DEFAULT, pad=DEFAULT, mmap=DEFAULT)
-        give_back()
+        trim_memory()
 
 
-def give_back() -> None:
-    """Return to the system what is free now."""
+def trim_memory() -> None:
+    """Return free memory to the system."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,5 +1,5 @@
-"""What every engine gives, wherever its parties live: they work, they evaluate their models, their
-states are kept.
+"""The interface of all engines: parties run party functions, evaluate their models and keep their
+states.
 """
 
 from __future__ import annotations
@@ -17,52 +17,54 @@ from comity.engines.site import Site
 from comity.metrics.evaluation import Evaluation
 
 Inboxes = Mapping[int, dict[int, Sealed]]
-"""Parcels by recipient, then by sender."""
+"""Sealed messages by recipient, then by sender."""
 
 
 class Engine(ABC):
-    """Parties and what they keep. Answers come in any order, each as soon as it is there."""
+    """The parties and their states. Results are returned in any order, as soon as they are
+    ready.
+    """
 
     @abstractmethod
     def run(
         self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
     ) -> Iterator[tuple[int, PartyResult]]:
-        """Have each party that gets a letter do the work that is called for."""
+        """Run a party function at each party that has a message."""
 
     @abstractmethod
     def evaluate(
-        self, messages: Mapping[int, Message], look: EvaluationRequest
+        self, messages: Mapping[int, Message], request: EvaluationRequest
     ) -> Iterator[tuple[int, Evaluation]]:
-        """Have each party evaluate what it would deploy, given what the server would send it."""
+        """Have each party evaluate the model that it would deploy after receiving this message."""
 
     @abstractmethod
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
-        """Have each party evaluate what its own data alone would have given it, had it trained in
-        round t.
-        """
+        """Have each party evaluate a model that it trains alone, on its own data, in round t."""
 
     @abstractmethod
-    def settle(self, versions: Mapping[int, CallId | None]) -> None:
-        """Have parties keep the states after the calls that are named (None: the first) and forget
-        all others.
+    def commit(self, versions: Mapping[int, CallId | None]) -> None:
+        """Have parties keep the states after these calls (None: the initial state) and discard all
+        others.
         """
 
     @abstractmethod
     def save(self, folder: Path, t: int) -> list[Saved]:
-        """Write the party states that changed since the last save; all are settled."""
+        """Write the party states that changed since the last save. All states are committed."""
 
-    def committed(self, versions: Mapping[int, CallId]) -> None:
-        """A checkpoint is on the disk that names these states: nobody will ask for earlier ones."""
+    def checkpoint_written(self, versions: Mapping[int, CallId]) -> None:
+        """Called when a checkpoint with these states is on the disk: earlier states are no longer
+        needed.
+        """
 
     @property
     def warnings(self) -> list[str]:
-        """What a user should know of how parties were reached."""
+        """Warnings for the user about how parties were reached."""
         return []
 
     @property
-    def homes(self) -> Mapping[int, int]:
-        """Which worker each party lives at, where there are several: who is trained together
-        decides how numbers are rounded.
+    def workers_by_party(self) -> Mapping[int, int]:
+        """The worker of each party, where there are several. Which parties are batched together
+        affects rounding.
         """
         return {}
 
@@ -72,24 +74,24 @@ class Engine(ABC):
         folder: Path,
         states: Iterable[Saved],
         versions: Mapping[int, CallId],
-        homes: Mapping[int, int],
+        workers_by_party: Mapping[int, int],
     ) -> None:
-        """Put saved states back, each that after the call which is named for its party, and parties
-        where they lived.
+        """Restore saved states, each as the state after the call named for its party, and assign
+        parties to their earlier workers.
         """
 
     def close(self) -> None:
-        """Let go of processes and connections."""
+        """End processes and connections."""
 
 
 class Sites(Protocol):
-    """The parties of one process, by their numbers."""
+    """The parties of one process, by number."""
 
     def __getitem__(self, i: int) -> Site: ...
 
 
 class Scheduler(Protocol):
-    """In which order, and how many at a time, the parties of one process work."""
+    """In which order, and how many at a time, the parties of one process are run."""
 
     def run(
         self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes
@@ -100,8 +102,8 @@ class Scheduler(Protocol):
 
 
 def inboxes(sealed_messages: Mapping[Edge, Sealed]) -> dict[int, dict[int, Sealed]]:
-    """Parcels by recipient, then by sender."""
-    sorted_out: dict[int, dict[int, Sealed]] = defaultdict(dict)
+    """Sealed messages by recipient, then by sender."""
+    by_recipient: dict[int, dict[int, Sealed]] = defaultdict(dict)
     for (src, dst), sealed in sealed_messages.items():
-        sorted_out[dst][src] = sealed
-    return sorted_out
+        by_recipient[dst][src] = sealed
+    return by_recipient

@@ -1,4 +1,4 @@
-"""All parties in this process, one after the other."""
+"""The loop engine: all parties in this process, one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Sequential:
-    """The plainest order: a party's work from beginning to end, then the next one's."""
+    """Runs each party's function from beginning to end before the next party's."""
 
     def run(
         self, sites: Sites, call: CallId, messages: Mapping[int, Message], inboxes: Inboxes
@@ -33,7 +33,7 @@ class Sequential:
 
 
 class LoopEngine(Engine):
-    """Parties of this process: a message is the object itself."""
+    """Parties in this process. Messages are passed as objects."""
 
     def __init__(self, sites: SiteStore, scheduler: Scheduler) -> None:
         self.sites = sites
@@ -43,25 +43,25 @@ class LoopEngine(Engine):
         self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
     ) -> Iterator[tuple[int, PartyResult]]:
         return map(
-            self._released,
+            self._release,
             self._scheduler.run(self.sites, call, messages, inboxes(sealed_messages)),
         )
 
     def evaluate(
-        self, messages: Mapping[int, Message], look: EvaluationRequest
+        self, messages: Mapping[int, Message], request: EvaluationRequest
     ) -> Iterator[tuple[int, Evaluation]]:
-        return map(self._released, self._scheduler.evaluate(self.sites, messages, look.final))
+        return map(self._release, self._scheduler.evaluate(self.sites, messages, request.final))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
-        return map(self._released, ((i, self.sites[i].evaluate_solo(t)) for i in ids))
+        return map(self._release, ((i, self.sites[i].evaluate_solo(t)) for i in ids))
 
-    def _released(self, answered: tuple[int, T]) -> tuple[int, T]:
-        """An answer, once what its party keeps is in its place."""
-        self.sites.release([answered[0]])
-        return answered
+    def _release(self, result: tuple[int, T]) -> tuple[int, T]:
+        """Pass on a party's result, after its state was accounted for or spilled."""
+        self.sites.release([result[0]])
+        return result
 
-    def settle(self, versions: Mapping[int, CallId | None]) -> None:
-        self.sites.settle(versions)
+    def commit(self, versions: Mapping[int, CallId | None]) -> None:
+        self.sites.commit(versions)
 
     def save(self, folder: Path, t: int) -> list[Saved]:
         return self.sites.save(folder, t)
@@ -71,6 +71,6 @@ class LoopEngine(Engine):
         folder: Path,
         states: Iterable[Saved],
         versions: Mapping[int, CallId],
-        homes: Mapping[int, int],
+        workers_by_party: Mapping[int, int],
     ) -> None:
         self.sites.load(folder, states, versions)

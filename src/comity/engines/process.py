@@ -1,7 +1,8 @@
-"""Parties spread over long-lived worker processes, one torch thread each.
+"""The process engine: parties are distributed over long-lived worker processes with one torch
+thread each.
 
-All data are in all workers from the start (they are forked). Messages are in shared memory
-(`channel`).
+Workers are forked, so each has all data from the start. Messages are in shared memory
+(`wire/channel.py`).
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ import torch
 from comity.base.key import Key
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
-from comity.engines.allocator import give_back, keep_freed_memory
+from comity.engines.allocator import keep_freed_memory, trim_memory
 from comity.engines.engine import Scheduler
 from comity.engines.site_store import SiteStore
-from comity.engines.workers import Ask, Worker, WorkerMessage, WorkersEngine
-from comity.errors import ComityError, UsageError, describe, fate
+from comity.engines.workers import Worker, WorkerReply, WorkerRequest, WorkersEngine
+from comity.errors import ComityError, UsageError, describe, describe_exit
 from comity.wire.channel import Channel
 from comity.wire.sealing import Handover
 
-GONE = (EOFError, ConnectionError)  # what a line says when nobody is at its other end
+GONE = (EOFError, ConnectionError)  # what a channel raises when its other end has closed
 ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ProcessEngine(WorkersEngine):
-    """Workers forked once; letters go to the worker where the party lives."""
+    """Workers that are forked once. Messages go to the worker that has the party."""
 
     def __init__(
         self,
@@ -44,82 +45,91 @@ class ProcessEngine(WorkersEngine):
             raise UsageError(
                 "The process engine needs a system that can fork: use --engine loop here."
             )
-        everyone = list(parties)
-        workers = max(1, min(workers, len(everyone)))
-        super().__init__({p.id: len(p.data.train) for p in everyone}, workers)
-        self._lines: list[Channel] = []
+        all_parties = list(parties)
+        workers = max(1, min(workers, len(all_parties)))
+        super().__init__({p.id: len(p.data.train) for p in all_parties}, workers)
+        self._channels: list[Channel] = []
         self._processes = []
         fork = multiprocessing.get_context("fork")
-        give_back()  # what is free here would be a burden to every worker
+        trim_memory()  # every worker would inherit the free memory
         handover = Handover(workers)
         for w in range(workers):
-            here, there = Channel.pair()
-            strangers = [*self._lines, here]
+            server_end, worker_end = Channel.pair()
+            other_channels = [*self._channels, server_end]
             process = fork.Process(
                 target=_worker,
-                args=(there, strangers, handover, w, algorithm, everyone, root, scheduler),
+                args=(
+                    worker_end,
+                    other_channels,
+                    handover,
+                    w,
+                    algorithm,
+                    all_parties,
+                    root,
+                    scheduler,
+                ),
                 daemon=True,
             )
-            with held_back():
+            with signals_blocked():
                 process.start()
-            there.close()
-            self._lines.append(here)
+            worker_end.close()
+            self._channels.append(server_end)
             self._processes.append(process)
         handover.close()
 
     def close(self) -> None:
-        for line in self._lines:
-            line.close()
+        for channel in self._channels:
+            channel.close()
         for process in self._processes:
             process.join(timeout=5)
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._lines, self._processes = [], []
+        self._channels, self._processes = [], []
 
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
-        asked = set(asks)
-        self._tell(asks)
+    def _exchange(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
+        waiting = set(requests)
+        self._notify(requests)
         with selectors.DefaultSelector() as ready:
-            for w in asked:
-                ready.register(self._lines[w], selectors.EVENT_READ, w)
-            while asked:
+            for w in waiting:
+                ready.register(self._channels[w], selectors.EVENT_READ, w)
+            while waiting:
                 for event, _ in ready.select():
-                    message = self._receive(event.data)
-                    if message["last"]:
-                        asked.discard(event.data)
-                    yield event.data, message
+                    reply = self._receive(event.data)
+                    if reply["last"]:
+                        waiting.discard(event.data)
+                    yield event.data, reply
 
-    def _tell(self, asks: Mapping[int, Ask]) -> None:
-        for w, ask in asks.items():
-            self._send(w, ask)
+    def _notify(self, requests: Mapping[int, WorkerRequest]) -> None:
+        for w, request in requests.items():
+            self._send(w, request)
 
-    def _send(self, w: int, ask: Ask) -> None:
+    def _send(self, w: int, request: WorkerRequest) -> None:
         try:
-            self._lines[w].send(ask)
+            self._channels[w].send(request)
         except GONE as why:
-            raise self._ended(w) from why
+            raise self._worker_error(w) from why
 
-    def _receive(self, w: int) -> WorkerMessage:
+    def _receive(self, w: int) -> WorkerReply:
         try:
-            message: WorkerMessage = self._lines[w].receive()
+            reply: WorkerReply = self._channels[w].receive()
         except GONE as why:
-            raise self._ended(w) from why
-        if "error" in message:
-            raise ComityError(message["error"])
-        return message
+            raise self._worker_error(w) from why
+        if "error" in reply:
+            raise ComityError(reply["error"])
+        return reply
 
-    def _ended(self, w: int) -> ComityError:
-        """What is said of a worker that is no longer there."""
-        self._processes[w].join(timeout=1)  # its line ends a moment before it does
+    def _worker_error(self, w: int) -> ComityError:
+        """The error for a worker whose channel has closed."""
+        self._processes[w].join(timeout=1)  # its channel closes shortly before it exits
         return ComityError(
-            f"A worker process {fate(self._processes[w].exitcode)}; the run can be resumed."
+            f"A worker process {describe_exit(self._processes[w].exitcode)}; the run can be resumed."
         )
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Ctrl-C waits until a new worker has said that it is not for it: in between, it would be a
+def signals_blocked() -> Iterator[None]:
+    """Block Ctrl-C and SIGTERM until a new worker ignores the first: before that, it would print a
     traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
@@ -130,8 +140,8 @@ def held_back() -> Iterator[None]:
 
 
 def _worker(
-    line: Channel,
-    strangers: list[Channel],
+    channel: Channel,
+    other_channels: list[Channel],
     handover: Handover,
     number: int,
     algorithm: AnyAlgorithm,
@@ -139,13 +149,12 @@ def _worker(
     root: Key,
     scheduler: Scheduler,
 ) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is the server's to answer; a worker ends when the line does
+    # The server handles Ctrl-C. A worker ends when its channel closes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-    for stranger in strangers:
-        stranger.close()
+    for other in other_channels:
+        other.close()
     torch.set_num_threads(1)
     keep_freed_memory()
     worker: Worker | None = None
@@ -153,14 +162,14 @@ def _worker(
         lock = handover.lock(number)
         while True:
             try:
-                ask = line.receive()
+                request = channel.receive()
                 worker = worker or Worker(SiteStore(algorithm, parties, root), scheduler, lock)
-                for message in worker.answer(ask):
-                    line.send(message)
-                    del message  # the next party trains in its memory
+                for reply in worker.handle(request):
+                    channel.send(reply)
+                    del reply  # its memory is free for the next party
             except GONE:
                 raise
             except Exception as why:
-                line.send({"error": describe(why)})
+                channel.send({"error": describe(why)})
     except GONE:
         return

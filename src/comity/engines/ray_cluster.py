@@ -1,26 +1,26 @@
-"""Ray itself: the connection to a cluster, and what an actor there does.
+"""Ray: the connection to a cluster, and the actors there.
 
-An actor gets the experiment's settings and the split as text and loads the data where it runs; no
-sample is ever sent.
+An actor receives the experiment's settings and the split as text and loads the data where it runs.
+No sample is ever sent.
 
-Without RAY_ADDRESS a small Ray of our own is started on this machine, reachable from this machine
-only, with a token that only our processes have, and ended with the run. With it, actors are started
-on the cluster that runs there, under its rules.
+Without RAY_ADDRESS, a small local Ray is started and ended with the run. It listens on this machine
+only and requires a token that only this run's processes have. With RAY_ADDRESS, actors are started
+on that cluster, under its rules.
 
-Parcels are locked by a secret that the first actor draws and hands to the others; it does not pass
-through this process.
+Sealed messages are encrypted with a secret that the first actor draws and sends to the others. It
+does not pass through this process.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import secrets
 import shutil
 import signal
 import tempfile
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,44 +33,63 @@ from comity.engines.loop import Sequential
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import Worker
 from comity.errors import ComityError, UsageError, WorkerLost, describe
-from comity.wire.bundles import Bytes, packed, unpacked
+from comity.wire.bundles import Bytes, pack, unpack
 from comity.wire.sealing import KEY, RUN, Lock, SharedSecret
 
 ADDRESS = "RAY_ADDRESS"
 CPU = torch.device("cpu")
-START_SECONDS = 120.0  # until all actors are there
-LOOPBACK, STAY = "127.0.0.1", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+START_SECONDS = 120.0  # the time limit for the start of all actors
+LOOPBACK = "127.0.0.1"
 LOCAL = {
-    STAY: "0",  # what the name does not say: nobody on another machine is listened to
+    # Despite its name, 0 also makes Ray ignore connections from other machines.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN": secrets.token_hex(
-        32
-    ),  # whoever talks to it must have it; Ray would leave one in a file
+    # Every connection needs the token. Ray would write one to a file otherwise.
+    "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "RAY_USAGE_STATS_ENABLED": "0",
-    # its own messages are not printed: errors say what there is to know
+    # Ray's log messages are not printed; errors are raised here.
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
 }
-"""The environment of a Ray of our own."""
-LONGEST = 40  # of the name of a folder in which Ray's sockets can still have names
+"""The environment of a local Ray."""
+LONGEST_FOLDER_NAME = 40  # in a folder with a longer name, the names of Ray's sockets are too long
 
 
 def check_installed() -> None:
-    """Refuse if the package is not there."""
+    """Refuse if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError("The ray engine needs more packages: pip install comity[ray].")
 
 
-def installed() -> list[str]:
-    """The versions that must be the same everywhere."""
+def installed_versions() -> list[str]:
+    """The versions that must be the same on all machines."""
     from comity import __version__
 
     return [__version__, torch.__version__.partition("+")[0]]
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """All that an actor needs to make a run's parties, as text."""
+class BuiltSites:
+    """What a builder returns: the sites of a run's parties, and the data that they use."""
 
+    sites: SiteStore
+    on_gpu: bool
+    data: object
+    """Passed to the next build, which can reuse it."""
+
+
+Builder = Callable[[str, str, Mapping[str, str], object], BuiltSites]
+"""builder(settings, split, code, data): build the sites of a run where the data are; see `Recipe`.
+
+`data` is that of the last build in this process, or None.
+"""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that an actor needs to build a run's parties, as text."""
+
+    builder: str
+    """The dotted name of a `Builder`, as in `package.module.function`."""
     settings: str
     """The experiment as TOML."""
     split: str
@@ -79,7 +98,7 @@ class Recipe:
 
 
 class Actor:
-    """A worker on the cluster: for several runs, one after the other; data stay while they are the
+    """A worker on the cluster, for several runs in sequence. It keeps the data while they are the
     same.
     """
 
@@ -87,76 +106,62 @@ class Actor:
         torch.set_num_threads(1)
         keep_freed_memory()
         self._secret = b""
-        self._data: tuple[tuple[str, str], Any] | None = None
+        self._data: object = None
         self._worker: Worker | None = None
         self._sites: SiteStore | None = None
-        self._far = False
-        """Whether parties are on a GPU: what leaves is on the CPU."""
+        self._on_gpu = False
+        """Whether parties are on a GPU. Replies are moved to the CPU."""
 
     def introduce(self) -> tuple[list[str], str, int]:
-        """What is installed where the actor is, and where that is: node and process."""
+        """The installed versions, the node and the process of this actor."""
         import ray
 
-        return installed(), ray.get_runtime_context().get_node_id(), os.getpid()
+        return installed_versions(), ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def begin(self, settings: str, split: str, code: Mapping[str, str]) -> str:
-        """Make the parties of a run; what is wrong, if something is."""
+    def begin(self, builder: str, settings: str, split: str, code: Mapping[str, str]) -> str:
+        """Build the parties of a run. Returns an error message, which is empty if it succeeded."""
         try:
-            self._sites = self._made(settings, split, code)
+            module, _, function = builder.rpartition(".")
+            build: Builder = getattr(importlib.import_module(module), function)
+            built = build(settings, split, code, self._take_data())
         except Exception as why:
             return describe(why)
+        self._sites, self._on_gpu, self._data = built.sites, built.on_gpu, built.data
         return ""
 
-    def _made(self, settings: str, split: str, code: Mapping[str, str]) -> SiteStore:
-        from comity.data import load
-        from comity.data.split import Split
-        from comity.plugins import digest
-        from comity.runs import config
-        from comity.runs.build import prepare
+    def _take_data(self) -> object:
+        """The data of the last run. Drops the reference, so that a builder can free them."""
+        data, self._data = self._data, None
+        return data
 
-        experiment = config.experiment(tomllib.loads(settings))
-        if other := next((file for file, own in code.items() if digest(file) != own), None):
-            raise UsageError(f"{other} is not the same file there as here.")
-        self._far = experiment.device != "cpu"
-        if self._far and not torch.cuda.is_available():
-            raise UsageError(
-                "Ray has given it a GPU, or a share of one, but torch finds none there."
-            )
-        which = (experiment.data, split)
-        if self._data is None or self._data[0] != which:
-            self._data = None
-            self._data = which, load(experiment.data).split(Split.from_json(split))
-        job = prepare(experiment, self._data[1])
-        return SiteStore(job.algorithm, job.parties, job.root)
-
-    def share_secret(self, others: Sequence[Any], anew: bool) -> None:
-        """Hand on the secret that parcels are locked by, which is drawn here if it is to be new."""
+    def share_secret(self, others: Sequence[Any], new: bool) -> None:
+        """Send the secret for sealed messages to other actors. With `new`, draw it first."""
         import ray
 
-        if anew:
+        if new:
             self.take_secret(os.urandom(KEY + RUN))
         ray.get([other.take_secret.remote(self._secret) for other in others])
 
     def take_secret(self, secret: bytes) -> None:
-        """Parties begin anew, with parcels that are locked by it."""
+        """Start with initial party states, and with sealed messages encrypted with this secret."""
         assert self._sites
         self._secret = secret
         self._worker = Worker(
             self._sites, Sequential(), Lock(SharedSecret(secret[:KEY]), secret[KEY:])
         )
 
-    def answer(self, header: bytes, *bundles: Bytes) -> Iterator[tuple[bytes, Bytes]]:
-        """What the worker says to an ask, as it comes."""
+    def handle(self, header: bytes, *bundles: Bytes) -> Iterator[tuple[bytes, Bytes]]:
+        """The worker's replies to a request, as they are ready."""
         try:
             assert self._worker
-            for message in self._worker.answer(unpacked(header, *bundles)):
-                yield packed(on_device(message, CPU) if self._far else message)
-                del message
+            for reply in self._worker.handle(unpack(header, *bundles)):
+                yield pack(on_device(reply, CPU) if self._on_gpu else reply)
+                del reply
         except Exception as why:
-            yield packed({"error": describe(why), "last": True})
+            yield pack({"error": describe(why), "last": True})
 
     def end(self) -> None:
-        """The run is over; the data stay for the next one."""
+        """End the run. The data stay for the next one."""
         self._worker = self._sites = None
 
 
@@ -165,25 +170,25 @@ class Cluster:
 
     def __init__(self, workers: int, gpus: float = 0) -> None:
         self.gpus = gpus
-        """What each actor takes."""
+        """The GPUs, or the fraction of one, that each actor takes."""
         self._local = not os.environ.get(ADDRESS)
-        with _environment(LOCAL if self._local else {}):  # some of it is read when Ray is imported
+        with _environment(LOCAL if self._local else {}):  # Ray reads some of it when it is imported
             import ray
 
         self.actors: list[Any] = []
         self.places: list[tuple[str, int]] = []
-        """On which node and in which process each actor is."""
+        """The node and the process of each actor."""
         self._folder = ""
-        self._ours = not ray.is_initialized()
-        if self._ours:
+        self._owns_connection = not ray.is_initialized()
+        if self._owns_connection:
             self._connect(workers)
         try:
-            if self._ours and self._local:
+            if self._owns_connection and self._local:
                 self._check_loopback()
-            self._check_room(workers)
-            self._kind = ray.remote(num_cpus=1, num_gpus=gpus)(Actor)
-            self.actors = [self._new() for _ in range(workers)]
-            self.places = self._found(self.actors)
+            self._check_resources(workers)
+            self._actor_class = ray.remote(num_cpus=1, num_gpus=gpus)(Actor)
+            self.actors = [self._start_actor() for _ in range(workers)]
+            self.places = self._wait_for(self.actors)
         except BaseException:
             self.close()
             raise
@@ -196,18 +201,17 @@ class Cluster:
             "configure_logging": False,
             "logging_level": "critical",
         }
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             if not self._local:
                 ray._raylet.Config.initialize("")
                 ray.init(**quiet)
                 return
-            long = len(tempfile.gettempdir()) > LONGEST
-            self._folder = tempfile.mkdtemp(prefix="comity-ray-", dir="/tmp" if long else None)
+            long_name = len(tempfile.gettempdir()) > LONGEST_FOLDER_NAME
+            self._folder = tempfile.mkdtemp(prefix="comity-ray-", dir="/tmp" if long_name else None)
             with _environment(LOCAL):
-                ray._raylet.Config.initialize(
-                    ""
-                )  # what Ray has read when it was imported, which may have been before
+                # Ray reads its configuration when it is imported, which may have been earlier.
+                ray._raylet.Config.initialize("")
                 ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
                 ray.init(
                     address="local",
@@ -222,25 +226,24 @@ class Cluster:
             self.close()
             where = "on this machine" if self._local else f"at {os.environ[ADDRESS]} ({ADDRESS})"
             raise ComityError(
-                f"There is no Ray {where} to run on: {str(why).splitlines()[0]}"
+                f"Could not connect to Ray {where}: {str(why).splitlines()[0]}"
             ) from why
         finally:
-            for number, handler in before.items():
-                signal.signal(
-                    number, handler
-                )  # Ray has its own for SIGTERM; ours ends the run as Ctrl-C does
+            for number, handler in handlers.items():
+                # Ray installs a handler for SIGTERM. Comity's ends the run as Ctrl-C does.
+                signal.signal(number, handler)
 
     def _check_loopback(self) -> None:
-        """Refuse a Ray of our own that others could reach."""
+        """Refuse a local Ray that other machines could reach."""
         import ray
 
         if (where := ray.util.get_node_ip_address()) != LOOPBACK:
             raise ComityError(
-                f"A Ray of our own would be at {where}, where other machines may reach it: give"
+                f"A local Ray would listen at {where}, where other machines may reach it: set"
                 f" {ADDRESS} instead."
             )
 
-    def _check_room(self, workers: int) -> None:
+    def _check_resources(self, workers: int) -> None:
         import ray
 
         cpus = int(ray.cluster_resources().get("CPU", 0))
@@ -251,112 +254,120 @@ class Cluster:
             )
         if not self.gpus:
             return
-        there = int(ray.cluster_resources().get("GPU", 0))
-        room = there * int(1 / self.gpus + 1e-9) if self.gpus < 1 else there // int(self.gpus)
-        if room < workers:
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        capacity = gpus * int(1 / self.gpus + 1e-9) if self.gpus < 1 else gpus // int(self.gpus)
+        if capacity < workers:
             raise UsageError(
-                f"The Ray cluster has {there} GPUs, which is room for {room} workers with"
+                f"The Ray cluster has {gpus} GPUs, which is room for {capacity} workers with"
                 f" {self.gpus:g} each, not for {workers}: give fewer --workers or less --gpus, or"
                 " go without a GPU."
             )
 
-    def _new(self) -> Any:
-        return self._kind.options(scheduling_strategy="SPREAD").remote()
+    def _start_actor(self) -> Any:
+        return self._actor_class.options(scheduling_strategy="SPREAD").remote()
 
-    def _found(self, actors: Sequence[Any]) -> list[tuple[str, int]]:
-        """Wait for actors, and refuse those with other versions; where they are."""
+    def _wait_for(self, actors: Sequence[Any]) -> list[tuple[str, int]]:
+        """Wait until actors have started, and refuse those with other versions. Returns their nodes
+        and processes.
+        """
         import ray
 
-        here = installed()
+        versions_here = installed_versions()
         try:
-            there = ray.get([actor.introduce.remote() for actor in actors], timeout=START_SECONDS)
+            introductions = ray.get(
+                [actor.introduce.remote() for actor in actors], timeout=START_SECONDS
+            )
         except ray.exceptions.GetTimeoutError as why:
             raise ComityError(
-                f"The Ray cluster has had no room for the workers within {START_SECONDS:.0f}"
-                " seconds."
+                f"The Ray cluster could not start the workers within {START_SECONDS:.0f} seconds."
             ) from why
         except ray.exceptions.RayError as why:
-            raise ComityError(f"A worker could not begin on the Ray cluster: {said(why)}") from why
-        if other := next((versions for versions, *_ in there if versions != here), None):
+            raise ComityError(
+                f"A worker could not start on the Ray cluster: {first_line(why)}"
+            ) from why
+        if other := next(
+            (versions for versions, *_ in introductions if versions != versions_here), None
+        ):
             raise UsageError(
                 f"The Ray cluster has comity {other[0]} and torch {other[1]}, but here are"
-                f" {here[0]} and {here[1]}: install the same everywhere."
+                f" {versions_here[0]} and {versions_here[1]}: install the same everywhere."
             )
-        return [(node, process) for _, node, process in there]
+        return [(node, process) for _, node, process in introductions]
 
     def replace(self, w: int) -> Any:
-        """Another actor in place of one that is dead, or as good as dead."""
+        """Start another actor in place of a lost one."""
         import ray
 
         ray.kill(self.actors[w])
-        self.actors[w] = self._new()
-        (self.places[w],) = self._found([self.actors[w]])
+        self.actors[w] = self._start_actor()
+        (self.places[w],) = self._wait_for([self.actors[w]])
         return self.actors[w]
 
     def close(self) -> None:
-        """End all that was started here."""
+        """End all actors, and the connection if it was opened here."""
         import ray
 
         for actor in self.actors if ray.is_initialized() else []:
             ray.kill(actor)
         self.actors = []
-        if self._ours:
+        if self._owns_connection:
             ray.shutdown()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _Kept:
-    """The actors that wait for another run."""
+class _IdleActors:
+    """Actors that wait for another run."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.cluster: Cluster | None = None
 
 
-kept = _Kept()
+idle_actors = _IdleActors()
 
 
 @contextmanager
-def actors_kept() -> Iterator[None]:
-    """Runs in here that follow each other have the same actors, which need not start, nor load the
-    same data, again.
+def keep_actors() -> Iterator[None]:
+    """Consecutive runs within this context reuse the same actors, which need not start or load the
+    same data again.
     """
-    kept.depth += 1
+    idle_actors.depth += 1
     try:
         yield
     finally:
-        kept.depth -= 1
-        if not kept.depth and kept.cluster:
-            kept.cluster.close()
-            kept.cluster = None
+        idle_actors.depth -= 1
+        if not idle_actors.depth and idle_actors.cluster:
+            idle_actors.cluster.close()
+            idle_actors.cluster = None
 
 
-def got(asked: Any) -> Any:
-    """What actors answer, all of which must be alive."""
+def get_all(references: Any) -> Any:
+    """The results of actor calls. Raises WorkerLost if an actor was lost."""
     import ray
 
     try:
-        return ray.get(asked)
+        return ray.get(references)
     except ray.exceptions.RayError as why:
-        raise lost(why) from why
+        raise worker_lost(why) from why
 
 
-def lost(why: BaseException) -> WorkerLost:
+def worker_lost(why: BaseException) -> WorkerLost:
+    """The error to raise when an actor was lost."""
     return WorkerLost(
-        f"A worker on the Ray cluster was lost ({said(why)}); the run can be resumed."
+        f"A worker on the Ray cluster was lost ({first_line(why)}); the run can be resumed."
     )
 
 
-def said(why: BaseException) -> str:
-    """What Ray says of an error, in short."""
+def first_line(why: BaseException) -> str:
+    """The first line of an error message of Ray."""
     lines = [line.strip() for line in str(why).splitlines() if line.strip()]
     return (lines[0] if lines else type(why).__name__).rstrip(".:")
 
 
 @contextmanager
 def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """These variables for a while, for processes that are started meanwhile."""
+    """Set these environment variables within the context, for processes that are started in it."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -1,9 +1,10 @@
-"""Parties spread over the actors of a Ray cluster (the extra `comity[ray]`): `--engine ray`.
+"""The Ray engine (`--engine ray`, the extra `comity[ray]`): parties are distributed over the actors
+of a cluster.
 
-What is the same for several actors goes into Ray's object store once, and from there to each
-machine once. Replies come as they are ready; the net reduces them in party order, so that numbers
-are those of every other engine. A lost actor that held no state is replaced, and asked again for
-what is missing; if states were lost, the run goes back to its checkpoint as a whole.
+Data for several actors go into Ray's object store once, and from there to each machine once.
+Replies arrive as they are ready; the server reduces them in party order, so that results equal
+those of every other engine. A lost actor that had no states is replaced and gets the remaining
+requests. If states were lost, the whole run returns to its last checkpoint.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from comity.engines.ray_cluster import (
     Cluster,
     Recipe,
     check_installed,
-    got,
-    kept,
-    lost,
-    said,
+    first_line,
+    get_all,
+    idle_actors,
+    worker_lost,
 )
-from comity.engines.workers import Ask, WorkerMessage, WorkersEngine
+from comity.engines.workers import WorkerReply, WorkerRequest, WorkersEngine
 from comity.errors import ComityError
-from comity.wire.bundles import packed_for, unpacked
+from comity.wire.bundles import pack_for, unpack
 
-AGAIN = 3  # actors that are replaced in one run before it is given up
+MAX_REPLACED = 3  # actors that are replaced in one run before it fails
 
 
 class RayEngine(WorkersEngine):
-    """Actors on a cluster; letters go to the actor where the party lives."""
+    """Actors on a cluster. Messages go to the actor that has the party."""
 
     def __init__(
         self, recipe: Recipe, loads: Mapping[int, int], workers: int, gpus: float = 0
@@ -38,16 +39,14 @@ class RayEngine(WorkersEngine):
         check_installed()
         super().__init__(loads, max(1, min(workers, len(loads))))
         self._recipe = recipe
-        self._told: list[Any] = []
-        """What actors are told that need not answer: an error of theirs is heard at the next
-        exchange.
-        """
+        self._notifications: list[Any] = []
+        """Requests that need no reply. Their errors are raised at the next exchange."""
         self._replaced = 0
-        waiting, kept.cluster = kept.cluster, None
-        if waiting and (len(waiting.actors), waiting.gpus) != (self._workers, gpus):
-            waiting.close()
-            waiting = None
-        self._cluster: Cluster | None = waiting or Cluster(self._workers, gpus)
+        cluster, idle_actors.cluster = idle_actors.cluster, None
+        if cluster and (len(cluster.actors), cluster.gpus) != (self._workers, gpus):
+            cluster.close()
+            cluster = None
+        self._cluster: Cluster | None = cluster or Cluster(self._workers, gpus)
         try:
             self._begin()
         except BaseException:
@@ -60,7 +59,7 @@ class RayEngine(WorkersEngine):
         return self._cluster.actors
 
     def _begin(self) -> None:
-        """Have all actors make their parties; one that died while it waited for this run is
+        """Have all actors build their parties. An actor that was lost while it was idle is
         replaced.
         """
         import ray
@@ -73,103 +72,108 @@ class RayEngine(WorkersEngine):
                 self._cluster.replace(w)
         self._prepare(self._actors)
         first, *others = self._actors
-        got(first.share_secret.remote(others, True))
+        get_all(first.share_secret.remote(others, True))
 
     def _prepare(self, actors: Iterable[Any]) -> None:
         import ray
 
         split = ray.put(self._recipe.split)
-        asked = [
-            actor.begin.remote(self._recipe.settings, split, dict(self._recipe.code))
+        recipe = self._recipe
+        references = [
+            actor.begin.remote(recipe.builder, recipe.settings, split, dict(recipe.code))
             for actor in actors
         ]
-        if wrong := next(filter(None, got(asked)), ""):
-            raise ComityError(f"A worker on the Ray cluster cannot take part: {wrong}")
+        if error := next(filter(None, get_all(references)), ""):
+            raise ComityError(f"A worker on the Ray cluster cannot take part: {error}")
 
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
+    def _exchange(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
         import ray
 
-        self._check_told()
-        rest = {
-            w: ask | {"messages": dict(ask.get("letters", {}))} for w, ask in asks.items()
-        }  # what is not answered yet
-        streams = self._asked(rest)
+        self._check_notifications()
+        # The messages whose results are still missing, so that a lost actor's can be sent again.
+        remaining = {
+            w: request | {"messages": dict(request.get("messages", {}))}
+            for w, request in requests.items()
+        }
+        streams = self._send(remaining)
         while streams:
             (stream, *_), _ = ray.wait(list(streams), num_returns=1)
             w = streams[stream]
             try:
-                message = self._heard(next(stream))
+                reply = self._receive(next(stream))
             except ray.exceptions.RayError as why:
                 del streams[stream]
-                streams |= self._asked_again(w, rest[w], why)
+                streams |= self._send_again(w, remaining[w], why)
                 continue
-            if message["last"]:
+            if reply["last"]:
                 del streams[stream]
-            for i in message.get("answers", ()):
-                rest[w]["messages"].pop(i)
-            yield w, message
+            for i in reply.get("answers", ()):
+                remaining[w]["messages"].pop(i)
+            yield w, reply
 
-    def _asked(self, asks: Mapping[int, Ask]) -> dict[Any, int]:
-        """What each actor says to its ask, as a stream."""
+    def _send(self, requests: Mapping[int, WorkerRequest]) -> dict[Any, int]:
+        """Send requests. Returns the stream of each actor's replies, with its worker number."""
         import ray
 
-        posts, bundles = packed_for(asks)
+        headers, bundles = pack_for(requests)
         stored = [ray.put(bundle) for bundle in bundles]
         return {
-            self._actors[w].answer.remote(header, *(stored[g] for g in own)): w
-            for w, (header, own) in posts.items()
+            self._actors[w].handle.remote(header, *(stored[g] for g in bundle_numbers)): w
+            for w, (header, bundle_numbers) in headers.items()
         }
 
-    def _heard(self, message: Any) -> WorkerMessage:
+    def _receive(self, reference: Any) -> WorkerReply:
         import ray
 
-        heard: WorkerMessage = unpacked(*ray.get(message))
-        if "error" in heard:
-            raise ComityError(heard["error"])
-        return heard
+        reply: WorkerReply = unpack(*ray.get(reference))
+        if "error" in reply:
+            raise ComityError(reply["error"])
+        return reply
 
-    def _asked_again(self, w: int, ask: Ask, why: Exception) -> dict[Any, int]:
-        """Have another actor answer what one that died has left; not if states died with it, which
-        others may be ahead of.
+    def _send_again(self, w: int, request: WorkerRequest, why: Exception) -> dict[Any, int]:
+        """Send a lost actor's remaining request to a new one. Raises WorkerLost if states were
+        lost, which other parties may be ahead of.
         """
         assert self._cluster
         others = [actor for v, actor in enumerate(self._actors) if v != w]
-        stateful = w in self._homes.values() or (ask.get("inboxes") and not others)
-        if stateful or self._replaced >= AGAIN:
-            raise lost(why) from why
+        stateful = w in self._worker_of.values() or (request.get("inboxes") and not others)
+        if stateful or self._replaced >= MAX_REPLACED:
+            raise worker_lost(why) from why
         self._replaced += 1
         warnings.warn(
-            f"A worker on the Ray cluster was lost ({said(why)}): it held no states, and is"
+            f"A worker on the Ray cluster was lost ({first_line(why)}). It had no states and is"
             " replaced.",
             stacklevel=2,
         )
         new = self._cluster.replace(w)
         self._prepare([new])
-        got((others[0] if others else new).share_secret.remote([new] if others else [], not others))
-        return self._asked({w: ask})
+        get_all(
+            (others[0] if others else new).share_secret.remote([new] if others else [], not others)
+        )
+        return self._send({w: request})
 
-    def _tell(self, asks: Mapping[int, Ask]) -> None:
-        self._check_told()
-        self._told = list(self._asked(asks))
+    def _notify(self, requests: Mapping[int, WorkerRequest]) -> None:
+        self._check_notifications()
+        self._notifications = list(self._send(requests))
 
-    def _check_told(self) -> None:
+    def _check_notifications(self) -> None:
         import ray
 
-        told, self._told = self._told, []
-        for stream in told:
+        streams, self._notifications = self._notifications, []
+        for stream in streams:
             try:
-                for said in stream:
-                    self._heard(said)
+                for reference in stream:
+                    self._receive(reference)
             except ray.exceptions.RayError as why:
-                raise lost(why) from why
+                raise worker_lost(why) from why
 
     def close(self) -> None:
         cluster, self._cluster = self._cluster, None
         if cluster is None:
             return
-        if kept.depth and not kept.cluster:
+        if idle_actors.depth and not idle_actors.cluster:
             for actor in cluster.actors:
                 actor.end.remote()
-            kept.cluster = cluster
+            idle_actors.cluster = cluster
         else:
             cluster.close()

@@ -1,5 +1,5 @@
-"""A work under way: a coroutine that asks for trainings and is sent what comes of them. There is no
-event loop.
+"""A running party function: a coroutine that awaits trainings and receives their results. There is
+no event loop.
 """
 
 from __future__ import annotations
@@ -16,53 +16,54 @@ from comity.base.call import CallId
 from comity.base.record import Params
 from comity.errors import ComityError
 from comity.training.descent import fold, train
-from comity.training.requests import FitRequest, Fitted, FoldRequest, Request, Working
+from comity.training.requests import FitRequest, Fitted, FoldRequest, PartyCoroutine, Request
 from comity.training.settings import Moments
 
 
 @dataclass
 class KeptMoments:
-    """What a party's optimizers remember from round to round: found again by the training's place
-    in its work.
+    """Optimizer states that a party keeps from round to round, by the position of the training in
+    its party function.
     """
 
     moments: dict[str, Moments]
     function: str
-    uses: int = 0
+    trainings: int = 0
 
     def recall(self, params: Params) -> tuple[str, Moments | None]:
-        """The place of the next training of this work, and what was kept there if it trains the
-        same tensors.
+        """The position of the next training in the party function, and the state kept there if it
+        has the same tensors.
         """
-        place = f"{self.function}.{self.uses}"
-        self.uses += 1
-        kept = self.moments.get(place)
-        known = kept and {k: v.shape for k, v in kept.first.items()} == {
-            k: v.shape for k, v in params.items()
-        }
-        return place, kept if known else None
+        place = f"{self.function}.{self.trainings}"
+        self.trainings += 1
+        moments = self.moments.get(place)
+        shapes = {k: v.shape for k, v in params.items()}
+        if moments and {k: v.shape for k, v in moments.first.items()} != shapes:
+            moments = None
+        return place, moments
 
 
 class RunningCall:
-    """A work from its beginning to its next request, and so on to its end.
+    """A party function from one request to the next, until it returns.
 
-    `request` is what it waits for; None when it is done, and then `result` is what it returned.
+    `request` is the request that it awaits, or None when it has returned; then `result` is what it
+    returned.
     """
 
     def __init__(
         self,
-        function: Working[tuple[Any, Any]],
+        function: PartyCoroutine[tuple[Any, Any]],
         call: CallId,
-        kept: KeptMoments,
+        moments: KeptMoments,
         layers: AbstractContextManager[object],
         unusable: tuple[int, ...] = (),
     ) -> None:
         self.call = call
         self.unusable = unusable
-        """Whose parcels were left closed."""
+        """The senders of ignored sealed messages."""
         self.request: Request | None = None
         self.result: tuple[Any, Any] = None, None
-        self.kept = kept
+        self.kept_moments = moments
         self.steps = 0
         self.warning = ""
         self._coroutine = function
@@ -74,63 +75,66 @@ class RunningCall:
             raise ComityError(f"{call.function} must be an `async def`, even if it awaits nothing.")
         self._resume(function.send, None)
 
-    def answer(self, done: Fitted) -> None:
-        """The training that was asked for is done: the work goes on to its next request."""
-        if self._place and done.moments:
-            self.kept.moments[self._place] = done.moments
-        self.steps += done.steps
-        self._resume(self._coroutine.send, done)
+    def resume_with(self, result: Fitted) -> None:
+        """Continue with the result of the requested training, up to the next request."""
+        if self._place and result.moments:
+            self.kept_moments.moments[self._place] = result.moments
+        self.steps += result.steps
+        self._resume(self._coroutine.send, result)
 
     def train(self) -> None:
-        """Do what is asked for, for this party by itself.
+        """Run the requested training for this party alone.
 
-        An error is raised where the work awaits, so that a traceback names its author's line.
+        An error is raised inside the party function, so that the traceback names its author's line.
         """
         request = self.request
         assert request
         try:
             with self._layers:
-                done = fold(request) if isinstance(request, FoldRequest) else train(request)
+                result = fold(request) if isinstance(request, FoldRequest) else train(request)
         except Exception as why:
             self._resume(self._coroutine.throw, why)
             return
         if isinstance(request, FoldRequest):
             self.steps += request.training.steps_for(len(request.samples))
-            self._resume(self._coroutine.send, done)
+            self._resume(self._coroutine.send, result)
         else:
-            self.answer(done)
+            self.resume_with(result)
 
     def _resume(self, go: Callable[[Any], Any], value: Any) -> None:
+        """Continue the coroutine (`go` sends or throws) up to its next request or its end."""
         self.request, self._place = None, ""
         try:
             with self._layers:
-                asked = go(value)
+                request = go(value)
         except StopIteration as end:
-            self.result = self._checked(end.value)
+            self.result = self._check_result(end.value)
             return
-        if wrong := self._wrong(asked):
-            self._resume(self._coroutine.throw, ComityError(wrong))
+        if error := self._request_error(request):
+            self._resume(self._coroutine.throw, ComityError(error))
             return
-        if isinstance(asked, FitRequest) and asked.training.keep:
-            self._place, before = self.kept.recall({k: asked.begin[k] for k in asked.names})
-            asked = replace(asked, before=asked.before or before)
-        self.request = asked
+        if isinstance(request, FitRequest) and request.training.keep:
+            self._place, before = self.kept_moments.recall(
+                {k: request.begin[k] for k in request.names}
+            )
+            request = replace(request, before=request.before or before)
+        self.request = request
 
-    def _wrong(self, asked: Any) -> str:
-        """Why a request is not to be answered, if there is a reason."""
-        if not isinstance(asked, FitRequest | FoldRequest):
+    def _request_error(self, request: Any) -> str:
+        """Why a request is refused; empty if it is valid."""
+        if not isinstance(request, FitRequest | FoldRequest):
             return (
-                f"{self._name} awaits {asked!r}, but only party.fit(...), party.fold(...) and its"
+                f"{self._name} awaits {request!r}, but only party.fit(...), party.fold(...) and its"
                 " own methods can be awaited."
             )
         if _modes() != self._modes:
             return (
-                f"{self._name} awaits a training inside torch.no_grad() or another of torch's"
-                " modes: leave it first, as it would hold for other parties too."
+                f"{self._name} awaits a training inside torch.no_grad() or another mode of torch:"
+                " leave the mode first, since it would also apply to other parties."
             )
         return ""
 
-    def _checked(self, result: Any) -> tuple[Any, Any]:
+    def _check_result(self, result: Any) -> tuple[Any, Any]:
         if not isinstance(result, tuple) or len(result) != 2:
             raise ComityError(
                 f"{self._name} must return (its new state, a reply), but returned a"
@@ -140,7 +144,7 @@ class RunningCall:
 
 
 def _modes() -> tuple[object, ...]:
-    """Torch's modes, which hold for all that runs in this process."""
+    """Torch's modes, which apply to everything that runs in this process."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),

@@ -1,4 +1,4 @@
-"""A state on disk: written once, read back checked."""
+"""States on disk: written once, and checked when they are read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from comity.errors import ComityError, CorruptedFile
 from comity.wire.codec import decode
 
-OURS = re.compile(r"(server|party-[0-9]+)-[0-9]+\.safetensors")
-"""What a state's file is called: nothing else is read, and nothing else is removed."""
+STATE_FILE = re.compile(r"(server|party-[0-9]+)-[0-9]+\.safetensors")
+"""The names of state files. No other file is read or removed."""
 
 
 class Saved(NamedTuple):
-    """Where a party's state lies, and what it must be."""
+    """A party's state file: its name, size and checksum."""
 
     party: int
     file: str
@@ -26,27 +26,26 @@ class Saved(NamedTuple):
 
 
 def write_state(folder: Path, file: str, party: int, blob: bytes) -> Saved:
-    """Write an encoded state. Whoever names it in a manifest sees to it that it is on the disk by
-    then.
+    """Write an encoded state. The caller must flush it to the disk before naming it in a
+    manifest.
     """
-    with open(_opened(folder / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as out:
+    with open(_open_file(folder / file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as out:
         out.write(blob)
     return Saved(party, file, len(blob), zlib.crc32(blob))
 
 
 def read_state(folder: Path, saved: Saved) -> Any:
-    """A state as it was written, or an error that says it is not."""
+    """Read a state. Raises CorruptedFile if it is not what was written."""
     path = folder / saved.file
-    if not OURS.fullmatch(saved.file):
+    if not STATE_FILE.fullmatch(saved.file):
         raise CorruptedFile(
-            f"The checkpoint is damaged: it names {saved.file!r}, which is no state of a run."
+            f"The checkpoint is damaged: it names {saved.file!r}, which is not a state file."
         )
     try:
-        with open(_opened(path, os.O_RDONLY), "rb") as file:
+        with open(_open_file(path, os.O_RDONLY), "rb") as file:
             about = os.fstat(file.fileno())
-            as_written = (
-                stat.S_ISREG(about.st_mode) and about.st_size == saved.bytes
-            )  # before anything is read
+            # Checked before anything is read.
+            as_written = stat.S_ISREG(about.st_mode) and about.st_size == saved.bytes
             if as_written and saved.bytes > _memory():
                 raise ComityError(
                     f"{path} has {saved.bytes} bytes, more than this machine's memory."
@@ -61,13 +60,13 @@ def read_state(folder: Path, saved: Saved) -> Any:
     return decode(blob)
 
 
-def _opened(path: Path, how: int) -> int:
-    """A file itself: a link may lead anywhere, and a pipe would make us wait."""
-    return os.open(path, how | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+def _open_file(path: Path, flags: int) -> int:
+    """Open a file without following a link, which may lead anywhere, or waiting for a pipe."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
 def _memory() -> float:
-    """The bytes of memory that this machine has, if that can be known."""
+    """The bytes of memory of this machine; infinite if unknown."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""A party at home: its data, what it keeps, and the only code that runs a work there."""
+"""A party's site: its data and state, and the only code that runs a party function there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from comity.base.call import CallId, Message, PartyResult, stream_name
 from comity.base.finite import is_finite, not_finite
 from comity.base.key import Key
-from comity.base.record import Params, Sealed, is_record, keep, on_device, post, received
+from comity.base.record import Params, Sealed, is_record, keep, on_device, open_sealed, set_origin
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
 from comity.core.wrapper import chain, party_function
@@ -31,92 +31,92 @@ class Site:
         self.party = party
         self.root = root
         self._device = party.data.train.x.device
-        self.versions = Versions(self._first, self._moved)
+        self.versions = Versions(self._initial_state, self._to_device)
         self._saved: Version = None
 
     @property
     def state(self) -> PartyState:
-        """All that the party keeps."""
+        """The party's whole state."""
         return self.versions.state
 
     @property
     def mine(self) -> Any:
-        """The algorithm's state."""
+        """The method's part of the party's state."""
         return self.state.mine
 
     @property
     def keeps(self) -> bool:
-        """Whether the party keeps anything but what every run begins with."""
+        """Whether the party's state differs from the initial one."""
         return self.versions.now is not None
 
     def run(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> PartyResult:
-        """Do what is asked, from beginning to end."""
+        """Run a party function from beginning to end."""
         running = self.begin(call, message, inbox)
         while running.request:
             running.train()
         return self.end(running)
 
     def begin(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> RunningCall:
-        """Do what is asked, up to the first training; what came of calls after the one that the
-        letter names is forgotten.
+        """Run a party function up to its first training. States from calls after the one that the
+        message names are discarded.
         """
         self.versions.go_to(message.after)
-        opened = {
-            sender: self._here(received(sealed, sender, self.party.id, call))
+        contents = {
+            sender: self._receive(open_sealed(sealed, sender, self.party.id, call))
             for sender, sealed in inbox.items()
         }
-        usable = {sender: content for sender, content in opened.items() if is_finite(content)}
+        usable = {sender: content for sender, content in contents.items() if is_finite(content)}
         party = replace(self.party, inbox=usable) if usable else self.party
         key = self.root.fold(
             "party", party.stream, call.round, stream_name(call.function), call.occurrence
         )
         function = party_function(self.algorithm, call.depth, call.function)
         return RunningCall(
-            function(self.mine, self._here(self._content(message, call.depth)), party, key),
+            function(self.mine, self._receive(self._content(message, call.depth)), party, key),
             call,
             KeptMoments(dict(self.state.moments), f"{call.depth}.{call.function}"),
             party.task.network.layer_stream(key.fold("layers")),
-            tuple(sorted(opened.keys() - usable.keys())),
+            tuple(sorted(contents.keys() - usable.keys())),
         )
 
     def end(self, running: RunningCall) -> PartyResult:
-        """What came of a work that is done; the party's new state is kept, until a letter says that
-        it does not count.
+        """The result of a party function that has returned. The new state is kept until a message
+        says that it does not count.
         """
-        mine, reply = running.result
-        post(reply, self.party.id, running.call.round)
-        keeps = running.kept.uses > 0 or (
-            mine is not self.mine and (_holds_something(mine) or _holds_something(self.mine))
+        new_state, reply = running.result
+        set_origin(reply, self.party.id, running.call.round)
+        keeps = running.kept_moments.trainings > 0 or (
+            new_state is not self.mine and (_has_values(new_state) or _has_values(self.mine))
         )
         ruined = ""
         if keeps:
-            ruined = not_finite(mine)
-            self.versions.add(running.call, PartyState(mine, running.kept.moments))
+            ruined = not_finite(new_state)
+            self.versions.add(running.call, PartyState(new_state, running.kept_moments.moments))
         return PartyResult(reply, running.steps, keeps, ruined, running.warning, running.unusable)
 
     def deployed(self, message: Message) -> tuple[LearningTask, Params]:
-        """What the party would answer with now."""
+        """The task and the parameters of the model that the party would deploy now."""
         self.versions.go_to(message.after)
-        theta = self.algorithm.deployed_model(self.mine, self._here(message.content), self.party)
+        theta = self.algorithm.deployed_model(self.mine, self._receive(message.content), self.party)
         if not isinstance(theta, dict):
             raise ComityError(
-                f"model must return parameters, but returned a {type(theta).__name__}: what is to"
-                " be trained is trained in works."
+                f"deployed_model must return parameters, but returned a {type(theta).__name__}:"
+                " training belongs in party functions."
             )
         return self.algorithm.party_for(self.party, self.mine).task, theta
 
     def evaluate(self, message: Message, final: bool) -> Evaluation:
-        """How good what the party would deploy is on its own data."""
+        """Evaluate the model that the party would deploy on its own data."""
         return evaluate(*self.deployed(message), self.party.data, final, self.party.metric)
 
     def evaluate_solo(self, t: int) -> Evaluation:
-        """What the party's own data alone would have given it: the warm-up of a method without
+        """Evaluate a model trained on the party's data alone: the warm-up of a method without
         exchange, batch by batch.
         """
         task = self.party.task
         key = self.root.fold("party", self.party.stream, t, stream_name("warm_up"), 0)
-        first = self._moved(task.init(self.party.first_key(self.root)))
-        theta = train_outside(self.party.fit(plain, first, key)).theta
+        initial = self._to_device(task.init(self.party.first_key(self.root)))
+        theta = train_outside(self.party.fit(plain, initial, key)).theta
         return evaluate(task, theta, self.party.data, False, self.party.metric)
 
     def save(self, folder: Path, t: int) -> Saved | None:
@@ -130,46 +130,47 @@ class Site:
         return saved
 
     def load(self, folder: Path, saved: Saved, version: CallId) -> None:
-        """Put a saved state back: that after the call which is named."""
+        """Restore a saved state as the one after this call."""
         self.restore(read_state(folder, saved), version)
         self._saved = version
 
     def restore(self, state: PartyState, version: CallId) -> None:
-        """Keep a state that came of the call which is named, and no other."""
-        self.versions.add(version, self._moved(state))
-        self.versions.settle(version)
+        """Keep this state as the one after this call, and discard all others."""
+        self.versions.add(version, self._to_device(state))
+        self.versions.commit(version)
 
-    def _first(self) -> PartyState:
-        """What every run begins with."""
+    def _initial_state(self) -> PartyState:
+        """The state at the start of a run."""
         return PartyState(
-            self._moved(self.algorithm.init_party(self.party.first_key(self.root), self.party)), {}
+            self._to_device(self.algorithm.init_party(self.party.first_key(self.root), self.party)),
+            {},
         )
 
     def _content(self, message: Message, depth: int) -> Any:
-        """What the party is sent; until a round has counted, its first weights are in place of the
-        server's, if it has some.
+        """The message's content. With `init=own`, before a round has counted, the party's own
+        initial weights replace the server's.
         """
-        where = chain(self.algorithm)[depth].start_weights or ""
-        if not (self.party.own_start and message.first and hasattr(message.content, where)):
+        field = chain(self.algorithm)[depth].traits.start_weights or ""
+        if not (self.party.own_start and message.first and hasattr(message.content, field)):
             return message.content
-        sent = getattr(message.content, where)
-        own = self.party.task.init(self.party.first_key(self.root))
-        return replace(message.content, **{where: sent | self._moved(keep(own, frozenset(sent)))})
+        weights = getattr(message.content, field)
+        initial = self.party.task.init(self.party.first_key(self.root))
+        return replace(
+            message.content, **{field: weights | self._to_device(keep(initial, frozenset(weights)))}
+        )
 
-    def _here(self, tree: Any) -> Any:
-        """What came from elsewhere, on the device of the party's data; on the CPU it is there
-        already.
-        """
-        return tree if self._device.type == "cpu" else self._moved(tree)
+    def _receive(self, tree: Any) -> Any:
+        """A received tree on the device of the party's data; on the CPU it is there already."""
+        return tree if self._device.type == "cpu" else self._to_device(tree)
 
-    def _moved(self, tree: Any) -> Any:
+    def _to_device(self, tree: Any) -> Any:
         return on_device(tree, self._device)
 
 
-def _holds_something(tree: Any) -> bool:
-    """Whether there is anything in a state but names and empty places."""
+def _has_values(tree: Any) -> bool:
+    """Whether a state contains anything but empty containers and None."""
     if isinstance(tree, dict):
-        return any(map(_holds_something, tree.values()))
+        return any(map(_has_values, tree.values()))
     if is_record(tree):
-        return any(map(_holds_something, vars(tree).values()))
-    return any(map(_holds_something, tree)) if isinstance(tree, list | tuple) else tree is not None
+        return any(map(_has_values, vars(tree).values()))
+    return any(map(_has_values, tree)) if isinstance(tree, list | tuple) else tree is not None

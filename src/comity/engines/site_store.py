@@ -1,8 +1,8 @@
-"""The parties of one process, a thousand of them if need be.
+"""The sites of the parties of one process, which may be thousands.
 
-A site is made when its party is first asked, and let go when the party keeps nothing. What does not
-fit into the memory set aside for states is spilled to a file that has no name, so that it is gone
-with the process, however that ends.
+A site is created when its party is first called, and dropped when the party keeps no state. States
+that exceed the memory limit are spilled to an unnamed file, which the system removes when the
+process ends in any way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ STATE_BYTES_VARIABLE = "COMITY_STATE_BYTES"
 
 
 def state_bytes() -> int:
-    """Bytes of states that a process keeps in memory."""
-    wish = os.environ.get(STATE_BYTES_VARIABLE, "")
-    if wish and not wish.isdecimal():
-        raise UsageError(f"{STATE_BYTES_VARIABLE} must be a number of bytes, not {wish!r}.")
-    return int(wish) if wish else STATE_BYTES
+    """The bytes of states that a process keeps in memory, from COMITY_STATE_BYTES."""
+    text = os.environ.get(STATE_BYTES_VARIABLE, "")
+    if text and not text.isdecimal():
+        raise UsageError(f"{STATE_BYTES_VARIABLE} must be a number of bytes, not {text!r}.")
+    return int(text) if text else STATE_BYTES
 
 
 class SiteStore:
@@ -41,8 +41,8 @@ class SiteStore:
         self._parties: Mapping[int, Party] = {party.id: party for party in parties}
         self._sites: dict[int, Site] = {}
         self._sizes: dict[int, int] = {}
-        self._used = 0
-        self._room = state_bytes()
+        self._used_bytes = 0
+        self._limit = state_bytes()
         self._spill: SpillFile | None = None
 
     def __getitem__(self, i: int) -> Site:
@@ -51,43 +51,43 @@ class SiteStore:
         return self._sites[i]
 
     def release(self, ids: Iterable[int]) -> list[int]:
-        """After a work of these parties: who of them keeps something. What does not fit into memory
-        is spilled.
+        """Called after party functions: drop or spill states, and return the parties that keep
+        one.
         """
         keeping = []
         for i in ids:
             site = self._sites[i]
             if not site.keeps:
-                self._used -= self._sizes.pop(i, 0)
+                self._used_bytes -= self._sizes.pop(i, 0)
                 del self._sites[i]
                 continue
             keeping.append(i)
             self._weigh(i)
-            if self._used > self._room:
+            if self._used_bytes > self._limit:
                 self._spill = self._spill or SpillFile()
                 site.versions.spill(self._spill)
                 self._weigh(i)
         return keeping
 
-    def settle(self, versions: Mapping[int, Version]) -> None:
-        """Parties keep the states that are named and forget all others."""
-        there = [i for i in versions if i in self._sites]
-        for i in there:
-            self._sites[i].versions.settle(versions[i])
-        self.release(there)
+    def commit(self, versions: Mapping[int, Version]) -> None:
+        """Parties keep these states and discard all others."""
+        present = [i for i in versions if i in self._sites]
+        for i in present:
+            self._sites[i].versions.commit(versions[i])
+        self.release(present)
 
     def save(self, folder: Path, t: int) -> list[Saved]:
         """Write the states that changed since the last time."""
         return [saved for site in self._sites.values() if (saved := site.save(folder, t))]
 
     def load(self, folder: Path, states: Iterable[Saved], versions: Mapping[int, CallId]) -> None:
-        """Put saved states back."""
+        """Restore saved states."""
         for saved in states:
             self[saved.party].load(folder, saved, versions[saved.party])
             self.release([saved.party])
 
     def _weigh(self, i: int) -> None:
-        """Count what a party's states take in memory now."""
+        """Update the memory that a party's states are counted with."""
         size = self._sites[i].versions.weight
-        self._used += size - self._sizes.get(i, 0)
+        self._used_bytes += size - self._sizes.get(i, 0)
         self._sizes[i] = size

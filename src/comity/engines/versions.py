@@ -1,5 +1,5 @@
-"""What a party keeps, by version: a state is named by the call that it came of, and can be gone
-back to until it is settled.
+"""A party's states by version: a state is named by the call that it came from, and can be restored
+until another one is committed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from comity.base.call import CallId
-from comity.base.record import once_called, payload, record
+from comity.base.record import payload, record, register_earlier_name
 from comity.errors import ComityError
 from comity.training.settings import Moments
 from comity.wire.codec import decode, encode
@@ -18,7 +18,7 @@ from comity.wire.codec import decode, encode
 
 @record
 class PartyState:
-    """All that a party keeps: the algorithm's state, and its optimizers' moments if the experiment
+    """A party's whole state: the method's part (`mine`), and optimizer moments if the experiment
     keeps them.
     """
 
@@ -26,17 +26,17 @@ class PartyState:
     moments: dict[str, Moments]
 
 
-once_called(PartyState, "comity.engines.site:PartyState")
+register_earlier_name(PartyState, "comity.engines.site:PartyState")
 
 Version = CallId | None
-"""The call that a state came of; None for the one that every run begins with, which can always be
-made again.
+"""The call that a state came from; None for the initial state, which can always be computed
+again.
 """
 
 
 class SpillFile:
-    """Encoded states in a file without a name; the place of one that is gone is taken by the next
-    of its size.
+    """Encoded states in an unnamed file. The space of a removed state is reused for the next one of
+    its size.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class SpillFile:
         self._end = 0
 
     def put(self, blob: bytes) -> tuple[int, int]:
-        """Write a state; its place."""
+        """Write a state and return its position."""
         size = len(blob)
         if self._free[size]:
             begin = self._free[size].pop()
@@ -57,32 +57,33 @@ class SpillFile:
         return begin, size
 
     def get(self, place: tuple[int, int]) -> bytes:
-        """The state at a place."""
+        """The state at a position."""
         begin, size = place
         self._file.seek(begin)
         return self._file.read(size)
 
     def free(self, place: tuple[int, int]) -> None:
-        """Let go of a place."""
+        """Free the space at a position."""
         self._free[place[1]].append(place[0])
 
 
 class Versions:
-    """A party's states: at most the settled one, the one that the last call was for, and what came
-    of that call.
+    """A party's states: at most the committed one, the one that the last call started from, and the
+    result of that call.
     """
 
     def __init__(
-        self, first: Callable[[], PartyState], moved: Callable[[PartyState], PartyState]
+        self,
+        initial_state: Callable[[], PartyState],
+        to_device: Callable[[PartyState], PartyState],
     ) -> None:
         self.now: Version = None
-        """The newest."""
-        self._first = first
-        self._moved = moved
-        self._held: dict[Version, PartyState] = {None: first()}
-        self._weights: dict[Version, int] = {
-            None: 0
-        }  # bytes that must be kept; the first state need not be
+        """The version of the newest state."""
+        self._initial_state = initial_state
+        self._to_device = to_device
+        self._in_memory: dict[Version, PartyState] = {None: initial_state()}
+        self._sizes: dict[Version, int] = {None: 0}
+        """The bytes of each state. The initial one counts as 0, since it need not be kept."""
         self._spilled: dict[Version, tuple[int, int]] = {}
         self._file: SpillFile | None = None
         self._order: list[Version] = [None]
@@ -90,78 +91,76 @@ class Versions:
     @property
     def state(self) -> PartyState:
         """The newest state."""
-        if self.now not in self._held:
-            self._held[self.now] = (
-                self._first() if self.now is None else self._moved(decode(self.blob()))
+        if self.now not in self._in_memory:
+            self._in_memory[self.now] = (
+                self._initial_state() if self.now is None else self._to_device(decode(self.blob()))
             )
-        return self._held[self.now]
+        return self._in_memory[self.now]
 
     @property
     def weight(self) -> int:
-        """Bytes in memory that must be kept."""
-        return sum(self._weights[version] for version in self._held)
+        """The bytes in memory that must be kept."""
+        return sum(self._sizes[version] for version in self._in_memory)
 
     def knows(self, version: Version) -> bool:
-        """Whether it can be gone back to."""
+        """Whether this version can be restored."""
         return version in self._order
 
     def go_to(self, version: Version) -> None:
-        """Forget all that is newer."""
+        """Discard all newer states."""
         if not self.knows(version):
             raise ComityError(
-                f"A party is out of step with the server: it is to go on {_named(version)}, but is"
-                " past that."
+                f"A party is out of step with the server: it should continue {_position(version)},"
+                " but no longer has that state."
             )
         while self._order[-1] != version:
             self._forget(self._order.pop())
         self.now = version
 
     def add(self, version: CallId, state: PartyState) -> None:
-        """What came of a call for the newest state, which stays, as does the oldest, which a void
-        round goes back to.
+        """Add the result of a call on the newest state. That state stays, as does the oldest, for a
+        round that is discarded.
         """
         for between in self._order[1:-1]:
             self._order.remove(between)
             self._forget(between)
         self._order.append(version)
-        self._held[version] = state
-        self._weights[version] = payload(state)
+        self._in_memory[version] = state
+        self._sizes[version] = payload(state)
         self.now = version
 
-    def settle(self, version: Version) -> None:
-        """Go there, and forget all others: nobody will ask for them again."""
+    def commit(self, version: Version) -> None:
+        """Go to this version and discard all others."""
         self.go_to(version)
         for older in self._order[:-1]:
             self._forget(older)
         self._order = [version]
 
     def replace(self, state: PartyState) -> None:
-        """The newest state in other memory."""
-        self._held[self.now] = state
+        """Replace the newest state by a copy in other memory."""
+        self._in_memory[self.now] = state
 
     def blob(self) -> bytes:
-        """The newest state encoded."""
+        """The newest state, encoded."""
         place = self._spilled.get(self.now)
-        return (
-            encode(self._held[self.now])
-            if place is None or self._file is None
-            else self._file.get(place)
-        )
+        if place is None or self._file is None:
+            return encode(self._in_memory[self.now])
+        return self._file.get(place)
 
     def spill(self, file: SpillFile) -> None:
-        """Give all states out of memory."""
+        """Move all states from memory to a file."""
         self._file = file
-        for version, state in self._held.items():
+        for version, state in self._in_memory.items():
             if version and version not in self._spilled:
                 self._spilled[version] = file.put(encode(state))
-        self._held.clear()
+        self._in_memory.clear()
 
     def _forget(self, version: Version) -> None:
-        self._held.pop(version, None)
-        self._weights.pop(version)
+        self._in_memory.pop(version, None)
+        self._sizes.pop(version)
         if version in self._spilled and self._file:
             self._file.free(self._spilled.pop(version))
 
 
-def _named(version: Version) -> str:
+def _position(version: Version) -> str:
     return f"after {version.function} in round {version.round}" if version else "from the beginning"

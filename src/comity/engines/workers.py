@@ -1,10 +1,10 @@
-"""What engines with several workers have in common: how parties are dealt, what workers are asked,
-and how a worker answers.
+"""What engines with several workers share: the assignment of parties, the requests to workers, and
+a worker's replies.
 
-A worker holds parties and does one thing after the other. It is asked in dicts (`do` says what) and
-answers in dicts; how these travel, and what a worker is (a forked process, an actor of a cluster),
-is the engine's own matter. A party that keeps something lives where it worked first, and its state
-never leaves; one that keeps nothing works wherever there is least to do.
+A worker has parties and handles one request at a time. Requests and replies are dicts (`do` names
+the operation). The engine decides how they travel and what a worker is (a forked process, an actor
+of a cluster). A party that keeps a state stays at the worker where it ran first, and its state
+never leaves; one that keeps nothing runs at the least loaded worker.
 """
 
 from __future__ import annotations
@@ -25,262 +25,280 @@ from comity.engines.site_store import SiteStore
 from comity.metrics.evaluation import Evaluation
 from comity.wire.sealing import Lock
 
-Ask = dict[str, Any]
-"""What a worker is asked: `do`, and what belongs to it; `messages` are by party."""
-WorkerMessage = dict[str, Any]
-"""What a worker says: `answers` by party, who of them is `keeping` something, and their `sum`, or
-what was `saved`; the `last` one says so.
+WorkerRequest = dict[str, Any]
+"""A request to a worker: `do`, and its arguments; `messages` are by party."""
+WorkerReply = dict[str, Any]
+"""A worker's reply: `answers` by party, the parties that are `keeping` a state, and the `sum` of
+replies, or the `saved` states. The `last` reply to a request says so.
 """
 
-# Replies are sent in batches: few messages for many small ones, live progress for slow ones, large
-# ones while in the cache.
+# Results are sent in batches: few messages for many small results, progress updates for slow ones,
+# and large ones while they are in the cache.
 FLUSH_SECONDS, FLUSH_BYTES = 0.2, 4_000_000
 
 
-def deal(loads: Mapping[int, int], workers: int, homes: Mapping[int, int]) -> list[list[int]]:
-    """Parties by worker: those that have a home there, the others each to the least loaded, the
-    largest first.
+def assign_parties(
+    loads: Mapping[int, int], workers: int, worker_of: Mapping[int, int]
+) -> list[list[int]]:
+    """Parties by worker: those with a worker stay there; of the others, the largest first, each
+    goes to the least loaded worker.
     """
-    hands: list[list[int]] = [[] for _ in range(workers)]
+    assigned: list[list[int]] = [[] for _ in range(workers)]
     totals = [0] * workers
-    for i in sorted(loads, key=lambda i: (i not in homes, -loads[i])):
-        w = homes[i] if i in homes else totals.index(min(totals))
-        hands[w].append(i)
+    for i in sorted(loads, key=lambda i: (i not in worker_of, -loads[i])):
+        w = worker_of[i] if i in worker_of else totals.index(min(totals))
+        assigned[w].append(i)
         totals[w] += loads[i]
-    return [sorted(hand) for hand in hands]
+    return [sorted(ids) for ids in assigned]
 
 
 class WorkersEngine(Engine):
-    """Parties at several workers; a letter goes to the worker where its party lives."""
+    """Parties at several workers. A message goes to the worker that has its party."""
 
     def __init__(self, loads: Mapping[int, int], workers: int) -> None:
         self._loads = loads
-        """How much there is to do for each party: its training samples."""
+        """The cost of each party: its number of training samples."""
         self._workers = workers
-        self._homes: dict[int, int] = {}
+        self._worker_of: dict[int, int] = {}
 
     @abstractmethod
-    def _exchange(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, WorkerMessage]]:
-        """Ask workers, and hand on what they say as it comes; each says at least one thing."""
+    def _exchange(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, WorkerReply]]:
+        """Send requests to workers and yield their replies as they arrive. Each worker replies at
+        least once.
+        """
 
     @abstractmethod
-    def _tell(self, asks: Mapping[int, Ask]) -> None:
-        """Ask workers for what needs no answer."""
+    def _notify(self, requests: Mapping[int, WorkerRequest]) -> None:
+        """Send requests that need no reply."""
 
     def run(
         self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
     ) -> Iterator[tuple[int, PartyResult]]:
         boxes = inboxes(sealed_messages)
-        asks: dict[int, Ask] = {}
-        for w, hand in self._hands(messages):
-            own = {i: boxes[i] for i in hand if i in boxes}
-            asks[w] = {
+        requests: dict[int, WorkerRequest] = {}
+        for w, ids in self._assign(messages):
+            inboxes_here = {i: boxes[i] for i in ids if i in boxes}
+            requests[w] = {
                 "do": "run",
                 "call": tuple(call),
-                "messages": {i: messages[i] for i in hand},
-                "inboxes": own,
+                "messages": {i: messages[i] for i in ids},
+                "inboxes": inboxes_here,
             }
-        for i, answer in self._answers(asks):
-            yield i, PartyResult(*answer)
+        for i, result in self._results(requests):
+            yield i, PartyResult(*result)
 
     def sum_replies(
         self, call: CallId, messages: Mapping[int, Message], weights: Mapping[int, float]
     ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]:
-        """Have parties work, and each worker add up what its own reply; see
-        `core.works.SumsReplies`.
+        """Run a party function, and have each worker sum its parties' replies; see
+        `core.runner.SumsReplies`.
 
-        Who is where depends on the letters and on where parties live, and a worker adds up in party
-        order: sums are the same each time. A worker answers once, when it is done with all, so that
-        a sum which was lost is asked for as a whole.
+        The assignment depends only on the messages and on where parties are, and a worker sums in
+        party order, so the sums are reproducible. A worker replies once, after all its parties: a
+        lost sum is requested again as a whole.
         """
-        asks: dict[int, Ask] = {}
-        for w, hand in self._hands(messages):
-            own = {i: weights[i] for i in hand if i in weights}
-            asks[w] = {
+        requests: dict[int, WorkerRequest] = {}
+        for w, ids in self._assign(messages):
+            weights_here = {i: weights[i] for i in ids if i in weights}
+            requests[w] = {
                 "do": "sum replies",
                 "call": tuple(call),
-                "messages": {i: messages[i] for i in hand},
-                "weights": own,
+                "messages": {i: messages[i] for i in ids},
+                "weights": weights_here,
             }
-        for w, message in self._exchange(asks):
-            self._homes |= dict.fromkeys(message["keeping"], w)
+        for w, reply in self._exchange(requests):
+            self._worker_of |= dict.fromkeys(reply["keeping"], w)
             yield (
-                {i: PartyResult(*answer) for i, answer in message["answers"].items()},
-                message["sum"],
+                {i: PartyResult(*result) for i, result in reply["answers"].items()},
+                reply["sum"],
             )
 
     def evaluate(
-        self, messages: Mapping[int, Message], look: EvaluationRequest
+        self, messages: Mapping[int, Message], request: EvaluationRequest
     ) -> Iterator[tuple[int, Evaluation]]:
-        hands = self._hands(messages)
-        yield from self._answers(
+        assigned = self._assign(messages)
+        yield from self._results(
             {
                 w: {
                     "do": "evaluate",
-                    "messages": {i: messages[i] for i in hand},
-                    "final": look.final,
+                    "messages": {i: messages[i] for i in ids},
+                    "final": request.final,
                 }
-                for w, hand in hands
+                for w, ids in assigned
             }
         )
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
-        hands = self._hands(ids)
-        yield from self._answers(
+        assigned = self._assign(ids)
+        yield from self._results(
             {
-                w: {"do": "evaluate solo", "messages": dict.fromkeys(hand), "round": t}
-                for w, hand in hands
+                w: {"do": "evaluate solo", "messages": dict.fromkeys(worker_ids), "round": t}
+                for w, worker_ids in assigned
             }
         )
 
-    def settle(self, versions: Mapping[int, CallId | None]) -> None:
-        own: dict[int, dict[int, CallId | None]] = {}
+    def commit(self, versions: Mapping[int, CallId | None]) -> None:
+        versions_by_worker: dict[int, dict[int, CallId | None]] = {}
         for i, version in versions.items():
-            if i in self._homes:
-                own.setdefault(self._homes[i], {})[i] = version
-        self._tell({w: {"do": "settle", "versions": own[w]} for w in sorted(own)})
+            if i in self._worker_of:
+                versions_by_worker.setdefault(self._worker_of[i], {})[i] = version
+        self._notify(
+            {
+                w: {"do": "commit", "versions": versions_by_worker[w]}
+                for w in sorted(versions_by_worker)
+            }
+        )
 
     def save(self, folder: Path, t: int) -> list[Saved]:
-        asks: dict[int, Ask] = {
+        requests: dict[int, WorkerRequest] = {
             w: {"do": "save", "folder": str(folder.resolve()), "round": t}
             for w in range(self._workers)
         }
-        saved = {w: message["saved"] for w, message in self._exchange(asks)}
+        saved = {w: reply["saved"] for w, reply in self._exchange(requests)}
         return [Saved(*item) for w in sorted(saved) for item in saved[w]]
 
     @property
-    def homes(self) -> Mapping[int, int]:
-        return self._homes
+    def workers_by_party(self) -> Mapping[int, int]:
+        return self._worker_of
 
     def load(
         self,
         folder: Path,
         states: Iterable[Saved],
         versions: Mapping[int, CallId],
-        homes: Mapping[int, int],
+        workers_by_party: Mapping[int, int],
     ) -> None:
-        if all(w < self._workers for w in homes.values()):  # there may have been more workers
-            self._homes |= homes
-        kept = {saved.party: saved for saved in states}
-        asks: dict[int, Ask] = {}
-        for w, hand in self._hands(kept):
-            self._homes |= dict.fromkeys(hand, w)
-            asks[w] = {
+        if all(
+            w < self._workers for w in workers_by_party.values()
+        ):  # an earlier run may have had more workers
+            self._worker_of |= workers_by_party
+        saved_by_party = {saved.party: saved for saved in states}
+        requests: dict[int, WorkerRequest] = {}
+        for w, ids in self._assign(saved_by_party):
+            self._worker_of |= dict.fromkeys(ids, w)
+            requests[w] = {
                 "do": "load",
                 "folder": str(folder.resolve()),
-                "states": [tuple(kept[i]) for i in hand],
-                "versions": {i: versions[i] for i in hand},
+                "states": [tuple(saved_by_party[i]) for i in ids],
+                "versions": {i: versions[i] for i in ids},
             }
-        for _ in self._exchange(asks):
+        for _ in self._exchange(requests):
             pass
 
-    def _hands(self, ids: Iterable[int]) -> list[tuple[int, list[int]]]:
-        """The workers that have something to do for these parties, and for whom."""
-        hands = deal({i: self._loads[i] for i in ids}, self._workers, self._homes)
-        return [(w, hand) for w, hand in enumerate(hands) if hand]
+    def _assign(self, ids: Iterable[int]) -> list[tuple[int, list[int]]]:
+        """The workers that have any of these parties, and which."""
+        assigned = assign_parties({i: self._loads[i] for i in ids}, self._workers, self._worker_of)
+        return [(w, worker_ids) for w, worker_ids in enumerate(assigned) if worker_ids]
 
-    def _answers(self, asks: Mapping[int, Ask]) -> Iterator[tuple[int, Any]]:
-        """Ask workers, and hand on what they answer as it comes."""
-        for w, message in self._exchange(asks):
-            self._homes |= dict.fromkeys(message["keeping"], w)
-            answers: dict[int, Any] = message.pop("answers")
-            while answers:  # each is let go as soon as it is handed on
-                i = next(iter(answers))
-                yield i, answers.pop(i)
+    def _results(self, requests: Mapping[int, WorkerRequest]) -> Iterator[tuple[int, Any]]:
+        """Send requests to workers and yield their parties' results as they arrive."""
+        for w, reply in self._exchange(requests):
+            self._worker_of |= dict.fromkeys(reply["keeping"], w)
+            results: dict[int, Any] = reply.pop("answers")
+            while results:  # each result is freed as soon as it is passed on
+                i = next(iter(results))
+                yield i, results.pop(i)
 
 
 class Worker:
-    """The parties of one worker, and how it answers what the engine asks."""
+    """The parties of one worker, and how it handles the engine's requests."""
 
     def __init__(self, sites: SiteStore, scheduler: Scheduler, lock: Lock) -> None:
         self._sites = sites
         self._scheduler = scheduler
         self._lock = lock
 
-    def answer(self, ask: Ask) -> Iterator[WorkerMessage]:
-        """All that there is to say to an ask."""
+    def handle(self, request: WorkerRequest) -> Iterator[WorkerReply]:
+        """All replies to a request."""
         sites = self._sites
-        match ask["do"]:
+        match request["do"]:
             case "run":
-                call = CallId(*ask["call"])
-                answers = self._scheduler.run(
-                    sites, call, _messages(ask), self._lock.open(ask["inboxes"], call)
+                call = CallId(*request["call"])
+                results = self._scheduler.run(
+                    sites, call, _messages(request), self._lock.open(request["inboxes"], call)
                 )
                 yield from self._batches(
-                    ask, ((i, self._lock.close(tuple(answer))) for i, answer in answers)
+                    request, ((i, self._lock.close(tuple(result))) for i, result in results)
                 )
             case "sum replies":
-                yield self._added_up(
-                    self._scheduler.run(sites, CallId(*ask["call"]), _messages(ask), {}),
-                    ask["weights"],
+                yield self._sum_results(
+                    self._scheduler.run(sites, CallId(*request["call"]), _messages(request), {}),
+                    request["weights"],
                 )
             case "evaluate":
                 yield from self._batches(
-                    ask, self._scheduler.evaluate(sites, _messages(ask), ask["final"])
+                    request, self._scheduler.evaluate(sites, _messages(request), request["final"])
                 )
             case "evaluate solo":
                 yield from self._batches(
-                    ask, ((i, sites[i].evaluate_solo(ask["round"])) for i in ask["messages"])
+                    request,
+                    ((i, sites[i].evaluate_solo(request["round"])) for i in request["messages"]),
                 )
-            case "settle":
-                sites.settle(
-                    {i: version and CallId(*version) for i, version in ask["versions"].items()}
+            case "commit":
+                sites.commit(
+                    {i: version and CallId(*version) for i, version in request["versions"].items()}
                 )
             case "save":
                 yield {
                     "saved": [
-                        tuple(saved) for saved in sites.save(Path(ask["folder"]), ask["round"])
+                        tuple(saved)
+                        for saved in sites.save(Path(request["folder"]), request["round"])
                     ],
                     "last": True,
                 }
             case "load":
-                versions = {i: CallId(*version) for i, version in ask["versions"].items()}
-                sites.load(Path(ask["folder"]), [Saved(*s) for s in ask["states"]], versions)
+                versions = {i: CallId(*version) for i, version in request["versions"].items()}
+                sites.load(
+                    Path(request["folder"]), [Saved(*s) for s in request["states"]], versions
+                )
                 yield {"last": True}
 
-    def _added_up(
-        self, answers: Iterator[tuple[int, PartyResult]], weights: Mapping[int, float]
-    ) -> WorkerMessage:
-        """All answers with hollow replies, and the sum of the replies that count: they have a
-        weight, and all is finite.
+    def _sum_results(
+        self, results: Iterator[tuple[int, PartyResult]], weights: Mapping[int, float]
+    ) -> WorkerReply:
+        """All results with meta tensors as replies, and the sum of the replies that count: those
+        with a weight and finite values.
         """
         total = AveragedReplies[Any]()
-        hollowed: dict[int, Any] = {}
+        without_content: dict[int, Any] = {}
         keeping: list[int] = []
-        for i, answer in answers:
-            unfit = not_finite(answer.reply)
-            if i in weights and not unfit and not answer.ruined:
-                total.add(i, answer.reply, weights[i])
-            hollowed[i] = tuple(answer._replace(reply=meta_like(answer.reply), unfit=unfit))
+        for i, result in results:
+            unfit = not_finite(result.reply)
+            if i in weights and not unfit and not result.ruined:
+                total.add(i, result.reply, weights[i])
+            without_content[i] = tuple(result._replace(reply=meta_like(result.reply), unfit=unfit))
             keeping += self._sites.release([i])
-            del answer  # the next party trains in its memory
-        return {"answers": hollowed, "keeping": keeping, "sum": total.total(), "last": True}
+            del result  # its memory is free for the next party
+        return {"answers": without_content, "keeping": keeping, "sum": total.total(), "last": True}
 
-    def _batches(self, ask: Ask, answers: Iterator[tuple[int, Any]]) -> Iterator[WorkerMessage]:
-        count = len(ask["messages"])
+    def _batches(
+        self, request: WorkerRequest, results: Iterator[tuple[int, Any]]
+    ) -> Iterator[WorkerReply]:
+        """Replies with the results so far, whenever enough of them or enough time has passed."""
+        count = len(request["messages"])
         ready: dict[int, Any] = {}
         size = 0
         flushed = time.monotonic()
-        for i, answer in answers:
+        for i, result in results:
             count -= 1
-            ready[i] = answer
-            size += payload(answer)
-            del answer
+            ready[i] = result
+            size += payload(result)
+            del result
             if not count or size > FLUSH_BYTES or time.monotonic() - flushed > FLUSH_SECONDS:
-                message = {
+                reply = {
                     "answers": ready,
                     "keeping": self._sites.release(ready),
                     "last": not count,
                 }
                 ready = {}
-                yield message
-                del message  # the next party trains in its memory
+                yield reply
+                del reply  # its memory is free for the next party
                 size = 0
                 flushed = time.monotonic()
 
 
-def _messages(ask: Ask) -> dict[int, Message]:
+def _messages(request: WorkerRequest) -> dict[int, Message]:
     return {
         i: Message(content, after and CallId(*after), first)
-        for i, (content, after, first) in ask["messages"].items()
+        for i, (content, after, first) in request["messages"].items()
     }

@@ -1,14 +1,17 @@
-"""What a run is judged by.
+"""What is measured on finished runs.
 
-From its tables: `figures` (by any metric, and the mean over parties), `summary`, `gain`,
-`conventions` (every paper's way to average), `fairness`, `targets` (rounds and bytes to an
-accuracy). From scores: `retrieval`; the metrics themselves, AUC among them, are in
-`core/metrics.py`. From representations: `mdl`, `frechet`, `separability`, `drift`;
-`representations` takes them out of a run's folder, and `study` measures them all. Those two open
-runs, which import this package: import them by their own names.
+- From a run's tables: `gain` (a party's gain over training alone), `caveats` (what a reader must
+  know), `conventions` (how each paper averages accuracy), `fairness`, `targets` (rounds and bytes
+  to a target accuracy), `seeds` (intervals over seeds).
+- From representations: `mdl` (description length), `frechet`, `separability`, `drift`.
+  `representations` computes the representations of a run folder, and `study` applies all of these
+  measures to them.
+
+`comity.runs.summary` computes `summary.json`. The metrics are in `comity.metrics`, those of
+re-identification in `comity.metrics.retrieval`.
 """
 
 from comity.measure.gain import Gain, gains
-from comity.measure.summary import summarise
+from comity.runs.summary import summarise
 
 __all__ = ["Gain", "gains", "summarise"]

@@ -1,5 +1,5 @@
-"""What a reader of a run's figures must know: who was not heard or withheld its figures, what was
-left out, which rounds do not count, at which sites the run was not completed.
+"""Caveats of a run's figures: missed calls, discarded replies and rounds, withheld figures,
+diverged models, and sites where the run was not completed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ MOST_NAMED = 8  # parties or rounds in a sentence
 
 
 def caveats(summary: Mapping[str, Any]) -> list[str]:
-    """A sentence each; none if everybody was heard and all was finite."""
+    """Return the caveats of a summary, a sentence each.
+
+    The list is empty if every party answered every call with finite values.
+    """
     absent: Mapping[str, Mapping[str, int]] = summary.get("absent", {})
     withheld: Sequence[str] = summary.get("withheld", ())
     as_of: Mapping[str, int | None] = summary["accuracy"].get("as_of", {})
@@ -33,24 +36,24 @@ def _not_heard(absent: Mapping[str, Mapping[str, int]]) -> list[str]:
         party: {kind: n for kind, n in kinds.items() if kind in ABSENT}
         for party, kinds in absent.items()
     }
-    told = [
+    parties = [
         f"{party} {sum(kinds.values())} ({', '.join(f'{n} {kind}' for kind, n in kinds.items())})"
         for party, kinds in missed.items()
         if kinds
     ]
-    return [f"Calls that were missed: {few(told)}."] if told else []
+    return [f"Calls that were missed: {join_names(parties)}."] if parties else []
 
 
 def _left_out(absent: Mapping[str, Mapping[str, int]]) -> list[str]:
-    left = [
+    parties = [
         f"{party} {kinds[NOT_FINITE]}" for party, kinds in absent.items() if kinds.get(NOT_FINITE)
     ]
     return (
         [
-            f"Replies that were left out, as their values are not finite: {few(left)}; a smaller lr"
-            " may help."
+            "Replies that were left out, as their values are not finite:"
+            f" {join_names(parties)}; a smaller lr may help."
         ]
-        if left
+        if parties
         else []
     )
 
@@ -58,9 +61,9 @@ def _left_out(absent: Mapping[str, Mapping[str, int]]) -> list[str]:
 def _discarded(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     if not rounds:
         return []
-    which = few([str(one["round"]) for one in rounds])
+    numbers = join_names([str(row["round"]) for row in rounds])
     return [
-        f"{'Rounds' if len(rounds) > 1 else 'Round'} {which} did not count:"
+        f"{'Rounds' if len(rounds) > 1 else 'Round'} {numbers} did not count:"
         f" {_lower(rounds[0]['why'])}"
     ]
 
@@ -70,16 +73,16 @@ def _not_completed(endings: Mapping[str, str]) -> list[str]:
 
 
 def _withheld(parties: Sequence[str], as_of: Mapping[str, int | None]) -> list[str]:
-    """That the policies of sites let no figure of their test samples leave, never or no longer."""
+    """Caveats on test figures that site policies withheld: in the whole run, or at its end."""
     never = [party for party in parties if as_of.get(party) is None]
     before = [_last_known(party, t) for party in parties if (t := as_of.get(party)) is not None]
     texts = (
-        [f"Withheld by site policy, and in no mean: the test figures of {few(never)}."]
+        [f"Withheld by site policy, and in no mean: the test figures of {join_names(never)}."]
         if never
         else []
     )
     return texts + (
-        [f"Withheld by site policy at the end: the test figures of {few(before)}."]
+        [f"Withheld by site policy at the end: the test figures of {join_names(before)}."]
         if before
         else []
     )
@@ -92,20 +95,23 @@ def _last_known(party: str, t: int) -> str:
 def _at_the_end(as_of: Mapping[str, int | None]) -> list[str]:
     late = [_last_known(party, t) for party, t in as_of.items() if t is not None]
     never = [party for party, t in as_of.items() if t is None]
-    said = [f"Not heard at the end: {few(late)}."] if late else []
-    return said + ([f"Never heard, and in no mean: {few(never)}."] if never else [])
+    sentences = [f"Not heard at the end: {join_names(late)}."] if late else []
+    return sentences + ([f"Never heard, and in no mean: {join_names(never)}."] if never else [])
 
 
 def _diverged(parties: Sequence[str]) -> list[str]:
     return (
-        [f"The loss of {few(list(parties))} is not finite, or beyond a million; try a smaller lr."]
+        [
+            f"The loss of {join_names(list(parties))} is not finite, or beyond a million; try a"
+            " smaller lr."
+        ]
         if parties
         else []
     )
 
 
-def few(names: Sequence[str]) -> str:
-    """Names in a sentence, not too many of them."""
+def join_names(names: Sequence[str]) -> str:
+    """Return the first names, joined by commas, and how many more there are."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 

@@ -1,10 +1,9 @@
-"""One run's accuracy in every paper's convention: papers differ in whom they average and in which
-round they take.
+"""A run's accuracy in the conventions of the papers, which differ in the average and in the round.
 
-Whom: `mean` over parties; `weighted`, all test samples alike; `global`, one model on all test
-samples together (None where parties have models of their own). When: `last` round; `best` round,
-which is chosen on the test data and so flatters; `last10`, the mean of the last ten evaluated
-rounds.
+The average: `mean` over parties; `weighted` by the parties' test samples; `global`, the accuracy of
+one model on all test samples pooled (None where each party has its own model). The round: `last`;
+`best`, which is chosen on the test data and is therefore optimistic; `last10`, the mean of the last
+ten evaluated rounds.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from statistics import fmean
 from comity.core.server import Note
 from comity.errors import ComityError
 from comity.measure.fairness import fairness
-from comity.measure.figures import by_round, carried, mean
 from comity.metrics.metrics import ACCURACY
+from comity.runs.figures import by_round, carry_forward, mean
 from comity.runs.folder import RunFolder
 from comity.wire.ledger import SERVER
 
@@ -35,21 +34,21 @@ PAPERS = {
 Line = dict[int, float]
 """Accuracy by evaluated round, ascending."""
 TENTH = 0.1
-"""The share of a run, at its end, over which a figure is averaged: one round is no evidence."""
+"""The fraction of a run, at its end, over which figures are averaged to reduce noise."""
 
 
 def last_tenth(line: Mapping[int, float], rounds: int) -> list[float]:
-    """What a curve has in the last tenth of a run of so many rounds."""
+    """Return the values of a curve in the last tenth of a run of `rounds` rounds."""
     return [value for t, value in line.items() if t > (1 - TENTH) * rounds]
 
 
 def party_curves(rows: Sequence[Note], metric: str = ACCURACY.name) -> dict[str, Line]:
-    """Each party's test accuracy by round, or its figures by another metric that was asked for."""
-    found: dict[str, Line] = defaultdict(dict)
+    """Return each party's test accuracy by round, or its values of another metric."""
+    curves: dict[str, Line] = defaultdict(dict)
     for t, figures in by_round(rows, metric=metric).items():
         for party, value in figures.items():
-            found[party][t] = value
-    return dict(found)
+            curves[party][t] = value
+    return dict(curves)
 
 
 def curve(
@@ -58,8 +57,13 @@ def curve(
     sizes: Mapping[str, int] | None = None,
     metric: str = ACCURACY.name,
 ) -> Line:
-    """Test accuracy, or another metric, by round, of all parties in one figure; `sizes` (test
-    samples) are for `weighted`.
+    """Return the test accuracy, or another metric, by round, averaged over the parties.
+
+    Args:
+        rows: The rows of metrics.csv.
+        whom: The average: "mean", "weighted" or "global" (see above).
+        sizes: The number of test samples of each party, for "weighted".
+        metric: The name of the metric.
     """
     if whom == "global":
         return {
@@ -69,17 +73,18 @@ def curve(
         }
     if whom not in WHOM or (whom == "weighted" and sizes is None):
         raise ComityError(
-            f"Accuracy is taken as {', '.join(WHOM)}, the second with the parties' test sizes; not"
-            f" as {whom!r}."
+            f"The average must be one of {', '.join(WHOM)}, and weighted needs the parties' test"
+            f" sizes; not {whom!r}."
         )
     weights = sizes if whom == "weighted" else None
     return {
-        t: mean(figures, weights) for t, figures in carried(by_round(rows, metric=metric)).items()
+        t: mean(figures, weights)
+        for t, figures in carry_forward(by_round(rows, metric=metric)).items()
     }
 
 
 def mean_curve(lines: Sequence[Line]) -> Line:
-    """The mean of several curves, as of a method's seeds, at the rounds that all of them have."""
+    """Return the mean of several curves, at the rounds that all of them have."""
     return {
         t: mean({k: line[t] for k, line in enumerate(lines)})
         for t in lines[0]
@@ -88,28 +93,28 @@ def mean_curve(lines: Sequence[Line]) -> Line:
 
 
 def conventions(rows: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, float | None]:
-    """Every convention by name (`mean_last`, `weighted_best`, `global_last10`, ...), and the last
-    round's fairness.
+    """Return the accuracy in every convention by name (`mean_last`, `weighted_best`,
+    `global_last10`, ...), and the fairness after the last round.
     """
-    found: dict[str, float | None] = {}
+    figures: dict[str, float | None] = {}
     for whom in WHOM:
         values = list(curve(rows, whom, sizes).values())
-        found[f"{whom}_last"] = values[-1] if values else None
-        found[f"{whom}_best"] = max(values) if values else None
-        found[f"{whom}_last10"] = fmean(values[-10:]) if values else None
-    even = fairness(line[max(line)] for line in party_curves(rows).values())
-    return found | {
-        "P_b": even.best,
-        "P_w": even.worst,
-        "P_std": even.std,
-        "worst_tenth": even.worst_tenth,
-        "jain": even.jain,
+        figures[f"{whom}_last"] = values[-1] if values else None
+        figures[f"{whom}_best"] = max(values) if values else None
+        figures[f"{whom}_last10"] = fmean(values[-10:]) if values else None
+    spread = fairness(line[max(line)] for line in party_curves(rows).values())
+    return figures | {
+        "P_b": spread.best,
+        "P_w": spread.worst,
+        "P_std": spread.std,
+        "worst_tenth": spread.worst_tenth,
+        "jain": spread.jain,
     }
 
 
-def of_party(folder: Path, party: str) -> dict[str, float | None]:
-    """One party's test accuracy in a finished run: in the last round, the best, and on average over
-    the last ten evaluated.
+def party_figures(folder: Path, party: str) -> dict[str, float | None]:
+    """Return one party's test accuracy in a finished run: in the last round, in its best round, and
+    the mean of the last ten evaluated rounds.
     """
     run = RunFolder(folder)
     _check_heard(run, [party])
@@ -119,8 +124,8 @@ def of_party(folder: Path, party: str) -> dict[str, float | None]:
     return {"last": values[-1], "best": max(values), "last10": fmean(values[-10:])}
 
 
-def of_run(folder: Path) -> dict[str, float | None]:
-    """The conventions of a finished run."""
+def run_figures(folder: Path) -> dict[str, float | None]:
+    """Return the accuracy of a finished run in every convention."""
     run = RunFolder(folder)
     _check_heard(run)
     return conventions(
@@ -128,13 +133,13 @@ def of_run(folder: Path) -> dict[str, float | None]:
     )
 
 
-def _check_heard(run: RunFolder, of: Sequence[str] | None = None) -> None:
-    """Refuse figures of parties (all unless told) that were not heard at the run's end."""
+def _check_heard(run: RunFolder, parties: Sequence[str] | None = None) -> None:
+    """Raise ComityError if one of the parties (default: all) did not answer at the run's end."""
     absent = (run.read_summary() or {}).get("accuracy", {}).get("as_of") or {}
-    if missing := [party for party in absent if of is None or party in of]:
+    if missing := [party for party in absent if parties is None or party in parties]:
         whose = (
             "papers' figures are of all parties"
-            if of is None
+            if parties is None
             else "its last figures are of an earlier round"
         )
         raise ComityError(f"{', '.join(missing)} was not heard at the end of {run.path}: {whose}.")

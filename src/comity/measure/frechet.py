@@ -1,9 +1,9 @@
-"""Fréchet distance between sets of representations, each taken as a Gaussian (Heusel et al.,
+"""Fréchet distance between sets of representations, each approximated by a Gaussian (Heusel et al.,
 NeurIPS 2017).
 
-‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½), with the trace of the root from the eigenvalues of Σ₁^½ Σ₂
-Σ₁^½, which is symmetric. ADCOL (Table 3) reports each party against the union of all, mean and std
-over parties, on Inception features; any features do.
+‖μ₁ − μ₂‖² + tr(Σ₁ + Σ₂ − 2 (Σ₁Σ₂)^½). The trace of the root is computed from the eigenvalues of the
+symmetric matrix Σ₁^½ Σ₂ Σ₁^½. ADCOL (Table 3) reports the distance of each party from the union of
+all parties, mean and std over parties, on Inception features; this works on any features.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-RIDGE = 1e-6  # added to the covariance of fewer samples than dimensions, which is singular
+RIDGE = 1e-6  # added to the diagonal of a singular covariance (fewer samples than dimensions)
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Gaussian:
 
     @staticmethod
     def of(x: Tensor, dimensions: int | None = None) -> Gaussian:
-        """The moments of samples (rows); `dimensions` is what they had before they were rotated
-        into fewer.
+        """Return the moments of samples (rows).
+
+        `dimensions` is the width of the samples before they were rotated into fewer dimensions.
         """
         n = len(x)
         mean = x.mean(0)
@@ -45,20 +46,18 @@ class Gaussian:
 
 
 def distance(a: Gaussian, b: Gaussian, root: Tensor | None = None) -> float:
-    """The Fréchet distance of two Gaussians; `root` is a's, if it is known already."""
+    """Return the Fréchet distance of two Gaussians; `root` is `a.root()`, if already computed."""
     root = a.root() if root is None else root
     shared = torch.linalg.eigvalsh(root @ b.cov @ root).clamp(min=0).sqrt().sum()
     value = (a.mean - b.mean).square().sum() + a.cov.trace() + b.cov.trace() - 2 * shared
     return max(0.0, float(value))
 
 
-def _turned(sets: Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
-    """The sets in double precision, in as few dimensions as they span together, and how many they
-    had.
+def _rotate_to_span(sets: Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
+    """Return the sets in double precision, rotated into their common span, and their old width.
 
-    A rotation changes no distance, and where nobody has any sample all covariances are the ridge
-    alone and cancel; so features wider than there are samples (convolutions) cost no more than the
-    samples.
+    A rotation does not change distances. Outside the span all covariances equal the ridge and
+    cancel. So the cost of wide features (convolutions) is bounded by the number of samples.
     """
     x = torch.cat([s.flatten(1) for s in sets]).double()
     width = x.shape[1]
@@ -68,41 +67,40 @@ def _turned(sets: Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
-    """The distance between two sets of representations (a row a sample)."""
-    (first, second), width = _turned([a, b])
+    """Return the distance between two sets of representations (one row per sample)."""
+    (first, second), width = _rotate_to_span([a, b])
     return distance(Gaussian.of(first, width), Gaussian.of(second, width))
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Each party's distance from the union of all."""
+    """The distances of the parties from the union of all."""
 
     mean: float
     std: float
-    """Over parties, the population's."""
-    each: tuple[float, ...]
+    """Population standard deviation over parties."""
+    per_party: tuple[float, ...]
 
 
-def to_union(sets: Sequence[Tensor]) -> Spread:
-    """ADCOL's Table 3: the distance of every party's representations from those of all parties
-    together.
-    """
-    turned, width = _turned(sets)
-    union = Gaussian.of(torch.cat(list(turned)), width)
+def distances_to_union(sets: Sequence[Tensor]) -> Spread:
+    """Return each party's distance from the union of all parties' samples (ADCOL, Table 3)."""
+    rotated, width = _rotate_to_span(sets)
+    union = Gaussian.of(torch.cat(list(rotated)), width)
     root = union.root()
-    each = torch.tensor(
-        [distance(union, Gaussian.of(s, width), root) for s in turned], dtype=torch.float64
+    distances = torch.tensor(
+        [distance(union, Gaussian.of(s, width), root) for s in rotated], dtype=torch.float64
     )
-    return Spread(float(each.mean()), float(each.std(correction=0)), tuple(each.tolist()))
+    std = float(distances.std(correction=0))
+    return Spread(float(distances.mean()), std, tuple(distances.tolist()))
 
 
 def pairwise(sets: Sequence[Tensor]) -> Tensor:
-    """The distances between all pairs of parties, as a symmetric matrix."""
-    turned, width = _turned(sets)
-    gaussians = [Gaussian.of(s, width) for s in turned]
-    found = torch.zeros(len(sets), len(sets), dtype=torch.float64)
+    """Return the distances between all pairs of parties, as a symmetric matrix."""
+    rotated, width = _rotate_to_span(sets)
+    gaussians = [Gaussian.of(s, width) for s in rotated]
+    distances = torch.zeros(len(sets), len(sets), dtype=torch.float64)
     for i, a in enumerate(gaussians[:-1]):
         root = a.root()
         for j, b in enumerate(gaussians[i + 1 :], i + 1):
-            found[i, j] = found[j, i] = distance(a, b, root)
-    return found
+            distances[i, j] = distances[j, i] = distance(a, b, root)
+    return distances

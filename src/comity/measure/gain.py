@@ -1,5 +1,5 @@
-"""Does collaborating help each party? Its figure by a metric against SOLO's on the very same test
-samples.
+"""A party's gain over training alone: the difference of a metric between a run and a SOLO run, on
+the same test samples.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from comity.metrics.metrics import ACCURACY, METRICS, TWO, Metric
 from comity.runs.folder import RunFolder
 
 Z95 = 1.959963984540054
-AT_ONCE = 4_000_000  # samples that are drawn together, so that memory stays small
+AT_ONCE = 4_000_000  # samples drawn in one batch, to bound the memory
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A party's gain over SOLO with its 95% interval. Above zero is better, whatever the metric's
-    direction.
+    """A party's gain over SOLO with its 95% interval.
+
+    A gain above zero is better, also for metrics of which lower values are better.
     """
 
     party: str
@@ -33,60 +34,67 @@ class Gain:
     low: float
     high: float
     middle: float
-    """The middle of the interval, which is drawn towards zero a little where samples are few."""
+    """The middle of the interval, which is closer to zero than the gain where samples are few."""
     error: float
-    """The standard error behind it: what other test samples of the same kind would change."""
+    """The standard error, due to the choice of test samples."""
 
 
 def gains(run: Path, solo: Path, metric: str = ACCURACY.name) -> list[Gain]:
-    """The gain of every party that was heard at the end of one run and of a SOLO run on the same
-    split, if it has a figure.
+    """Return the gains of the parties in the folder `run` over the folder `solo`, a SOLO run.
 
-    Sites that keep their answers to themselves have said it themselves.
+    Both runs must have the same split. A party that did not report at the end of both runs, or for
+    which the metric is not defined, is left out. Sites whose predictions may not leave them have
+    computed their gains themselves.
     """
     summary = RunFolder(run).read_summary() or {}
     if summary.get("gained"):
-        return [Gain(party, **told) for party, told in summary["gained"].items()]
+        return [Gain(party, **figures) for party, figures in summary["gained"].items()]
     if metric == ACCURACY.name:
         now, before = RunFolder(run).read_outcomes(), RunFolder(solo).read_outcomes()
         return [
-            paired(party, right, before[party]) for party, right in now.items() if party in before
+            paired_gain(party, right, before[party])
+            for party, right in now.items()
+            if party in before
         ]
-    ours, theirs = RunFolder(run).read_answers(), RunFolder(solo).read_answers()
-    return gains_of(ours, theirs, METRICS[metric])
+    answers, solo_answers = RunFolder(run).read_answers(), RunFolder(solo).read_answers()
+    return gains_from_answers(answers, solo_answers, METRICS[metric])
 
 
-def gains_of(ours: dict[str, Answers], theirs: dict[str, Answers], metric: Metric) -> list[Gain]:
-    """The gains by a metric, from what models now and before said of the same test samples."""
-    both = ((party, mine, theirs[party]) for party, mine in ours.items() if party in theirs)
-    return [
-        gain
-        for party, mine, its in both
-        if (gain := drawn_again(party, mine, its, metric)) is not None
+def gains_from_answers(
+    now: dict[str, Answers], before: dict[str, Answers], metric: Metric
+) -> list[Gain]:
+    """Return the gains by a metric, from two models' predictions of the same test samples."""
+    candidates = [
+        bootstrap_gain(party, answers, before[party], metric)
+        for party, answers in now.items()
+        if party in before
     ]
+    return [gain for gain in candidates if gain is not None]
 
 
-def paired(party: str, now: Sequence[int], before: Sequence[int]) -> Gain:
-    """A party's gain in accuracy, from which of the same test samples were right now and before."""
-    better, worse = counted(now, before)
+def paired_gain(party: str, now: Sequence[int], before: Sequence[int]) -> Gain:
+    """Return a party's gain in accuracy.
+
+    `now` and `before` say which of the same test samples two models got right (1) or wrong (0).
+    """
+    better, worse = count_changes(now, before)
     middle, error = _middle_and_error(better, worse, len(now))
     return Gain(
         party, (better - worse) / len(now), *paired_interval(better, worse, len(now)), middle, error
     )
 
 
-def counted(now: Sequence[int], before: Sequence[int]) -> tuple[int, int]:
-    """How many of the same test samples were right only now, and how many only before."""
+def count_changes(now: Sequence[int], before: Sequence[int]) -> tuple[int, int]:
+    """Return how many test samples were right only now, and how many only before."""
     pairs = list(zip(now, before, strict=True))
     return sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
 
 
 def paired_interval(better: int, worse: int, count: int) -> tuple[float, float]:
-    """95% interval for a difference of paired proportions (Agresti and Min 2005: half a sample
-    added to each of four cells).
+    """Return the 95% interval of a difference of paired proportions (Agresti and Min 2005).
 
-    `better` samples were right only now, `worse` only before. The plain Wald interval is too narrow
-    for the small test sets parties have; adding to the cells repairs that.
+    Of `count` samples, `better` were right only now, `worse` only before. Half a sample is added to
+    each of the four cells, as the plain Wald interval is too narrow for small test sets.
     """
     middle, error = _middle_and_error(better, worse, count)
     return max(-1.0, middle - Z95 * error), min(1.0, middle + Z95 * error)
@@ -99,20 +107,19 @@ def _middle_and_error(better: int, worse: int, count: int) -> tuple[float, float
     return (b - c) / n, math.sqrt(max(b + c - (b - c) ** 2 / n, 0.0)) / n
 
 
-def drawn_again(party: str, now: Answers, before: Answers, metric: Metric) -> Gain | None:
-    """A party's gain by any metric, with a percentile interval: the same test samples drawn again
-    and again, in pairs.
+def bootstrap_gain(party: str, now: Answers, before: Answers, metric: Metric) -> Gain | None:
+    """Return a party's gain by any metric, with a percentile interval of a paired bootstrap.
 
-    As many are drawn of each class as there are. Four samples more stand among those that are drawn
-    from, in equal parts of each class, and of each class a quarter that is right both times, only
-    now, only before, and never, as they do for accuracy. Without them, twelve samples that are all
-    better now would seem to leave no doubt at all.
+    The bootstrap is stratified: it draws as many samples of each class as there are. As in the
+    interval for accuracy, four pseudo-samples are added: they are divided equally among the
+    classes, and in each class a quarter is right in both runs, only now, only before, and in
+    neither. Without them, the interval of twelve samples that all became right would have no width.
 
-    None where the samples have no such figure, or where a model has diverged.
+    The result is None where the metric is not defined for the samples, or a model has diverged.
     """
     if not torch.equal(now.truth, before.truth):
         raise ComityError(
-            f"The test samples of {party} are not the same in both runs: its gain cannot be told."
+            f"The test samples of {party} differ between the runs, so its gain cannot be computed."
         )
     y = now.truth if now.amounts else now.truth.long()
     classes = (
@@ -120,73 +127,82 @@ def drawn_again(party: str, now: Answers, before: Answers, metric: Metric) -> Ga
         if not now.amounts
         else 0
     )
-    mine, theirs = now.scores(classes).double(), before.scores(classes).double()
-    figures = [metric.of(scores, y) for scores in (mine, theirs)]
-    if any(figure is None or not math.isfinite(figure) for figure in figures):
+    scores_now, scores_before = now.scores(classes).double(), before.scores(classes).double()
+    values = [metric.of(scores, y) for scores in (scores_now, scores_before)]
+    if any(value is None or not math.isfinite(value) for value in values):
         return None
     tickets = torch.arange(len(y))
     if not now.amounts:
-        mine, theirs, y, tickets = _with_more(mine, theirs, y)
+        scores_now, scores_before, y, tickets = _with_pseudo_samples(scores_now, scores_before, y)
     rows = max(1, min(metric.draws, AT_ONCE // len(tickets)))
-    draw = Key.root(0).fold("gain", party).generator()
-    found = []
+    generator = Key.root(0).fold("gain", party).generator()
+    batches = []
     for begin in range(0, metric.draws, rows):
-        many = min(rows, metric.draws - begin)
-        weights = _drawn(len(y), many, draw) if now.amounts else _weights(y, tickets, many, draw)
-        found.append(
-            metric.sign * (metric.figures(mine, y, weights) - metric.figures(theirs, y, weights))
+        count = min(rows, metric.draws - begin)
+        weights = (
+            _bootstrap_weights(len(y), count, generator)
+            if now.amounts
+            else _stratified_weights(y, tickets, count, generator)
         )
-    differences = torch.cat(found)
-    differences = differences[
-        differences.isfinite()
-    ]  # one sample drawn again and again has no spread to explain
+        batches.append(
+            metric.sign
+            * (metric.figures(scores_now, y, weights) - metric.figures(scores_before, y, weights))
+        )
+    differences = torch.cat(batches)
+    # R² is not defined where all draws are the same sample.
+    differences = differences[differences.isfinite()]
     if not len(differences):
         return None
     low, high = torch.quantile(
         differences, torch.tensor([0.025, 0.975], dtype=differences.dtype)
     ).tolist()
-    gain = metric.sign * ((figures[0] or 0.0) - (figures[1] or 0.0))
+    gain = metric.sign * ((values[0] or 0.0) - (values[1] or 0.0))
     return Gain(party, gain, low, high, float(differences.mean()), float(differences.std()))
 
 
-def _with_more(mine: Tensor, theirs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores and labels with four more of each class that is there; and whose each ticket is.
+def _with_pseudo_samples(
+    scores_now: Tensor, scores_before: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return scores and labels with four pseudo-samples of each class, and the list of tickets.
 
-    A true sample has as many tickets as there are classes, one of the others has one: together they
-    weigh four samples.
+    A ticket is an index of a sample; the bootstrap draws tickets. A true sample has as many tickets
+    as there are classes, a pseudo-sample has one. So all pseudo-samples together weigh as much as
+    four samples.
 
-    Who is right is so beyond all others, and who is wrong takes it for the next class, as surely.
+    Pseudo-samples have extreme scores: of their class if they are right, of the next class if they
+    are wrong.
     """
-    classes = mine.shape[1]
-    there = y.unique()
-    sure = torch.finfo(mine.dtype).max / 4
-    right = sure * torch.eye(classes, dtype=mine.dtype)[there]
-    wrong = sure * torch.eye(classes, dtype=mine.dtype)[(there + 1) % classes]
-    each = max(TWO, len(there))
-    tickets = torch.cat([torch.arange(len(y)).repeat(each), len(y) + torch.arange(4 * len(there))])
+    classes = scores_now.shape[1]
+    labels = y.unique()
+    largest = torch.finfo(scores_now.dtype).max / 4
+    right = largest * torch.eye(classes, dtype=scores_now.dtype)[labels]
+    wrong = largest * torch.eye(classes, dtype=scores_now.dtype)[(labels + 1) % classes]
+    copies = max(TWO, len(labels))
+    pseudo = len(y) + torch.arange(4 * len(labels))
+    tickets = torch.cat([torch.arange(len(y)).repeat(copies), pseudo])
     return (
-        torch.cat([mine, right, right, wrong, wrong]),
-        torch.cat([theirs, right, wrong, right, wrong]),
-        torch.cat([y, there.repeat(4)]),
+        torch.cat([scores_now, right, right, wrong, wrong]),
+        torch.cat([scores_before, right, wrong, right, wrong]),
+        torch.cat([y, labels.repeat(4)]),
         tickets,
     )
 
 
-def _drawn(samples: int, rows: int, draw: torch.Generator) -> Tensor:
-    """How many times each sample was drawn, in each of `rows` drawings of as many as there are."""
+def _bootstrap_weights(samples: int, rows: int, generator: torch.Generator) -> Tensor:
+    """Return how many times each sample is in each of `rows` bootstrap samples."""
     weights = torch.zeros(rows, samples, dtype=torch.double)
-    chosen = torch.randint(samples, (rows, samples), generator=draw)
-    return weights.scatter_add_(1, chosen, torch.ones(1, dtype=torch.double).expand(rows, samples))
+    indices = torch.randint(samples, (rows, samples), generator=generator)
+    return weights.scatter_add_(1, indices, torch.ones(1, dtype=torch.double).expand(rows, samples))
 
 
-def _weights(y: Tensor, tickets: Tensor, rows: int, draw: torch.Generator) -> Tensor:
-    """How many times each sample was drawn, in each of `rows` drawings that leave the classes as
-    large as they are.
-    """
+def _stratified_weights(
+    y: Tensor, tickets: Tensor, rows: int, generator: torch.Generator
+) -> Tensor:
+    """Return how many times each sample is in each of `rows` stratified bootstrap samples."""
     weights = torch.zeros(rows, len(y), dtype=torch.double)
     for label in y.unique():
-        of = tickets[y[tickets] == label]
-        true = int((y == label).sum()) - 4
-        chosen = of[torch.randint(len(of), (rows, true), generator=draw)]
-        weights.scatter_add_(1, chosen, torch.ones(1, dtype=torch.double).expand(rows, true))
+        of_class = tickets[y[tickets] == label]
+        size = int((y == label).sum()) - 4  # without the pseudo-samples
+        indices = of_class[torch.randint(len(of_class), (rows, size), generator=generator)]
+        weights.scatter_add_(1, indices, torch.ones(1, dtype=torch.double).expand(rows, size))
     return weights

@@ -1,5 +1,4 @@
-"""Minimum description length of labels given representations: how much must a probe be told, and by
-how many samples?
+"""Minimum description length (MDL) of labels given representations.
 
 A loss-data curve (Whitney et al., Evaluating representations by the complexity of learning low-loss
 predictors, 2020; their library `reprieve` made DBE's tables): probes are trained on s_1 < ... < s_k
@@ -7,14 +6,14 @@ samples, L_i is their loss on held-out samples, and
 
     MDL = Σ_i (s_i − s_{i−1}) · L_i,  s_0 = 0.
 
-Each chunk is charged with the loss of the probe that has seen it, so this is optimistic;
-`prequential` is the honest code (Voita and Titov, EMNLP 2020): the first chunk costs ln C a label,
-and chunk i what the probe trained on the chunks before it asks for.
+The length of each chunk is the loss of the probe that was trained on it, so this is optimistic.
+`prequential` is the length of a real code (Voita and Titov, EMNLP 2020): the first chunk costs ln C
+per label, and chunk i the loss of the probe that was trained on the chunks before it.
 
 Natural logarithms give nats. DBE prints "bits" from that library without a conversion, so its
-tables are nats as well; here both are given. A table's sample count is part of it: compare changes,
-not values. Deviation: a probe's subsets are nested (the beginnings of one random order), so that
-one set of probes gives both codes.
+tables are in nats as well; here both are given. Lengths depend on the number of samples: compare
+changes between tables, not values. Deviation: a probe's subsets are nested (prefixes of one random
+order), so that one set of probes gives both codes.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from comity.base.key import Key
 from comity.errors import UsageError
 from comity.measure.probe import Probes
 
-LEAST = 20  # samples below which there is no curve
+LEAST = 20  # the fewest samples of a curve
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the curve is drawn; the defaults are the library's."""
+    """Settings of the probes; the defaults are those of `reprieve`."""
 
     points: int = 10
     seeds: int = 5
@@ -54,14 +53,14 @@ CHEAP = Settings(points=6, seeds=3, steps=500)
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A loss-data curve, in nats a label."""
+    """A loss-data curve, in nats per label."""
 
     sizes: tuple[int, ...]
-    """s_1 < ... < s_k, the last all training samples."""
+    """s_1 < ... < s_k; s_k is the number of training samples."""
     losses: Tensor
     """Loss on the validation samples after each size (rows), for each seed (columns)."""
     coding: Tensor
-    """Loss on the chunk that follows each size but the last."""
+    """Loss on the chunk that follows each size except the last."""
     classes: int
 
     @property
@@ -88,24 +87,26 @@ class Curve:
 
     @property
     def std(self) -> float:
-        """Spread of the MDL over seeds, in nats (the population's)."""
+        """Population standard deviation of the MDL over seeds, in nats."""
         return float((self.chunks @ self.losses).std(correction=0))
 
     @property
     def prequential(self) -> float:
-        """The length of the online code, in nats."""
+        """The length of the prequential code, in nats."""
         chunks = self.chunks
         return float(chunks[0] * math.log(self.classes) + chunks[1:] @ self.coding.mean(1))
 
     def surplus(self, epsilon: float) -> float:
-        """Surplus description length: nats above a loss of `epsilon`. A lower bound if the curve
-        never gets there.
+        """Return the surplus description length: nats above a loss of `epsilon`.
+
+        It is a lower bound if the loss never falls to `epsilon`.
         """
         return float(self.chunks @ (self.means - epsilon).clamp(min=0))
 
     def complexity(self, epsilon: float) -> int | None:
-        """ε-sample complexity: the smallest of the sizes with a loss of at most `epsilon`; None if
-        there is none.
+        """Return the ε-sample complexity: the smallest size with a loss of at most `epsilon`.
+
+        It is None if there is no such size.
         """
         return next(
             (s for s, loss in zip(self.sizes, self.means.tolist(), strict=True) if loss <= epsilon),
@@ -113,7 +114,7 @@ class Curve:
         )
 
     def plain(self) -> dict[str, Any]:
-        """The curve and its sums as numbers and lists."""
+        """Return the curve and its description lengths as numbers and lists."""
         return {
             "nats": self.nats,
             "bits": self.bits,
@@ -126,13 +127,15 @@ class Curve:
 
 
 def sizes(train: int, points: int) -> tuple[int, ...]:
-    """ceil(logspace(1, log10(train), points)): from ten samples to all; equal ones are taken once."""
-    found = np.ceil(np.logspace(1, math.log10(train), points)).astype(int)
-    return tuple(np.unique(found.clip(max=train)).tolist())
+    """Return ceil(logspace(1, log10(train), points)), from ten samples to all, without
+    duplicates.
+    """
+    counts = np.ceil(np.logspace(1, math.log10(train), points)).astype(int)
+    return tuple(np.unique(counts.clip(max=train)).tolist())
 
 
-def halves(count: int, share: float, key: Key) -> tuple[Tensor, Tensor]:
-    """The training samples and the held-out ones, the last `share` of a random order."""
+def split_samples(count: int, share: float, key: Key) -> tuple[Tensor, Tensor]:
+    """Return indices of training samples and of held-out samples, the last `share` of an order."""
     order = key.fold("split").permutation(count)
     train = count - math.ceil(count * share)
     return order[:train], order[train:]
@@ -141,15 +144,15 @@ def halves(count: int, share: float, key: Key) -> tuple[Tensor, Tensor]:
 def curve(
     x: Tensor, y: Tensor, key: Key, settings: Settings = FULL, classes: int | None = None
 ) -> Curve:
-    """The loss-data curve of labels y (0..classes-1) given representations x (a row a sample)."""
+    """Return the loss-data curve of labels y (0..classes-1) given representations x (rows)."""
     if len(x) < LEAST or len(x) != len(y):
         raise UsageError(
             f"A description length needs at least {LEAST} samples and a label for each, not"
             f" {len(x)} and {len(y)}."
         )
     classes = classes or int(y.max()) + 1
-    train, held = halves(len(x), settings.validation, key)
-    x = _whitened(x.flatten(1).float(), train)
+    train, validation = split_samples(len(x), settings.validation, key)
+    x = _normalise(x.flatten(1).float(), train)
     steps = sizes(len(train), settings.points)
     seeds = [key.fold("seed", k) for k in range(settings.seeds)]
     orders = train[torch.stack([seed.fold("subset").permutation(len(train)) for seed in seeds])]
@@ -159,17 +162,18 @@ def curve(
         keys = [seed.fold("probe", size) for seed in seeds]
         probes = Probes(keys, (x.shape[1], *settings.hidden, classes), settings.lr)
         probes.learn(x, y, orders[:, :size], settings.steps, settings.batch)
-        losses.append(probes.losses(x[held], y[held]))
+        losses.append(probes.losses(x[validation], y[validation]))
         chunk = orders[:, size:following]
-        coding.append(probes.losses(x[chunk], y[chunk]))  # of nothing after the last
+        coding.append(probes.losses(x[chunk], y[chunk]))  # empty after the last size
     return Curve(steps, torch.stack(losses).double(), torch.stack(coding)[:-1].double(), classes)
 
 
-def _whitened(x: Tensor, train: Tensor) -> Tensor:
-    """One mean and one spread over all training values: whoever multiplies a representation by a
-    number changes nothing.
+def _normalise(x: Tensor, train: Tensor) -> Tensor:
+    """Subtract the mean of all training values and divide by their standard deviation.
+
+    So the result does not depend on the scale of a representation.
     """
-    known = x[train].double()
-    mean = float(known.mean())
-    std = float(known.std(correction=0))
+    values = x[train].double()
+    mean = float(values.mean())
+    std = float(values.std(correction=0))
     return (x - mean) / (std or 1.0)

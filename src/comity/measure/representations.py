@@ -1,17 +1,17 @@
-"""What the models of a run make of their parties' samples, layer by layer, before and after local
-training.
+"""Representations of the parties' samples by the models of a run, at each layer, before and after
+local training.
 
-`before` is the model as the server offers it after the last round, with what the party keeps at
-home; `after` is that model after one more local training. The method's own local step may be
-intricate (FedRep's two phases, SCAFFOLD's corrections), so all are trained alike, which keeps a
-comparison fair: `fit` on the loss of the task as the method sees it (DBE's with its offset and its
-regulariser), by the run's own settings, from a fresh optimizer. A model that is the party's own
-(Ditto, ADCOL, SOLO, or anything fine-tuned after the last round) is the outcome of local training
+`before` is the model that the server offers after the last round, with the party's private
+parameters. `after` is that model after one more local training. Methods have different local
+updates (FedRep's two phases, SCAFFOLD's corrections). To compare them fairly, all models are
+trained in the same way: `fit` on the loss of the method's task (for DBE with its offset and its
+regulariser), with the run's settings and a new optimizer. A model that belongs to the party (Ditto,
+ADCOL, SOLO, or any model that was fine-tuned after the last round) is the result of local training
 already: it is `after`, and there is no `before`.
 
-Layers are the network's stages, convolutions flattened; the last one holds the logits. Where a
-party adds an offset before its head (DBE), `fc1` is what the stage puts out, the paper's z^g, and
-`fc1+offset` what the head gets, its z.
+Layers are the stages of the network, with convolutions flattened; the last layer has the logits.
+Where a party adds an offset before its head (DBE), `fc1` is the output of the stage (z^g in the
+paper), and `fc1+offset` is the input of the head (z).
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ from comity.training.task import LearningTask, Network
 When = Literal["before", "after"]
 OFFSET = "+offset"
 CUT = "cut"
-"""A layer by its role: the stage that makes a party's representation, whatever it is called there.
-"""
+"""The name of the layer that is each party's representation, whatever its stage is called."""
 ROWS = 256
 
 
 @dataclass(frozen=True, eq=False)
 class Representation:
-    """One party's samples at one layer, a row each."""
+    """The representations of one party's samples at one layer, one row per sample."""
 
     party: str
     layer: str
@@ -58,20 +57,24 @@ class Representation:
     labels: Tensor
     features: Tensor
     width: int
-    """Values in the layer, of which `features` may be a projection."""
+    """The width of the layer; `features` may be a projection of it."""
 
 
 @dataclass(frozen=True)
-class Offered:
-    """A party with the task that its method gives it, and the model that it would deploy."""
+class PartyModel:
+    """A party, with the task that its method defines for it, and the parameters it would deploy."""
 
     party: Party
     theta: Params
 
 
-def offered(job: SimulatedRun, folder: Path, ids: Iterable[int] | None = None) -> Iterator[Offered]:
-    """The parties of a run's folder (some of them, by number) and their models after the last
-    checkpoint; no newcomers.
+def deployed_models(
+    job: SimulatedRun, folder: Path, ids: Iterable[int] | None = None
+) -> Iterator[PartyModel]:
+    """Yield the models of a run's parties at the last checkpoint.
+
+    `ids` are the numbers of the parties (default: all except newcomers). Raises ComityError if the
+    folder has no checkpoint.
     """
     checkpoints = RunFolder(folder).checkpoints()
     if checkpoints.load() is None:
@@ -82,66 +85,64 @@ def offered(job: SimulatedRun, folder: Path, ids: Iterable[int] | None = None) -
         party = job.parties[i]
         saved = checkpoints.party_state(i)
         device = party.data.train.x.device
-        mine = (
+        state = (
             algorithm.init_party(party.first_key(job.root), party) if saved is None else saved.mine
         )
-        message = Empty() if algorithm.self_contained else algorithm.message_for(server, i)
-        mine = on_device(mine, device)
+        message = Empty() if algorithm.traits.self_contained else algorithm.message_for(server, i)
+        state = on_device(state, device)
         message = on_device(message, device)
-        yield Offered(
-            algorithm.party_for(party, mine), dict(algorithm.deployed_model(mine, message, party))
+        yield PartyModel(
+            algorithm.party_for(party, state), dict(algorithm.deployed_model(state, message, party))
         )
 
 
-def own_model(algorithm: AnyAlgorithm) -> bool:
-    """Whether what a party deploys comes from its own training, not from the server."""
-    return any(a.self_contained or a.finishes for a in chain(algorithm))
+def is_trained_by_party(algorithm: AnyAlgorithm) -> bool:
+    """Return whether the deployed model comes from a party's training, not from the server."""
+    return any(a.traits.self_contained or a.traits.finishes for a in chain(algorithm))
 
 
-def trained(model: Offered, key: Key) -> Offered:
-    """The model after one local training, the same for every method (see above)."""
+def train_locally(model: PartyModel, key: Key) -> PartyModel:
+    """Return the model after one local training, the same for every method (see above)."""
     party = model.party
     how = replace(party.training, keep=False)
-    return Offered(party, train_outside(party.fit(plain, model.theta, key, training=how)).theta)
+    return PartyModel(party, train_outside(party.fit(plain, model.theta, key, training=how)).theta)
 
 
 class _Tap:
-    """A network that notes what its stages put out, and what a head is given if that is something
-    else.
-    """
+    """A network that records the output of each stage, and the input of the head if it differs."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.seen: dict[str, Tensor] = {}
-        self._passed: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.network, name)
 
     def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
         stages = self.network.stages
-        if begin and x is not self._passed.get(stages[begin - 1]):
-            self._note(stages[begin - 1] + OFFSET, x)
+        if begin and x is not self._first.get(stages[begin - 1]):
+            self._store(stages[begin - 1] + OFFSET, x)
         for k in range(begin, end):
             x = self.network.run(theta, x, train, k, k + 1)
-            self._note(stages[k], x)
+            self._store(stages[k], x)
         return x
 
-    def _note(self, layer: str, x: Tensor) -> None:
-        if layer not in self._passed:  # of two heads (FedRoD) the first, which is the shared one
-            self._passed[layer] = x
-            self.seen[layer] = x.clone()  # a user's next module may work in place
+    def _store(self, layer: str, x: Tensor) -> None:
+        if layer not in self._first:  # of two heads (FedRoD) the first, the shared one
+            self._first[layer] = x
+            self.outputs[layer] = x.clone()  # the next module of a user may change x in place
 
-    def forget(self) -> None:
-        """Begin again."""
-        self.seen = {}
-        self._passed = {}
+    def clear(self) -> None:
+        """Discard all recorded outputs."""
+        self.outputs = {}
+        self._first = {}
 
 
-def _tapped(task: LearningTask, tap: _Tap) -> LearningTask:
-    """The task on a tapped network, and so all tasks that it is made of."""
+def _with_network(task: LearningTask, tap: _Tap) -> LearningTask:
+    """Return the task, and all tasks in its fields, with the network `tap`."""
     changed: dict[str, Any] = {
-        f.name: _tapped(t, tap)
+        f.name: _with_network(t, tap)
         for f in fields(task)
         if isinstance(t := getattr(task, f.name), LearningTask)
     }
@@ -149,28 +150,28 @@ def _tapped(task: LearningTask, tap: _Tap) -> LearningTask:
 
 
 @torch.no_grad()
-def layers_of(model: Offered, x: Tensor) -> Iterator[dict[str, Tensor]]:
-    """All layers' values for x, some hundred rows at a time."""
+def layer_outputs(model: PartyModel, x: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Yield the values of all layers for batches of x."""
     tap = _Tap(model.party.task.network)
-    task = _tapped(model.party.task, tap)
+    task = _with_network(model.party.task, tap)
     for rows in x.split(ROWS):
-        tap.forget()
-        answer = task.logits(model.theta, rows)
-        yield tap.seen | {task.network.stages[-1]: answer}
+        tap.clear()
+        logits = task.logits(model.theta, rows)
+        yield tap.outputs | {task.network.stages[-1]: logits}
 
 
 class Projection:
-    """Layers wider than `width` in random directions, as many: distances survive (Johnson and
-    Lindenstrauss), probes stay cheap.
+    """A random projection of layers wider than `width` onto `width` values.
 
-    The directions depend on the seed, the layer and its width alone: methods, parties and times
-    meet the same ones.
+    It approximately preserves distances (Johnson and Lindenstrauss) and keeps probes cheap. The
+    projection depends only on the seed, the layer and its width: it is the same for all methods
+    and parties, before and after training.
     """
 
     def __init__(self, width: int | None, key: Key) -> None:
         self.width = width
         self._key = key
-        self._known: dict[tuple[str, int], Tensor] = {}
+        self._matrices: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, layer: str, z: Tensor) -> Tensor:
         z = z.flatten(1).cpu().float()
@@ -178,15 +179,18 @@ class Projection:
         if self.width is None or d <= self.width:
             return z
         which = layer.removesuffix(OFFSET), d
-        if which not in self._known:
+        if which not in self._matrices:
             generator = self._key.fold(*which).generator()
-            self._known[which] = torch.randn(d, self.width, generator=generator) / self.width**0.5
-        return z @ self._known[which]
+            matrix = torch.randn(d, self.width, generator=generator) / self.width**0.5
+            self._matrices[which] = matrix
+        return z @ self._matrices[which]
 
 
-def chosen_layers(tasks: Sequence[LearningTask], layers: Sequence[str] | None) -> tuple[str, ...]:
-    """The layers asked for, checked; unless told all stages, or the representation if parties'
-    networks differ.
+def select_layers(tasks: Sequence[LearningTask], layers: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the layers to measure, without duplicates.
+
+    Default: all stages, or the representation (`CUT`) if the parties' networks differ. Raises
+    UsageError if a network has no layer of that name.
     """
     networks = [task.network for task in tasks]
     alike = all(n.stages == networks[0].stages for n in networks)
@@ -209,15 +213,15 @@ def extract(
     seed: int,
     width: int | None,
 ) -> list[Representation]:
-    """Representations of a run's parties, in the order of layer, time and party; see
-    `representations`.
+    """Return the representations of a run's parties, ordered by layer, time and party.
+
+    The arguments are those of `representations`.
     """
     parties = [job.parties[i] for i in job.info.parties]
-    own = own_model(job.algorithm)
-    return taken(
+    return compute_representations(
         parties,
-        offered(job, folder),
-        own,
+        deployed_models(job, folder),
+        is_trained_by_party(job.algorithm),
         layers,
         split=split,
         samples=samples,
@@ -226,10 +230,10 @@ def extract(
     )
 
 
-def taken(
+def compute_representations(
     parties: Sequence[Party],
-    models: Iterable[Offered],
-    own: bool,
+    models: Iterable[PartyModel],
+    trained: bool,
     layers: Sequence[str],
     *,
     split: str,
@@ -237,28 +241,33 @@ def taken(
     seed: int,
     width: int | None,
 ) -> list[Representation]:
-    """Representations of these parties by these models, in the same order; `own` says whether
-    models are the parties' own.
+    """Return the representations of the parties' samples by their models, ordered as above.
+
+    `trained` says whether the models are the result of the parties' own training already.
     """
     key = Key.root(seed).fold("measure")
     project = Projection(width, key.fold("projection"))
-    found: list[Representation] = []
-    chosen = _drawn([_samples(party, split) for party in parties], samples, key.fold("samples"))
-    for model, data in zip(models, chosen, strict=True):
+    rows: list[Representation] = []
+    subsets = _draw_samples(
+        [_samples(party, split) for party in parties], samples, key.fold("samples")
+    )
+    for model, data in zip(models, subsets, strict=True):
         if not len(data):
             continue
-        after = model if own else trained(model, key.fold("train", model.party.stream))
-        times: dict[When, Offered] = {"after": after} if own else {"before": model, "after": after}
-        for when, which in times.items():
-            found += _at_layers(which, when, data, layers, project)
+        times: dict[When, PartyModel] = {"after": model}
+        if not trained:
+            after = train_locally(model, key.fold("train", model.party.stream))
+            times = {"before": model, "after": after}
+        for when, model_then in times.items():
+            rows += _at_layers(model_then, when, data, layers, project)
     order = {layer: k for k, layer in enumerate(layers)}
     return sorted(
-        found, key=lambda r: (order[r.layer.removesuffix(OFFSET)], r.layer, r.when == "after")
+        rows, key=lambda r: (order[r.layer.removesuffix(OFFSET)], r.layer, r.when == "after")
     )
 
 
 def _at_layers(
-    model: Offered, when: When, data: Samples, layers: Sequence[str], project: Projection
+    model: PartyModel, when: When, data: Samples, layers: Sequence[str], project: Projection
 ) -> list[Representation]:
     party = model.party.name
     task = model.party.task
@@ -269,38 +278,38 @@ def _at_layers(
     }
     parts: dict[str, list[Tensor]] = {}
     widths: dict[str, int] = {}
-    for values in layers_of(model, data.x):
+    for values in layer_outputs(model, data.x):
         for layer, stage in stages.items():
             if stage in values:
                 parts.setdefault(layer, []).append(project(layer, values[stage]))
                 widths[layer] = values[stage][0].numel()
-    made = [
+    rows = [
         Representation(party, n, when, data.y.cpu(), torch.cat(z), widths[n])
         for n, z in parts.items()
     ]
-    for r in made:
+    for r in rows:
         if not r.features.isfinite().all():
             raise ComityError(
                 f"The model of {r.party} has diverged: its representations after {r.layer} are not"
                 " finite."
             )
-    return made
+    return rows
 
 
 def _samples(party: Party, split: str) -> Samples:
     if split not in ("train", "validation", "test"):
-        raise UsageError(f"Samples are train, validation or test, not {split!r}.")
+        raise UsageError(f"The split must be train, validation or test, not {split!r}.")
     data: Samples = getattr(party.data, split)
     return data
 
 
-def _drawn(everybody: list[Samples], samples: int | None, key: Key) -> Iterator[Samples]:
-    """Of all parties' samples together as many as asked for, party by party."""
-    total = sum(map(len, everybody))
-    kept = torch.zeros(total, dtype=torch.bool)
-    kept[key.permutation(total)[:samples]] = True
-    for data, mine in zip(everybody, kept.split([len(data) for data in everybody]), strict=True):
-        at = mine.nonzero().squeeze(1).to(data.x.device)
+def _draw_samples(parts: list[Samples], samples: int | None, key: Key) -> Iterator[Samples]:
+    """Draw `samples` (default: all) of the parties' pooled samples; yield each party's subset."""
+    sizes = [len(data) for data in parts]
+    selected = torch.zeros(sum(sizes), dtype=torch.bool)
+    selected[key.permutation(sum(sizes))[:samples]] = True
+    for data, mask in zip(parts, selected.split(sizes), strict=True):
+        at = mask.nonzero().squeeze(1).to(data.x.device)
         yield Samples(data.x[at], data.y[at])
 
 
@@ -316,18 +325,24 @@ def representations(
     model: models.Pair | None = None,
     trust: bool = False,
 ) -> list[Representation]:
-    """Representations of a run's parties at some layers (all unless told; "cut" is the method's
-    own).
+    """Return the representations of the parties' samples by the models of a finished run.
 
-    `samples` are drawn from all parties' together (all unless told), `width` caps a layer's values
-    by a random projection. Data given as arrays, and models given as modules, must be given again.
-    `trust` lets the files run that a stranger's run names.
+    Args:
+        folder: The run folder.
+        layers: Names of stages (default: all); "cut" is the representation of the method.
+        split: "train", "validation" or "test".
+        samples: How many samples to draw from all parties together (default: all).
+        seed: The seed of the draw, of the projection and of the local training.
+        width: Wider layers are projected at random onto this many values (default: never).
+        federation: The data, if the run's data were passed as arrays.
+        model: The model, if the run's model was passed as modules.
+        trust: Run the Python files that the settings of somebody else's run name.
     """
     job = reopen(Path(folder), federation, model, trust=trust)
     return extract(
         job,
         Path(folder),
-        chosen_layers(job.info.tasks, layers),
+        select_layers(job.info.tasks, layers),
         split=split,
         samples=samples,
         seed=seed,

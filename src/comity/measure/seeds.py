@@ -1,4 +1,4 @@
-"""What several seeds say together."""
+"""Confidence intervals over seeds."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from scipy.special import stdtrit
 
 
-def paired_over_seeds(differences: Sequence[float]) -> tuple[float, float]:
-    """95% interval of the mean of paired differences, one a seed, by Student's t."""
+def interval_over_seeds(differences: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of paired differences, one per seed, by Student's t."""
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     half = float(stdtrit(len(differences) - 1, 0.975)) * error
     middle = statistics.mean(differences)

@@ -1,4 +1,4 @@
-"""A finished run's representations, measured: `comity measure RUN_DIR`."""
+"""Measures of the representations of a finished run: `comity measure RUN_DIR`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from comity.data import Federation
 from comity.errors import UsageError, unknown
 from comity.measure import mdl as description
 from comity.measure.drift import Drift, between_parties, over_training
-from comity.measure.frechet import to_union
+from comity.measure.frechet import distances_to_union
 from comity.measure.mdl import CHEAP, Settings, curve
 from comity.measure.representations import (
-    Offered,
+    PartyModel,
     Representation,
-    chosen_layers,
+    compute_representations,
+    deployed_models,
     extract,
-    offered,
-    own_model,
-    taken,
+    is_trained_by_party,
+    select_layers,
 )
 from comity.measure.separability import LEAST, proxy_a, separability
 from comity.runs.run import reopen
 from comity.runs.server_run import ServerRun
 
-PAIRED = 20  # parties up to which all pairs are told apart
+PAIRED = 20  # the most parties for which proxy A-distances of all pairs are computed
 OF_OTHERS = (
-    "Not measured: the Fréchet distance to all parties together, how well parties can be told"
+    "Not measured: the Fréchet distance to all parties together, how well parties can be progress"
     " apart, and the drift between parties. They compare a party's representations with those of"
     " the others, and here are one party's alone."
 )
@@ -54,28 +54,40 @@ def study(
     federation: Federation | None = None,
     model: models.Pair | None = None,
     trust: bool = False,
-    told: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """Every layer's description length, Fréchet distance to the union, separability and class
-    drift, as plain numbers.
+    """Measure each layer: description length, Fréchet distance to the union, separability, drift.
 
-    Each before and after local training where there is a before, pooled over parties; `moved` is
-    how far local training moves class centroids. For DBE, `fc1` is z^g and `fc1+offset` is z.
-    Layers wider than `width` are projected at random onto as many values (None: never). Estimates
-    depend on how many samples there are, so compare runs on the same ones: equal `samples`, `seed`
-    and split. `told` hears what is being measured; `mdl=None` leaves out the slowest part. `trust`
-    lets the files run that a stranger's run names. With `party` all of it is of that party alone,
-    as it would be at a site of its own.
+    Each is measured on the samples of all parties, before and after local training where there is a
+    model before it. `moved` is how far local training moves the class centroids. For DBE, `fc1` is
+    z^g and `fc1+offset` is z. The estimates depend on the number of samples: compare runs with
+    equal `samples`, `seed` and `split`.
+
+    Args:
+        folder: The run folder.
+        layers: Names of stages (default: all).
+        samples: How many samples to draw from all parties together.
+        seed: The seed of the draw, the probes and the local training.
+        mdl: Settings of the description length, the slowest measure; None leaves it out.
+        party: Measure this party alone, as at its site.
+        split: "train", "validation" or "test".
+        width: Wider layers are projected at random onto this many values (None: never).
+        federation: The data, if the run's data were passed as arrays.
+        model: The model, if the run's model was passed as modules.
+        trust: Run the Python files that the settings of somebody else's run name.
+        progress: Is called with the name of each part before it is measured.
+
+    Returns:
+        The measures as plain numbers, by layer and time.
     """
     job = reopen(Path(folder), federation, model, trust=trust)
     if party is not None and party not in job.info.names:
         raise unknown("party called", party, job.info.names)
     ids = list(job.info.parties) if party is None else [job.info.names.index(party)]
-    models_of = offered(job, Path(folder), ids)
-    return studied(
+    return study_models(
         job,
         [job.parties[i] for i in ids],
-        models_of,
+        deployed_models(job, Path(folder), ids),
         layers,
         samples,
         seed,
@@ -83,14 +95,14 @@ def study(
         party,
         split,
         width,
-        told,
+        progress,
     )
 
 
-def studied(
+def study_models(
     run: ServerRun,
     parties: Sequence[Party],
-    offers: Iterable[Offered],
+    party_models: Iterable[PartyModel],
     layers: Sequence[str] | None,
     samples: int,
     seed: int,
@@ -98,35 +110,42 @@ def studied(
     alone: str | None,
     split: str = "test",
     width: int | None = 512,
-    told: Callable[[str], None] = lambda what: None,
+    progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
-    """What `study` finds in the models that these parties have; `alone` names the one party that is
-    looked at, if it is one.
+    """Measure the models of some parties as in `study`.
+
+    `alone` is the name of the party if only one is measured.
     """
     run.info.needs_classes(
-        "measure", "describes representations by the classes that can be told from them"
+        "measure", "describes representations by the classes that can be progress from them"
     )
-    chosen = chosen_layers([party.task for party in parties], layers)
+    layer_names = select_layers([party.task for party in parties], layers)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run: equal bits
     try:
-        told("representations")
-        own = own_model(run.algorithm)
-        found = taken(
-            parties, offers, own, chosen, split=split, samples=samples, seed=seed, width=width
+        progress("representations")
+        rows = compute_representations(
+            parties,
+            party_models,
+            is_trained_by_party(run.algorithm),
+            layer_names,
+            split=split,
+            samples=samples,
+            seed=seed,
+            width=width,
         )
-        count = sum(len(r.labels) for r in found if (r.layer, r.when) == (found[0].layer, "after"))
+        count = sum(len(r.labels) for r in rows if (r.layer, r.when) == (rows[0].layer, "after"))
         if not count:
             raise UsageError(
-                f"There are no {split} samples to look at{f' at {alone}' if alone else ''}."
+                f"There are no {split} samples to measure{f' at {alone}' if alone else ''}."
             )
         lacking = _lacking(count) if alone and mdl else None
         measured = _by_layer(
-            found,
+            rows,
             Key.root(seed).fold("measure"),
             None if lacking else mdl,
             run.info.task.classes,
-            told,
+            progress,
         )
     finally:
         torch.set_num_threads(threads)
@@ -149,8 +168,9 @@ def studied(
 
 
 def _lacking(samples: int) -> str | None:
-    """Why one party has no description length, if its samples are too few; all parties' together
-    are refused instead.
+    """Return why one party has no description length, if its samples are too few.
+
+    For all parties together, `mdl.curve` raises UsageError instead.
     """
     least = description.LEAST
     return (
@@ -161,26 +181,24 @@ def _lacking(samples: int) -> str | None:
 
 
 def _by_layer(
-    found: Sequence[Representation],
+    rows: Sequence[Representation],
     key: Key,
     mdl: Settings | None,
     classes: int,
-    told: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """The measures of each layer, before and after local training; `found` is in the order of layer
-    and time.
-    """
+    """Measure each layer, before and after local training; `rows` are ordered by layer and time."""
     measured: dict[str, Any] = {}
-    for layer, group in groupby(found, lambda r: r.layer):
-        times = {when: list(some) for when, some in groupby(group, lambda r: r.when)}
-        pooled = {when: _Pooled(some) for when, some in times.items()}
+    for layer, group in groupby(rows, lambda r: r.layer):
+        times = {when: list(part) for when, part in groupby(group, lambda r: r.when)}
+        pooled = {when: _Pooled(part) for when, part in times.items()}
         after = pooled["after"]
         entry: dict[str, Any] = {
             "width": times["after"][0].width,
             "measured_width": after.z.shape[1],
         }
         for when, pool in pooled.items():
-            told(f"{layer} {when} local training")
+            progress(f"{layer} {when} local training")
             entry[when] = _measures(pool, key, mdl, classes)
         if "before" in pooled:
             entry["moved"] = _plain(
@@ -199,18 +217,16 @@ def description_length(
     *,
     trust: bool = False,
 ) -> float:
-    """The description length in bits of one layer after local training, and nothing else: what
-    DBE's tables have.
-    """
+    """Return the description length of one layer after local training, in bits (DBE's tables)."""
     job = reopen(Path(folder), trust=trust)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        layers = chosen_layers(job.info.tasks, [layer])
-        found = extract(
+        layers = select_layers(job.info.tasks, [layer])
+        rows = extract(
             job, Path(folder), layers, split="test", samples=samples, seed=seed, width=512
         )
-        pool = _Pooled([r for r in found if r.when == "after"])
+        pool = _Pooled([r for r in rows if r.when == "after"])
         return curve(
             pool.z,
             pool.labels,
@@ -223,13 +239,13 @@ def description_length(
 
 
 class _Pooled:
-    """All parties' representations at one layer and time."""
+    """The representations of all parties at one layer and time."""
 
     def __init__(self, parts: Sequence[Representation]) -> None:
         if len({r.features.shape[1] for r in parts}) > 1:
             raise UsageError(
-                f"Parties' representations after {parts[0].layer} differ in width: there is nothing"
-                " to compare."
+                f"Parties' representations after {parts[0].layer} differ in width and cannot be"
+                " compared."
             )
         self.sets: list[Tensor] = [r.features for r in parts]
         self.z = torch.cat(self.sets)
@@ -240,10 +256,10 @@ class _Pooled:
 
 
 def _measures(pool: _Pooled, key: Key, mdl: Settings | None, classes: int) -> dict[str, Any]:
-    told_apart = [s for s in pool.sets if len(s) >= LEAST]
-    probe = separability(told_apart, key.fold("separability")) if len(told_apart) > 1 else None
-    pairs = proxy_a(told_apart, key.fold("pairs")) if 1 < len(told_apart) <= PAIRED else None
-    union = to_union(pool.sets) if len(pool.sets) > 1 else None
+    large = [s for s in pool.sets if len(s) >= LEAST]
+    probe = separability(large, key.fold("separability")) if len(large) > 1 else None
+    pairs = proxy_a(large, key.fold("pairs")) if 1 < len(large) <= PAIRED else None
+    union = distances_to_union(pool.sets) if len(pool.sets) > 1 else None
     return {
         "mdl": (
             None

@@ -1,6 +1,4 @@
-"""How soon is good enough: rounds and bytes until an accuracy is reached (ADCOL, Tables 2, 6 and
-7).
-"""
+"""Rounds and bytes to a target accuracy (ADCOL, Tables 2, 6 and 7)."""
 
 from __future__ import annotations
 
@@ -13,75 +11,75 @@ from comity.measure.conventions import Line
 from comity.wire.ledger import Charge
 
 BUDGET = 30 * 10**9
-"""ADCOL gives a method up after 30 GB."""
+"""The byte budget after which ADCOL stops a method: 30 GB."""
 
 
 @dataclass(frozen=True)
-class Reached:
-    """When a target was reached."""
+class TargetReached:
+    """The round and the bytes at which a target was reached."""
 
     round: int
     bytes: int
-    """All that crossed until then, the exchanges before round 1 included; evaluation is not part of
-    any method.
-    """
+    """All bytes until then, those before round 1 included, those of evaluation excluded."""
 
 
-def smoothed(line: Line) -> Line:
-    """The median of each evaluation and the two before it: one lucky round reaches nothing. The
-    first two drop out.
-    """
+def smooth_curve(line: Line) -> Line:
+    """Return the median of each evaluation and the two before it; the first two drop out."""
     rounds = sorted(line)
     return {t: median(line[r] for r in rounds[k : k + 3]) for k, t in enumerate(rounds[2:])}
 
 
 def rounds_to_target(line: Line, target: float, *, smooth: bool = False) -> int | None:
-    """The first round whose accuracy is at least `target`; None if there is none."""
-    line = smoothed(line) if smooth else line
+    """Return the first round whose accuracy is at least `target`; None if there is none."""
+    line = smooth_curve(line) if smooth else line
     return next((t for t in sorted(line) if line[t] >= target), None)
 
 
-def reached(
+def reach_target(
     line: Line,
     ledger: Iterable[Charge],
     target: float,
     *,
     smooth: bool = False,
     budget: int | None = None,
-) -> Reached | None:
-    """Round and bytes at which `target` is reached; None if never, or only beyond a `budget` of
-    bytes.
+) -> TargetReached | None:
+    """Return the round and bytes at which `target` is reached.
+
+    It is None if that never happens, or only beyond a `budget` of bytes.
     """
     t = rounds_to_target(line, target, smooth=smooth)
     if t is None:
         return None
     spent = sum(row.bytes for row in ledger if row.round <= t and row.kind != "eval")
-    return None if budget is not None and spent > budget else Reached(t, spent)
+    return None if budget is not None and spent > budget else TargetReached(t, spent)
 
 
 def bytes_to_target(
     line: Line, ledger: Iterable[Charge], target: float, *, smooth: bool = False
 ) -> int | None:
-    """Bytes until `target` is reached; None if it never is."""
-    found = reached(line, ledger, target, smooth=smooth)
-    return found.bytes if found else None
+    """Return the bytes until `target` is reached; None if it never is."""
+    point = reach_target(line, ledger, target, smooth=smooth)
+    return point.bytes if point else None
 
 
 def common_target(lines: Mapping[str, Line], last: int = 1) -> float:
-    """ADCOL's target: the lowest converged accuracy among the compared methods, converged being the
-    mean of the `last` rounds.
+    """Return ADCOL's target: the lowest final accuracy among the compared methods.
 
-    A method that fails altogether should be left out, as ADCOL leaves out Per-FedAvg and FedRep.
+    The final accuracy is the mean of the `last` evaluated rounds. A method that does not learn
+    should be left out, as ADCOL leaves out Per-FedAvg and FedRep.
     """
     if not lines or not all(lines.values()):
-        raise ComityError("A common target needs at least one method, and an evaluation of each.")
+        raise ComityError(
+            "A common target needs at least one method, and an evaluation of each method."
+        )
     return min(fmean([line[t] for t in sorted(line)][-last:]) for line in lines.values())
 
 
-def speedup(own: Reached | None, base: Reached | None) -> float | None:
-    """How many times fewer bytes than `base` (ADCOL: FedAvg); None if either never got there,
-    infinite if nothing was sent.
+def speedup(method: TargetReached | None, base: TargetReached | None) -> float | None:
+    """Return the bytes of `base` (ADCOL: FedAvg) divided by those of `method`.
+
+    It is None if either never reached the target, and infinite if `method` sent nothing.
     """
-    if own is None or base is None:
+    if method is None or base is None:
         return None
-    return base.bytes / own.bytes if own.bytes else float("inf")
+    return base.bytes / method.bytes if method.bytes else float("inf")

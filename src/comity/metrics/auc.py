@@ -1,8 +1,8 @@
-"""Area under the ROC curve as a rank statistic: the chance that a positive outscores a negative, a
-tie counting half.
+"""Area under the ROC curve as a rank statistic: the probability that a positive sample has a higher
+score than a negative one, where a tie counts half.
 
-It equals scikit-learn's; the micro average is PFLlib's multi-class AUC. A test set of one class has
-none: None, and not a number that would be averaged along.
+The AUC equals that of scikit-learn, and the micro average is PFLlib's multi-class AUC. A test set
+with samples of one class only has no AUC: it is None.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from torch import Tensor
 
 
 def auc(scores: Tensor, positive: Tensor) -> float | None:
-    """The AUC of `scores` for the samples marked `positive`; None if all or none are. O(n log n)."""
-    is_party_function = positive.flatten().bool()
-    if is_party_function.all() or not is_party_function.any():
+    """Return the AUC of `scores` in O(n log n); None if all or none of the samples are positive."""
+    is_positive = positive.flatten().bool()
+    if is_positive.all() or not is_positive.any():
         return None
     return float(
         areas(
             scores.flatten(),
-            is_party_function,
-            torch.ones(1, is_party_function.numel(), dtype=torch.double, device=scores.device),
+            is_positive,
+            torch.ones(1, is_positive.numel(), dtype=torch.double, device=scores.device),
         )
     )
 
 
 def auc_micro(scores: Tensor, labels: Tensor) -> float | None:
-    """One AUC over all (sample, class) pairs, on raw scores (samples x classes); None if the labels
-    are all of one class.
+    """Return one AUC over all (sample, class) pairs of raw scores (samples x classes).
+
+    It is None if all labels are of one class.
     """
     if len(labels.unique()) < 2:
         return None
@@ -39,21 +40,23 @@ def auc_micro(scores: Tensor, labels: Tensor) -> float | None:
 
 
 def areas(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
-    """An AUC for each row of `weights`, which count each sample so many times; no order of scores
-    (a NaN), no area.
+    """Return an AUC for each row of `weights`, which say how many times each sample counts.
+
+    All are NaN if a score is NaN.
     """
-    if scores.isnan().any():  # a model that diverged
+    if scores.isnan().any():  # the model has diverged
         return torch.full((len(weights),), math.nan, dtype=weights.dtype)
-    _, place = scores.unique(return_inverse=True)  # equal scores have one place
+    _, place = scores.unique(return_inverse=True)  # equal scores have the same place
     empty = weights.new_zeros(len(weights), int(place.max()) + 1)
     above = empty.index_add(1, place, weights * positive)
     below = empty.index_add(1, place, weights * ~positive)
-    outscored = below.cumsum(1) - below / 2  # how many negatives a positive at each place outscores
+    outscored = below.cumsum(1) - below / 2  # negatives that a positive at each place outscores
     return (above * outscored).sum(1) / (above.sum(1) * below.sum(1))
 
 
 def mean_defined(values: Iterable[float | None]) -> tuple[float | None, int]:
-    """The mean over those who have a value, and how many have none."""
-    given = list(values)
-    there = [v for v in given if v is not None]
-    return (math.fsum(there) / len(there) if there else None), len(given) - len(there)
+    """Return the mean of the values that are not None, and the number of those that are."""
+    entries = list(values)
+    defined = [v for v in entries if v is not None]
+    mean = math.fsum(defined) / len(defined) if defined else None
+    return mean, len(entries) - len(defined)

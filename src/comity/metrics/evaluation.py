@@ -1,4 +1,4 @@
-"""How good a party's model is: on the party's own validation and test data, at the party."""
+"""Evaluation of a party's model at the party, on its own validation and test samples."""
 
 from __future__ import annotations
 
@@ -10,54 +10,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from comity.base.content import Content, describe
 from comity.base.record import Params, record
 from comity.base.samples import PartyData, Samples
-from comity.metrics.metrics import ACCURACY, METRICS, TWO, fitting
+from comity.metrics.metrics import ACCURACY, METRICS, TWO, metrics_for
 from comity.training.kernels import squared_error
 from comity.training.task import LearningTask, in_chunks
 
 
 @record
 class Score:
-    """How a model does on one split."""
+    """The performance of a model on one split."""
 
-    correct: int
+    correct: int = describe(
+        Content("how many validation records a model answers right", "", "validation")
+    )
     """How many are right; none where the label is a number."""
-    count: int
-    loss: float
-    figures: dict[str, float]
+    count: int = describe(Content("how many validation records there are", "", "validation"))
+    loss: float = describe(
+        Content("how wrong a model is on validation records, on average", "", "validation")
+    )
+    figures: dict[str, float] = describe(
+        Content("further figures of how good a model is on validation records", "", "validation")
+    )
     """What was asked for beside accuracy and loss, by metric, where there is such a figure."""
 
 
 NOTHING = Score(0, 0, 0.0, {})
-"""Of no samples."""
+"""The score on no samples."""
 
 
 @record
 class Answers:
-    """What a model says of the test samples, in their order: enough to judge it by any metric that
-    can be chosen.
+    """A model's predictions of the test samples, in their order.
+
+    They are sufficient to compute every metric that `--metric` can choose.
     """
 
     truth: Tensor
     given: Tensor
     score: Tensor | None
-    """For two classes: by how much the second one's logit is the larger. It orders samples as its
-    probability does, but keeps apart what probabilities of almost 1 would not.
+    """For two classes: the second logit minus the first. It orders samples as the probability of
+    the second class does, but probabilities of almost 1 would be rounded to equal values.
     """
 
     @property
     def right(self) -> Tensor:
-        """Which of them are right; of numbers, those that are exactly so."""
+        """Which predictions equal the label."""
         return self.given == self.truth
 
     @property
     def amounts(self) -> bool:
-        """Whether they are numbers, not classes."""
+        """Whether the label is a number, not a class."""
         return self.truth.is_floating_point()
 
     def scores(self, classes: int) -> Tensor:
-        """Scores for each of so many classes from which the same answers come."""
+        """Return scores of all classes (samples x classes) that give the same predictions."""
         if self.amounts:
             return self.given[:, None]
         if self.score is None:
@@ -67,8 +75,9 @@ class Answers:
 
 @record
 class Gained:
-    """What a party that keeps its answers to itself says of its gain over training alone, with its
-    95% interval.
+    """A party's gain over training alone with its 95% interval, computed at the party.
+
+    A party whose predictions may not leave its site reports this instead of them.
     """
 
     gain: float
@@ -80,22 +89,22 @@ class Gained:
 
 @record
 class Evaluation:
-    """A party's evaluation of what it would deploy; at the end only, its answers too."""
+    """A party's evaluation of its deployed model; `answers` is set after the last round only."""
 
     validation: Score
     test: Score
     answers: Answers | None
     gained: Gained | None = None
-    """Where parties are at sites of their own, and have trained alone before: the comparison, made
-    at the site.
-    """
+    """The comparison with training alone, for a party at a site that has trained alone before."""
 
 
 def evaluate(
     task: LearningTask, theta: Params, data: PartyData, final: bool, metric: str = ACCURACY.name
 ) -> Evaluation:
-    """A party's evaluation of a model, by accuracy, loss and `metric`; at the end (`final`) by all
-    metrics that fit.
+    """Evaluate a model on a party's data, by accuracy, loss and `metric`.
+
+    After the last round (`final`), all metrics that fit the task are computed, and the predictions
+    of the test samples are returned, too.
     """
 
     def logits_of(part: Samples) -> Tensor:
@@ -103,20 +112,21 @@ def evaluate(
             in_chunks(lambda x: task.logits(theta, x), part.x) if len(part) else torch.zeros(0, 1)
         )
 
-    asked = _beside_accuracy([metric])
-    validation = _score(task, logits_of(data.validation), data.validation.y, asked, data.unit)
+    names = _except_accuracy([metric])
+    validation = _score(task, logits_of(data.validation), data.validation.y, names, data.unit)
     logits = logits_of(data.test)
     if not final:
-        return Evaluation(validation, _score(task, logits, data.test.y, asked, data.unit), None)
-    every = _beside_accuracy(dict.fromkeys([*(one.name for one in fitting(task.classes)), metric]))
+        return Evaluation(validation, _score(task, logits, data.test.y, names, data.unit), None)
+    fitting = [fitting_metric.name for fitting_metric in metrics_for(task.classes)]
+    all_names = _except_accuracy(dict.fromkeys([*fitting, metric]))
     answers = (
         _answers(logits, data.test.y) if task.classes else _amounts(logits, data.test.y, data.unit)
     )
-    return Evaluation(validation, _score(task, logits, data.test.y, every, data.unit), answers)
+    return Evaluation(validation, _score(task, logits, data.test.y, all_names, data.unit), answers)
 
 
-def scored(task: LearningTask, theta: Params, on: Samples, unit: float = 1.0) -> Score:
-    """How a model does on some samples, by accuracy and loss."""
+def score_model(task: LearningTask, theta: Params, on: Samples, unit: float = 1.0) -> Score:
+    """Return the accuracy and loss of a model on samples; `unit` is that of a label."""
     return (
         _score(task, in_chunks(lambda x: task.logits(theta, x), on.x), on.y, [], unit)
         if len(on)
@@ -124,12 +134,12 @@ def scored(task: LearningTask, theta: Params, on: Samples, unit: float = 1.0) ->
     )
 
 
-def validated(task: LearningTask, theta: Params, data: PartyData) -> Score:
-    """How a model does on a party's validation samples, by accuracy and loss."""
-    return scored(task, theta, data.validation, data.unit)
+def score_on_validation(task: LearningTask, theta: Params, data: PartyData) -> Score:
+    """Return the accuracy and loss of a model on a party's validation samples."""
+    return score_model(task, theta, data.validation, data.unit)
 
 
-def _beside_accuracy(names: Iterable[str]) -> list[str]:
+def _except_accuracy(names: Iterable[str]) -> list[str]:
     return [name for name in names if name != ACCURACY.name]
 
 
@@ -147,8 +157,8 @@ def _score(
 
 
 def _figures(logits: Tensor, y: Tensor, metrics: Sequence[str]) -> dict[str, float]:
-    found = {name: METRICS[name].of(logits.cpu(), y.cpu()) for name in metrics}
-    return {name: figure for name, figure in found.items() if figure is not None}
+    figures = {name: METRICS[name].of(logits.cpu(), y.cpu()) for name in metrics}
+    return {name: figure for name, figure in figures.items() if figure is not None}
 
 
 def _amounts(logits: Tensor, y: Tensor, unit: float) -> Answers:
@@ -160,28 +170,31 @@ def _answers(logits: Tensor, y: Tensor) -> Answers:
     return Answers(y.int().cpu(), logits.argmax(1).int().cpu(), score)
 
 
-def evaluate_together(
+def evaluate_batched(
     task: LearningTask, theta: Params, parties: Sequence[PartyData], metric: str = ACCURACY.name
 ) -> list[Evaluation]:
-    """Each party's evaluation of a model that all of them have: everybody's data in one pass."""
-    if not task.classes:  # labels may be scaled by each party's own figures
+    """Evaluate one model on the data of several parties, in one batched pass.
+
+    The result equals `evaluate(..., final=False)` of each party.
+    """
+    if not task.classes:  # each party may have its own scale of labels
         return [evaluate(task, theta, data, False, metric) for data in parties]
     parts = [part for data in parties for part in (data.validation, data.test)]
-    there = [part for part in parts if len(part)]
-    logits = in_chunks(lambda x: task.logits(theta, x), torch.cat([part.x for part in there]))
-    y = torch.cat([part.y for part in there])
-    begins = [0, *accumulate(len(part) for part in there)]
+    nonempty = [part for part in parts if len(part)]
+    logits = in_chunks(lambda x: task.logits(theta, x), torch.cat([part.x for part in nonempty]))
+    y = torch.cat([part.y for part in nonempty])
+    begins = [0, *accumulate(len(part) for part in nonempty)]
     right = np.add.reduceat((logits.argmax(1) == y).numpy(), begins[:-1], dtype=np.int64)
     losses = np.add.reduceat(
         F.cross_entropy(logits, y, reduction="none").double().numpy(), begins[:-1]
     )
-    found = zip(right.tolist(), losses.tolist(), begins, strict=False)
-    asked = _beside_accuracy([metric])
+    sums = zip(right.tolist(), losses.tolist(), begins, strict=False)
+    names = _except_accuracy([metric])
     scores = []
     for n in map(len, parts):
-        correct, loss, begin = next(found) if n else (0, 0.0, 0)
+        correct, loss, begin = next(sums) if n else (0, 0.0, 0)
         figures = (
-            _figures(logits[begin : begin + n], y[begin : begin + n], asked) if asked and n else {}
+            _figures(logits[begin : begin + n], y[begin : begin + n], names) if names and n else {}
         )
         scores.append(Score(correct, n, loss / max(1, n), figures))
     return [

@@ -1,9 +1,9 @@
-"""What models are judged by: each metric is a name, a meaning, a direction, and one pure function
-of scores and labels.
+"""Metrics of models: each has a name, a description, a direction, and a pure function of scores and
+labels.
 
-The function works out a figure for each row of a table of weights, which say how many times each
-sample counts. So an interval that comes of drawing samples again (`measure/gain.py`) is of the very
-figure that it stands beside.
+The function returns one value for each row of a weight table, which says how many times each sample
+counts. So bootstrap intervals (`measure/gain.py`) are computed by the same function as the metric
+itself.
 """
 
 from __future__ import annotations
@@ -23,53 +23,55 @@ TWO = 2
 
 @dataclass(frozen=True)
 class Metric:
-    """A way to judge a model's answers."""
+    """A metric of a model's predictions."""
 
     name: str
-    """As in metrics.csv and --metric."""
+    """Its name in metrics.csv and --metric."""
     title: str
-    """As people read it."""
+    """Its name in reports and tables."""
     about: str
-    """What it is, in a few words."""
+    """A short description."""
     figures: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """From scores (samples x classes), labels and weights (figures x samples) to the figures."""
-    needs: Callable[[Tensor], bool] = lambda y: len(y) > 0
-    """Whether samples of these labels have such a figure."""
+    """From scores (samples x classes), labels and weights (values x samples) to the values."""
+    is_defined: Callable[[Tensor], bool] = lambda y: len(y) > 0
+    """Whether the metric is defined for samples with these labels."""
     fits: Callable[[int], bool] = lambda classes: classes > 0
-    """Whether it is for so many classes; 0 where the label is a number."""
+    """Whether it fits that number of classes; 0 stands for a label that is a number."""
     only: int | None = None
-    """The one class that it looks at, if it is one."""
+    """The class whose samples it depends on, if it is only one."""
     higher: bool = True
-    """Whether more is better."""
+    """Whether higher is better."""
     bounded: bool = True
-    """Whether it is a share, between 0 and 1."""
+    """Whether it lies between 0 and 1."""
     percent: bool = True
-    """Whether people read it in hundredths."""
+    """Whether it is printed in percent."""
     eligible: bool = True
-    """Whether methods can be judged by it: their answers alone must tell it, and for two classes
-    their scores.
+    """Whether `--metric` can choose it: it must follow from predictions (`Answers`) alone, which
+    have scores for two classes only.
     """
     draws: int = 2_000
-    """How often test samples are drawn again for an interval."""
-    known: bool = True
-    """Whether its function is here; of a user's own there may be a description only
-    (`own_metrics`).
+    """The number of bootstrap samples of an interval."""
+    has_function: bool = True
+    """Whether its function is available; of a custom metric, a run folder has the description only
+    (`custom_metrics`).
     """
 
     @property
     def sign(self) -> int:
-        """What a figure is multiplied with so that more is better."""
+        """1, or -1 if lower is better: sign times the value is better when higher."""
         return 1 if self.higher else -1
 
     def text(self, figure: float) -> str:
-        """A figure as people read it."""
+        """Format a value."""
         return f"{figure:.1%}" if self.percent else f"{figure:.4g}"
 
     def of(self, scores: Tensor, y: Tensor) -> float | None:
-        """The figure of a model's scores for each class; None where there is none, NaN where the
-        model has diverged.
+        """Return the value for a model's scores (samples x classes) and labels.
+
+        It is None where the metric is not defined for these labels, and NaN where the model has
+        diverged.
         """
-        if not self.needs(y):
+        if not self.is_defined(y):
             return None
         return float(
             self.figures(scores, y, torch.ones(1, len(y), dtype=torch.double, device=y.device))
@@ -77,28 +79,26 @@ class Metric:
 
 
 def _counts(scores: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each class: how many samples of it were recognised, how many there are, how often it was
-    the answer.
-    """
+    """Return, for each class: the true positives, the samples, and the predictions."""
     truth = F.one_hot(y, scores.shape[1]).to(weights.dtype)
     answer = F.one_hot(scores.argmax(1), scores.shape[1]).to(weights.dtype)
     return weights @ (truth * answer), weights @ truth, weights @ answer
 
 
 def _accuracy(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    hits, held, _ = _counts(scores, y, weights)
-    return hits.sum(1) / held.sum(1)
+    hits, support, _ = _counts(scores, y, weights)
+    return hits.sum(1) / support.sum(1)
 
 
 def _recalls(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """The share of each class that was recognised; NaN where there is none of it."""
-    hits, held, _ = _counts(scores, y, weights)
-    return hits / held
+    """Return the recall of each class; NaN for a class without samples."""
+    hits, support, _ = _counts(scores, y, weights)
+    return hits / support
 
 
 def _macro_f1(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    hits, held, answered = _counts(scores, y, weights)
-    return (2 * hits / (held + answered)).nanmean(1)
+    hits, support, predicted = _counts(scores, y, weights)
+    return (2 * hits / (support + predicted)).nanmean(1)
 
 
 def _auc_micro(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
@@ -109,24 +109,24 @@ def _auc_micro(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 def _r2(scores: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     truth = y.to(weights.dtype)
     total = weights.sum(1)
-    off = weights @ (scores[:, 0].to(weights.dtype) - truth).square()
-    spread = weights @ truth.square() - (weights @ truth).square() / total
-    return 1 - off / spread
+    residual = weights @ (scores[:, 0].to(weights.dtype) - truth).square()
+    variation = weights @ truth.square() - (weights @ truth).square() / total
+    return 1 - residual / variation
 
 
-def _both(y: Tensor) -> bool:
+def _has_two_values(y: Tensor) -> bool:
     return bool((y != y[:1]).any())
 
 
 class Metrics(dict[str, Metric]):
-    """The metrics that Comity has, by name. A user's own (`own_metrics`) are found by theirs as
-    well, but are listed nowhere.
+    """Comity's metrics by name. Custom metrics (`custom_metrics`) are found as well, but not
+    listed.
     """
 
-    own: dict[str, Metric]
+    custom: dict[str, Metric]
 
     def __missing__(self, name: str) -> Metric:
-        return self.own[name]
+        return self.custom[name]
 
 
 METRICS = Metrics(
@@ -150,7 +150,7 @@ METRICS = Metrics(
             "AUC",
             "the chance that a sample of class 1 has a higher score than one of class 0",
             lambda scores, y, weights: areas(scores[:, 1] - scores[:, 0], y == 1, weights),
-            needs=_both,
+            is_defined=_has_two_values,
             fits=lambda classes: classes == TWO,
         ),
         Metric(
@@ -158,7 +158,7 @@ METRICS = Metrics(
             "sensitivity",
             "the share of class 1 that is recognised",
             lambda scores, y, weights: _recalls(scores, y, weights)[:, 1],
-            needs=lambda y: bool((y == 1).any()),
+            is_defined=lambda y: bool((y == 1).any()),
             fits=lambda classes: classes == TWO,
             only=1,
         ),
@@ -167,7 +167,7 @@ METRICS = Metrics(
             "specificity",
             "the share of class 0 that is recognised",
             lambda scores, y, weights: _recalls(scores, y, weights)[:, 0],
-            needs=lambda y: bool((y == 0).any()),
+            is_defined=lambda y: bool((y == 0).any()),
             fits=lambda classes: classes == TWO,
             only=0,
         ),
@@ -177,7 +177,7 @@ METRICS = Metrics(
             "the chance that a pair of a sample and its class has a higher score than one of a"
             " sample and another class",
             _auc_micro,
-            needs=_both,
+            is_defined=_has_two_values,
             fits=lambda classes: classes > TWO,
             eligible=False,
         ),
@@ -186,7 +186,7 @@ METRICS = Metrics(
             "R²",
             "the share of the label's variance among the party's samples that is explained",
             _r2,
-            needs=_both,
+            is_defined=_has_two_values,
             fits=lambda classes: classes == 0,
             bounded=False,
         ),
@@ -205,22 +205,22 @@ METRICS = Metrics(
         ),
     )
 )
-METRICS.own = {}
+METRICS.custom = {}
 ACCURACY = METRICS["accuracy"]
-"""What everything is judged by unless told, and what is told of every run that predicts classes."""
+"""The default metric; it is computed for every run that predicts classes."""
 EXPLAINED = METRICS["r2"]
-"""What runs are judged by that predict a number."""
+"""The default metric of runs that predict a number."""
 ELIGIBLE = tuple(name for name, metric in METRICS.items() if metric.eligible)
-"""The metrics that --metric can choose."""
+"""The names that `--metric` accepts, beside custom metrics."""
 
 
-def fitting(classes: int) -> list[Metric]:
-    """The metrics for so many classes."""
+def metrics_for(classes: int) -> list[Metric]:
+    """Return the metrics that fit that number of classes."""
     return [metric for metric in METRICS.values() if metric.fits(classes)]
 
 
 def check_fits(name: str, classes: int) -> None:
-    """Refuse to judge by a metric that is not for so many classes."""
+    """Raise UsageError if a metric does not fit that number of classes."""
     display_name = METRICS[name].name
     if not classes and not METRICS[name].fits(0):
         raise UsageError(
@@ -233,7 +233,7 @@ def check_fits(name: str, classes: int) -> None:
             " classes."
         )
     if not METRICS[name].fits(classes):
-        others = ", ".join(metric.name for metric in fitting(classes) if metric.eligible)
+        others = ", ".join(metric.name for metric in metrics_for(classes) if metric.eligible)
         raise UsageError(
             f"metric {display_name} is for two classes, but these data have {classes}: choose one"
             f" of {others}."
@@ -241,23 +241,23 @@ def check_fits(name: str, classes: int) -> None:
 
 
 LEAST_OF_CLASS = 5
-"""Test samples of each of two classes without which a party's figures tell nothing."""
+"""With two classes: the fewest test samples of a class that a party can be evaluated on."""
 LEAST = 10
-"""Test samples, of whatever class, where there are more classes, or none."""
+"""With more classes, or a label that is a number: the fewest test samples."""
 
 
-def by_class(y: Tensor, classes: int) -> tuple[int, ...]:
-    """How many samples there are of each class; in all, where the label is a number."""
+def count_by_class(y: Tensor, classes: int) -> tuple[int, ...]:
+    """Return the number of samples of each class; in total, where the label is a number."""
     return tuple(torch.bincount(y, minlength=classes).tolist()) if classes else (len(y),)
 
 
-def looked_at(metric: Metric) -> Sequence[int]:
-    """Which of two classes a metric looks at."""
+def relevant_classes(metric: Metric) -> Sequence[int]:
+    """Return which of two classes a metric depends on."""
     return range(TWO) if metric.only is None else (metric.only,)
 
 
-def too_few(tests: Sequence[int], metric: Metric) -> bool:
-    """Whether a party's test samples, counted by class, are too few to judge it by."""
+def has_too_few(tests: Sequence[int], metric: Metric) -> bool:
+    """Return whether a party's test samples, counted by class, are too few to evaluate it."""
     if len(tests) != TWO:
         return sum(tests) < LEAST
-    return any(tests[label] < LEAST_OF_CLASS for label in looked_at(metric))
+    return any(tests[label] < LEAST_OF_CLASS for label in relevant_classes(metric))

@@ -1,4 +1,4 @@
-"""Networks by name, and the user's own."""
+"""Build networks: from a name, a user's file, or modules passed from Python."""
 
 from __future__ import annotations
 
@@ -15,84 +15,93 @@ from comity.models.modules import Modules
 from comity.models.stack import Stack
 from comity.models.zoo import ZOO
 from comity.plugins import call_from_file, is_code
-from comity.spec import call, parse, show
+from comity.spec import call, format_value, parse
 from comity.training.task import Network
 
 Pair = tuple[nn.Module, nn.Module]
-OwnModel = Pair | Callable[[tuple[int, ...], int], Pair | Stack]
-"""A network that is given from Python: an encoder and a head, or a function that makes them for a
-shape and so many classes.
+CustomModel = Pair | Callable[[tuple[int, ...], int], Pair | Stack]
+"""A network passed from Python: an (encoder, head) pair, or a function of the sample shape and the
+number of classes that returns one.
 """
 MODULES = "modules"
-"""What settings call a network that was given from Python."""
+"""The value of the setting `model` for a network passed from Python."""
 
 
-def build(model: str | OwnModel, shape: tuple[int, ...], classes: int) -> Network:
-    """The network `model` for samples of that shape: a name with options, a user's file, a pair of
-    modules, or who makes one.
+def build(model: str | CustomModel, shape: tuple[int, ...], classes: int) -> Network:
+    """Build the network `model` for samples of the given shape.
+
+    Args:
+        model: A name with options, such as `cnn4(width=64)`; a path to a Python file with a
+            function `build`; an (encoder, head) pair of modules; or a function that returns one.
+        shape: The shape of one sample.
+        classes: The number of classes; 1 where the label is a number.
+
+    Raises:
+        UsageError: The name is unknown, an option is out of range, or the network does not fit.
     """
     if callable(model) and not isinstance(model, nn.Module):
-        return _made("The function that was given as the model", model, shape, classes)
+        return _call_builder("The function that was given as the model", model, shape, classes)
     if not isinstance(model, str):
-        return _of_modules("The model", model, shape, classes)
+        return _network_of_modules("The model", model, shape, classes)
     if model == MODULES:
         raise UsageError(
             "The model was given from Python as modules: give the same again, with model=..."
         )
     if is_code(model):
-        with LayerStream(
-            Key.root(0).fold("build")
-        ):  # what layers draw for themselves is the same for all methods
-            made = call_from_file(model, "build", shape, classes)
-        return _checked(f"What build of {model} returns", made, shape, classes)
+        # Initial values that layers draw while they are built are the same for all methods.
+        with LayerStream(Key.root(0).fold("build")):
+            network = call_from_file(model, "build", shape, classes)
+        return _check_network(f"What build of {model} returns", network, shape, classes)
     spec = parse(model)
     if spec.name not in ZOO:
         raise unknown("model", spec.name, ZOO)
-    for given in (
-        *spec.args,
-        *(v for k, v in spec.options.items() if k != "base"),
-    ):  # which is a seed, or a folder
-        if (
-            isinstance(given, int | float)
-            and not isinstance(given, bool)
-            and not 0 < given < float("inf")
-        ):
-            raise UsageError(f"{spec} is out of range: what {spec.name} takes is positive.")
+    # `base` is a seed, which may be 0, or a folder.
+    values = [*spec.args, *(v for k, v in spec.options.items() if k != "base")]
+    if not all(_is_positive(value) for value in values):
+        raise UsageError(f"{spec} is out of range: the options of {spec.name} must be positive.")
     return call(spec, ZOO[spec.name], shape, classes)
 
 
-def _made(what: str, make: Callable[..., object], shape: tuple[int, ...], classes: int) -> Network:
-    """What a user's function makes."""
+def _is_positive(value: object) -> bool:
+    """Return whether an option is a positive finite number, or no number at all."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return True
+    return 0 < value < float("inf")
+
+
+def _call_builder(
+    what: str, builder: Callable[..., object], shape: tuple[int, ...], classes: int
+) -> Network:
+    """Call a user's function that returns a network, and check the result."""
     try:
-        with LayerStream(
-            Key.root(0).fold("build")
-        ):  # what layers draw for themselves is the same for all methods
-            made = make(shape, classes)
+        # Initial values that layers draw while they are built are the same for all methods.
+        with LayerStream(Key.root(0).fold("build")):
+            network = builder(shape, classes)
     except Exception as why:
         raise UsageError(f"{what} failed: {type(why).__name__}: {why}") from why
-    return _checked("What it returns as the model", made, shape, classes)
+    return _check_network("What it returns as the model", network, shape, classes)
 
 
-def _checked(what: str, made: object, shape: tuple[int, ...], classes: int) -> Network:
-    """A user's network, if it answers with a score for each class."""
-    if not isinstance(made, Stack):
-        return _of_modules(what, made, shape, classes)
-    if (answer := made.shape_after(made.stages[-1])) != (classes,):
-        raise UsageError(_wrong_width(what, answer, classes))
-    return made
+def _check_network(what: str, network: object, shape: tuple[int, ...], classes: int) -> Network:
+    """Return a user's network, if its output has one score per class."""
+    if not isinstance(network, Stack):
+        return _network_of_modules(what, network, shape, classes)
+    if (output := network.shape_after(network.stages[-1])) != (classes,):
+        raise UsageError(_wrong_width(what, output, classes))
+    return network
 
 
-def _wrong_width(what: str, answer: tuple[int, ...], classes: int) -> str:
-    wanted = (
+def _wrong_width(what: str, output: tuple[int, ...], classes: int) -> str:
+    expected = (
         f"one score for each of the {classes} classes"
         if classes > 1
-        else "one number, as one is to be predicted"
+        else "one number, the prediction"
     )
-    return f"{what} must answer with {wanted}, but its answer has shape {answer}."
+    return f"{what} must give {expected}, but its output has shape {output}."
 
 
-def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -> Modules:
-    """A pair of modules as a network, tried on two samples of zeros."""
+def _network_of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -> Modules:
+    """Return an (encoder, head) pair as a network, after a forward pass of two samples of zeros."""
     if not (
         isinstance(pair, tuple)
         and len(pair) == 2
@@ -104,47 +113,47 @@ def _of_modules(what: str, pair: object, shape: tuple[int, ...], classes: int) -
             else ""
         )
         raise UsageError(f"{what} must be a pair (encoder, head) of nn.Modules{hint}.")
-    encoder, head = deepcopy(pair)  # the user's own modules are left alone
+    encoder, head = deepcopy(pair)  # the user's modules are not changed
     _check_plain(what, encoder, head)
     network = Modules(encoder, head, shape)
     try:
-        answer = network.shape_after("head")
+        output = network.shape_after("head")
     except Exception as why:
         raise UsageError(f"{what} does not fit samples of shape {shape}: {why}") from why
-    if answer != (classes,):
-        raise UsageError(_wrong_width(what, answer, classes))
+    if output != (classes,):
+        raise UsageError(_wrong_width(what, output, classes))
     return network
 
 
 def _check_plain(what: str, encoder: nn.Module, head: nn.Module) -> None:
-    """Refuse what would be trained otherwise than its author means."""
+    """Refuse frozen and shared weights, which would be trained in another way than in PyTorch."""
     weights = [
-        (name, one)
+        (name, weight)
         for part in (encoder, head)
-        for name, one in part.named_parameters(remove_duplicate=False)
+        for name, weight in part.named_parameters(remove_duplicate=False)
     ]
-    if frozen := next((name for name, one in weights if not one.requires_grad), None):
+    if frozen := next((name for name, weight in weights if not weight.requires_grad), None):
         raise UsageError(
-            f"{what} has weights that are not to be trained ({frozen}): make them buffers, by"
+            f"{what} has frozen weights ({frozen}, requires_grad=False): make them buffers with"
             " register_buffer."
         )
-    if len({id(one) for _, one in weights}) < len(weights):
+    if len({id(weight) for _, weight in weights}) < len(weights):
         raise UsageError(
-            f"{what} uses one weight in two places, which would be trained as two: give each place"
-            " its own."
+            f"{what} uses one weight in two places, which would be trained as two weights: give"
+            " each place its own."
         )
 
 
 def catalogue() -> list[dict[str, str]]:
-    """What `comity list models` shows."""
+    """Return the rows that `comity list models` prints."""
     rows = []
-    for name, make in ZOO.items():
-        options = list(inspect.signature(make).parameters.values())[2:]
+    for name, builder in ZOO.items():
+        options = list(inspect.signature(builder).parameters.values())[2:]
         rows.append(
             {
                 "name": name,
-                "description": " ".join((make.__doc__ or "").split()),
-                "options": ", ".join(f"{p.name}={show(p.default)}" for p in options),
+                "description": " ".join((builder.__doc__ or "").split()),
+                "options": ", ".join(f"{p.name}={format_value(p.default)}" for p in options),
             }
         )
     return rows

@@ -1,5 +1,6 @@
-"""Small transformers, for texts and for images: every token looks at all others, and the
-representation is the tokens' mean.
+"""Small transformers for texts and images.
+
+Every token attends to all others, and the representation is the mean of the tokens.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from torch import Tensor
 
 from comity.base.record import Params
 from comity.errors import UsageError
-from comity.models.ends import images
+from comity.models.ends import image_builder
 from comity.models.low_rank import LowRank, low_rank
 from comity.models.sequences import tokens_of
-from comity.models.stack import Builder, Layer, Make, Shape, Stack, joined, linear
+from comity.models.stack import Builder, Layer, Make, Shape, Stack, combine, linear
 
 Adapted = Literal["qv", "attention", "all"]
 LAYERS: dict[Adapted, tuple[str, ...]] = {"qv": ("q", "v"), "attention": ("q", "k", "v", "o")}
 LAYERS["all"] = (*LAYERS["attention"], "fc1", "fc2")
-"""Which linear layers of a block get low-rank factors, by what `adapt` says."""
+"""The linear layers of a block that get low-rank factors, by the value of `adapt`."""
 ALPHA = 8.0
 DEEPEST = 100
-NEVER = -1e9  # as good as minus infinity, but a row of padding alone has an answer
+NEVER = -1e9  # minus infinity would give NaN for a row of padding only
 
 
 def layer_norm(name: str, shape: Shape) -> Layer:
-    """Each token's values brought to mean 0 and variance 1, then scaled and moved."""
+    """Layer normalisation of each token."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     width = shape[-1]
     return Layer(
@@ -41,7 +42,7 @@ def layer_norm(name: str, shape: Shape) -> Layer:
 
 
 def positions(name: str, shape: Shape) -> Layer:
-    """SumsReplies to each token a vector of its place."""
+    """Learned position embeddings, added to the tokens."""
     weight = f"{name}.weight"
     return Layer(
         lambda p, x, train: x + p[weight],
@@ -52,7 +53,7 @@ def positions(name: str, shape: Shape) -> Layer:
 
 
 def vectors_of_words(vocabulary: int, width: int) -> Make:
-    """Each token's row of a table."""
+    """An embedding of each token."""
 
     def make(name: str, shape: Shape) -> Layer:
         table = f"{name}.weight"
@@ -69,7 +70,7 @@ def vectors_of_words(vocabulary: int, width: int) -> Make:
 
 
 def patches(side: int) -> Make:
-    """An image cut into squares of `side` x `side` pixels, each a row of its values."""
+    """An image as a sequence of squares of `side` x `side` pixels, each flattened."""
 
     def make(name: str, shape: Shape) -> Layer:
         channels, height, width = shape
@@ -81,8 +82,8 @@ def patches(side: int) -> Make:
         down, across = height // side, width // side
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
-            cut = x.unflatten(3, (across, side)).unflatten(2, (down, side))
-            squares: Tensor = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+            grid = x.unflatten(3, (across, side)).unflatten(2, (down, side))
+            squares: Tensor = grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
             return squares
 
         return Layer(apply, (down * across, channels * side * side))
@@ -92,31 +93,31 @@ def patches(side: int) -> Make:
 
 @dataclass(frozen=True)
 class Block:
-    """x + attention of norm(x), and then that + fc2(GELU(fc1 of its norm))."""
+    """A pre-norm block: y = x + attention(norm1(x)), then y + fc2(GELU(fc1(norm2(y))))."""
 
     layers: dict[str, Layer]
     heads: int
 
     @staticmethod
     def of(name: str, shape: Shape, heads: int) -> Block:
-        """A block for so many tokens of that width."""
+        """Return a block for tokens of the given shape (tokens x width)."""
         width = shape[-1]
-        made = {each: layer_norm(f"{name}.{each}", shape) for each in ("norm1", "norm2")}
-        made |= {each: linear(width)(f"{name}.{each}", shape) for each in ("q", "k", "v", "o")}
-        made["fc1"] = linear(4 * width)(f"{name}.fc1", shape)
-        made["fc2"] = linear(width)(f"{name}.fc2", made["fc1"].shape)
-        return Block(made, heads)
+        layers = {norm: layer_norm(f"{name}.{norm}", shape) for norm in ("norm1", "norm2")}
+        layers |= {part: linear(width)(f"{name}.{part}", shape) for part in ("q", "k", "v", "o")}
+        layers["fc1"] = linear(4 * width)(f"{name}.fc1", shape)
+        layers["fc2"] = linear(width)(f"{name}.fc2", layers["fc1"].shape)
+        return Block(layers, heads)
 
     def apply(self, p: Params, x: Tensor, train: bool, real: Tensor | None) -> Tensor:
-        """The block; nobody looks at tokens that are not `real`."""
+        """Apply the block; no token attends to tokens that are not `real`."""
 
         def of(layer: str, x: Tensor) -> Tensor:
             return self.layers[layer].apply(p, x, train)
 
-        seen = of("norm1", x)
+        normed = of("norm1", x)
         q, k, v = (
-            of(each, seen).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in ("q", "k", "v")
+            of(part, normed).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in ("q", "k", "v")
         )
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         if real is not None:
@@ -125,17 +126,17 @@ class Block:
         return x + of("fc2", F.gelu(of("fc1", of("norm2", x))))
 
 
-def encoder(*begin: Make, depth: int, heads: int, padded: bool) -> Make:
-    """Tokens made by `begin`, `depth` blocks, and the mean of the tokens; of `padded` rows, 0 is no
-    token.
+def encoder(*embed: Make, depth: int, heads: int, padded: bool) -> Make:
+    """An encoder: two layers that embed the input (`embed`), `depth` blocks, and the mean.
 
-    All in one: who cut between its blocks would have padding among the values.
+    In `padded` rows, 0 is no token. The encoder is one stage: a representation that is cut between
+    its blocks would contain padding.
     """
 
     def make(name: str, shape: Shape) -> Layer:
         first: list[Layer] = []
-        for each, what in zip(("begin", "positions"), begin, strict=True):
-            first.append(what(f"{name}.{each}", first[-1].shape if first else shape))
+        for part, make_layer in zip(("begin", "positions"), embed, strict=True):
+            first.append(make_layer(f"{name}.{part}", first[-1].shape if first else shape))
         tokens = first[-1].shape
         blocks = [Block.of(f"{name}.{k}", tokens, heads) for k in range(depth)]
         last = layer_norm(f"{name}.norm", tokens)
@@ -151,7 +152,7 @@ def encoder(*begin: Make, depth: int, heads: int, padded: bool) -> Make:
                 return x.mean(1)
             return (x * real.unsqueeze(2)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
-        return joined(
+        return combine(
             apply,
             tokens[-1:],
             *first,
@@ -163,18 +164,18 @@ def encoder(*begin: Make, depth: int, heads: int, padded: bool) -> Make:
 
 
 def first_of(length: int) -> Make:
-    """The first so many values of a row."""
+    """The first `length` values of a row."""
     return lambda name, shape: Layer(lambda p, x, train: x[:, :length], (min(length, *shape),))
 
 
-def _finished(
+def _build(
     b: Builder, classes: int, rank: int, alpha: float, adapt: Adapted, base: int | str
 ) -> Stack | LowRank:
-    """The whole network; with a rank, only its factors and its head are trained."""
+    """Add the classifier and build the network; with a rank, only factors and head are trained."""
     if not rank and (alpha, adapt, base) != (ALPHA, "qv", 0):
         raise UsageError(
-            f"{b.name}'s alpha, adapt and base are about factors, of which there are none: give it"
-            " a rank."
+            f"{b.name}'s options alpha, adapt and base concern low-rank factors: give it a rank, as"
+            f" in {b.name}(rank=4)."
         )
     whole = b.stage("fc", linear(classes)).build()
     return low_rank(whole, LAYERS[adapt], rank, alpha, base) if rank else whole
@@ -183,11 +184,11 @@ def _finished(
 def _check_blocks(name: str, width: int, depth: int, heads: int) -> None:
     if width % heads:
         raise UsageError(
-            f"{name} cannot deal {width} values among {heads} heads: width must be a multiple of"
+            f"{name} cannot divide {width} values among {heads} heads: width must be a multiple of"
             " heads."
         )
     if depth > DEEPEST:
-        raise UsageError(f"{name} is a small one, of {DEEPEST} blocks at most, not {depth}.")
+        raise UsageError(f"{name} has at most {DEEPEST} blocks, not {depth}.")
 
 
 def transformer(
@@ -204,9 +205,9 @@ def transformer(
     base: int | str = 0,
 ) -> Stack | LowRank:
     """Small transformer for rows of token numbers (0 = padding), of which it reads the first 64:
-    representation = the tokens' mean. With `rank`, LoRA: factors of q and v (adapt: of all of
-    attention, or of all layers) and the head are trained and shared, the rest is the `base`: a
-    seed, or an exported model's folder.
+    representation = the tokens' mean. With `rank`, LoRA: only the head and factors of q and v
+    (adapt=attention: of q, k, v, o; adapt=all: of all linear layers) are trained and shared. The
+    frozen weights come from `base`: a seed, or an exported model's folder.
     """
     if len(shape) != 1:
         raise UsageError(
@@ -217,7 +218,7 @@ def transformer(
     b = Builder("transformer", shape).stage("input", first_of(length))
     words = vectors_of_words(vocabulary, width)
     b = b.stage("encoder", encoder(words, positions, depth=depth, heads=heads, padded=True))
-    return _finished(b, classes, rank, alpha, adapt, base)
+    return _build(b, classes, rank, alpha, adapt, base)
 
 
 def vit(
@@ -233,18 +234,20 @@ def vit(
     base: int | str = 0,
 ) -> Stack | LowRank:
     """Small vision transformer on squares of 4x4 pixels: representation = their mean, 64 values.
-    `rank` and what follows it: as in transformer.
+    `rank`, `alpha`, `adapt` and `base` are those of transformer.
     """
     _check_blocks("vit", width, depth, heads)
 
     def squares(name: str, size: Shape) -> Layer:
-        cut = patches(patch)(name, size)
-        row = linear(width)(name, cut.shape)
-        return joined(
-            lambda p, x, train: row.apply(p, cut.apply(p, x, train), train), row.shape, cut, row
-        )
+        patch_layer = patches(patch)(name, size)
+        projection = linear(width)(name, patch_layer.shape)
 
-    b = images("vit", shape).stage(
+        def apply(p: Params, x: Tensor, train: bool) -> Tensor:
+            return projection.apply(p, patch_layer.apply(p, x, train), train)
+
+        return combine(apply, projection.shape, patch_layer, projection)
+
+    b = image_builder("vit", shape).stage(
         "encoder", encoder(squares, positions, depth=depth, heads=heads, padded=False)
     )
-    return _finished(b, classes, rank, alpha, adapt, base)
+    return _build(b, classes, rank, alpha, adapt, base)

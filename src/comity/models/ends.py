@@ -1,4 +1,4 @@
-"""How networks begin and end: what they ask of the data, and their classifiers."""
+"""The first and the last stages that networks have in common."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from comity.errors import UsageError
 from comity.models.stack import Builder, Shape, Stack, batchnorm, linear, relu
 
 
-def images(name: str, shape: Shape) -> Builder:
-    """The beginning of a network for images."""
+def image_builder(name: str, shape: Shape) -> Builder:
+    """Return a builder of a network for images. Raises UsageError for samples of another shape."""
     if len(shape) != 3:
         raise UsageError(
             f"{name} needs images (channels x height x width), but a sample has shape {shape}. Try"
@@ -16,10 +16,12 @@ def images(name: str, shape: Shape) -> Builder:
     return Builder(name, shape)
 
 
-def headed(b: Builder, head: str, classes: int, projection: int) -> Stack:
-    """The classifier; with `projection` first ADCOL's projection head (three FC layers, BatchNorm
-    after each, ReLU after two) that ends in a representation of that many values, and its predictor
-    of two FC layers.
+def with_head(b: Builder, head: str, classes: int, projection: int) -> Stack:
+    """Add the classifier and build the network.
+
+    With `projection`, ADCOL's projection head comes first: three FC layers, BatchNorm after each,
+    ReLU after the first two. Its output, of `projection` values, is the representation. ADCOL's
+    predictor of two FC layers follows it.
     """
     if not projection:
         return b.stage(head, linear(classes)).build()

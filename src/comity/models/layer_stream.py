@@ -1,5 +1,5 @@
-"""Randomness for layers that take it from nowhere but torch's global generator: dropout, and
-whatever a user's modules do.
+"""Random numbers for layers that draw from torch's global generator, such as dropout and users'
+modules.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from comity.base.key import Key
 
 
 class LayerStream:
-    """Torch's global generator, lent to a key while this is entered.
+    """A context manager in which torch's global generator is seeded by a key.
 
-    Entered again it goes on where it was left, so that a work can be interrupted by others' and
-    keep its stream.
+    When it is entered again, the stream continues where it stopped. So several party functions can
+    take turns, and each keeps its own stream.
     """
 
     def __init__(self, key: Key) -> None:
-        self._mine = [key.generator().get_state()]
+        self._states = [key.generator().get_state()]
         if torch.cuda.is_available():
-            self._mine.append(
+            self._states.append(
                 torch.Generator("cuda").manual_seed(key.bits & 0x7FFF_FFFF_FFFF_FFFF).get_state()
             )
-        self._others: list[Tensor] = []
+        self._outer_states: list[Tensor] = []
 
     def __enter__(self) -> None:
-        self._others = _states()
-        _set(self._mine)
+        self._outer_states = _read_states()
+        _set(self._states)
 
     def __exit__(self, *why: object) -> None:
-        self._mine = _states()
-        _set(self._others)
+        self._states = _read_states()
+        _set(self._outer_states)
 
 
-def _states() -> list[Tensor]:
+def _read_states() -> list[Tensor]:
     states = [torch.get_rng_state()]
     return [*states, torch.cuda.get_rng_state()] if torch.cuda.is_available() else states
 

@@ -1,5 +1,5 @@
-"""Any pair of `nn.Module`s as a network: an encoder that makes the representation, a head that
-answers.
+"""A pair of `nn.Module`s as a network: an encoder that computes the representation, and a head that
+computes the scores.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from comity.models.layer_stream import LayerStream
 
 @dataclass(frozen=True)
 class Modules:
-    """`encoder` and `head`, each a module of the user's; buffers' names get the `~` that marks them
-    here.
+    """A network of a user's `encoder` and `head`.
+
+    Its parameters are called `encoder.NAME` and `head.NAME`. The last part of a buffer's name
+    begins with `~`, the mark of buffers in Comity.
     """
 
     encoder: nn.Module
     head: nn.Module
     shape: tuple[int, ...]
     name: str = "modules"
-    draws: bool = True  # nobody knows what a user's layers do
+    draws: bool = True  # a user's layers may draw random numbers
     dense: bool = False
     stages: tuple[str, ...] = ("encoder", "head")
     cut: str = "encoder"
 
     @property
     def digest(self) -> str:
-        """A short name for these layers as they print themselves: whoever gives modules again must
-        give the same.
-        """
+        """A digest of the printed layers. A resumed run must get modules of the same digest."""
         return blake2b(repr(self._parts).encode(), digest_size=8).hexdigest()
 
     @property
@@ -46,31 +46,37 @@ class Modules:
 
     @cached_property
     def _names(self) -> tuple[dict[str, str], dict[str, str]]:
-        """For each part, our name of a tensor -> the module's own."""
-        made: list[dict[str, str]] = []
+        """For each part, Comity's name of a tensor -> the module's name."""
+        by_part: list[dict[str, str]] = []
         for stage, module in zip(self.stages, self._parts, strict=True):
             buffers = {name for name, _ in module.named_buffers()}
-            made.append({})
+            names: dict[str, str] = {}
             for name in module.state_dict():
-                path, _, last = name.rpartition(".")
-                ours = f"{stage}.{path + '.' if path else ''}{'~' if name in buffers else ''}{last}"
-                made[-1][ours] = name
-        return made[0], made[1]
+                *path, last = name.split(".")
+                mark = "~" if name in buffers else ""
+                names[".".join([stage, *path, mark + last])] = name
+            by_part.append(names)
+        return by_part[0], by_part[1]
 
     @cached_property
     def norms(self) -> frozenset[str]:
-        """The names that belong to BatchNorm layers, found by their type."""
-        found = set()
+        """The names of the parameters and buffers of BatchNorm layers."""
+        norm_names = set()
         for names, module in zip(self._names, self._parts, strict=True):
             layers = {
                 path for path, layer in module.named_modules() if isinstance(layer, _BatchNorm)
             }
-            found |= {ours for ours, theirs in names.items() if theirs.rpartition(".")[0] in layers}
-        return frozenset(found)
+            norm_names |= {
+                name
+                for name, module_name in names.items()
+                if module_name.rpartition(".")[0] in layers
+            }
+        return frozenset(norm_names)
 
     def init(self, key: Key) -> Params:
-        """Each layer's own reset, its randomness from the key; what has no reset keeps the values
-        it was given.
+        """Return initial values: each layer's `reset_parameters`, with random numbers from `key`.
+
+        A layer without that method keeps the values that its module was passed with.
         """
         theta: Params = {}
         with LayerStream(key.fold("weights")):
@@ -79,24 +85,26 @@ class Modules:
                     if callable(reset := getattr(layer, "reset_parameters", None)):
                         reset()
                 values = module.state_dict()
-                theta |= {ours: values[theirs].detach().clone() for ours, theirs in names.items()}
+                theta |= {
+                    name: values[module_name].detach().clone()
+                    for name, module_name in names.items()
+                }
         return theta
 
     def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
-        """The encoder, the head, or one after the other."""
+        """Apply the encoder (stage 0), the head (stage 1), or both."""
         for names, module in list(zip(self._names, self._parts, strict=True))[begin:end]:
             module.train(train)
-            x = functional_call(
-                module, {theirs: theta[ours] for ours, theirs in names.items()}, (x,)
-            )
+            values = {module_name: theta[name] for name, module_name in names.items()}
+            x = functional_call(module, values, (x,))
         return x
 
     def layer_stream(self, key: Key) -> LayerStream:
-        """Where a user's layers draw from `key`."""
+        """Return a context in which the layers draw random numbers from `key`."""
         return LayerStream(key)
 
     def shape_after(self, stage: str) -> tuple[int, ...]:
-        """The shape of one sample after a stage, found by sending two zeros through."""
+        """Return the shape of one sample after a stage, found by a forward pass of zeros."""
         with torch.no_grad():
             out = self.run(
                 self.init(Key(0)),

@@ -1,4 +1,4 @@
-"""Networks for what comes one after another: words, sensors' signals, and records of patients."""
+"""Networks for sequences: texts, sensor signals, and patient records."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from comity.training.kernels import unwrapped
 
 
 def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
-    """Each token's row of a table, and their mean; token 0 is padding and adds nothing."""
+    """The mean of the tokens' embeddings; token 0 is padding and adds nothing.
+
+    `mean` is "tokens" (divide by the number of tokens) or "positions" (divide by the row's length).
+    """
 
     def make(name: str, shape: Shape) -> Layer:
         (length,) = shape
@@ -51,14 +54,17 @@ def mean_of_words(vocabulary: int, width: int, mean: str) -> Make:
 
 
 def tokens_of(model: str, x: Tensor, vocabulary: int) -> Tensor:
-    """Token numbers from the floats that samples are made of, which hold them exactly."""
+    """Return the token numbers that samples hold as floats.
+
+    Raises UsageError if a value is no token number of the vocabulary.
+    """
     if x.requires_grad:
         raise UsageError(
-            f"{model}'s tokens cannot be moved a little: choose a method that does not perturb its"
-            " samples."
+            f"{model} has no gradients with respect to its tokens: choose a method that does not"
+            " perturb samples."
         )
     words = x.long()
-    if torch.compiler.is_exporting():  # then there are no values to look at
+    if torch.compiler.is_exporting():  # a traced tensor has no values to check
         return words
     x = unwrapped(x)
     if not torch.equal(x.long().to(x.dtype), x) or x.min() < 0 or x.max() >= vocabulary:
@@ -71,14 +77,12 @@ def tokens_of(model: str, x: Tensor, vocabulary: int) -> Tensor:
 
 
 def log_softmax(name: str, shape: Shape) -> Layer:
-    """Logarithms of probabilities."""
+    """log(softmax(x))."""
     return Layer(lambda p, x, train: F.log_softmax(x, 1), shape)
 
 
 def bidirectional_lstm(width: int) -> Make:
-    """An LSTM that reads forwards and one that reads backwards, of `width` values each, without
-    bias.
-    """
+    """A bidirectional LSTM without bias, with `width` hidden values in each direction."""
 
     def make(name: str, shape: Shape) -> Layer:
         steps, features = shape
@@ -104,12 +108,12 @@ def bidirectional_lstm(width: int) -> Make:
 
 
 def max_over_time(name: str, shape: Shape) -> Layer:
-    """The largest value that each feature ever has."""
+    """Max pooling over time."""
     return Layer(lambda p, x, train: x.amax(1), shape[1:])
 
 
 def line_of_images(name: str, shape: Shape) -> Layer:
-    """Signals (channels x time) as images one line high, which they may already be."""
+    """Signals (channels x time, or channels x 1 x time) as images of height 1."""
     channels, *_, time = shape
     return Layer(lambda p, x, train: x.reshape(len(x), channels, 1, time), (channels, 1, time))
 

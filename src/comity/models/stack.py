@@ -1,8 +1,9 @@
 """Models as an ordered stack of named stages, written as functions of their parameters.
 
-A stage ends where a representation may be cut (after activation and pooling), so `cut="fc1"` is a
-name, wrappers can sit at any layer, and measurements per layer need no hooks. Max pooling comes
-before ReLU: the two commute, values and gradients, and fewer values are left for the second.
+A stage ends where a representation may be taken (after activation and pooling). So `cut="fc1"`
+names a stage, wrappers can be placed after any stage, and measurements per layer need no hooks. Max
+pooling precedes ReLU: the two commute, in values and gradients, and ReLU has fewer values to
+process.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ Apply = Callable[[Params, Tensor, bool], Tensor]
 
 @dataclass(frozen=True)
 class Layer:
-    """One operation: its parameters' initial values, what it does, and the shape it leaves."""
+    """One operation: its initial parameters, its function, and the shape of its output."""
 
     apply: Apply
     shape: Shape
     weights: Callable[[torch.Generator], Params] = lambda generator: {}
     norms: frozenset[str] = frozenset()
-    """The names that belong to BatchNorm."""
+    """The names of the parameters and buffers of BatchNorm."""
     draws: bool = False
-    """Whether it draws at random while it trains."""
+    """Whether it draws random numbers in training."""
     dense: bool = True
-    """Whether it is a linear layer or takes no time beside one."""
+    """Whether it is a linear layer, or takes negligible time beside one."""
     values: int = 0
-    """How many values its parameters have."""
+    """The number of values in its parameters."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A named run of layers."""
+    """A named sequence of layers."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -56,12 +57,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stack:
-    """A network of stages; the last is the head unless the cut says otherwise."""
+    """A network of stages. By default the last stage is the head."""
 
     name: str
     all_stages: tuple[Stage, ...]
     ends: str = ""
-    """The stage that makes the representation; the last but one unless told."""
+    """The stage whose output is the representation. Default: the last but one."""
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -70,17 +71,17 @@ class Stack:
 
     @cached_property
     def cut(self) -> str:
-        """Where the representation is, unless the experiment says otherwise."""
+        """The stage whose output is the representation, unless the experiment sets `cut`."""
         return self.ends or self.stages[-2]
 
     @cached_property
     def norms(self) -> frozenset[str]:
-        """The names that belong to BatchNorm layers."""
+        """The names of the parameters and buffers of BatchNorm layers."""
         return frozenset(n for s in self.all_stages for layer in s.layers for n in layer.norms)
 
     @cached_property
     def _flat(self) -> tuple[tuple[Apply, ...], tuple[int, ...]]:
-        """All layers in a row, and where each stage begins: what `run` walks through."""
+        """All layers in order, and the index of each stage's first layer."""
         applies = tuple(layer.apply for stage in self.all_stages for layer in stage.layers)
         begins = [0]
         at = 0
@@ -90,7 +91,7 @@ class Stack:
         return applies, tuple(begins)
 
     def init(self, key: Key) -> Params:
-        """PyTorch's usual initial values, drawn stage by stage from keys of their own."""
+        """Return PyTorch's default initial values; each stage has its own random stream."""
         theta: Params = {}
         for stage in self.all_stages:
             generator = key.fold("weights", stage.name).generator()
@@ -99,7 +100,7 @@ class Stack:
         return theta
 
     def run(self, theta: Params, x: Tensor, train: bool, begin: int, end: int) -> Tensor:
-        """Stages begin..end-1 applied to x."""
+        """Apply the stages begin..end-1 to x."""
         applies, begins = self._flat
         for apply in applies[begins[begin] : begins[end]]:
             x = apply(theta, x, train)
@@ -107,40 +108,37 @@ class Stack:
 
     @cached_property
     def draws(self) -> bool:
-        """Whether any layer draws at random while it trains."""
+        """Whether any layer draws random numbers in training."""
         return any(layer.draws for stage in self.all_stages for layer in stage.layers)
 
     @cached_property
     def dense(self) -> bool:
-        """Whether all work is in linear layers: then many parties' copies are faster as one
-        computation.
+        """Whether linear layers take all the time: then many parties' copies are faster when they
+        are batched.
         """
         return all(layer.dense for stage in self.all_stages for layer in stage.layers)
 
     def layer_stream(self, key: Key) -> AbstractContextManager[object]:
-        """Where the layers that draw at random draw from `key`; without such layers nothing is
-        done.
-        """
+        """Return a context in which layers draw random numbers from `key`; empty if none does."""
         return LayerStream(key) if self.draws else nullcontext()
 
     def shape_after(self, stage: str) -> Shape:
-        """The shape of one sample after a stage."""
+        """Return the shape of one sample after a stage."""
         return self.all_stages[self.stages.index(stage)].layers[-1].shape
 
 
 def uniform(shape: Shape, fan_in: int, generator: torch.Generator) -> Tensor:
-    """The values with which PyTorch's layers begin."""
-    bound = 1 / math.sqrt(
-        fan_in
-    )  # kaiming_uniform with a=sqrt(5), and nn.Linear's bias: both come to this
+    """Draw PyTorch's default initial values of linear and convolutional layers."""
+    # kaiming_uniform with a=sqrt(5), and the bias of nn.Linear: both have this bound.
+    bound = 1 / math.sqrt(fan_in)
     return (torch.rand(shape, generator=generator) * 2 - 1) * bound
 
 
 class Builder:
-    """Grows a stack layer by layer, each sized to what the layer before leaves.
+    """Builds a stack stage by stage, each sized to the output of the stage before.
 
-    Where nothing is left of a sample, it is refused: the stack `needs` other ones, or the data
-    another model, `instead`.
+    Raises UsageError where the output would be empty. The message says what samples the stack
+    `needs`, and which models to try `instead`.
     """
 
     def __init__(
@@ -153,22 +151,22 @@ class Builder:
         self._stages: list[Stage] = []
 
     def stage(self, name: str, *layers: Callable[[str, Shape], Layer]) -> Builder:
-        """Add a stage; its parameters are called `name.weight`, `name.bias`, `name.bn.weight`, ..."""
-        made = []
+        """Add a stage with parameters `name.weight`, `name.bias`, `name.bn.weight`, ..."""
+        sized = []
         for layer in layers:
-            made.append(layer(name, self.shape))
-            self.shape = made[-1].shape
+            sized.append(layer(name, self.shape))
+            self.shape = sized[-1].shape
             if min(self.shape) < 1:
                 raise UsageError(
                     f"{self.name} needs {self.needs}: after {name} nothing is left. Try"
                     f" {self.instead}."
                 )
-        self._stages.append(Stage(name, tuple(made)))
+        self._stages.append(Stage(name, tuple(sized)))
         return self
 
     def build(self, cut: str = "") -> Stack:
-        """The finished stack, with its representation after the stage `cut`: the last but one
-        unless told.
+        """Return the stack. Its representation is the output of the stage `cut` (default: the last
+        but one).
         """
         values = sum(layer.values for stage in self._stages for layer in stage.layers)
         check_fits(
@@ -182,8 +180,9 @@ Make = Callable[[str, Shape], Layer]
 
 
 def linear(out: int) -> Make:
-    """A fully connected layer with bias, of the last values of a sample; with factors beside its
-    weights, if it has them.
+    """A fully connected layer with bias, on the last dimension.
+
+    If the parameters hold `name.A` and `name.B`, their low-rank product is added to the weights.
     """
 
     def make(name: str, shape: Shape) -> Layer:
@@ -213,16 +212,16 @@ def _both(size: Size) -> tuple[int, int]:
 
 
 WEIGHTS_PER_VALUE = 100
-"""Up to so many weights for each value that a convolution makes of one image, channels last is
-faster (docs/performance.md).
+"""Convolutions with at most this many weights per output value of one image are faster in
+channels-last order (docs/performance.md).
 """
 
 
 def conv(
     out: int, kernel: Size, padding: int = 0, bias: bool = True, stride: int = 1, he: bool = False
 ) -> Make:
-    """A 2-d convolution; `he` begins with He's normal values by fan-out, as torchvision's ResNets
-    do.
+    """A 2-d convolution. `he` selects He's normal initial values by fan-out, as in torchvision's
+    ResNets.
     """
 
     def make(name: str, shape: Shape) -> Layer:
@@ -234,54 +233,53 @@ def conv(
 
         def weights(g: torch.Generator) -> Params:
             size = (out, channels, high, wide)
-            first = (
+            initial = (
                 torch.randn(size, generator=g) * math.sqrt(2 / (out * high * wide))
                 if he
                 else uniform(size, fan, g)
             )
-            return {kernels: first} | ({offsets: uniform((out,), fan, g)} if bias else {})
+            return {kernels: initial} | ({offsets: uniform((out,), fan, g)} if bias else {})
 
-        left = (
+        output = (
             out,
             (height + 2 * padding - high) // stride + 1,
             (width + 2 * padding - wide) // stride + 1,
         )
-        # With channels last, convolutions and poolings of few images are faster, unless large
-        # weights must be rearranged.
-        few_weights = out * fan <= WEIGHTS_PER_VALUE * math.prod(left)
+        # Channels-last order makes convolutions and poolings of few images faster, unless large
+        # weights must be copied into that order.
+        few_weights = out * fan <= WEIGHTS_PER_VALUE * math.prod(output)
         order = torch.channels_last if few_weights else torch.contiguous_format
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
             return conv_layer(x, p[kernels], p[offsets] if bias else None, stride, padding, order)
 
-        return Layer(apply, left, weights, dense=False, values=out * (fan + bias))
+        return Layer(apply, output, weights, dense=False, values=out * (fan + bias))
 
     return make
 
 
 def chain(*layers: Make) -> Make:
-    """One layer after another as a single one; their parameters are called `name.0.weight`,
-    `name.1.bn.weight`, ...
-    """
+    """Layers in sequence as one layer, with parameters `name.0.weight`, `name.1.bn.weight`, ..."""
 
     def make(name: str, shape: Shape) -> Layer:
-        made: list[Layer] = []
+        sized: list[Layer] = []
         for k, layer in enumerate(layers):
-            made.append(layer(f"{name}.{k}", made[-1].shape if made else shape))
+            sized.append(layer(f"{name}.{k}", sized[-1].shape if sized else shape))
 
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
-            for layer in made:
+            for layer in sized:
                 x = layer.apply(p, x, train)
             return x
 
-        return joined(apply, made[-1].shape if made else shape, *made)
+        return combine(apply, sized[-1].shape if sized else shape, *sized)
 
     return make
 
 
 def residual(*layers: Make, skip: tuple[Make, ...] = (), after: tuple[Make, ...] = ()) -> Make:
-    """after(skip(x) + layers(x)), named as by `chain`; `skip` (`name.skip.0.weight`, ...) brings x
-    to the shape of the rest.
+    """after(skip(x) + layers(x)), with parameters named as in `chain`.
+
+    `skip` (`name.skip.0.weight`, ...) projects x to the shape of layers(x).
     """
 
     def make(name: str, shape: Shape) -> Layer:
@@ -292,13 +290,13 @@ def residual(*layers: Make, skip: tuple[Make, ...] = (), after: tuple[Make, ...]
         def apply(p: Params, x: Tensor, train: bool) -> Tensor:
             return end.apply(p, way.apply(p, x, train) + body.apply(p, x, train), train)
 
-        return joined(apply, end.shape, body, way, end)
+        return combine(apply, end.shape, body, way, end)
 
     return make
 
 
-def joined(apply: Apply, shape: Shape, *parts: Layer) -> Layer:
-    """A layer that holds what its parts hold."""
+def combine(apply: Apply, shape: Shape, *parts: Layer) -> Layer:
+    """A layer with the function `apply` and the parameters of all parts."""
     return Layer(
         apply,
         shape,
@@ -347,30 +345,28 @@ def tanh(name: str, shape: Shape) -> Layer:
 
 
 def dropout(rate: float) -> Make:
-    """Sets that share of the values to zero while training, and makes the others as much larger."""
+    """Dropout: in training, set that fraction of the values to zero and scale the others up."""
     if not 0 < rate < 1:
-        raise UsageError(f"A dropout of {rate} is out of range: it is a share between 0 and 1.")
+        raise UsageError(f"A dropout of {rate} is out of range: it must be between 0 and 1.")
     return lambda name, shape: Layer(
         lambda p, x, train: F.dropout(x, rate, train), shape, draws=True
     )
 
 
 def max_pool(kernel: Size, stride: int = 0, padding: int = 0, ceil: bool = False) -> Make:
-    """Max pooling, side by side unless a stride is given; `ceil` keeps a last window that is not
-    full.
-    """
+    """Max pooling. Default stride: the kernel. `ceil` keeps a last window that is not full."""
 
     def make(name: str, shape: Shape) -> Layer:
         channels, *sides = shape
         steps = _both(stride or kernel)
 
-        def left(side: int, window: int, step: int) -> int:
-            free = side + 2 * padding - window
-            return (-(-free // step) if ceil else free // step) + 1
+        def output_side(side: int, window: int, step: int) -> int:
+            last_start = side + 2 * padding - window
+            return (-(-last_start // step) if ceil else last_start // step) + 1
 
         return Layer(
             lambda p, x, train: F.max_pool2d(x, kernel, steps, padding, ceil_mode=ceil),
-            (channels, *map(left, sides, _both(kernel), steps)),
+            (channels, *map(output_side, sides, _both(kernel), steps)),
         )
 
     return make
@@ -383,13 +379,13 @@ def pool(name: str, shape: Shape) -> Layer:
 
 def mean_over_image(name: str, shape: Shape) -> Layer:
     """Global average pooling."""
-    # One row of channels a pixel: with channels last neither this nor its gradient moves anything.
+    # In channels-last order, neither this permutation nor its gradient copies any memory.
     return Layer(lambda p, x, train: x.permute(0, 2, 3, 1).flatten(1, 2).mean(1), shape[:1])
 
 
 def image(name: str, shape: Shape) -> Layer:
-    """A row of values as a square image: in whole channels if that leaves at least 4x4, else padded
-    with zeros.
+    """A row of values as a square image of whole channels, or padded with zeros where that would be
+    smaller than 4x4.
     """
     (values,) = shape
     side = max(s for s in range(1, math.isqrt(values) + 1) if values % (s * s) == 0)
@@ -404,5 +400,5 @@ def image(name: str, shape: Shape) -> Layer:
 
 
 def flat(name: str, shape: Shape) -> Layer:
-    """All values of a sample in a row."""
+    """All values of a sample in one row."""
     return Layer(lambda p, x, train: x.flatten(1), (math.prod(shape),))

@@ -1,7 +1,6 @@
-"""What a notebook shows: results, comparisons and federations as small tables and curves, and a run
-while it goes on.
+"""Views in notebooks: results, comparisons and federations, and the progress of runs.
 
-All of it is HTML and SVG without a script. Colours of text and lines are the notebook's own
-(`currentColor`), so that it reads in the light and in the dark; those of curves stand out from
-both.
+All views are HTML and SVG without scripts. Text and lines have the notebook's own colour
+(`currentColor`), so that they are legible in light and dark themes. The colours of curves have
+contrast to both.
 """

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from typing import Any
 from xml.sax.saxutils import escape
 
-from comity.measure.seeds import paired_over_seeds
+from comity.measure.seeds import interval_over_seeds
 from comity.papers.reproduction import Reproduction
 from comity.spec import parse, split
 from comity.units import size
@@ -64,7 +64,7 @@ class Help:
         """The gain and half of its interval's width, bold where the sign is clear."""
         if len(self.gains) < 2:
             return f"{self.mean:+.1f}"
-        low, high = paired_over_seeds(self.gains)
+        low, high = interval_over_seeds(self.gains)
         text = f"{self.mean:+.1f} ± {(high - low) / 2:.1f}"
         return f"**{text}**" if self.sign else text
 
@@ -127,7 +127,7 @@ def _side(differences: Sequence[float]) -> int:
     """On which side of zero the 95% interval lies; 0 if it holds zero, or one seed is all there is."""
     if len(differences) < 2:
         return 0
-    low, high = paired_over_seeds(differences)
+    low, high = interval_over_seeds(differences)
     return 1 if low > 0 else -1 if high < 0 else 0
 
 

@@ -239,7 +239,7 @@ def _value(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) 
     """The figure as the paper takes it."""
     name, _, argument = measure.partition(":")
     if name in CONVENTIONS:
-        return _percent(name, conventions.of_run(one.folder)[CONVENTIONS[name]])
+        return _percent(name, conventions.run_figures(one.folder)[CONVENTIONS[name]])
     if name == "party":
         per: dict[str, float | None] = one.summary["accuracy"]["per_party"]
         for party in argument.split(","):

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from comity.errors import UsageError
 from comity.measure.conventions import last_tenth
-from comity.measure.figures import by_round, carried, mean
 from comity.papers import MethodRow
 from comity.papers.reproduce import Outcome
+from comity.runs.figures import by_round, carry_forward, mean
 from comity.runs.folder import RunFolder
 
 Done = Mapping[tuple[str, str], Sequence[Outcome]]
@@ -24,7 +24,7 @@ def goodness(folder: Path, rounds: int) -> float:
     """What a finished run is chosen by: validation accuracy, all parties alike, mean over the run's
     last tenth.
     """
-    figures = carried(by_round(RunFolder(folder).read_metrics(), "validation"))
+    figures = carry_forward(by_round(RunFolder(folder).read_metrics(), "validation"))
     end = last_tenth({t: mean(parties) for t, parties in figures.items()}, rounds)
     if not end:
         raise UsageError(

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from comity.measure.seeds import paired_over_seeds
+from comity.measure.seeds import interval_over_seeds
 from comity.papers import Claim, Table
 from comity.papers.cells import LESS_IS_BETTER, Cell
 
@@ -48,7 +48,9 @@ class Verdict:
     @property
     def interval(self) -> tuple[float, float] | None:
         """95%, over paired seeds; None if they are too few."""
-        return paired_over_seeds(self.differences) if len(self.differences) >= LEAST_SEEDS else None
+        return (
+            interval_over_seeds(self.differences) if len(self.differences) >= LEAST_SEEDS else None
+        )
 
     @property
     def word(self) -> str:

@@ -14,9 +14,9 @@ from comity.measure.conventions import mean_curve
 from comity.papers import Claim, benefit_map
 from comity.papers.cells import Cell
 from comity.papers.claims import Verdict, untested, verdicts
+from comity.papers.joining import joined
 from comity.papers.reproduction import RESULT, Reproduction, read
 from comity.runs.checkpoint import write_atomically
-from comity.studies.joining import joined
 from comity.units import duration, size
 
 KEPT = "data"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from comity import algorithms
-from comity.data.files import Missing
+from comity.data.files import DatasetNotFound
 from comity.errors import UsageError
 from comity.papers import Column, MethodRow, Scale, Table
 from comity.runs.build import SimulatedRun, prepare
@@ -18,7 +18,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.server_run import Progress
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
-from comity.studies.parallel import Cost, Planned, run_all, settled, shared
+from comity.studies.parallel import Cost, Planned, cached_federations, run_all, with_one_worker
 from comity.track import Trackers
 
 ABSENT = "not yet implemented"
@@ -44,7 +44,7 @@ def implemented(algorithm: str) -> bool:
     return all(parse(part).name in known for part in split(algorithm, "+"))
 
 
-federation_for = shared()
+federation_for = cached_federations()
 """The data of an experiment; rows on the same data share them."""
 
 
@@ -92,7 +92,7 @@ def _checked(run: Run) -> Run:
     """The run, or why it cannot be."""
     try:
         prepare(run.experiments[0], federation_for(run.experiments[0]))
-    except Missing as why:
+    except DatasetNotFound as why:
         return Run(run.name, run.row, why=f"no data: {why.name}")
     except UsageError as why:
         return Run(run.name, run.row, why=str(why))
@@ -172,7 +172,7 @@ def execute(
     able = [run for run in runs if not run.why]
     for k in range(max((len(run.experiments) for run in able), default=0)):
         for run in able:
-            one = settled(run.experiments[k], at_once)
+            one = with_one_worker(run.experiments[k], at_once)
             title = f"{run.name} " * several + f"{run.row.name} seed {one.seed}"
             which = (run.name, run.row.name)
             planned.append(

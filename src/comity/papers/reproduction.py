@@ -133,7 +133,9 @@ def read(path: Path) -> Reproduction:
         ) from why
     about = ("name", "scale", "command", "code", "seconds", "memory", "changes", "settings")
     return Reproduction(
-        **{name: plain[name] for name in about}, cells=cells, warning=plain.get("remark", "")
+        **{name: plain[name] for name in about},
+        cells=cells,
+        warning=plain.get("warning", plain.get("remark", "")),
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from comity.base.call import CallId
-from comity.base.declared import declared
+from comity.base.declared import resolve_field_type
 from comity.base.record import Sealed, is_record, payload, sealed_in
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.release import (
@@ -24,11 +24,12 @@ from comity.core.release import (
     Asked,
     Release,
     declares,
-    planned_works,
+    planned_calls,
     releases_of,
     reply_fields,
 )
 from comity.core.signature import fields_on_wire
+from comity.core.undeclared import UNDECLARED_SAMPLES, undeclared_samples
 from comity.errors import ComityError
 from comity.privacy.budget import Budget
 from comity.privacy.composition import (
@@ -40,7 +41,7 @@ from comity.privacy.composition import (
     renyi_epsilon,
     weakest_unit,
 )
-from comity.wire.ledger import EVERYBODY, MOST_APART
+from comity.wire.ledger import EVERYBODY, MAX_PARTY_ROWS
 
 INFINITE = "infinite"
 """How JSON files write an infinite ε."""
@@ -121,7 +122,7 @@ class Account:
         self._plan = plan
         self._coupled = coupled
         self._planned: Mapping[int, Counter[Release]] | None = None
-        self._aggregated = count > MOST_APART
+        self._aggregated = count > MAX_PARTY_ROWS
         self._rows: list[PrivacyCharge] = []
         self._declared: dict[tuple[int, str, int], Fields] = {}
         self._undeclared: dict[tuple[int, str], Fields | None] = {}
@@ -154,6 +155,8 @@ class Account:
 
         Raises `BudgetExceeded`, and charges nothing, if a party would exceed the budget.
         """
+        if self._undeclared_fields(call) is not None:
+            return  # the method declares no releases: nothing is protected, and nothing charged
         charges = [
             (i, releases) for i in ids if (releases := _fields_by_release(self._fields_of(call, i)))
         ]
@@ -182,6 +185,9 @@ class Account:
         for name in dict.fromkeys((*fields_with_values(reply), *sealed)):
             if declared.get(name) is None:
                 self.note_open(call.round, call.function, i, name)
+        info = self._asked(i).info
+        for name in undeclared_samples(self._algorithm, call.depth, reply, info):
+            self.note_open(call.round, call.function, i, f"{UNDECLARED_SAMPLES}{name}")
 
     def note_open(
         self, round: int, function: str, i: int, name: str, against: str = AGAINST_SERVER
@@ -209,8 +215,8 @@ class Account:
             else:
                 self.note_open(round, "server", i, name, AGAINST_PARTIES)
 
-    def _fields_of(self, call: CallId, i: int) -> Fields:
-        """The fields of a party's reply to a call, with their releases."""
+    def _undeclared_fields(self, call: CallId) -> Fields | None:
+        """The fields of a reply if no layer declares releases of it; None if one does."""
         place = call.depth, call.function
         if place not in self._undeclared:
             self._undeclared[place] = (
@@ -218,8 +224,13 @@ class Account:
                 if declares(self._algorithm, call.depth)
                 else dict.fromkeys(reply_fields(self._algorithm, *place))
             )
-        if (undeclared := self._undeclared[place]) is not None:
+        return self._undeclared[place]
+
+    def _fields_of(self, call: CallId, i: int) -> Fields:
+        """The fields of a party's reply to a call, with their releases."""
+        if (undeclared := self._undeclared_fields(call)) is not None:
             return undeclared
+        place = call.depth, call.function
         if (*place, i) not in self._declared:
             self._declared[*place, i] = releases_of(self._algorithm, *place, self._asked(i))
         return self._declared[*place, i]
@@ -354,7 +365,7 @@ def fields_with_values(reply: Any) -> Iterator[str]:
     for field in fields(reply):
         value = getattr(reply, field.name)
         if isinstance(value, Sealed):
-            yield from fields_on_wire(declared(type(reply), field))
+            yield from fields_on_wire(resolve_field_type(type(reply), field))
         elif _has_records(value):
             for part in _parts(value):
                 yield from fields_with_values(part)
@@ -408,7 +419,7 @@ def plan_releases(
     for i in parties:
         party = asked(i)
         total: Counter[Release] = Counter()
-        for stage, depth, function in planned_works(algorithm, party.training):
+        for stage, depth, function in planned_calls(algorithm, party.training):
             declared = releases_of(algorithm, depth, function, party)
             for release, _ in _fields_by_release(declared):
                 total[release] += rounds.get(i, 0) if stage == "round" else 1

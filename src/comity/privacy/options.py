@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Self
+from typing import Literal, Self, TypeVar
 
 from torch import Tensor
 
 from comity.base.noise import gaussian
 from comity.core import (
+    Accounting,
     Info,
     Key,
     LearningTask,
@@ -104,27 +105,19 @@ class PrivateRows:
             plain, theta, data, key, None, task=task, training=how, private=private
         ).theta
 
-    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
-        """What a trusted server that trains on the cohort's rows releases in a round."""
-        if not self.disc_noise:
-            return None
-        rows = sum(self.rows(info.sizes[i]) for i in cohort)
-        steps = replace(info.training, epochs=self.disc_epochs, steps=None).steps_for(rows)
-        noise, rate = self.disc_noise * self.disc_clip, min(1.0, info.training.batch / rows)
-        return Release("row", "gaussian", self.disc_clip, noise, rate=rate, steps=steps)
-
     def charge_server(self, server: Server, cohort: Sequence[int], unprotected: set[str]) -> None:
         """Charge to the privacy account what the server will send of the cohort's rows.
 
         `unprotected` names other fields that the server sends without noise.
         """
         if self.disc_noise:
-            server.release("Game.D", self.server_release(server.info, cohort), cohort)
+            noise = PrivateRowsAccounting(self).server_release(server.info, cohort)
+            server.release("Game.D", noise, cohort)
             for name in unprotected:
                 server.release(name, None, cohort)
 
     @property
-    def not_private(self) -> str:
+    def why_rows_not_private(self) -> str:
         """Why parties that send these rows cannot train privately; empty if they can."""
         if self.noise in ("lap_l1", "gauss_l2"):
             return ""
@@ -133,19 +126,38 @@ class PrivateRows:
             " hides them)"
         )
 
+
+P = TypeVar("P", bound=PrivateRows)
+
+
+class PrivateRowsAccounting(Accounting[P]):
+    """The accounting of a method with these options."""
+
+    def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
+        """What a trusted server that trains on the cohort's rows releases in a round."""
+        if not self.method.disc_noise:
+            return None
+        rows = sum(self.method.rows(info.sizes[i]) for i in cohort)
+        steps = replace(info.training, epochs=self.method.disc_epochs, steps=None).steps_for(rows)
+        noise, rate = (
+            self.method.disc_noise * self.method.disc_clip,
+            min(1.0, info.training.batch / rows),
+        )
+        return Release("row", "gaussian", self.method.disc_clip, noise, rate=rate, steps=steps)
+
     def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
         warnings = []
-        if self.noise != "none":
-            warnings.append(f"noise={self.noise}: {ROW}.")
-        if self.noise == "paper":
+        if self.method.noise != "none":
+            warnings.append(f"noise={self.method.noise}: {ROW}.")
+        if self.method.noise == "paper":
             warnings.append(
                 f"noise=paper: rows of {info.width} values can differ by {info.width}, not by 1, so"
                 f" that ε is {info.width} times the paper's."
             )
-        if self.disc_noise:
+        if self.method.disc_noise:
             warnings.append(
-                f"disc_noise={self.disc_noise:g}: the server must be trusted, and {ROW}."
+                f"disc_noise={self.method.disc_noise:g}: the server must be trusted, and {ROW}."
             )
         return warnings
 
@@ -162,9 +174,16 @@ class NoisyMean:
         """(1 − q) z̄ + N(0, s²), element by element."""
         return (1 - self.noise_q) * z + gaussian(key, z.shape, self.noise_s).to(z.device)
 
+
+N = TypeVar("N", bound=NoisyMean)
+
+
+class NoisyMeanAccounting(Accounting[N]):
+    """The accounting of a method with this noise."""
+
     def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
-        if not (self.noise_s or self.noise_q):
+        if not (self.method.noise_s or self.method.noise_q):
             return []
         return [
             "noise_s and noise_q guarantee nothing: the influence of one record on a mean is not"

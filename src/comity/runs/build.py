@@ -1,9 +1,9 @@
-"""An experiment made concrete: parties with their tasks and data, the algorithm, and the engine
-they meet on.
-"""
+"""Builds simulated runs: parties with their tasks and data, the method, and the engine."""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,68 +11,69 @@ import torch
 import torch.nn.functional as F
 
 from comity import models
-from comity.metrics.custom_metrics import is_own, use
 from comity.base.key import Key, SecretKey
-from comity.metrics.metrics import METRICS, check_fits
-from comity.core.party import Party
 from comity.base.samples import PartyData, Samples, combine
+from comity.core.party import Party
 from comity.core.wrapper import check_can_be_summed
 from comity.data import Federation
 from comity.data import load as load_dataset
 from comity.data.dataset import AUTO
+from comity.data.split import Split
 from comity.engines.engine import Engine, Scheduler
 from comity.engines.loop import LoopEngine, Sequential
 from comity.engines.process import ProcessEngine
-from comity.engines.ray_cluster import Recipe, check_installed
+from comity.engines.ray_cluster import BuiltSites, Recipe, check_installed
 from comity.engines.ray_engine import RayEngine
 from comity.engines.site_store import SiteStore
 from comity.engines.stacked.scheduler import Batched, gains_by_stacking
 from comity.errors import UsageError
+from comity.metrics.custom_metrics import is_custom, load_metric
+from comity.metrics.metrics import METRICS, check_fits
+from comity.models.low_rank import base_file
+from comity.models.modules import Modules
+from comity.names import display_name
+from comity.plugins import digest
 from comity.runs import config
 from comity.runs.config import WHERE, Experiment
 from comity.runs.context import PartyInfos, RunContext
 from comity.runs.environment import cores
 from comity.runs.party_side import make_party
-from comity.runs.planned_absences import planned
+from comity.runs.planned_absences import read_plan
 from comity.runs.server_run import ServerRun, judged_by
 from comity.runs.server_side import resolve_method
 from comity.runs.trust import code_of
-from comity.models.low_rank import base_file
-from comity.models.modules import Modules
-from comity.names import display_name
-from comity.plugins import digest
 from comity.spec import split
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun(ServerRun):
-    """A simulated run: its parties are here, with their tasks and data."""
+    """A simulated run, which has its parties with their tasks and data."""
 
     federation: Federation
     parties: list[Party]
 
     @cached_property
     def root(self) -> Key:
-        """The key of all randomness. Noise is that of these settings and data: no other run with
-        the same seed has it.
+        """The key of all randomness. The noise depends on these settings and data, so another run
+        with the same seed has other noise.
 
-        How long a run goes on, who misses what in it and where it is computed are left out: its
-        rounds stay what they are.
+        The number of rounds, absences and the engine are excluded: they do not change the rounds
+        themselves.
         """
-        same = self.experiment.model_dump(
+        settings = self.experiment.model_dump(
             exclude=WHERE | {"rounds", "eval_every", "eval_share", "patience", "absent"}
         )
-        secret = combine([repr(sorted(same.items())), self.federation.fingerprint()]).encode()
+        secret = combine([repr(sorted(settings.items())), self.federation.fingerprint()]).encode()
         return SecretKey(Key.root(self.experiment.seed).bits, secret)
 
     def warnings(self) -> list[str]:
-        """What a user should know before this run, a sentence each: of the data, and of the method
-        on them.
+        """Warnings for the user before this run, a sentence each: about the data, and about the
+        method on them.
         """
-        return [*self.federation.notes, *self.method_warnings()]
+        return [*self.federation.warnings, *self.method_warnings()]
 
     def engine(self) -> Engine:
-        """The engine that the experiment names, with all parties on it."""
+        """The engine that the experiment names, with all parties."""
         engine = self.experiment.engine
         workers = self.experiment.workers or 1
         scheduler: Scheduler = Batched() if engine == "stacked" else Sequential()
@@ -84,23 +85,53 @@ class SimulatedRun(ServerRun):
         return LoopEngine(SiteStore(self.algorithm, self.parties, self.root), scheduler)
 
     def recipe(self) -> Recipe:
-        """What makes the same parties elsewhere, where the same data lie."""
-        named = [
+        """How to build the same parties elsewhere, where the same data are."""
+        networks = [
             self.experiment.model,
             *(party.model for party in self.experiment.party.values() if party.model),
         ]
-        bases = [str(file) for model in named if (file := base_file(model))]
-        code = {file: digest(file) or "" for file in (*code_of(self.experiment), *bases)}
-        # To a worker its parties are in a loop; who is absent is the server's to know.
-        here = self.experiment.but(
+        base_files = [str(file) for model in networks if (file := base_file(model))]
+        code = {file: digest(file) or "" for file in (*code_of(self.experiment), *base_files)}
+        # A worker runs its parties in a loop. The server handles absences.
+        settings = self.experiment.but(
             engine="loop", workers=None, gpus=None, partial_sums=False, absent=None
         )
-        settings = config.write(here)
-        return Recipe(settings, self.federation.split.to_json(), code)
+        text = config.write(settings)
+        return Recipe(f"{__name__}.build_sites", text, self.federation.split.to_json(), code)
+
+
+@dataclass(frozen=True)
+class _LoadedData:
+    """A dataset with a split, as a worker elsewhere keeps it from run to run."""
+
+    dataset: str
+    split: str
+    federation: Federation
+
+
+def build_sites(settings: str, split: str, code: Mapping[str, str], data: object) -> BuiltSites:
+    """Build the parties of a run where the data are: a `Builder` of the Ray engine.
+
+    Refuses users' files (`code`: digests by path) that differ from those of the run.
+    """
+    experiment = config.experiment(tomllib.loads(settings))
+    other = next((file for file, expected in code.items() if digest(file) != expected), None)
+    if other:
+        raise UsageError(f"{other} is not the same file there as here.")
+    on_gpu = experiment.device != "cpu"
+    if on_gpu and not torch.cuda.is_available():
+        raise UsageError("Ray has given it a GPU, or a share of one, but torch finds none there.")
+    dataset_and_split = (experiment.data, split)
+    if not isinstance(data, _LoadedData) or (data.dataset, data.split) != dataset_and_split:
+        data = None  # frees the earlier data before others are loaded
+        federation = load_dataset(experiment.data).split(Split.from_json(split))
+        data = _LoadedData(experiment.data, split, federation)
+    job = prepare(experiment, data.federation)
+    return BuiltSites(SiteStore(job.algorithm, job.parties, job.root), on_gpu, data)
 
 
 def federation_of(experiment: Experiment) -> Federation:
-    """The data that an experiment names, dealt to its parties."""
+    """The federation that an experiment names."""
     return load_dataset(experiment.data).partition(
         experiment.partition,
         parties=None if experiment.partition.endswith(".json") else experiment.parties,
@@ -113,13 +144,13 @@ def federation_of(experiment: Experiment) -> Federation:
 def prepare(
     experiment: Experiment,
     federation: Federation,
-    model: models.OwnModel | None = None,
+    model: models.CustomModel | None = None,
     absent: str | None = None,
 ) -> SimulatedRun:
-    """Check that everything fits together, before anything starts: both halves of a run, for a
-    simulation that has all data.
+    """Build a simulated run, and check that everything fits together before anything starts.
 
-    `absent` is the table of planned absences as a run that was begun before has kept it.
+    `model` replaces the network that the settings name. `absent` is the table of planned absences
+    as an existing run saved it.
     """
     if experiment.engine == "flare":
         raise UsageError(
@@ -127,52 +158,55 @@ def prepare(
             " there."
         )
     experiment = judged_by(experiment, federation.classes)
-    use(experiment.metric)
+    load_metric(experiment.metric)
     check_fits(experiment.metric, federation.classes)
-    common = RunContext(experiment, PartyInfos.of(federation, METRICS[experiment.metric]), model)
-    algorithm, info = resolve_method(common)
+    context = RunContext(experiment, PartyInfos.of(federation, METRICS[experiment.metric]), model)
+    algorithm, info = resolve_method(context)
     device = torch.device("cpu") if experiment.engine == "ray" else _device(experiment.device)
-    there = federation.without(experiment.without or ())
-    data = [_moved(there.parties[name], device) for name in common.seats.names]
-    parties = [make_party(common, number, own) for number, own in enumerate(data)]
-    plan = planned(experiment.absent, experiment.seed, common.introductions.names, absent)
-    job = SimulatedRun(experiment, common, algorithm, info, plan, federation=there, parties=parties)
+    federation = federation.without(experiment.without or ())
+    data = [_to_device(federation.parties[name], device) for name in context.roster.names]
+    parties = [make_party(context, number, party_data) for number, party_data in enumerate(data)]
+    absences = read_plan(experiment.absent, experiment.seed, context.party_infos.names, absent)
+    job = SimulatedRun(
+        experiment, context, algorithm, info, absences, federation=federation, parties=parties
+    )
     job.check_judged()
     if experiment.partial_sums:
         check_can_be_summed(algorithm, display_name(experiment.algorithm))
-    _check_own_metric(job)
-    settings, algorithm = job.with_noise()
+    _check_custom_metric(job)
+    settings, algorithm = job.privacy.with_noise()
     job = replace(job, experiment=settings, algorithm=algorithm)
-    return replace(job, experiment=_settled(job, device))
+    return replace(job, experiment=_resolve_auto(job, device))
 
 
-def _check_own_metric(job: SimulatedRun) -> None:
-    """Try a metric of the user's own on the parties' labels: what breaks its contract is found
-    before anything starts.
+def _check_custom_metric(job: SimulatedRun) -> None:
+    """Try a user's metric on the parties' labels, so that errors in it are found before anything
+    starts.
     """
     metric = job.metric
-    if is_own(job.experiment.metric):
-        for y in (
-            data.test.y for party in job.parties if metric.needs((data := party.data).test.y)
-        ):
-            for answer in (y, y.flip(0), torch.zeros_like(y)):
-                metric.of(F.one_hot(answer, job.info.task.classes), y)
+    if not is_custom(job.experiment.metric):
+        return
+    for party in job.parties:
+        y = party.data.test.y
+        if metric.is_defined(y):
+            for prediction in (y, y.flip(0), torch.zeros_like(y)):
+                metric.of(F.one_hot(prediction, job.info.task.classes), y)
 
 
-def _device(wish: str) -> torch.device:
+def _device(name: str) -> torch.device:
     available = {
         "cpu": True,
         "cuda": torch.cuda.is_available(),
         "mps": torch.backends.mps.is_available(),
     }
-    if wish == "auto":
+    if name == "auto":
         return torch.device(next(d for d in ("cuda", "mps", "cpu") if available[d]))
-    if not available[wish]:
-        raise UsageError(f"There is no {wish} device here: use --device auto or cpu.")
-    return torch.device(wish)
+    if not available[name]:
+        raise UsageError(f"There is no {name} device here: use --device auto or cpu.")
+    return torch.device(name)
 
 
-def _moved(data: PartyData, device: torch.device) -> PartyData:
+def _to_device(data: PartyData, device: torch.device) -> PartyData:
     def move(samples: Samples) -> Samples:
         return Samples(samples.x.to(device), samples.y.to(device))
 
@@ -183,30 +217,32 @@ def _moved(data: PartyData, device: torch.device) -> PartyData:
     )
 
 
-FEW = 4  # parties of a worker that are faster one by one than stacked
+MIN_STACKED = 4  # with fewer parties per worker, sequential training is faster than stacked
 
 
 def _stacks(job: SimulatedRun) -> bool:
-    """Whether parties' trainings are faster as one computation."""
+    """Whether batched training of the parties is faster."""
     return all(gains_by_stacking(p.task.network) for p in job.parties)
 
 
 def _engine(job: SimulatedRun, device: torch.device) -> tuple[str, int]:
-    """The engine that suits the job, unless the experiment names one, and how many workers it has."""
+    """The engine and its number of workers, chosen for the job if the experiment names none."""
     experiment = job.experiment
     workers = experiment.workers or min(cores(), len(job.parties))
     if experiment.engine != "auto":
         return experiment.engine, workers
-    if device.type != "cpu" or job.seconds() <= 1.0:  # forking workers costs a tenth of a second
+    if (
+        device.type != "cpu" or job.cost.seconds() <= 1.0
+    ):  # forking workers costs a tenth of a second
         workers = 1
-    if device.type == "cpu" and _stacks(job) and job.info.cohort >= FEW * workers:
+    if device.type == "cpu" and _stacks(job) and job.info.cohort >= MIN_STACKED * workers:
         return "stacked", workers
     return ("process" if workers > 1 else "loop"), workers
 
 
-def _settled(job: SimulatedRun, device: torch.device) -> Experiment:
-    """The settings with what `auto` means here, of engine and partition: saved with the run, so
-    that resume uses the same.
+def _resolve_auto(job: SimulatedRun, device: torch.device) -> Experiment:
+    """The settings with `auto` resolved for engine, device and partition. They are saved with the
+    run, so that resume uses the same.
     """
     experiment = job.experiment
     engine, workers = _engine(job, device)
@@ -214,27 +250,25 @@ def _settled(job: SimulatedRun, device: torch.device) -> Experiment:
         raise UsageError(
             f"The {engine} engine works on the CPU: use --engine loop with another device."
         )
-    where = device.type
+    device_name = device.type
     if engine == "ray":
         check_installed()
-        _check_found_elsewhere(job)
-        where = _at_workers(experiment)
-    auto = split(experiment.partition, "|")[0].strip() == AUTO
-    own = {"partition": job.federation.split.partition} if auto else {}
-    dealt = len(job.parties) + len(experiment.without or ())
+        _check_loadable_elsewhere(job)
+        device_name = _worker_device(experiment)
+    partition_is_auto = split(experiment.partition, "|")[0].strip() == AUTO
+    partition = {"partition": job.federation.split.partition} if partition_is_auto else {}
+    parties = len(job.parties) + len(experiment.without or ())
     return experiment.but(
         engine=engine,
         workers=None if engine == "loop" else workers,
-        device=where,
-        parties=dealt,
-        **own,
+        device=device_name,
+        parties=parties,
+        **partition,
     )
 
 
-def _at_workers(experiment: Experiment) -> str:
-    """The device of workers on a cluster: they have a GPU if they are to take one, or a share of
-    one.
-    """
+def _worker_device(experiment: Experiment) -> str:
+    """The device of workers on a cluster: a GPU if they take one, or a fraction of one."""
     if not experiment.gpus and experiment.device not in ("auto", "cpu"):
         raise UsageError(
             "Workers on Ray compute on the CPU unless --gpus says how much of a GPU each takes."
@@ -242,8 +276,10 @@ def _at_workers(experiment: Experiment) -> str:
     return "cuda" if experiment.gpus else "cpu"
 
 
-def _check_found_elsewhere(job: SimulatedRun) -> None:
-    """Refuse what was given from Python: workers on a cluster load data and network by their names."""
+def _check_loadable_elsewhere(job: SimulatedRun) -> None:
+    """Refuse data and networks that were given as Python objects: workers on a cluster load them by
+    name.
+    """
     if job.federation.split.dataset == "arrays" or any(
         isinstance(party.task.network, Modules) for party in job.parties
     ):

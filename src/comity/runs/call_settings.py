@@ -1,5 +1,5 @@
-"""From a call in Python to the experiment that it names: settings by keyword, a federation, and a
-method's own options.
+"""Builds an experiment from a Python call: settings by keyword, a federation, and a method's own
+options.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from comity.runs.config import Experiment
 from comity.spec import parse, split
 
 Option = bool | int | float | str
-"""What a method's own option can be."""
+"""The values that a method's own option can have."""
 
 
-def settings_in(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a call's arguments that are settings of an experiment and were told."""
+def settings_in(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a call's arguments that are settings of an experiment and are not None."""
     return {
-        name: given[name]
+        name: arguments[name]
         for name in Experiment.model_fields
-        if given.get(name) is not None and name != "algorithm"
+        if arguments.get(name) is not None and name != "algorithm"
     }
 
 
-def asked(
+def experiment_from_call(
     methods: Sequence[str],
     federation: Federation | None,
     settings: Mapping[str, Any],
     more: Mapping[str, Any],
     call: Callable[..., Any],
 ) -> Experiment:
-    """The experiment that a call names; `more` are the keywords beside settings, which must be the
-    methods' own options.
+    """The experiment that a call describes. `more` are further keywords, which must be options of
+    the methods.
     """
     check_options(methods, more, call)
     if not isinstance(settings.get("set", {}), Mapping):
@@ -48,77 +48,79 @@ def asked(
     for name in more:
         if name in settings.get("set", {}):
             raise UsageError(f"{name} is given twice, by itself and in set.")
-    chosen = {**settings, "algorithm": methods[0], "set": {**settings.get("set", {}), **more}}
+    values = {**settings, "algorithm": methods[0], "set": {**settings.get("set", {}), **more}}
     if federation is not None:
-        made = federation.split
-        known_of = {
+        data_split = federation.split
+        fixed = {
             "data": federation.name,
             "parties": len(federation.names),
-            "partition": made.partition,
+            "partition": data_split.partition,
         }
-        known_of |= {"test": made.test, "validation": made.validation}
-        for name, value in known_of.items():
+        fixed |= {"test": data_split.test, "validation": data_split.validation}
+        for name, value in fixed.items():
             if settings.get(name, value) != value:
                 raise UsageError(
-                    f"{name} was settled when the federation was made: it is {value!r}, not"
+                    f"{name} was fixed when the federation was created: it is {value!r}, not"
                     f" {settings[name]!r}."
                 )
-        chosen |= known_of
-    return config.experiment(chosen)
+        values |= fixed
+    return config.experiment(values)
 
 
 def check_options(methods: Sequence[str], names: Iterable[str], call: Callable[..., Any]) -> None:
-    """Refuse names that are options of none of the methods; who has misspelt one may have meant a
-    setting of the call.
+    """Refuse names that are options of none of the methods. Suggestions include the settings of the
+    call.
     """
     for name in names:
         if not any(accepts(method, name) for method in methods):
-            own = {
+            method_options = {
                 option
                 for method in methods
                 for part in split(method, "+")
                 for option in options(find(parse(part).name))
             }
-            known = {
+            known_names = {
                 p.name
                 for p in inspect.signature(call).parameters.values()
                 if p.kind == p.KEYWORD_ONLY
-            } | own
-            raise unknown(f"setting, and no option of {', '.join(methods)}, called", name, known)
+            } | method_options
+            raise unknown(
+                f"setting, and no option of {', '.join(methods)}, called", name, known_names
+            )
 
 
-def check_federation(call: str, method: str | Sequence[str], given: object) -> None:
-    """Refuse what is no federation, with the call that makes one of it; and what is no method,
-    should it stand in its place.
+def check_federation(call: str, method: str | Sequence[str], value: object) -> None:
+    """Refuse anything but a federation, and a method that is not a name. The error shows a correct
+    call.
     """
     for name in [method] if not isinstance(method, list | tuple) else method:
         if not isinstance(name, str):
-            how = f"comity.{call}('fedavg+dbe', federation, ...)"
+            hint = f"comity.{call}('fedavg+dbe', federation, ...)"
             raise UsageError(
-                f"A method is a name or a user's file, and comes first, as in {how}; this is a"
+                f"A method is a name or a user's file, and comes first, as in {hint}; this is a"
                 f" {type(name).__name__}."
             )
-    if given is None or isinstance(given, Federation):
+    if value is None or isinstance(value, Federation):
         return
-    begin = f"comity.{call}({method!r}, "
-    if isinstance(given, Dataset):
-        how = (
-            f"A dataset is not yet dealt to parties: {begin}dataset.partition('{given.home}',"
+    example = f"comity.{call}({method!r}, "
+    if isinstance(value, Dataset):
+        hint = (
+            f"A dataset is not yet dealt to parties: {example}dataset.partition('{value.default_partition}',"
             " parties=10), ...)."
         )
-    elif isinstance(given, str | Path):
-        how = (
-            f"A federation is no text: {begin}data={str(given)!r}, ...), or"
-            f" comity.load({str(given)!r}).partition(...)."
+    elif isinstance(value, str | Path):
+        hint = (
+            f"A federation is no text: {example}data={str(value)!r}, ...), or"
+            f" comity.load({str(value)!r}).partition(...)."
         )
-    elif isinstance(given, Mapping | tuple | list) or hasattr(given, "shape"):
-        how = (
-            f"Arrays are not yet a federation: {begin}comity.Federation.from_arrays({{'north': (x,"
-            " y), ...}), ...)."
+    elif isinstance(value, Mapping | tuple | list) or hasattr(value, "shape"):
+        hint = (
+            f"Arrays are not yet a federation: {example}comity.Federation.from_arrays({{'north':"
+            " (x, y), ...}), ...)."
         )
     else:
-        how = (
-            f"This is no federation but a {type(given).__name__}:"
+        hint = (
+            f"This is no federation but a {type(value).__name__}:"
             " comity.load('digits').partition(...) makes one."
         )
-    raise UsageError(how)
+    raise UsageError(hint)

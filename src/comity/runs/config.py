@@ -1,6 +1,4 @@
-"""An experiment: the one list of settings behind the command line, the TOML files and the Python
-API.
-"""
+"""Experiments: the one list of settings for the command line, TOML files and the Python API."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from comity.metrics.custom_metrics import is_own
+from comity.errors import UsageError, quote, unknown
+from comity.metrics.custom_metrics import is_custom
 from comity.metrics.metrics import ACCURACY, ELIGIBLE
-from comity.training.settings import Training
-from comity.errors import UsageError, shown, unknown
 from comity.models.low_rank import located
 from comity.plugins import is_code
 from comity.privacy.budget import Budget
 from comity.spec import MAX_INT, call, parse, split
+from comity.training.settings import Training
 
 
-def _found(names: Any) -> Any:
-    """Names with the paths of users' files made absolute, so that a run can be resumed from
-    anywhere.
+def _absolute_names(names: Any) -> Any:
+    """Names, with the paths of users' files made absolute, so that a run can be resumed from any
+    folder.
     """
     if not isinstance(names, str) or ".py" not in names:
         return names
@@ -37,61 +35,67 @@ def _found(names: Any) -> Any:
     )
 
 
-Named = Annotated[str, BeforeValidator(_found)]
+Named = Annotated[str, BeforeValidator(_absolute_names)]
 
 
-def _based(model: Any) -> Any:
-    """A network, its own file and the folder of its base by their absolute paths."""
-    return located(_found(model)) if isinstance(model, str) and "base" in model else _found(model)
+def _absolute_network(model: Any) -> Any:
+    """A network, with its file and the folder of its base as absolute paths."""
+    return (
+        located(_absolute_names(model))
+        if isinstance(model, str) and "base" in model
+        else _absolute_names(model)
+    )
 
 
-Network = Annotated[str, BeforeValidator(_based)]
+Network = Annotated[str, BeforeValidator(_absolute_network)]
 
 
-def _placed(data: Any) -> Any:
-    """The name of a dataset; a user's file or folder by its absolute path."""
-    with suppress(OSError):  # what no file can be called is no path
+def _absolute_dataset(data: Any) -> Any:
+    """The name of a dataset, or the absolute path of a user's file or folder."""
+    with suppress(OSError):  # an invalid file name is not a path
         if isinstance(data, str) and (Path(data) / "dataset.json").is_file():
             return str(Path(data).resolve())
-    return _found(data)
+    return _absolute_names(data)
 
 
-def _located(plan: Any) -> Any:
-    """A plan of absences; a table by its absolute path."""
+def _absolute_plan(plan: Any) -> Any:
+    """A plan of absences, with the absolute path of a table."""
     return str(Path(plan).resolve()) if isinstance(plan, str) and plan.endswith(".csv") else plan
 
 
-def _judge(name: Any) -> Any:
-    """`balanced-accuracy` as metrics.csv spells it; a user's file by its absolute path."""
-    if not isinstance(name, str) or is_own(name):
-        return _found(name)
+def _metric_name(name: Any) -> Any:
+    """A metric as metrics.csv spells it (`balanced_accuracy`), or the absolute path of a user's
+    file.
+    """
+    if not isinstance(name, str) or is_custom(name):
+        return _absolute_names(name)
     return name.replace("-", "_")
 
 
-def _dealt(partition: Any) -> Any:
-    """A partition and the steps after it; a user's file by its absolute path."""
+def _absolute_partition(partition: Any) -> Any:
+    """A partition and its further steps, with users' files as absolute paths."""
     if not isinstance(partition, str) or ".py" not in partition:
         return partition
-    return "|".join(map(_found, split(partition, "|")))
+    return "|".join(map(_absolute_names, split(partition, "|")))
 
 
-def _listed(names: Any) -> Any:
-    """`p1,p2` as a list of names."""
+def _split_names(names: Any) -> Any:
+    """`p1,p2` as a tuple of names."""
     return tuple(part.strip() for part in names.split(",")) if isinstance(names, str) else names
 
 
-def _sorted(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Each name once, in one order, so that equal experiments are equal; nobody is None."""
+def _unique_sorted(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Each name once, sorted, so that equal experiments compare equal; None if there are none."""
     return tuple(sorted(set(names or ()))) or None
 
 
 def _budget(text: str | None) -> str | None:
-    """A privacy budget, once it is understood."""
+    """A privacy budget in its normal form."""
     return None if text is None else str(Budget.read(text))
 
 
 class PartySettings(BaseModel):
-    """What one party does its own way."""
+    """The settings of a single party that differ from the experiment's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -104,39 +108,45 @@ class PartySettings(BaseModel):
 
 
 class Experiment(BaseModel):
-    """Everything a run depends on. Model, optimizer and budget belong to the experiment: one
+    """Everything that a run depends on. Model, optimizer and budget belong to the experiment: one
     default for all methods.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     algorithm: Named = Field("fedavg", description="method, with wrappers: fedavg+dbe")
-    data: Annotated[str, BeforeValidator(_placed)] = Field(
+    data: Annotated[str, BeforeValidator(_absolute_dataset)] = Field(
         "digits", description="dataset by name, or a user's file"
     )
-    partition: Annotated[str, BeforeValidator(_dealt)] = Field(
+    partition: Annotated[str, BeforeValidator(_absolute_partition)] = Field(
         "auto",
         description=(
-            "how samples are dealt to parties, a saved split.json, or a user's file; auto: the"
-            " data's own parties (persons, sites, sources), or dirichlet(alpha=0.5)"
+            "how samples are split among parties: a partition, a saved split.json, or a"
+            " ./file.py; auto: the natural parties of the dataset (persons, sites, sources),"
+            " otherwise dirichlet(alpha=0.5)"
         ),
     )
     parties: int | None = Field(
-        None, ge=1, description="number of parties; 10, or as many as the data have of their own"
+        None, ge=1, description="number of parties; default: 10, or the number of natural parties"
     )
-    model: Network = Field("mlp2", description="network by name, or a user's file")
-    rounds: int = Field(20, ge=1, description="communication rounds")
-    epochs: int = Field(1, ge=1, description="local epochs a round")
-    steps: int | None = Field(None, ge=1, description="local steps a round, instead of epochs")
+    model: Network = Field("mlp2", description="network name, or a ./file.py")
+    rounds: int = Field(20, ge=1, description="number of communication rounds")
+    epochs: int = Field(1, ge=1, description="local epochs per round")
+    steps: int | None = Field(None, ge=1, description="local steps per round, instead of epochs")
     batch: int = Field(10, ge=1, description="mini-batch size")
     optimizer: str = Field("sgd", description="sgd, sgd(momentum=0.9,decay=1e-5) or adam")
     lr: float = Field(0.05, gt=0, allow_inf_nan=False, description="learning rate")
-    participation: float = Field(1.0, gt=0, le=1, description="share of the parties in a round")
+    participation: float = Field(
+        1.0, gt=0, le=1, description="fraction of parties that train in a round"
+    )
     test: str = Field(
         "own(0.25)", description="test protocol: own(0.25), tail(0.25), official, matched or common"
     )
     validation: float = Field(
-        0.1, ge=0, lt=1, description="share of a party's training samples held out to choose by"
+        0.1,
+        ge=0,
+        lt=1,
+        description="fraction of each party's training samples held out for validation",
     )
     eval_every: int = Field(
         1, ge=1, description="rounds between evaluations; the last round is always evaluated"
@@ -146,111 +156,119 @@ class Experiment(BaseModel):
         gt=0,
         le=1,
         description=(
-            "share of the parties that evaluate, others each time; after the last round all do"
+            "fraction of parties evaluated per round (a new sample each time; all parties after the"
+            " last round)"
         ),
     )
     patience: int | None = Field(
         None,
         ge=1,
         description=(
-            "end the run when it got no better for so many rounds, judged on "
-            "validation data (on test data if validation is 0)"
+            "stop after this many rounds without improvement on validation data (on test data"
+            " if validation is 0)"
         ),
     )
-    metric: Annotated[str, BeforeValidator(_judge)] = Field(
+    metric: Annotated[str, BeforeValidator(_metric_name)] = Field(
         ACCURACY.name,
         description=(
-            f"what rounds, settings and methods are chosen and judged by: {', '.join(ELIGIBLE)}, or"
-            " a user's file"
+            f"metric that rounds, settings and methods are chosen by: {', '.join(ELIGIBLE)}, or a"
+            " ./file.py"
         ),
     )
     augment: str = Field(
         "none",
-        description="random changes to training images, as in flip|crop(pad=4)|rotate(degrees=10)",
+        description=(
+            "random augmentation of training images, as in flip|crop(pad=4)|rotate(degrees=10)"
+        ),
     )
     bn: Literal["all", "params_only", "none"] = Field(
         "all", description="which BatchNorm values are shared"
     )
     init: Literal["common", "own"] = Field(
-        "common", description="the weights that parties start from: the same, or each its own"
+        "common",
+        description=("initial weights: the same for all parties, or different for each party"),
     )
     cut: str | None = Field(
         None,
-        description="stage after which the representation is taken; the model's own unless told",
+        description="stage after which the representation is taken; default: the model's own",
     )
     opt_state: Literal["reset", "keep"] = Field(
-        "reset", description="parties' optimizers from round to round: new, or kept"
+        "reset", description="optimizer state of the parties between rounds"
     )
     last_batch: Literal["keep", "drop"] = Field(
-        "keep", description="a party's last batch of an epoch, if smaller"
+        "keep", description="last batch of an epoch, if it is smaller than the others"
     )
     newcomers: int = Field(
         0,
         ge=0,
-        description="parties held out until the end (the last ones), then joined and judged",
+        description=(
+            "number of parties (the last ones) that join only after training, and are then"
+            " evaluated"
+        ),
     )
     join_epochs: int = Field(10, ge=1, description="epochs of a newcomer's warm-up")
     without: Annotated[
-        tuple[str, ...] | None, BeforeValidator(_listed), AfterValidator(_sorted)
+        tuple[str, ...] | None, BeforeValidator(_split_names), AfterValidator(_unique_sorted)
     ] = Field(
         None,
         description=(
             "parties to leave out, as in p1,p2; the others keep their data and their random streams"
         ),
     )
-    absent: Annotated[str | None, BeforeValidator(_located)] = Field(
+    absent: Annotated[str | None, BeforeValidator(_absolute_plan)] = Field(
         None,
         description=(
-            "who misses what, to study it: a table as absences.csv, or random(offline=0.1,lost=0.1)"
+            "simulated absences: a table such as absences.csv, or random(offline=0.1,lost=0.1)"
         ),
     )
     min_replies: int = Field(
         1,
         ge=1,
         description=(
-            "replies that make an exchange count (all, if fewer are asked), else the round is void"
+            "replies that make an exchange count (all, if fewer parties are called), else the round"
+            " is discarded"
         ),
     )
     on_nonfinite: Literal["drop", "stop"] = Field(
-        "drop", description="a reply with values that are not finite: leave it out, or stop"
+        "drop", description="reply that contains NaN or infinity: drop the reply, or stop the run"
     )
     budget: Annotated[str | None, AfterValidator(_budget)] = Field(
         None,
         description=(
-            "the most that a run may give away of a party, as in epsilon=8,delta=1e-5; dp finds its"
-            " noise by it"
+            "privacy budget of each party, as in epsilon=8,delta=1e-5; dp solves for its noise"
+            " level"
         ),
     )
-    seed: int = Field(0, ge=0, description="the one seed")
+    seed: int = Field(0, ge=0, description="random seed")
     device: Literal["auto", "cpu", "cuda", "mps"] = Field(
         "auto",
-        description="where tensors live; auto: a GPU if there is one, but none was ever tested",
+        description=("device of the tensors; auto: a GPU if there is one (GPUs are untested)"),
     )
     engine: Literal["auto", "loop", "process", "stacked", "ray", "flare"] = Field(
         "auto",
         description=(
-            "where parties live: one after another, in processes, many as one computation, or on a"
-            " Ray cluster; flare: at sites of their own, with --federation"
+            "how parties are run: one after another (loop), in worker processes, batched"
+            " (stacked), or on a Ray cluster; flare: at real sites, with --federation"
         ),
     )
-    workers: int | None = Field(None, ge=1, description="worker processes; one a core unless told")
+    workers: int | None = Field(None, ge=1, description="worker processes; default: one per core")
     gpus: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="GPUs, or a share of one, that each worker on Ray takes; none was ever tested",
+        description="GPUs, or a fraction of one, per Ray worker (untested)",
     )
     partial_sums: bool = Field(
         False,
         strict=True,
         description=(
-            "have each worker (of process or ray) add up what its parties reply, where a method"
-            " only averages it: less crosses, and figures differ by rounding"
+            "let each worker (process or ray) sum its parties' replies where the method only"
+            " averages them: less traffic; results differ by rounding"
         ),
     )
-    set: dict[str, Any] = Field(default_factory=dict, description="a method's own options")
+    set: dict[str, Any] = Field(default_factory=dict, description="options of the method")
     party: dict[str, PartySettings] = Field(
-        default_factory=dict, description="what single parties do their own way"
+        default_factory=dict, description="settings of individual parties"
     )
 
     def training(self) -> Training:
@@ -270,13 +288,13 @@ class Experiment(BaseModel):
         spec = parse(self.optimizer)
         if spec.name not in kinds:
             raise unknown("optimizer", spec.name, kinds)
-        made = call(spec, kinds[spec.name])
-        if not (0 <= made.momentum < 1 and 0 <= made.decay < float("inf")):
+        training = call(spec, kinds[spec.name])
+        if not (0 <= training.momentum < 1 and 0 <= training.decay < float("inf")):
             raise UsageError(
                 f"{self.optimizer} is out of range: momentum lies in [0, 1) and decay is not"
                 " negative."
             )
-        return made
+        return training
 
     def but(self, **changes: Any) -> Experiment:
         """The same experiment with some settings changed, checked again."""
@@ -284,106 +302,104 @@ class Experiment(BaseModel):
 
 
 MOST_SEED = 2**63
-# in a name: what tomllib needs for n of them grows with their square, up to all of the memory
-MOST_DOTS = 1000
+MOST_DOTS = 1000  # per key: the memory that tomllib needs is quadratic in their number
 WHERE = {"engine", "workers", "device", "gpus", "partial_sums"}
-"""The settings that say where a run is computed, which does not change what it computes, but for
+"""The settings that say where a run is computed. They do not change its results, except for
 rounding.
 """
 
 
 def experiment(settings: Mapping[str, Any]) -> Experiment:
-    """A checked experiment, or one sentence that says what is wrong."""
-    for name, given in settings.items():
+    """A validated experiment. Raises UsageError with one sentence that says what is wrong."""
+    for name, value in settings.items():
         if name not in Experiment.model_fields:
             raise unknown("setting called", str(name), Experiment.model_fields)
-        if isinstance(given, bool) and Experiment.model_fields[name].annotation is not bool:
-            raise UsageError(f"{name} cannot be {str(given).lower()}.")
-        _check_plain(name, given)
+        if isinstance(value, bool) and Experiment.model_fields[name].annotation is not bool:
+            raise UsageError(f"{name} cannot be {str(value).lower()}.")
+        _check_plain(name, value)
     try:
-        made = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
+        result = Experiment.model_validate(dict(settings) | {"set": _flat(settings.get("set", {}))})
     except ValidationError as why:
         raise UsageError(_sentence(why)) from why
-    if made.metric not in ELIGIBLE and not is_own(made.metric):
-        raise unknown("metric", made.metric, ELIGIBLE)
-    if made.steps is not None and "epochs" in settings and settings["epochs"] != 1:
+    if result.metric not in ELIGIBLE and not is_custom(result.metric):
+        raise unknown("metric", result.metric, ELIGIBLE)
+    if result.steps is not None and "epochs" in settings and settings["epochs"] != 1:
         raise UsageError("Give either epochs or steps, not both.")
-    if made.patience is not None and made.eval_share < 1:
+    if result.patience is not None and result.eval_share < 1:
         raise UsageError(
             "Patience compares rounds by what everybody says of them: give either patience or"
             " eval_share."
         )
-    _check_workers(made)
-    for name, own in made.party.items():
-        if own.steps is not None and own.epochs is not None:
+    _check_workers(result)
+    for name, party in result.party.items():
+        if party.steps is not None and party.epochs is not None:
             raise UsageError(f"Give {name} either epochs or steps, not both.")
-    made.training()
-    return made
+    result.training()
+    return result
 
 
-def _check_workers(made: Experiment) -> None:
-    """Refuse what workers are to do or to take where there are none, and GPUs in parts that Ray
-    does not give.
+def _check_workers(experiment: Experiment) -> None:
+    """Refuse settings of workers without workers, and fractions of GPUs that Ray does not
+    support.
     """
-    if made.partial_sums and made.engine not in ("process", "ray"):
+    if experiment.partial_sums and experiment.engine not in ("process", "ray"):
         raise UsageError("partial_sums are sums at workers, and need --engine process or ray.")
-    if made.gpus is None:
+    if experiment.gpus is None:
         return
-    if made.engine != "ray":
+    if experiment.engine != "ray":
         raise UsageError(
             "gpus is what each worker on Ray takes, and needs --engine ray: elsewhere --device cuda"
             " leads to a GPU."
         )
-    if made.device not in ("auto", "cuda"):
+    if experiment.device not in ("auto", "cuda"):
         raise UsageError(
-            f"Workers with gpus compute on cuda, not on {made.device}: give either gpus or device."
+            f"Workers with gpus compute on cuda, not on {experiment.device}: give either gpus or"
+            " device."
         )
-    if made.gpus > 1 and made.gpus != int(made.gpus):
-        raise UsageError(f"gpus must be a share of one, or a whole number, not {made.gpus:g}.")
+    if experiment.gpus > 1 and experiment.gpus != int(experiment.gpus):
+        raise UsageError(
+            f"gpus must be a share of one, or a whole number, not {experiment.gpus:g}."
+        )
 
 
-def _check_plain(name: str, given: Any) -> None:
-    """Refuse what no setting can be: numbers beyond 64 bits, and text that cannot be written to a
-    file or name one.
-    """
-    if isinstance(given, Mapping):
-        for key, value in given.items():
+def _check_plain(name: str, setting: Any) -> None:
+    """Refuse integers beyond 64 bits, and text that cannot be written to a file."""
+    if isinstance(setting, Mapping):
+        for key, value in setting.items():
             _check_plain(name, key)
             _check_plain(f"{name}.{key}", value)
-    elif isinstance(given, list | tuple):
-        for value in given:
+    elif isinstance(setting, list | tuple):
+        for value in setting:
             _check_plain(name, value)
-    elif isinstance(given, int) and abs(given) >= (
-        most := MOST_SEED if name == "seed" else MAX_INT
-    ):
-        raise UsageError(f"{name} is too large: it must be less than {most:,}.")
-    elif isinstance(given, str) and ("\0" in given or not _is_text(given)):
-        raise UsageError(f"{name} holds a character that is no text: {shown(given)}.")
+    elif isinstance(setting, int):
+        limit = MOST_SEED if name == "seed" else MAX_INT
+        if abs(setting) >= limit:
+            raise UsageError(f"{name} is too large: it must be less than {limit:,}.")
+    elif isinstance(setting, str) and ("\0" in setting or not _is_text(setting)):
+        raise UsageError(f"{name} holds a character that is no text: {quote(setting)}.")
 
 
-def _is_text(given: str) -> bool:
-    """Whether it can be written down: bytes that a terminal could not read arrive as characters
-    that cannot.
+def _is_text(text: str) -> bool:
+    """Whether a string can be encoded. Undecodable bytes from a terminal arrive as characters that
+    cannot.
     """
     try:
-        given.encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True
 
 
 def _flat(table: Any) -> Any:
-    """`[set] dbe.kappa = 50` arrives as a table in a table: join the names again."""
+    """Join the names of nested tables: `[set] dbe.kappa = 50` is a table in a table in TOML."""
     if not isinstance(table, Mapping):
         return table
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        inner = (
-            {f"{name}.{k}": v for k, v in _flat(value).items()}
-            if isinstance(value, Mapping)
-            else {name: value}
-        )
-        flat |= inner
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{k}": v for k, v in _flat(value).items()}
+        else:
+            flat[name] = value
     return flat
 
 
@@ -392,27 +408,28 @@ KINDS = {
     **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "a number"),
     "bool_type": "true or false",
 }
-"""What a setting must be that is of another kind, by pydantic's name for the mistake."""
+"""The expected type of a setting, by pydantic's name of the error."""
 
 
 def _sentence(why: ValidationError) -> str:
+    """The first validation error as a sentence."""
     first = why.errors()[0]
     name = ".".join(str(part) for part in first["loc"])
-    given = first.get("input")
+    value = first.get("input")
     context = first.get("ctx", {})
     match first["type"]:
         case "greater_than_equal":
-            wish = f"at least {context['ge']:g}"
+            expected = f"at least {context['ge']:g}"
         case "greater_than":
-            wish = f"greater than {context['gt']:g}"
+            expected = f"greater than {context['gt']:g}"
         case "less_than_equal":
-            wish = f"at most {context['le']:g}"
+            expected = f"at most {context['le']:g}"
         case "less_than":
-            wish = f"less than {context['lt']:g}"
+            expected = f"less than {context['lt']:g}"
         case "literal_error":
-            wish = f"one of {context['expected']}"
-        case kind if kind in KINDS:
-            wish = KINDS[kind]
+            expected = f"one of {context['expected']}"
+        case error_type if error_type in KINDS:
+            expected = KINDS[error_type]
         case "extra_forbidden" if first["loc"][0] == "party":
             return str(
                 unknown(
@@ -420,10 +437,10 @@ def _sentence(why: ValidationError) -> str:
                 )
             )
         case "extra_forbidden":
-            return f"There is no setting called {shown(name)}."
+            return f"There is no setting called {quote(name)}."
         case _:
             return f"{name}: {first['msg']}."
-    return f"{name} must be {wish}, not {shown(given)}."
+    return f"{name} must be {expected}, not {quote(value)}."
 
 
 def read(path: str | Path) -> Experiment:
@@ -433,19 +450,19 @@ def read(path: str | Path) -> Experiment:
         if any(line.partition("=")[0].count(".") > MOST_DOTS for line in text.splitlines()):
             raise RecursionError
         return experiment(tomllib.loads(text))
+    except UsageError:
+        raise
     except OSError as why:
         raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
-    except (
-        ValueError
-    ) as why:  # also of text that is not UTF-8, and of numbers of thousands of digits
+    except ValueError as why:  # also invalid UTF-8, and numbers with thousands of digits
         raise UsageError(f"{path} is not valid TOML: {why}.") from why
     except RecursionError as why:
         raise UsageError(f"{path} is nested too deeply to be an experiment.") from why
 
 
-def write(made: Experiment) -> str:
-    """The experiment as TOML, every setting resolved."""
-    values = made.model_dump()
+def write(experiment: Experiment) -> str:
+    """The experiment as TOML, with all settings."""
+    values = experiment.model_dump()
     tables = {
         "set": values.pop("set"),
         **{f"party.{_key(n)}": p for n, p in values.pop("party").items()},
@@ -458,20 +475,16 @@ def write(made: Experiment) -> str:
 
 
 def _key(name: str) -> str:
-    return (
-        name
-        if name.replace("-", "").replace("_", "").isalnum() and name.isascii()
-        else json.dumps(name)
-    )
+    is_bare = name.replace("-", "").replace("_", "").isalnum() and name.isascii()
+    return name if is_bare else json.dumps(name)
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace(
-            "\x7f", "\\u007f"
-        )  # which TOML forbids, and JSON does not
+        # TOML forbids the character 0x7f, JSON does not.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(v) for v in value)}]"
     return repr(value)

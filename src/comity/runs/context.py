@@ -1,8 +1,8 @@
-"""What the server and every party of a run know alike: the settings, what parties say of
-themselves, and what follows from these.
+"""What the server and every party of a run both know: the settings, what parties say of themselves,
+and what follows.
 
-Nothing here needs anybody's data. In a simulation all of it is in one place; between sites each
-side makes it for itself, so that tasks and seats never travel.
+Nothing here needs data. A simulation builds it once; between sites each side builds it for itself,
+so that tasks and party numbers are never sent.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from functools import cached_property
 import torch
 
 from comity import models
-from comity.metrics.metrics import Metric, by_class, too_few
 from comity.base.record import record
 from comity.base.samples import PartyData
-from comity.training.task import LearningTask, batchnorm_private
-from comity.training.settings import Training
 from comity.data import Federation
 from comity.data.augment import Augment
 from comity.errors import UsageError, unknown
+from comity.metrics.metrics import Metric, count_by_class, has_too_few
 from comity.runs.config import Experiment
+from comity.training.settings import Training
+from comity.training.task import LearningTask, batchnorm_private
 
 
 @record
 class PartyInfo:
-    """What one party says of itself before a run: all that anybody else learns of its data."""
+    """What one party says of itself before a run. Nobody else learns more of its data."""
 
     train: int
-    """How many samples it has to learn from."""
+    """The number of training samples."""
     validation: int
     test: int
     judged: list[str]
-    """The splits (validation, test) whose samples have a figure by the run's metric."""
+    """The splits (validation, test) for whose samples the run's metric is defined."""
     too_few: bool
-    """Whether its test samples are too few to judge it by."""
+    """Whether it has too few test samples to be judged by."""
     counts: list[int] | None = None
-    """How many training samples it has of each class, where that may be told."""
+    """The number of training samples per class, if the party reveals it."""
     own_constants: bool = False
-    """Whether its inputs are scaled or filled in by figures of its own records: then one record
-    moves what all others are.
+    """Whether its inputs are scaled or imputed with statistics of its own records. Then one record
+    affects all others.
     """
 
     @staticmethod
@@ -52,16 +52,20 @@ class PartyInfo:
         counts: bool = True,
         own_constants: bool = False,
     ) -> PartyInfo:
-        """What a party with these data would say, with the `counts` of its classes or without."""
+        """What a party with these data says, with or without the `counts` of its classes."""
         judged = [
             name
             for name, part in (("validation", data.validation), ("test", data.test))
-            if len(part) and metric.needs(part.y)
+            if len(part) and metric.is_defined(part.y)
         ]
-        few = too_few(by_class(data.test.y, classes), metric)
-        own = list(by_class(data.train.y, classes)) if counts else None
         return PartyInfo(
-            len(data.train), len(data.validation), len(data.test), judged, few, own, own_constants
+            train=len(data.train),
+            validation=len(data.validation),
+            test=len(data.test),
+            judged=judged,
+            too_few=has_too_few(count_by_class(data.test.y, classes), metric),
+            counts=list(count_by_class(data.train.y, classes)) if counts else None,
+            own_constants=own_constants,
         )
 
 
@@ -75,15 +79,14 @@ class PartyInfos:
     """The shape of one sample."""
     classes: int
     black: tuple[float, ...]
-    """What preprocessing makes of the value 0, channel by channel: augmentation fills in with it.
-    """
+    """The value 0 after preprocessing, by channel. Augmentation fills with it."""
     shared_columns: int = 0
-    """Of how many columns they send sums and squares, so that all scale them alike."""
+    """The number of columns whose sums and squares parties send, so that all scale them alike."""
     class_names: tuple[str, ...] = ()
 
     @staticmethod
     def of(federation: Federation, metric: Metric) -> PartyInfos:
-        """What the parties of a simulated federation would say, in a run that is judged by that
+        """What the parties of a simulated federation say, for a run that is judged by this
         metric.
         """
         return PartyInfos(
@@ -106,110 +109,108 @@ class PartyInfos:
         return list(self.parties)
 
     def label_skew(self) -> float | None:
-        """The mean total variation distance between a party's class shares and everybody's: 0
-        alike, towards 1 disjoint.
+        """The mean total variation distance between a party's class distribution and that of all: 0
+        if equal, near 1 if disjoint.
 
-        0 where there are no classes, None where somebody does not tell how many samples of each
-        class it has.
+        0 in regression; None if a party does not reveal its class counts.
         """
-        told = [said.counts for said in self.parties.values()]
-        if any(own is None for own in told):
+        party_counts = [info.counts for info in self.parties.values()]
+        if any(counts is None for counts in party_counts):
             return None
-        counts = torch.tensor(told, dtype=torch.float64)
-        everybody = counts.sum(0) / counts.sum()
-        return float((counts / counts.sum(1, keepdim=True) - everybody).abs().sum(1).mean() / 2)
+        counts = torch.tensor(party_counts, dtype=torch.float64)
+        overall = counts.sum(0) / counts.sum()
+        shares = counts / counts.sum(1, keepdim=True)
+        return float((shares - overall).abs().sum(1).mean() / 2)
 
 
 @dataclass(frozen=True)
 class Roster:
     """Who takes part in a run, and under which numbers.
 
-    Parties that are left out have no number, and the others are counted without them; newcomers,
-    who join after the last round, are counted last.
+    Parties that are left out have no number. Newcomers, who join after the last round, have the
+    highest numbers.
     """
 
     names: tuple[str, ...]
-    """All that take part; a party's number is its position here."""
+    """All that take part. A party's number is its position here."""
     places: tuple[int, ...]
     """Their numbers in the whole federation."""
     from_start: int
     """How many take part from the start."""
     invited: tuple[str, ...]
-    """All of the whole federation that are no newcomers, whether they take part or were left out.
+    """All parties of the whole federation but newcomers, whether they take part or were left
+    out.
     """
 
     @staticmethod
-    def of(experiment: Experiment, everybody: Sequence[str]) -> Roster:
-        """The seats of a run, if the names in its settings are those of parties, and somebody is
-        there to begin.
+    def of(experiment: Experiment, all_names: Sequence[str]) -> Roster:
+        """The roster of a run. Refuses settings that name unknown parties, or leave nobody to start
+        with.
         """
         left_out = experiment.without or ()
         for name in (*experiment.party, *left_out):
-            if name not in everybody:
-                raise unknown("party called", name, everybody)
-        if experiment.newcomers >= len(everybody):
+            if name not in all_names:
+                raise unknown("party called", name, all_names)
+        if experiment.newcomers >= len(all_names):
             raise UsageError(
-                f"All {len(everybody)} parties would be newcomers: at least one must be there from"
+                f"All {len(all_names)} parties would be newcomers: at least one must be there from"
                 " the start."
             )
-        first_late = len(everybody) - experiment.newcomers
-        places = tuple(place for place, name in enumerate(everybody) if name not in left_out)
+        first_late = len(all_names) - experiment.newcomers
+        places = tuple(place for place, name in enumerate(all_names) if name not in left_out)
         from_start = sum(place < first_late for place in places)
         if not from_start:
             raise UsageError(
                 "Without these parties nobody is there from the start: leave out fewer."
             )
         return Roster(
-            tuple(everybody[place] for place in places),
+            tuple(all_names[place] for place in places),
             places,
             from_start,
-            tuple(everybody[:first_late]),
+            tuple(all_names[:first_late]),
         )
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What follows from an experiment's settings and the parties' introductions."""
+    """What follows from an experiment's settings and from what parties say of themselves."""
 
     experiment: Experiment
-    introductions: PartyInfos
-    modules: models.OwnModel | None = None
-    """A user's own network, in place of one that the settings name."""
+    party_infos: PartyInfos
+    modules: models.CustomModel | None = None
+    """A user's network, instead of one that the settings name."""
     _tasks: dict[str, LearningTask] = field(default_factory=dict, repr=False)
 
     @cached_property
-    def seats(self) -> Roster:
+    def roster(self) -> Roster:
         """Who takes part."""
-        return Roster.of(self.experiment, self.introductions.names)
+        return Roster.of(self.experiment, self.party_infos.names)
 
     @cached_property
     def training(self) -> Training:
-        """How everybody trains who has no ways of its own."""
+        """The training settings of all parties without settings of their own."""
         return self.experiment.training()
 
     @cached_property
     def augment(self) -> Augment | None:
-        """The random changes to training samples."""
-        return Augment.read(
-            self.experiment.augment, self.introductions.black, self.introductions.shape
-        )
+        """The augmentation of training samples."""
+        return Augment.read(self.experiment.augment, self.party_infos.black, self.party_infos.shape)
 
     def task(self, party: str) -> LearningTask:
-        """A party's task; parties whose networks have one name share one object."""
-        own = self.experiment.party.get(party)
-        its_own = own.model if own else None
-        name = its_own or self.experiment.model
+        """A party's learning task. Parties whose networks have the same name share one object."""
+        settings = self.experiment.party.get(party)
+        party_model = settings.model if settings else None
+        name = party_model or self.experiment.model
         if name not in self._tasks:
-            self._tasks[name] = self._made(
-                self.modules if self.modules is not None and not its_own else name
-            )
+            use_modules = self.modules is not None and not party_model
+            self._tasks[name] = self._build_task(self.modules if use_modules else name)
         return self._tasks[name]
 
-    def _made(self, model: str | models.OwnModel) -> LearningTask:
-        classes = self.introductions.classes
-        network = models.build(
-            model, self.introductions.shape, max(1, classes)
-        )  # one answer, if it is a number
+    def _build_task(self, model: str | models.CustomModel | None) -> LearningTask:
+        assert model is not None
+        classes = self.party_infos.classes
+        outputs = max(1, classes)  # one output in regression
+        network = models.build(model, self.party_infos.shape, outputs)
         return LearningTask(
             network,
             classes,

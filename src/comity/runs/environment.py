@@ -1,5 +1,5 @@
-"""What a run was made with: the code, the versions, the machine, and exact marks of its settings,
-its split and its data.
+"""The environment of a run: code, versions and machine, and digests of its settings, split and
+data.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 @cache
 def version(package: str) -> str:
-    """The installed version of a package. Cached, since the package's metadata are parsed anew for
-    each question.
+    """The installed version of a package. Cached, since each lookup parses the package's
+    metadata.
     """
     return metadata.version(package)
 
@@ -28,52 +28,44 @@ def code() -> str:
     """The commit of a checkout (with -dirty if files were changed), or the version of an installed
     package.
     """
-    asked = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=10",
-    ]
+    here = Path(__file__)
+    if "site-packages" in here.parts:  # an installed copy may be inside another checkout
+        return f"version {version('comity')}"
+    describe = ["describe", "--always", "--dirty", "--abbrev=10"]
+    command = ["git", "-C", str(here.parent), *describe]
     try:
-        found = subprocess.run(
-            asked, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+        commit = result.stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        found = ""
-    inside = (
-        "site-packages" not in Path(__file__).parts
-    )  # an installed copy may lie inside somebody else's checkout
-    return f"commit {found}" if found and inside else f"version {version('comity')}"
+        commit = ""
+    return f"commit {commit}" if commit else f"version {version('comity')}"
 
 
 def cores() -> int:
-    """The processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def digest(text: str) -> str:
-    """A short name for exactly these settings: a run knows those that it was started with."""
+    """A short digest of a text."""
     return blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def environment(settings: str, fingerprint: str, **others: str) -> dict[str, Any]:
-    """All that `env.json` holds: of a run with these settings, on data with this fingerprint.
+    """The contents of `env.json` for a run with these settings, on data with this fingerprint.
 
-    `others` are whatever else it began with (`split` or `parties`, `plan`), of which it has a mark
-    unless it is empty.
+    `others` are further texts that the run starts with (`split` or `parties`, `plan`). Nonempty
+    ones are saved as digests.
     """
-    marks = {"config": digest(settings)} | {
+    digests = {"config": digest(settings)} | {
         name: digest(text) for name, text in others.items() if text
     }
-    return {**here(), "fingerprint": fingerprint, **marks}
+    return {**here(), "fingerprint": fingerprint, **digests}
 
 
 def here() -> dict[str, Any]:
-    """The code, the versions and the machine, here and now."""
-    import torch  # lazily: `comity --version` asks this module for the code only
+    """The current code, versions and machine."""
+    import torch  # lazily: `comity --version` needs only the code's version
 
     return {
         "comity": version("comity"),
@@ -88,8 +80,8 @@ def here() -> dict[str, Any]:
     }
 
 
-MATTERS = {
-    "code": "",  # says itself what it is: a commit or a version
+REPRODUCIBLE_WITH = {
+    "code": "",  # begins with "commit" or "version"
     "python": "Python ",
     "torch": "torch ",
     "numpy": "numpy ",
@@ -97,25 +89,26 @@ MATTERS = {
     "machine": "",
     "cpu": "kernels for ",
 }
-"""Upon what it depends which bits come out, and how it is called; with more or fewer processors,
-the same do.
+"""What bit-for-bit results depend on, with the prefix of each value in a message. The number of
+processors does not matter.
 """
 
 
 def changed_since(before: Mapping[str, Any]) -> str:
-    """What is another here than where a run was begun, and what that means, in a sentence; nothing
-    if all is as it was.
+    """A warning if the environment differs from that at the start of a run; empty if it does
+    not.
     """
     now = here()
     others = [
         name
-        for name in MATTERS
+        for name in REPRODUCIBLE_WITH
         if name in before and _plain(name, before[name]) != _plain(name, now[name])
     ]
     if not others:
         return ""
     then, today = (
-        " and ".join(f"{MATTERS[name]}{told[name]}" for name in others) for told in (before, now)
+        " and ".join(f"{REPRODUCIBLE_WITH[name]}{values[name]}" for name in others)
+        for values in (before, now)
     )
     return (
         f"This run was begun with {then} and went on with {today}: from there on it may differ, by"
@@ -124,5 +117,5 @@ def changed_since(before: Mapping[str, Any]) -> str:
 
 
 def _plain(name: str, value: Any) -> str:
-    """A version as far as it matters: Python's last number stands for mended faults."""
+    """The part of a version that matters: a Python patch release does not."""
     return str(value).rpartition(".")[0] if name == "python" else str(value)

@@ -1,5 +1,5 @@
-"""Parties evaluate what they would deploy, each on its own data, and the figures that they send are
-noted.
+"""Evaluation: each party evaluates the model that it would deploy on its own data, and its scores
+are noted.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from comity.base.call import EvaluationRequest, Message
-from comity.metrics.evaluation import Evaluation, Score
-from comity.metrics.metrics import ACCURACY, METRICS
 from comity.base.record import Empty
 from comity.core.runner import in_order
 from comity.core.server import Server, cohort
 from comity.engines.engine import Engine
+from comity.metrics.evaluation import Evaluation, Score
+from comity.metrics.metrics import ACCURACY, METRICS
+from comity.runs.figures import mean
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import ServerRun
-from comity.measure.figures import mean
 
 SHARE = (
     "Before the last round a share of the parties evaluated, others each time (eval_share): curves"
@@ -28,79 +28,79 @@ SHARE = (
 
 @dataclass(frozen=True)
 class Evaluations:
-    """What parties found."""
+    """The evaluations of one round."""
 
     by_party: Mapping[int, Evaluation]
     parties: int
-    """How many there are, whether or not they were asked this time."""
+    """The number of all parties, evaluated or not."""
     metric: str
-    """What rounds are chosen by."""
+    """The metric that rounds are chosen by."""
 
     @property
     def complete(self) -> bool:
-        """Whether everybody was heard."""
+        """Whether all parties were evaluated."""
         return len(self.by_party) == self.parties
 
     @property
     def figure(self) -> float | None:
-        """The mean of the chosen metric on test samples, over those who were heard and have one;
-        None if nobody has.
+        """The mean of the chosen metric on test samples over the parties that have it; None if none
+        has.
         """
-        found = {
+        figures = {
             i: figure
-            for i, one in self.by_party.items()
-            if (figure := _figure(one.test, self.metric)) is not None
+            for i, evaluation in self.by_party.items()
+            if (figure := _figure(evaluation.test, self.metric)) is not None
         }
-        return mean(found) if found else None
+        return mean(figures) if figures else None
 
     @property
     def pooled(self) -> float:
-        """The share of all test samples together that are right: one model's accuracy, if all
-        parties have the same.
+        """The accuracy on all test samples together: that of one model, if all parties have the
+        same.
         """
-        tests = [one.test for one in self.by_party.values()]
+        tests = [evaluation.test for evaluation in self.by_party.values()]
         return sum(score.correct for score in tests) / sum(score.count for score in tests)
 
     @property
     def goodness(self) -> float | None:
-        """What rounds are chosen by, more being better: on all validation samples together, or on
-        test samples if there are none.
+        """What rounds are chosen by, higher is better: on all validation samples, or on test
+        samples if there are none.
 
-        Accuracy is that of all these samples; of another metric it is the mean over the parties
-        that have one, by samples. None if nobody tells.
+        Accuracy is over all these samples; another metric is the mean over the parties that have
+        it, weighted by samples. None if no party reports it.
         """
-        known = [one.validation for one in self.by_party.values() if one.validation.count]
-        known = known or [one.test for one in self.by_party.values() if one.test.count]
-        if not known:
+        evaluations = self.by_party.values()
+        scores = [each.validation for each in evaluations if each.validation.count]
+        scores = scores or [each.test for each in evaluations if each.test.count]
+        if not scores:
             return None
         if self.metric == ACCURACY.name:
-            return sum(score.correct for score in known) / sum(score.count for score in known)
+            return sum(score.correct for score in scores) / sum(score.count for score in scores)
         figures = [
             (score.count, score.figures[self.metric])
-            for score in known
+            for score in scores
             if self.metric in score.figures
         ]
         if not figures:
             return None
-        return (
-            METRICS[self.metric].sign
-            * sum(n * figure for n, figure in figures)
-            / sum(n for n, _ in figures)
-        )
+        weighted = sum(count * figure for count, figure in figures)
+        total = sum(count for count, _ in figures)
+        return METRICS[self.metric].sign * weighted / total
 
 
 def _figure(score: Score, metric: str) -> float | None:
-    """A party's figure by a metric, if it has one."""
+    """A party's score by a metric; None if it has none."""
     if metric == ACCURACY.name:
         return score.correct / score.count if score.count else None
     return score.figures.get(metric)
 
 
 def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: bool) -> Evaluations:
-    """Each party evaluates what it would deploy; after the last round (`final`) by all metrics, and
-    it gives its answers.
+    """Each party evaluates the model that it would deploy; after the last round (`final`) with all
+    metrics and its predictions.
 
-    Before it, only the share of the parties that the settings say is asked, others each time.
+    Before the last round only a sample of the parties is evaluated, of the size that the settings
+    say.
     """
     ids = (
         job.info.parties
@@ -110,37 +110,37 @@ def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: b
     if len(ids) < len(job.info.parties):
         server.warnings[SHARE] = None
     messages = _messages(job, s, ids)
-    found = Evaluations(
-        _asked(server, engine, messages, EvaluationRequest(server.round, final)),
+    evaluations = Evaluations(
+        _request(server, engine, messages, EvaluationRequest(server.round, final)),
         len(job.info.parties),
         job.metric.name,
     )
-    _note(job, server, found.by_party)
-    _remark_withheld_validation(job, server, found)
+    _note(job, server, evaluations.by_party)
+    _warn_withheld_validation(job, server, evaluations)
     if (
-        found.complete
-        and not server.withholding.intersection(found.by_party)
+        evaluations.complete
+        and not server.withholding.intersection(evaluations.by_party)
         and job.info.task.classes
-        and job.algorithm.one_model
+        and job.algorithm.traits.one_model
         and not any(task.private for task in job.info.tasks)
     ):
-        server.note("accuracy", found.pooled, None, "pooled")
+        server.note("accuracy", evaluations.pooled, None, "pooled")
     if final:
-        for i, evaluation in found.by_party.items():
+        for i, evaluation in evaluations.by_party.items():
             for name, figure in further_figures(evaluation, job.metric.name):
                 server.note(name, figure, i, "test")
-    return found
+    return evaluations
 
 
-def _remark_withheld_validation(job: ServerRun, server: Server, found: Evaluations) -> None:
-    """Say by which samples the end was chosen, if all withhold the figures of their validation
-    samples.
+def _warn_withheld_validation(job: ServerRun, server: Server, evaluations: Evaluations) -> None:
+    """Warn that the end was chosen on test samples, if all parties withhold scores of their
+    validation samples.
     """
-    validated = any(job.everybody[i].validation for i in found.by_party)
+    validated = any(job.party_infos[i].validation for i in evaluations.by_party)
     if (
         job.experiment.patience
         and validated
-        and not any(one.validation.count for one in found.by_party.values())
+        and not any(evaluation.validation.count for evaluation in evaluations.by_party.values())
     ):
         server.warnings[
             "All have withheld figures of their validation samples: when to end was judged on test"
@@ -149,64 +149,64 @@ def _remark_withheld_validation(job: ServerRun, server: Server, found: Evaluatio
 
 
 def evaluate_unfinished(job: ServerRun, server: Server, engine: Engine, s: Any) -> None:
-    """What parties have before a method's last step, its `finish`."""
-    _staged(job, server, engine, s, job.info.parties, "unfinished")
+    """Evaluate the models before a method's last step, its `finish`."""
+    _evaluate_stage(job, server, engine, s, job.info.parties, "unfinished")
 
 
 def evaluate_newcomers(job: ServerRun, server: Server, engine: Engine, s: Any, stage: str) -> None:
-    """What newcomers have at a stage of their joining: what they are `offered`, or have once they
-    have `joined`.
+    """Evaluate newcomers at a stage: the models that they are `offered`, or have once they have
+    `joined`.
     """
-    _staged(job, server, engine, s, job.info.late, stage)
+    _evaluate_stage(job, server, engine, s, job.info.late, stage)
 
 
-def _staged(
+def _evaluate_stage(
     job: ServerRun, server: Server, engine: Engine, s: Any, ids: Iterable[int], stage: str
 ) -> None:
-    found = _asked(
+    evaluations = _request(
         server, engine, _messages(job, s, ids), EvaluationRequest(server.round, False, stage)
     )
-    _note(job, server, found, f"-{stage}")
+    _note(job, server, evaluations, f"-{stage}")
 
 
 def evaluate_newcomers_alone(job: ServerRun, server: Server, engine: Engine) -> None:
-    """What newcomers would have if they did not join: trained on their own data only. Nothing
-    crosses but figures.
+    """Evaluate what newcomers would have without joining: trained on their own data only. Only
+    scores are sent.
     """
-    found = {}
+    evaluations = {}
     for i, evaluation in in_order(job.info.late, engine.evaluate_solo(job.info.late, server.round)):
         server.charge_reply("alone", i, evaluation, "eval")
-        found[i] = evaluation
-    _note(job, server, found, "-alone")
+        evaluations[i] = evaluation
+    _note(job, server, evaluations, "-alone")
 
 
-def _asked(
-    server: Server, engine: Engine, messages: Mapping[int, Any], look: EvaluationRequest
+def _request(
+    server: Server, engine: Engine, messages: Mapping[int, Any], request: EvaluationRequest
 ) -> dict[int, Evaluation]:
-    """Evaluations of the parties that are heard, in party order; what crosses for them is charged
-    as `eval`.
+    """The evaluations that arrive, in party order. The bytes sent for them are charged as
+    `eval`.
     """
-    roll = server.participation_log.begin_call(server.looking(), messages)
-    sent = {i: messages[i] for i in roll.there}
-    server.charge_messages("evaluate", sent, "eval")
-    asked = {i: Message(message, server.versions.get(i)) for i, message in sent.items()}
-    found = {}
-    for i, evaluation in in_order(sent, engine.evaluate(asked, look)):
-        if roll.arrives(i):
+    participation = server.participation_log.begin_call(server.looking(), messages)
+    contents = {i: messages[i] for i in participation.there}
+    server.charge_messages("evaluate", contents, "eval")
+    requests = {i: Message(message, server.versions.get(i)) for i, message in contents.items()}
+    evaluations = {}
+    for i, evaluation in in_order(contents, engine.evaluate(requests, request)):
+        if participation.arrives(i):
             server.charge_reply("evaluate", i, evaluation, "eval")
-            found[i] = evaluation
-    roll.write_silent()
-    return found
+            evaluations[i] = evaluation
+    participation.write_silent()
+    return evaluations
 
 
-def write_outcomes(job: ServerRun, folder: RunFolder, found: Evaluations) -> None:
-    """Write down what parties' models said of the test samples after the last round, as far as they
-    tell.
+def write_outcomes(job: ServerRun, folder: RunFolder, evaluations: Evaluations) -> None:
+    """Write the parties' predictions for the test samples after the last round, as far as they
+    reveal them.
     """
     answers = {
-        job.info.names[i]: one.answers
-        for i, one in found.by_party.items()
-        if one.answers is not None
+        job.info.names[i]: evaluation.answers
+        for i, evaluation in evaluations.by_party.items()
+        if evaluation.answers is not None
     }
     folder.write_outcomes(answers)
 
@@ -214,30 +214,31 @@ def write_outcomes(job: ServerRun, folder: RunFolder, found: Evaluations) -> Non
 def _messages(job: ServerRun, s: Any, ids: Iterable[int]) -> dict[int, Any]:
     """What each party needs of the server's state to have its model."""
     return {
-        i: Empty() if job.algorithm.self_contained else job.algorithm.message_for(s, i) for i in ids
+        i: Empty() if job.algorithm.traits.self_contained else job.algorithm.message_for(s, i)
+        for i in ids
     }
 
 
 def _note(
     job: ServerRun, server: Server, evaluations: Mapping[int, Evaluation], suffix: str = ""
 ) -> None:
-    """Note the figures of each party, where it has samples, and who withholds those of its test
-    samples.
+    """Note the scores of each party that has samples, and which parties withhold those of their
+    test samples.
 
     A suffix to the split's name says what was evaluated.
     """
     for i, evaluation in evaluations.items():
         for split, name, figure in figures(evaluation, server.info.task.classes, job.metric.name):
             server.note(name, figure, i, split + suffix)
-        if evaluation.test.count < job.everybody[i].test:  # a site's policy says so
+        if evaluation.test.count < job.party_infos[i].test:  # as a site policy may require
             server.withholding.add(i)
         else:
             server.withholding.discard(i)
 
 
 def figures(evaluation: Evaluation, classes: int, metric: str) -> Iterator[tuple[str, str, float]]:
-    """What is noted of a party's model after every evaluation: (split, metric, figure), where it
-    has samples.
+    """The scores that are noted after every evaluation: (split, metric, value), where the party has
+    samples.
     """
     for split, score in (("validation", evaluation.validation), ("test", evaluation.test)):
         if score.count:
@@ -249,7 +250,5 @@ def figures(evaluation: Evaluation, classes: int, metric: str) -> Iterator[tuple
 
 
 def further_figures(evaluation: Evaluation, metric: str) -> list[tuple[str, float]]:
-    """What is noted of a party's model at the end, on its test samples, beside what is noted after
-    every evaluation.
-    """
+    """The scores on test samples that are noted after the last evaluation only."""
     return [(name, figure) for name, figure in evaluation.test.figures.items() if name != metric]

@@ -1,14 +1,13 @@
-"""A run's folder: what makes a folder one, the names of its files, and the one way to write and to
-read each of them.
+"""A run's folder: which files it has, and how each is written, read and checked.
 
-The readers here are strict: what is missing, damaged, or no longer what the run wrote is an error.
-Whoever can do with less reads the tables with `tables.Table.salvage`, and those of a run that goes
-on with `tables.Growing`; `RunFolder.damaged` tells him what not to trust.
+Readers are strict: they raise an error if a file is missing, damaged or was changed after the run
+wrote it. Callers that accept less use `tables.Table.salvage`, and `tables.Growing` for runs in
+progress; `RunFolder.damaged` lists the files not to rely on.
 
-How a change is noticed: env.json, written first, has marks of the settings and the split; each
-checkpoint's manifest has checksums of the tables up to there; at the end .checksums.json gets those
-of all tables and of summary.json, which is written after it, as it says that the run has ended. The
-other files of JSON have a checksum of themselves.
+How changes are detected: env.json, which is written first, has digests of the settings and the
+split. Each checkpoint's manifest has checksums of the tables so far. At the end, .checksums.json
+gets those of all tables and of summary.json, which is written after it and marks the end of the
+run. The other JSON files contain a checksum of themselves.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from typing import Any, TypeVar
 import torch
 
 from comity.checksums import CRC, Checksum, with_crc, without_crc
-from comity.metrics.evaluation import Answers
-from comity.wire.ledger import Charge
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.data.split import Split
 from comity.errors import ComityError, UsageError
+from comity.metrics.evaluation import Answers
+from comity.privacy.account import PrivacyCharge
 from comity.runs import config
-from comity.runs.checkpoint import Checkpoints, to_disk, write_atomically
+from comity.runs.checkpoint import Checkpoints, flush_to_disk, write_atomically
 from comity.runs.config import Experiment
 from comity.runs.environment import digest
 from comity.runs.recording import RecordedMessage, read_messages
@@ -48,7 +47,7 @@ from comity.runs.tables import (
     Timing,
     Writer,
 )
-from comity.privacy.account import PrivacyCharge
+from comity.wire.ledger import Charge
 
 R = TypeVar("R")
 CONFIG = "config.toml"
@@ -63,14 +62,12 @@ CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
 CHECKSUMS = ".checksums.json"
 
-BEGINNING = (CONFIG, ENVIRONMENT)
-"""The files that make a folder a run's: a run has begun when it has both. The settings alone are
-anybody's.
-"""
-MARKS = (CONFIG, METRICS.name, SUMMARY)
-"""Files of which one is enough to see that a run was here, should others be lost."""
+REQUIRED = (CONFIG, ENVIRONMENT)
+"""The files that make a folder a run's folder. Settings alone are not enough."""
+TRACES = (CONFIG, METRICS.name, SUMMARY)
+"""Files of which one is enough to recognise a run whose other files are lost."""
 MESSAGES = "tape/messages"
-OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "record_messages")
+OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "tape")
 NEVER_OVERWRITTEN = (
     CONFIG,
     *(table.name for table in TABLES),
@@ -79,7 +76,7 @@ NEVER_OVERWRITTEN = (
     CHECKPOINTS,
     *OTHERS,
 )
-"""What a new run may not find in its folder."""
+"""Files and folders that a new run refuses to overwrite."""
 
 
 @dataclass(frozen=True)
@@ -88,41 +85,45 @@ class RunFolder:
 
     path: Path
 
-    # What makes a folder a run's.
+    # Whether the folder holds a run.
 
     @property
     def begun(self) -> bool:
-        """Whether a run has begun here, be it going on, stopped or finished."""
+        """Whether the folder holds a run: in progress, stopped or finished."""
         return self._missing() is None
 
     @property
     def remains(self) -> bool:
-        """Whether at least something of a run is here; files may be lost."""
-        return any((self.path / name).is_file() for name in MARKS)
+        """Whether the folder holds at least parts of a run. Files may be lost."""
+        return any((self.path / name).is_file() for name in TRACES)
 
     @property
     def ended(self) -> bool:
-        """Whether the run came to its end, be its summary readable or not."""
+        """Whether the run has finished, even if its summary is damaged."""
         return self.summary.exists()
 
     @property
     def recorded(self) -> bool:
-        """Whether the run keeps its messages."""
-        return self.environment.is_file() and bool(self.read_environment().get("record_messages"))
+        """Whether the run records its messages."""
+        if not self.environment.is_file():
+            return False
+        environment = self.read_environment()
+        # Earlier versions wrote "tape".
+        return bool(environment.get("record_messages", environment.get("tape")))
 
     def check_begun(self) -> None:
         """Refuse a folder that holds no run."""
         if missing := self._missing():
-            inside: list[str] = []
+            runs: list[str] = []
             with contextlib.suppress(OSError):  # a name that no file can have
-                inside = sorted(str(found.parent) for found in self.path.glob(f"*/seed-*/{CONFIG}"))
-            more = (
+                runs = sorted(str(path.parent) for path in self.path.glob(f"*/seed-*/{CONFIG}"))
+            hint = (
                 " The runs in it are"
-                f" {', '.join(inside[:8])}{' and others' if len(inside) > 8 else ''}: name one of"
+                f" {', '.join(runs[:8])}{' and others' if len(runs) > 8 else ''}: name one of"
                 " them."
             )
             raise UsageError(
-                f"{self.path} holds no run: it has no {missing}.{more if inside else ''}"
+                f"{self.path} holds no run: it has no {missing}.{hint if runs else ''}"
             )
 
     def check_free(self) -> None:
@@ -132,45 +133,45 @@ class RunFolder:
                 f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in"
                 " Python resume=True), or choose another --out."
             )
-        if taken := sorted(name for name in NEVER_OVERWRITTEN if (self.path / name).exists()):
-            raise UsageError(f"{self.path} already has a {taken[0]}: choose another --out.")
+        if existing := sorted(name for name in NEVER_OVERWRITTEN if (self.path / name).exists()):
+            raise UsageError(f"{self.path} already has a {existing[0]}: choose another --out.")
 
     def _missing(self) -> str | None:
         try:
-            return next((name for name in BEGINNING if not (self.path / name).is_file()), None)
+            return next((name for name in REQUIRED if not (self.path / name).is_file()), None)
         except OSError:  # a name that no file can have
-            return BEGINNING[0]
+            return REQUIRED[0]
 
-    # Where its files are.
+    # Paths.
 
     @property
     def config(self) -> Path:
-        """The settings, all resolved."""
+        """The settings, with `auto` resolved."""
         return self.path / CONFIG
 
     @property
     def environment(self) -> Path:
-        """Versions and machine, and what the settings and the data were when the run began."""
+        """Versions and machine, and digests of the settings and the data at the start."""
         return self.path / ENVIRONMENT
 
     @property
     def split(self) -> Path:
-        """Which sample went to which party."""
+        """Which sample belongs to which party."""
         return self.path / SPLIT
 
     @property
     def parties(self) -> Path:
-        """What sites said of themselves, where the data are elsewhere."""
+        """What sites said of themselves, in a run between sites."""
         return self.path / PARTIES
 
     @property
     def summary(self) -> Path:
-        """The run in a few figures, written when it has ended."""
+        """The summary, which is written when the run has finished."""
         return self.path / SUMMARY
 
     @property
     def outcomes(self) -> Path:
-        """What models said of the test samples after the last round, and what was right."""
+        """The predictions for the test samples after the last round, and the labels."""
         return self.path / OUTCOMES
 
     @property
@@ -180,95 +181,95 @@ class RunFolder:
 
     @property
     def measures(self) -> Path:
-        """What `comity measure` found."""
+        """The results of `comity measure`."""
         return self.path / MEASURES
 
     @property
     def record_messages(self) -> Path:
-        """The messages that the server saw, if they are kept."""
+        """The recorded messages, if the run records them."""
         return self.path / MESSAGES
 
     @property
     def timing(self) -> Path:
-        """What rounds took; its rows are the last that a round writes."""
+        """The time that rounds took. Its row is the last that a round writes."""
         return self.path / TIMING.name
 
-    # Whether its files are what was written.
+    # Checks.
 
     def check(self) -> None:
-        """Refuse a run of which a file is lost or is not what was written, whether it is going to
-        be read or not.
-        """
+        """Refuse a run with a lost or changed file."""
         for check in self._checks().values():
             check()
 
     def damaged(self) -> list[str]:
         """The names of the files that `check` would refuse."""
-        found = []
+        names = []
         for name, check in self._checks().items():
             try:
                 check()
             except ComityError:
-                found.append(name)
-        return found
+                names.append(name)
+        return names
 
     def _checks(self) -> dict[str, Callable[[], object]]:
-        """How each file is checked; those that nothing is known of are left out."""
+        """The check of each file. Files without a checksum are left out."""
         checks: dict[str, Callable[[], object]] = {ENVIRONMENT: self.read_environment}
         with contextlib.suppress(ComityError):
-            marked = {
+            digested = {
                 "config": self.config,
                 "split": self.split,
                 "parties": self.parties,
                 "plan": self.plan,
             }
-            marks = marked.keys() & self.read_environment().keys()
+            keys = digested.keys() & self.read_environment().keys()
             checks |= {
-                marked[mark].name: partial(self._check_digest, marked[mark], mark)
-                for mark in sorted(marks)
+                digested[key].name: partial(self._check_digest, digested[key], key)
+                for key in sorted(keys)
             }
         try:
-            known = self._known()
+            checksums = self._checksums()
         except ComityError:
-            return checks | {CHECKSUMS if self.ended else CHECKPOINTS: self._known}
-        return checks | {name: partial(self._check_file, name) for name in known}
+            return checks | {CHECKSUMS if self.ended else CHECKPOINTS: self._checksums}
+        return checks | {name: partial(self._check_file, name) for name in checksums}
 
-    def _known(self) -> dict[str, Checksum]:
-        """The checksums of tables and outcomes: those at the run's end or, before that, of its last
+    def _checksums(self) -> dict[str, Checksum]:
+        """The checksums of tables and outcomes: at the end of the run or, before that, at its last
         checkpoint.
         """
         if self.ended:
-            return self._at_the_end()
+            return self._final_checksums()
         manifest = self.checkpoints().load()
         return manifest.files if manifest else {}
 
-    def _at_the_end(self) -> dict[str, Checksum]:
-        """The checksums of a finished run's files; none if it is of a version that had none, which
-        marked no splits either.
+    def _final_checksums(self) -> dict[str, Checksum]:
+        """The checksums of a finished run. Empty for early versions, which wrote neither them nor
+        digests of splits.
         """
         path = self.path / CHECKSUMS
         if not path.exists() and not {"split", "parties"} & self.read_environment().keys():
             return {}
         try:
             return {
-                name: Checksum(*known)
-                for name, known in _checked(_json(path), "files")["files"].items()
+                name: Checksum(*checksum)
+                for name, checksum in _checked(_json(path), "files")["files"].items()
             }
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
             raise ComityError(
-                f"{path} cannot be read: whether the run is what was written cannot be checked."
+                f"{path} cannot be read: the files of the run cannot be checked."
             ) from why
 
     def _check_file(self, name: str) -> None:
-        if known := self._known().get(name):
-            known.check(self.path / name) if self.ended else known.check_beginning(self.path / name)
+        if checksum := self._checksums().get(name):
+            path = self.path / name
+            checksum.check(path) if self.ended else checksum.check_beginning(path)
 
-    def _check_digest(self, path: Path, mark: str) -> None:
-        """Refuse a file that is not the one of which the run's beginning has a mark."""
-        told = self.read_environment()
+    def _check_digest(self, path: Path, key: str) -> None:
+        """Refuse a file whose digest differs from that in env.json."""
+        environment = self.read_environment()
         try:
-            known = [told[key] for key in (mark, f"{mark}_before") if key in told]
-            changed = bool(known) and digest(path.read_text(encoding="utf-8")) not in known
+            # While a run is being extended, env.json has the digests of both settings.
+            digests = [environment[k] for k in (key, f"{key}_before") if k in environment]
+            changed = bool(digests) and digest(path.read_text(encoding="utf-8")) not in digests
         except (OSError, ValueError) as why:
             raise UsageError(f"{path} cannot be read.") from why
         if changed:
@@ -280,24 +281,24 @@ class RunFolder:
 
     def read_experiment(self) -> Experiment:
         """The settings, which must be those that the run was started with."""
-        made = config.read(self.config)
+        experiment = config.read(self.config)
         self._check_digest(self.config, "config")
-        return made
+        return experiment
 
     def read_split(self) -> Split:
-        """Which sample went to which party."""
-        made = Split.read(self.split)
+        """Which sample belongs to which party."""
+        split = Split.read(self.split)
         self._check_digest(self.split, "split")
-        return made
+        return split
 
     def read_parties(self) -> dict[str, Any]:
         """What sites said of themselves, by name."""
         self._check_digest(self.parties, "parties")
-        told: dict[str, Any] = _json(self.parties)
-        return told
+        parties: dict[str, Any] = _json(self.parties)
+        return parties
 
     def read_environment(self) -> dict[str, Any]:
-        """Versions, machine, and the marks of settings, split and data."""
+        """Versions, machine, and digests of settings, split and data."""
         try:
             return _checked(_json(self.environment), "split", "parties")
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as why:
@@ -312,88 +313,87 @@ class RunFolder:
         return self._rows(LEDGER)
 
     def read_absences(self) -> list[Absence]:
-        """All rows of absences.csv; none if everybody was heard, or if the run is of a version that
-        had no such table.
+        """All rows of absences.csv. Empty if all parties replied, or an early version wrote no such
+        table.
         """
-        return self._rows(ABSENCES) if self._written(ABSENCES) else []
+        return self._rows(ABSENCES) if self._should_exist(ABSENCES) else []
 
     def read_privacy(self) -> list[PrivacyCharge]:
-        """All rows of privacy.csv; none if nothing left a party, or if the run is of a version that
-        had no such table.
+        """All rows of privacy.csv. Empty if nothing left a party, or an early version wrote no such
+        table.
         """
-        return self._rows(PRIVACY) if self._written(PRIVACY) else []
+        return self._rows(PRIVACY) if self._should_exist(PRIVACY) else []
 
     def read_timing(self) -> list[Timing]:
         """All rows of timing.csv."""
         return self._rows(TIMING)
 
-    def _written(self, table: Table[Any]) -> bool:
-        """Whether a table that is not always there should be."""
-        return (self.path / table.name).exists() or table.name in self._known()
+    def _should_exist(self, table: Table[Any]) -> bool:
+        """Whether a table that is written only if needed should exist."""
+        return (self.path / table.name).exists() or table.name in self._checksums()
 
     def _rows(self, table: Table[R]) -> list[R]:
         self._check_file(table.name)
         return table.read(self.path)
 
     def read_messages(self) -> Iterator[RecordedMessage]:
-        """All messages in their order, if they were kept and are what was written."""
+        """All recorded messages in order. Raises UsageError if there are none."""
         if not self.recorded:
             raise UsageError(
-                f"{self.path} has no tape: messages are kept by runs with --record-messages (in"
+                f"{self.path} has no recorded messages: start the run with --record-messages (in"
                 " Python record_messages=True)."
             )
         self._check_file(MESSAGES)
         return read_messages(self.record_messages)
 
     def read_plan(self) -> str | None:
-        """The table of planned absences, if the run has one."""
+        """The table of planned absences; None if the run has none."""
         if "plan" not in self.read_environment():
             return None
         self._check_digest(self.plan, "plan")
         return self.plan.read_text(encoding="utf-8")
 
     def read_outcomes(self) -> dict[str, list[int]]:
-        """By party: 1 for each of its test samples that was right after the last round, 0 for the
-        others.
+        """By party: 1 for each test sample that was predicted correctly after the last round, 0 for
+        the others.
         """
         if self.outcomes.exists():
             self._check_file(OUTCOMES)
         return self.salvage_outcomes()
 
     def read_answers(self) -> dict[str, Answers]:
-        """By party: what its model said of its test samples after the last round."""
+        """By party: its model's predictions for the test samples after the last round."""
         if self.outcomes.exists():
             self._check_file(OUTCOMES)
         return self.salvage_answers()
 
     def salvage_answers(self) -> dict[str, Answers]:
-        """The same, if it makes sense, be it what the run wrote or not."""
+        """The same if it can be parsed, without checksums."""
         rows = self._outcome_rows()
         if rows and "answer" not in rows[0]:
             raise ComityError(
                 f"{self.outcomes} is of an earlier version of Comity, and has no answers to judge"
                 " by a metric."
             )
-        if rows and set(rows[0]["truth"]) & set(
-            ".en"
-        ):  # 3.0, 1e-05, nan: no classes, which are whole numbers
+        # Classes are whole numbers; 3.0, 1e-05 and nan are not.
+        if rows and set(rows[0]["truth"]) & set(".en"):
             return self._amounts(rows)
         cells: dict[str, list[tuple[int, int, float]]] = {}
         try:
             for row in rows:
-                truth, given = int(row["truth"]), int(row["answer"])
-                if int(row["correct"]) != (truth == given) or min(truth, given) < 0:
+                truth, prediction = int(row["truth"]), int(row["answer"])
+                if int(row["correct"]) != (truth == prediction) or min(truth, prediction) < 0:
                     raise ValueError
                 cells.setdefault(row["party"], []).append(
-                    (truth, given, float(row.get("score", "nan")))
+                    (truth, prediction, float(row.get("score", "nan")))
                 )
         except (KeyError, ValueError, TypeError) as why:
-            raise self._no_outcomes() from why
+            raise self._outcomes_error() from why
         scored = bool(rows) and "score" in rows[0]
-        return {party: _answers(each, scored) for party, each in cells.items()}
+        return {party: _answers(values, scored) for party, values in cells.items()}
 
     def _amounts(self, rows: list[dict[str, str]]) -> dict[str, Answers]:
-        """The answers of models that predict numbers."""
+        """The predictions of regression models."""
         cells: dict[str, list[tuple[float, float]]] = {}
         try:
             for row in rows:
@@ -401,29 +401,31 @@ class RunFolder:
                     (float(row["truth"]), float(row["answer"]))
                 )
         except (KeyError, ValueError, TypeError) as why:
-            raise self._no_outcomes() from why
-        made = {party: torch.tensor(pairs, dtype=torch.float32) for party, pairs in cells.items()}
-        return {party: Answers(pairs[:, 0], pairs[:, 1], None) for party, pairs in made.items()}
+            raise self._outcomes_error() from why
+        tensors = {
+            party: torch.tensor(pairs, dtype=torch.float32) for party, pairs in cells.items()
+        }
+        return {party: Answers(pairs[:, 0], pairs[:, 1], None) for party, pairs in tensors.items()}
 
     def _outcome_rows(self) -> list[dict[str, str]]:
         try:
             with self.outcomes.open(encoding="utf-8", newline="") as file:
                 return list(csv.DictReader(file))
         except (OSError, ValueError, csv.Error) as why:
-            raise self._no_outcomes() from why
+            raise self._outcomes_error() from why
 
-    def _no_outcomes(self) -> ComityError:
+    def _outcomes_error(self) -> ComityError:
         return ComityError(f"{self.outcomes} cannot be read: the run is not finished, or damaged.")
 
     def salvage_outcomes(self) -> dict[str, list[int]]:
-        """The same, if it makes sense, be it what the run wrote or not."""
-        found: dict[str, list[int]] = {}
+        """The same if it can be parsed, without checksums."""
+        outcomes: dict[str, list[int]] = {}
         try:
             for row in self._outcome_rows():
-                found.setdefault(row["party"], []).append(int(row["correct"]))
+                outcomes.setdefault(row["party"], []).append(int(row["correct"]))
         except (KeyError, ValueError, TypeError) as why:
-            raise self._no_outcomes() from why
-        return found
+            raise self._outcomes_error() from why
+        return outcomes
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary; None while the run is not finished."""
@@ -433,7 +435,7 @@ class RunFolder:
         return self.salvage_summary()
 
     def salvage_summary(self) -> dict[str, Any]:
-        """The summary of a finished run, if it makes sense, be it what the run wrote or not."""
+        """The summary of a finished run if it can be parsed, without checksums."""
         try:
             summary: dict[str, Any] = _json(self.summary)
             for part in ("accuracy", "bytes", "seconds"):
@@ -443,7 +445,7 @@ class RunFolder:
         return summary
 
     def read_measures(self) -> dict[str, Any]:
-        """What `comity measure` found."""
+        """The results of `comity measure`."""
         try:
             return without_crc(_json(self.measures))
         except (OSError, ValueError, TypeError, AttributeError, RecursionError) as why:
@@ -464,88 +466,87 @@ class RunFolder:
         parties: str = "",
         plan: str = "",
     ) -> None:
-        """Write what a run begins with; the settings last, so that whoever sees them sees the rest."""
+        """Write the files that a run starts with. The settings are last, so that a folder with
+        settings has the others.
+        """
         for path, text in ((self.split, split), (self.parties, parties), (self.plan, plan)):
             if text:
                 write_atomically(path, text)
         self.write_environment(environment)
         write_atomically(self.config, settings)
 
-    def write_environment(self, told: Mapping[str, Any]) -> None:
-        """Write down versions, machine, and marks; `config_before` is that of settings which may be
-        there instead.
+    def write_environment(self, entries: Mapping[str, Any]) -> None:
+        """Write env.json. While settings are replaced, `config_before` is the digest of the old
+        ones.
         """
-        write_atomically(self.environment, _lines(with_crc(told)))
+        write_atomically(self.environment, _lines(with_crc(entries)))
 
     def tables(self) -> Writer:
-        """The tables, to be begun or continued, and the tape if the run has one."""
+        """The writer of the tables, and of recorded messages if the run has them."""
         return Writer(self.path, MESSAGES if self.recorded else "")
 
     def write_outcomes(self, answers: Mapping[str, Answers]) -> None:
-        """Write down what parties' models say of their test samples; for two classes with scores,
-        which read back exactly.
+        """Write the parties' predictions for their test samples, with scores for two classes. All
+        values read back exactly.
         """
-        scored = any(each.score is not None for each in answers.values())
+        scored = any(answer.score is not None for answer in answers.values())
         lines = ["party,sample,correct,truth,answer" + ",score" * scored]
-        for party, each in answers.items():
-            scores = (
-                [f",{score!s}" for score in each.score.numpy()]
-                if each.score is not None
-                else [""] * len(each.truth)
-            )
-            said = [
-                [str(value) for value in part.numpy()] for part in (each.truth, each.given)
-            ]  # which read back exactly
-            rows = zip(each.right.tolist(), *said, scores, strict=True)
+        for party, answer in answers.items():
+            scores = [""] * len(answer.truth)
+            if answer.score is not None:
+                scores = [f",{score!s}" for score in answer.score.numpy()]
+            truths = [str(value) for value in answer.truth.numpy()]
+            predictions = [str(value) for value in answer.given.numpy()]
+            rows = zip(answer.right.tolist(), truths, predictions, scores, strict=True)
             lines += [
-                f"{party},{k},{int(ok)},{truth},{given}{score}"
-                for k, (ok, truth, given, score) in enumerate(rows)
+                f"{party},{k},{int(correct)},{truth},{prediction}{score}"
+                for k, (correct, truth, prediction, score) in enumerate(rows)
             ]
         write_atomically(self.outcomes, "\n".join(lines) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any], files: Mapping[str, Checksum]) -> None:
-        """Write the checksums of all files at the end and, last, the summary, which says that the
-        run has ended.
+        """Write the checksums of all files and, last, the summary, which marks the end of the
+        run.
         """
         text = _lines(summary)
         for name in files:
-            to_disk(self.path / name)
-        known = {**files, SUMMARY: Checksum.of(text.encode())}
-        write_atomically(self.path / CHECKSUMS, _lines(with_crc({"files": known})))
+            flush_to_disk(self.path / name)
+        checksums = {**files, SUMMARY: Checksum.of(text.encode())}
+        write_atomically(self.path / CHECKSUMS, _lines(with_crc({"files": checksums})))
         write_atomically(self.summary, text)
 
     def write_measures(self, measures: Mapping[str, Any]) -> None:
-        """Write what `comity measure` found."""
+        """Write the results of `comity measure`."""
         write_atomically(self.measures, _lines(with_crc(measures)))
 
-    # Who is at work in it.
+    # Locking.
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder; the system lets go of it when the process ends, however it ends."""
+        """Lock the folder. The system releases the lock when the process ends in any way."""
         try:
             import fcntl
-        except ImportError:  # no such lock on this system
+        except ImportError:  # this system has no such locks
             yield
             return
         with (self.path / LOCK).open("a") as file:
-            for left in reversed(range(5)):
+            for attempts_left in reversed(range(5)):
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except OSError as why:
-                    if not left:
+                    if not attempts_left:
                         raise ComityError(f"Another process is running in {self.path}.") from why
-                    time.sleep(0.05)  # somebody may only be looking whether it is held
+                    time.sleep(0.05)  # `is_locked` holds the lock for a moment
             yield
 
-    def held(self) -> bool:
-        """Whether a process is running in it."""
+    def is_locked(self) -> bool:
+        """Whether a process is running in the folder."""
         try:
             import fcntl
 
             with (self.path / LOCK).open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once
         except BlockingIOError:
             return True
         except (ImportError, OSError):
@@ -557,20 +558,20 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _checked(told: Mapping[str, Any], *newest: str) -> dict[str, Any]:
-    """What a file says, if its checksum is right; one that has what earlier versions had not must
-    have a checksum, too.
+def _checked(content: Mapping[str, Any], *newest: str) -> dict[str, Any]:
+    """The content of a JSON file, if its checksum is right. A file with any of the keys `newest`
+    must have a checksum.
     """
-    if any(name in told for name in newest) and CRC not in told:
+    if any(name in content for name in newest) and CRC not in content:
         raise ValueError("the checksum is lost")
-    return without_crc(told)
+    return without_crc(content)
 
 
 def _answers(rows: list[tuple[int, int, float]], scored: bool) -> Answers:
-    truth, given, score = zip(*rows, strict=True)
+    truth, predictions, score = zip(*rows, strict=True)
     return Answers(
         torch.tensor(truth),
-        torch.tensor(given),
+        torch.tensor(predictions),
         torch.tensor(score, dtype=torch.float32) if scored else None,
     )
 

@@ -1,5 +1,5 @@
-"""A party's half of a run before it begins: the party itself, from the common ground, its number
-and its own data.
+"""A party's side of a run before it starts: the party, from the run context, its number and its
+data.
 """
 
 from __future__ import annotations
@@ -8,55 +8,55 @@ from dataclasses import replace
 from typing import Any
 
 from comity.base.key import Key
-from comity.metrics.metrics import METRICS
-from comity.core.party import Party
 from comity.base.samples import PartyData
-from comity.training.task import LearningTask
-from comity.training.settings import Training
+from comity.core.party import Party
 from comity.errors import UsageError
+from comity.metrics.metrics import METRICS
 from comity.runs.context import RunContext
+from comity.training.settings import Training
+from comity.training.task import LearningTask
 
 
-def make_party(common: RunContext, number: int, data: PartyData) -> Party:
-    """The party with that number in the run."""
-    seats = common.seats
-    name = seats.names[number]
-    task = common.task(name)
-    training = training_of(common, number, len(data.train))
-    place, metric = seats.places[number], METRICS[common.experiment.metric].name
-    own_start = common.experiment.init == "own"
-    key = Key.root(common.experiment.seed).fold("party", place, "outside of works")
+def make_party(context: RunContext, number: int, data: PartyData) -> Party:
+    """The party with this number in the run."""
+    roster = context.roster
+    name = roster.names[number]
+    task = context.task(name)
+    training = training_of(context, number, len(data.train))
+    place, metric = roster.places[number], METRICS[context.experiment.metric].name
+    own_start = context.experiment.init == "own"
+    key = Key.root(context.experiment.seed).fold("party", place, "outside of works")
     return Party(
-        number, name, task, training, data, seats.from_start, {}, place, metric, own_start, key
+        number, name, task, training, data, roster.from_start, {}, place, metric, own_start, key
     )
 
 
-def training_of(common: RunContext, number: int, samples: int) -> Training:
-    """How the party with that number trains on so many samples."""
+def training_of(context: RunContext, number: int, samples: int) -> Training:
+    """The training settings of the party with this number and this many samples."""
     return _with_least_batch(
-        common, common.task(common.seats.names[number]), _own_training(common, number), samples
+        context, context.task(context.roster.names[number]), _own_training(context, number), samples
     )
 
 
-def _own_training(common: RunContext, number: int) -> Training:
-    """How the party trains: as all do, but for its own settings; a newcomer has its warm-up."""
-    experiment = common.experiment
-    own = experiment.party.get(common.seats.names[number])
+def _own_training(context: RunContext, number: int) -> Training:
+    """The common training settings with the party's own changes. A newcomer has its warm-up."""
+    experiment = context.experiment
+    settings = experiment.party.get(context.roster.names[number])
     changes: dict[str, Any] = (
-        own.model_dump(exclude={"model", "peers"}, exclude_none=True) if own else {}
+        settings.model_dump(exclude={"model", "peers"}, exclude_none=True) if settings else {}
     )
     if "epochs" in changes:
-        changes["steps"] = None  # a party's own epochs come before the experiment's steps
-    if number >= common.seats.from_start:
+        changes["steps"] = None  # a party's epochs override the experiment's steps
+    if number >= context.roster.from_start:
         changes |= {"epochs": experiment.join_epochs, "steps": None}
-    return replace(common.training, augment=common.augment, **changes)
+    return replace(context.training, augment=context.augment, **changes)
 
 
 def _with_least_batch(
-    common: RunContext, task: LearningTask, training: Training, samples: int
+    context: RunContext, task: LearningTask, training: Training, samples: int
 ) -> Training:
     """The same training with the smallest batch that the settings and the network allow."""
-    least = min(training.batch, samples) if common.experiment.last_batch == "drop" else 1
+    least = min(training.batch, samples) if context.experiment.last_batch == "drop" else 1
     least = max(least, 2 if task.network.norms else 1)
     if training.batch < least:
         raise UsageError(

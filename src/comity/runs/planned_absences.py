@@ -1,9 +1,9 @@
-"""Absences that are planned, to study what they do: a table of who misses what, or a share of the
-parties at random.
+"""Planned absences, to study their effect: a table of who misses what, or a random share of the
+parties.
 
-A table has the columns of a run's own `absences.csv`, so that what happened between real sites can
-be simulated afterwards: `party`, `round` (3, 3-5, 3- or *) and, if one likes, `function` (all,
-unless told), `occurrence` and `how` (dead, unless told, or lost).
+A table has the columns of a run's `absences.csv`, so that absences of real sites can be simulated
+later: `party`, `round` (3, 3-5, 3- or *) and optionally `call` (default: all), `occurrence` and
+`how` (offline, the default, or lost).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from comity.core.algorithm import AnyAlgorithm
 from comity.base.call import CallId
 from comity.base.key import Key
+from comity.core.algorithm import AnyAlgorithm
 from comity.core.participation import LOST, NOT_FINITE, OFFLINE, WAITING
 from comity.core.wrapper import chain
 from comity.errors import ComityError, UsageError, unknown
@@ -28,7 +28,7 @@ from comity.spec import parse
 
 EVERY = "*"
 CONSEQUENCES = (WAITING, NOT_FINITE)
-"""Ways that a table of a run has, but that come about by themselves when it is simulated."""
+"""Reasons in a run's table that a simulation produces by itself."""
 MOST = 10_000_000  # bytes of a table
 
 
@@ -42,83 +42,92 @@ class Row(NamedTuple):
     occurrence: int | None
     how: str
 
-    def meets(self, call: CallId) -> bool:
-        """Whether it speaks of a call."""
-        here = self.first <= call.round <= self.last and self.call in (EVERY, call.function)
-        return here and self.occurrence in (None, call.occurrence)
+    def matches(self, call: CallId) -> bool:
+        """Whether it applies to a call."""
+        same_call = self.first <= call.round <= self.last and self.call in (EVERY, call.function)
+        return same_call and self.occurrence in (None, call.occurrence)
 
 
 @dataclass(frozen=True)
 class PlannedAbsences:
-    """Who is to miss what."""
+    """Which parties will miss which calls."""
 
     text: str = ""
-    """The table as it was given; a run keeps it in its folder."""
+    """The table as it was given. A run keeps it in its folder."""
     rows: dict[str, list[Row]] = field(default_factory=dict)
     """By party."""
     offline: float = 0.0
-    """The share of parties that are not there in a round, at random; they evaluate all the same."""
+    """The share of parties that are offline in a round, at random. They are evaluated all the
+    same.
+    """
     lost: float = 0.0
-    """The share of all replies that are lost, at random."""
+    """The share of replies that are lost, at random."""
     root: Key = field(default_factory=lambda: Key(0))
 
+    @property
+    def planned(self) -> bool:
+        """Whether there are any."""
+        return bool(self.rows or self.offline or self.lost)
+
     def __call__(self, party: str, call: CallId) -> str:
-        """What is planned for a party's part in a call: OFFLINE, LOST, or nothing."""
+        """What is planned for a party in a call: OFFLINE, LOST, or empty."""
         for row in self.rows.get(party, ()):
-            if row.meets(call):
+            if row.matches(call):
                 return row.how
         if call.round and call.depth >= 0:
-            if self._drawn(self.offline, party, call.round):
+            if self._draw(self.offline, party, call.round):
                 return OFFLINE
-            if self._drawn(self.lost, party, *call):
+            if self._draw(self.lost, party, *call):
                 return LOST
         return ""
 
-    def _drawn(self, share: float, *path: str | int) -> bool:
+    def _draw(self, share: float, *path: str | int) -> bool:
         return share > 0 and self.root.fold("absent", *path).bits < share * 2**64
 
     def without_effect(self, algorithm: AnyAlgorithm) -> list[str]:
-        """PartyRunner that the plan speaks of and a method does not have, a sentence each."""
-        works = {
+        """Warnings about party functions in the plan that a method does not have."""
+        functions = {
             name
-            for a in chain(algorithm)
-            for name, _ in inspect.getmembers(type(a), inspect.iscoroutinefunction)
+            for part in chain(algorithm)
+            for name, _ in inspect.getmembers(type(part), inspect.iscoroutinefunction)
         }
-        spoken = (
-            {row.call for rows in self.rows.values() for row in rows} - works - {EVERY, "evaluate"}
+        unknown_functions = (
+            {row.call for rows in self.rows.values() for row in rows}
+            - functions
+            - {EVERY, "evaluate"}
         )
         return [
-            f"the plan of absences speaks of {function!r}, which is no work of this method."
-            for function in sorted(spoken)
+            f"the plan of absences names {function!r}, which is no party function of this method."
+            for function in sorted(unknown_functions)
         ]
 
 
-def planned(
-    wish: str | None, seed: int, parties: Iterable[str], kept: str | None = None
+def read_plan(
+    setting: str | None, seed: int, parties: Iterable[str], saved: str | None = None
 ) -> PlannedAbsences:
-    """The plan that the setting `absent` names; `kept` is its table as the run's folder has it, if
-    the run was begun before.
+    """The plan that the setting `absent` names. `saved` is its table in the folder of an existing
+    run.
     """
-    if wish is None:
+    if setting is None:
         return PlannedAbsences()
-    if kept is None and not wish.endswith(".csv"):
-        return _random(wish, seed)
-    return _table(_read(Path(wish)) if kept is None else kept, wish, list(parties))
+    if saved is None and not setting.endswith(".csv"):
+        return _random(setting, seed)
+    return _table(_read(Path(setting)) if saved is None else saved, setting, list(parties))
 
 
-def _random(wish: str, seed: int) -> PlannedAbsences:
+def _random(setting: str, seed: int) -> PlannedAbsences:
     def random(offline: float = 0.0, lost: float = 0.0) -> PlannedAbsences:
         if not (0 <= offline < 1 and 0 <= lost < 1 and offline + lost > 0):
             raise UsageError(
-                f"{wish} is out of range: offline and lost are shares from 0 to below 1, and one of"
-                " them is more than 0."
+                f"{setting} is out of range: offline and lost are shares from 0 to below 1, and one"
+                " of them is more than 0."
             )
         return PlannedAbsences(offline=offline, lost=lost, root=Key.root(seed))
 
-    spec = parse(wish)
+    spec = parse(setting)
     if spec.name != "random":
         raise UsageError(
-            f"absent is a table (plan.csv) or random(offline=0.1,lost=0.1), not {wish!r}."
+            f"absent is a table (plan.csv) or random(offline=0.1,lost=0.1), not {setting!r}."
         )
     return apply_spec(spec, random)
 
@@ -128,6 +137,8 @@ def _read(path: Path) -> str:
         if path.stat().st_size > MOST:
             raise UsageError(f"{path} is too large for a plan of absences.")
         return path.read_text(encoding="utf-8-sig")
+    except UsageError:
+        raise
     except (OSError, ValueError) as why:
         raise UsageError(
             f"{path} cannot be read ({getattr(why, 'strerror', None) or 'it is no text'})."
@@ -138,14 +149,14 @@ def _table(text: str, name: str, parties: list[str]) -> PlannedAbsences:
     rows: dict[str, list[Row]] = {}
     try:
         reader = csv.DictReader(io.StringIO(text), strict=True)
-        known = {"party", "round", "call", "occurrence", "how"}
-        heads = current_columns(reader.fieldnames or ())
-        if not {"party", "round"} <= set(heads) or not set(heads) <= known:
+        allowed = {"party", "round", "call", "occurrence", "how"}
+        columns = current_columns(reader.fieldnames or ())
+        if not {"party", "round"} <= set(columns) or not set(columns) <= allowed:
             raise UsageError(
                 f"{name} needs the columns party and round, and may have call, occurrence and how;"
-                f" it has {', '.join(heads)}."
+                f" it has {', '.join(columns)}."
             )
-        reader.fieldnames = heads
+        reader.fieldnames = columns
         for cells in reader:
             if None in cells or None in cells.values():
                 raise UsageError(
@@ -176,7 +187,7 @@ def _row(cells: dict[str, str], where: str, parties: list[str]) -> Row:
 
 
 def _rounds(text: str, where: str) -> tuple[int, float]:
-    """`3`, `3-5`, `3-` or `*` as the first round and the last."""
+    """`3`, `3-5`, `3-` or `*` as the first and the last round."""
     begin, dash, end = text.partition("-")
     if text == EVERY:
         return 0, float("inf")

@@ -1,6 +1,4 @@
-"""A run as a whole: begun in a folder of its own, continued there, or made concrete again from what
-lies there.
-"""
+"""Runs in folders: started, resumed, or reopened."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from typing import Any
 import torch
 
 from comity import models
-from comity.metrics.custom_metrics import describe
-from comity.training.task import fixed_in
 from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
-from comity.engines.allocator import freed_memory_kept
+from comity.engines.allocator import keeping_freed_memory
 from comity.errors import ComityError, UsageError
+from comity.metrics.custom_metrics import describe
+from comity.models.modules import Modules
 from comity.runs import config
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.checkpoint import interval
@@ -29,79 +27,72 @@ from comity.runs.folder import RunFolder
 from comity.runs.loop import execute
 from comity.runs.result import Result
 from comity.runs.server_run import Progress
+from comity.runs.tracking import NoTracker, RunTracker
 from comity.runs.trust import changes, check, code_of, mark
-from comity.models.modules import Modules
-from comity.track import Trackers
+from comity.training.task import fixed_in
 
 
 def start(
     job: SimulatedRun,
     folder: Path,
     progress: Progress,
-    track: Trackers | None = None,
+    track: RunTracker | None = None,
     *,
     record_messages: bool = False,
 ) -> Result:
-    """A new run in a folder of its own; a folder that holds a run already is refused.
+    """Start a new run in a folder. A folder that holds a run already is refused.
 
-    With `record_messages` it keeps its messages; its experiment is one of
-    `record_messages.one_process`.
+    With `record_messages` all messages are recorded; the experiment must then come from
+    `recording.one_process`.
     """
-    new = RunFolder(folder)
-    new.check_free()
+    run_folder = RunFolder(folder)
+    run_folder.check_free()
     interval()  # a wrong COMITY_CHECKPOINT_SECONDS is refused before anything is written
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, not a folder: choose another --out.")
     folder.mkdir(parents=True, exist_ok=True)
-    with at_work(new):
-        new.check_free()  # once more, now that nobody else can begin here
+    with prepared_process(run_folder):
+        run_folder.check_free()  # once more, now that no other process can start here
         settings = config.write(job.experiment)
         split = job.federation.split.to_json()
-        plan = job.absent.text
+        plan = job.absences.text
         mark(folder, settings, code_of(job.experiment))
-        told = environment(settings, job.federation.fingerprint(), split=split, plan=plan)
-        own = describe(job.experiment.metric)
-        told |= ({"metric": own} if own else {}) | ({"record_messages": True} if record_messages else {})
-        new.begin(settings, told | _given_network(job), split=split, plan=plan)
-        return Result(
-            folder, job, execute(job, job.engine, new, progress, track or Trackers(), resume=False)
-        )
+        entries = environment(settings, job.federation.fingerprint(), split=split, plan=plan)
+        if metric := describe(job.experiment.metric):
+            entries["metric"] = metric
+        if record_messages:
+            entries["record_messages"] = True
+        run_folder.begin(settings, entries | _network_digest(job), split=split, plan=plan)
+        summary = execute(job, job.engine, run_folder, progress, track or NoTracker(), resume=False)
+        return Result(folder, job, summary)
 
 
 def resume_in(
-    job: SimulatedRun, folder: Path, progress: Progress, track: Trackers | None = None
+    job: SimulatedRun, folder: Path, progress: Progress, track: RunTracker | None = None
 ) -> Result:
-    """Go on with the run in a folder, from its last checkpoint; a finished one stays as it is, if
-    it is still what it was.
+    """Resume the run in a folder from its last checkpoint. A finished run is checked and stays as
+    it is.
     """
-    begun = RunFolder(folder)
-    with at_work(begun):
-        if begun.ended:
-            return Result(folder, job, _told_again(job, begun, progress, track or Trackers()))
+    run_folder = RunFolder(folder)
+    track = track or NoTracker()
+    with prepared_process(run_folder):
+        if run_folder.ended:
+            return Result(folder, job, _finished_summary(job, run_folder, progress, track))
         warnings = changes(folder, code_of(job.experiment))
-        return Result(
-            folder,
-            job,
-            execute(
-                job,
-                job.engine,
-                begun,
-                progress,
-                track or Trackers(),
-                resume=True,
-                warnings=warnings,
-            ),
+        summary = execute(
+            job, job.engine, run_folder, progress, track, resume=True, warnings=warnings
         )
+        return Result(folder, job, summary)
 
 
-def _told_again(
-    job: SimulatedRun, done: RunFolder, progress: Progress, track: Trackers
+def _finished_summary(
+    job: SimulatedRun, folder: RunFolder, progress: Progress, track: RunTracker
 ) -> dict[str, Any]:
-    """The summary of a finished run, of which trackers may not have heard."""
-    done.check()
-    summary = done.read_summary()
+    """The summary of a finished run, which is also passed to the trackers."""
+    folder.check()
+    summary = folder.read_summary()
     assert summary is not None
-    track.begin(job, done.path)
+    track.begin(job, folder.path)
     progress.begin(job, summary["rounds"])
     progress.end()
     track.end(summary)
@@ -109,15 +100,14 @@ def _told_again(
 
 
 @contextlib.contextmanager
-def at_work(folder: RunFolder) -> Iterator[None]:
-    """A run's surroundings: its folder held, one thread, and a quiet garbage collector."""
+def prepared_process(folder: RunFolder) -> Iterator[None]:
+    """Lock the run's folder, use one thread, and exempt loaded modules from garbage collection."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # one thread everywhere: equal bits, and faster on a busy machine
-    # what is loaded by now stays: without it each full collection walks all of torch, a tenth of a
-    # second
+    torch.set_num_threads(1)  # equal bits on all machines, and faster on a busy one
+    # Without it, each full collection visits all of torch, which takes a tenth of a second.
     gc.freeze()
     try:
-        with folder.locked(), freed_memory_kept():
+        with folder.locked(), keeping_freed_memory():
             yield
     finally:
         gc.unfreeze()
@@ -125,16 +115,13 @@ def at_work(folder: RunFolder) -> Iterator[None]:
 
 
 def check_same(folder: Path, experiment: Experiment, record_messages: bool = False) -> None:
-    """Refuse to go on with other settings or other code than a folder's run has; where it is
-    computed may differ.
+    """Refuse to continue a folder's run with other settings or code. The engine may differ.
 
-    The settings are those that `prepare` settled. What was not on tape from the beginning cannot be
-    later.
+    `experiment` must have its `auto` settings resolved. Messages must be recorded from the start.
     """
     if record_messages and not RunFolder(folder).recorded:
         raise UsageError(
-            f"{folder} holds a run that did not keep its messages: choose another --out for one"
-            " with a tape."
+            f"{folder} holds a run that does not record its messages: choose another --out."
         )
     before = RunFolder(folder).read_experiment()
     if before.model_dump(exclude=WHERE) != experiment.model_dump(exclude=WHERE):
@@ -151,27 +138,29 @@ def check_same(folder: Path, experiment: Experiment, record_messages: bool = Fal
         raise UsageError(f"{texts[0]} Choose another --out.")
 
 
-def elsewhere(folder: Path, asked: Experiment) -> list[str]:
-    """What to say if a folder's run is computed elsewhere than is asked for: where it began, it
-    goes on.
+def engine_warnings(folder: Path, experiment: Experiment) -> list[str]:
+    """Warnings if a folder's run uses another engine or device than the experiment: it continues
+    where it started.
     """
     before = RunFolder(folder).read_experiment()
-    others = {name: (getattr(before, name), getattr(asked, name)) for name in ("engine", "device")}
-    return [
-        f"The run in {folder} is one on {name} {begun}, and stays one: {wish} was asked for."
-        for name, (begun, wish) in others.items()
-        if wish not in ("auto", begun)
-    ]
+    warnings = []
+    for name in ("engine", "device"):
+        current, requested = getattr(before, name), getattr(experiment, name)
+        if requested not in ("auto", current):
+            warnings.append(
+                f"{folder} was started with {name}={current} and continues with it;"
+                f" {name}={requested} is ignored."
+            )
+    return warnings
 
 
-def _data_of(experiment: Experiment) -> Dataset:
+def _load_data(experiment: Experiment) -> Dataset:
     """The dataset that a run's settings name."""
     try:
         return load_dataset(experiment.data)
     except UsageError as why:
-        if re.fullmatch(
-            r"[\w -]+", experiment.data
-        ):  # no file, no folder: a name that is known elsewhere, or was a variable
+        # Neither a file nor a folder: a name that is registered elsewhere, or data from Python.
+        if re.fullmatch(r"[\w -]+", experiment.data):
             raise UsageError(
                 f"{why} If the data were given from Python, give the same federation again."
             ) from why
@@ -181,61 +170,63 @@ def _data_of(experiment: Experiment) -> Dataset:
 def reopen(
     folder: Path,
     federation: Federation | None = None,
-    model: models.OwnModel | None = None,
+    model: models.CustomModel | None = None,
     *,
     trust: bool = False,
+    prepared: SimulatedRun | None = None,
 ) -> SimulatedRun:
-    """The job of a run's folder; data given as arrays, and models given as modules, must be given
-    again.
+    """Build the run of a folder again. Data given as arrays, and networks given as modules, must be
+    given again.
 
-    Files that its settings name are run only if the folder is the user's own, or `trust` says that
-    they may be.
+    Files that its settings name are executed only if the folder is the user's own, or with `trust`.
+    `prepared` is returned instead of a new run if it has the same settings.
     """
-    begun = RunFolder(folder)
-    begun.check_begun()
-    experiment = begun.read_experiment()
-    before = begun.read_environment()
-    if not {"fingerprint", "config"} <= before.keys():
-        raise ComityError(f"{begun.environment} cannot be read.")
-    check(folder, begun.config.read_text(encoding="utf-8"), code_of(experiment), trust)
+    run_folder = RunFolder(folder)
+    run_folder.check_begun()
+    experiment = run_folder.read_experiment()
+    environment_before = run_folder.read_environment()
+    if not {"fingerprint", "config"} <= environment_before.keys():
+        raise ComityError(f"{run_folder.environment} cannot be read.")
+    check(folder, run_folder.config.read_text(encoding="utf-8"), code_of(experiment), trust)
     if experiment.engine == "flare":
         raise UsageError(
             f"The data and models of {folder} are at sites of their own: 'comity deploy report"
             " SITE' and 'comity deploy measure SITE' show there what came of it."
         )
-    split = begun.read_split()
+    split = run_folder.read_split()
     if federation is None and experiment.data == "arrays":
         raise UsageError(
             f"The data of {folder} were given as arrays: resume it from Python with the same"
             " federation."
         )
-    job = prepare(
-        experiment, federation or _data_of(experiment).split(split), model, begun.read_plan()
-    )
-    check_given(folder, job)
+    plan = run_folder.read_plan()
+    if prepared and prepared.experiment == experiment and prepared.absences.text == (plan or ""):
+        job = prepared
+    else:
+        data = federation or _load_data(experiment).split(split)
+        job = prepare(experiment, data, model, plan)
+    check_same_data(folder, job)
     return job
 
 
-def check_given(folder: Path, job: SimulatedRun) -> None:
-    """Refuse to take a folder's run for one on other data, or of another network that was given
-    from Python.
-    """
+def check_same_data(folder: Path, job: SimulatedRun) -> None:
+    """Refuse if a folder's run has other data, or another network that was given from Python."""
     before = RunFolder(folder).read_environment()
     if before["fingerprint"] != job.federation.fingerprint():
         raise UsageError(
             f"The data of {folder} have changed since it was started: choose another --out for"
             " these."
         )
-    if before.get("network", now := _given_network(job).get("network")) != now:
+    if before.get("network", now := _network_digest(job).get("network")) != now:
         raise UsageError(
             f"{folder} holds a run of another network: give the same again, or choose another"
             " --out."
         )
 
 
-def _given_network(job: SimulatedRun) -> dict[str, str]:
-    """What env.json keeps of a network that is modules of the user's own, or has a base that
-    settings alone do not tell.
+def _network_digest(job: SimulatedRun) -> dict[str, str]:
+    """The env.json entry of a network that the settings do not determine: a user's modules, or a
+    network with a base.
     """
     network = job.info.task.network
     digest = network.digest if isinstance(network, Modules) else fixed_in(network)

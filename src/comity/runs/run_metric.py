@@ -1,36 +1,34 @@
-"""What a run that lies in a folder was judged by, whether the function is here or only what the
-folder says of it.
-"""
+"""The metric of a run in a folder, from its function or from the description in the folder."""
 
 from __future__ import annotations
 
-from comity.metrics.custom_metrics import described, is_own, use
-from comity.metrics.metrics import ACCURACY, METRICS, Metric
 from comity.errors import ComityError, UsageError
+from comity.metrics.custom_metrics import is_custom, load_metric, register_description
+from comity.metrics.metrics import ACCURACY, METRICS, Metric
+from comity.plugins import is_code
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.trust import check, code_of
-from comity.plugins import is_code
 
 
 def metric_of(folder: RunFolder, experiment: Experiment, trust: bool = False) -> Metric:
-    """The metric of a run; a user's own file is run only if the folder is the user's own, or
-    `trust` says that it may be.
+    """The metric of a run. A user's file is executed only if the folder is the user's own, or with
+    `trust`.
 
-    Failing that, it is the description in env.json; accuracy if there is none, which all runs of
-    classes have.
+    Otherwise the description in env.json is used, or accuracy if there is none, which all
+    classification runs have.
     """
     key = experiment.metric
-    if not is_own(key):
+    if not is_custom(key):
         return METRICS[key]
     try:
         if is_code(key):
             check(
                 folder.path, folder.config.read_text(encoding="utf-8"), code_of(experiment), trust
             )
-        return use(key)
+        return load_metric(key)
     except UsageError:
         try:
-            return described(key, folder.read_environment()["metric"])
+            return register_description(key, folder.read_environment()["metric"])
         except (ComityError, KeyError, TypeError):
             return ACCURACY

@@ -1,4 +1,4 @@
-"""How long a run goes on."""
+"""The number of rounds of a run, and early stopping."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 @dataclass
 class Schedule:
-    """How long a run goes on: its rounds, or fewer when it got no better for `patience` of them;
-    then one more is the last.
+    """The number of rounds: as set, or fewer after `patience` rounds without improvement; then one
+    more round is the last.
     """
 
     rounds: int
     patience: int | None
     best: float | None = None
-    """How good the best round was, by what rounds are chosen by; more is better."""
+    """The goodness of the best round; higher is better."""
     best_round: int = 0
     evaluated: int = 0
-    """The last round that was evaluated: what nobody looked at did not get worse."""
+    """The last evaluated round. Rounds that are not evaluated do not count against patience."""
     stopped: bool = False
-    """Whether it ends because it got no better."""
+    """Whether the run ends early."""
 
     def enter(self, t: int) -> None:
-        """Begin round t, which may turn out to be the last."""
+        """Begin round t, which may become the last."""
         if (
             self.patience is not None
             and t <= self.rounds
@@ -34,21 +34,19 @@ class Schedule:
             self.rounds = t
             self.stopped = True
 
-    def seen(self, t: int, goodness: float) -> None:
-        """Remember the best round so far; of what has diverged, a NaN, none is."""
+    def record(self, t: int, goodness: float) -> None:
+        """Record the goodness of a round. A NaN, of a diverged round, is never the best."""
         self.evaluated = t
         if goodness > (-math.inf if self.best is None else self.best):
             self.best = goodness
             self.best_round = t
 
     def dump(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """The values for a checkpoint."""
         return asdict(self)
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Back from a checkpoint. How many rounds there are is for the settings to say, unless
-        patience has said it.
-        """
+        """Restore the values of a checkpoint."""
         stopped = saved.get(
             "stopped", saved["rounds"] < self.rounds
         )  # earlier versions did not say

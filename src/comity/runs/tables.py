@@ -1,9 +1,9 @@
-"""A run's tables (metrics, ledger, timing, absences, privacy): what their rows mean, how they are
-written, how they are read.
+"""A run's tables (metrics, ledger, timing, absences, privacy): their rows, and how they are written
+and read.
 
-Tables grow by whole rounds, and can be cut back to where a checkpoint was made. There is one way to
-understand a row and three to read a table: all of it, or nothing (`read`); as far as it makes sense
-(`salvage`); and what is new in one that grows (`Growing`).
+Tables grow by whole rounds, and can be cut back to a checkpoint. A table can be read completely or
+not at all (`read`), up to the first invalid row (`salvage`), or incrementally while it grows
+(`Growing`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
 from comity.checksums import Checksum
-from comity.wire.ledger import Charge
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
 from comity.privacy.account import PrivacyCharge
+from comity.wire.ledger import Charge
 
 R = TypeVar("R")
 BLOCK = 1 << 20
-# bytes before the place up to which a growing table was read: if they are others now, so is the
-# file
-REMEMBERED = 64
+REMEMBERED = 64  # bytes before the current position, to detect that a growing file was replaced
 
 
 class Timing(NamedTuple):
-    """A row of timing.csv: the seconds that a round took, and the most memory that was held by
-    then, in bytes.
-    """
+    """A row of timing.csv: the seconds that a round took, and the peak memory so far, in bytes."""
 
     round: int
     train: float
@@ -45,63 +41,63 @@ class Timing(NamedTuple):
 
 @dataclass(frozen=True)
 class Salvaged(Generic[R]):
-    """What could be read of a table."""
+    """The readable part of a table."""
 
     rows: list[R]
     damaged: bool
-    """Whether something makes no sense: the rows are those before it."""
+    """Whether a row is invalid. The rows are those before it."""
     open_end: bool
-    """Whether the last line has no end: it is still being written, or was cut off."""
+    """Whether the last line is incomplete: it is being written, or was cut off."""
 
 
 OLD_COLUMNS = {"work": "call", "use": "occurrence"}
-"""Columns by the names that they had in folders of earlier versions."""
+"""Columns by their names in folders of earlier versions."""
 OLD_REASONS = {"dead": "offline"}
-"""Reasons for an absence by the names that they had in folders of earlier versions."""
+"""Reasons for an absence by their names in folders of earlier versions."""
 
 
-def current_columns(heads: Sequence[str]) -> tuple[str, ...]:
-    """The names that columns have now."""
-    return tuple(OLD_COLUMNS.get(head, head) for head in heads)
+def current_columns(names: Sequence[str]) -> tuple[str, ...]:
+    """The current names of columns."""
+    return tuple(OLD_COLUMNS.get(name, name) for name in names)
 
 
 @dataclass(frozen=True)
 class Table(Generic[R]):
-    """One of the tables: its file's name, its columns, and what the cells of a line mean."""
+    """A table: its file name, its columns, and how to parse the cells of a line."""
 
     name: str
     columns: tuple[str, ...]
-    meaning: Callable[[Sequence[str]], R]
+    parse: Callable[[Sequence[str]], R]
     seldom: bool = False
-    """Whether there is a file only if there are rows."""
+    """Whether the file exists only if there are rows."""
 
     def row(self, cells: Sequence[str]) -> R:
-        """What a line says; a ValueError if that makes no sense."""
+        """The parsed row. Raises ValueError if it is invalid."""
         if len(cells) != len(self.columns):
             raise ValueError(
                 f"{self.name} has {len(self.columns)} columns, but a line of {len(cells)}."
             )
-        return self.meaning(cells)
+        return self.parse(cells)
 
     def read(self, folder: Path) -> list[R]:
-        """All rows; a table that is not whole is refused."""
-        found = self.salvage(folder)
-        if found.damaged or found.open_end:
+        """All rows. Raises ComityError if the table is damaged or incomplete."""
+        table = self.salvage(folder)
+        if table.damaged or table.open_end:
             raise ComityError(f"{folder / self.name} is damaged.")
-        return found.rows
+        return table.rows
 
     def salvage(self, folder: Path) -> Salvaged[R]:
-        """The rows up to the first that makes no sense."""
+        """The rows up to the first invalid one."""
         rows: list[R] = []
         open_end = False
         try:
             text = (folder / self.name).read_text(encoding="utf-8")
             whole, _, rest = text.rpartition("\n")
             open_end = bool(rest)
-            heads, *lines = csv.reader(whole.split("\n"))
+            columns, *lines = csv.reader(whole.split("\n"))
             for cells in lines:
                 rows.append(self.row(cells))
-            damaged = current_columns(heads) != self.columns
+            damaged = current_columns(columns) != self.columns
         except (ValueError, csv.Error):
             damaged = True
         return Salvaged(rows, damaged, open_end)
@@ -119,27 +115,17 @@ def _timing(cells: Sequence[str]) -> Timing:
     return Timing(int(cells[0]), float(cells[1]), float(cells[2]), float(cells[3]), int(cells[4]))
 
 
+SPENT_CELLS: tuple[Callable[[str], Any], ...] = (
+    *(int, str, str, str, str, str),
+    *(float, float, float, int, float, float),
+    *(str, str, int, int),
+)
+"""How the cells of privacy.csv are parsed."""
+
+
 def _spent(cells: Sequence[str]) -> PrivacyCharge:
-    kinds = (
-        int,
-        str,
-        str,
-        str,
-        str,
-        str,
-        float,
-        float,
-        float,
-        int,
-        float,
-        float,
-        str,
-        str,
-        int,
-        int,
-    )
-    made: list[Any] = [kind(cell) for kind, cell in zip(kinds, cells, strict=True)]
-    return PrivacyCharge(*made)
+    values: list[Any] = [parse(cell) for parse, cell in zip(SPENT_CELLS, cells, strict=True)]
+    return PrivacyCharge(*values)
 
 
 def _absence(cells: Sequence[str]) -> Absence:
@@ -157,26 +143,24 @@ TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES, PRIVACY)
 
 
 class Writer:
-    """The files of a run that goes on: tables that grow, and others that are written once.
+    """Writes the files of a run: tables that grow, and others that are written once.
 
-    `files` are their lengths and checksums so far, by name, for its checkpoints and its summary.
+    `files` are their lengths and checksums so far, by name, for checkpoints and the summary.
     """
 
-    def __init__(self, folder: Path, record_messages: str = "") -> None:
+    def __init__(self, folder: Path, messages: str = "") -> None:
         self._folder = folder
-        self._tape = record_messages
-        """The file of messages, if they are kept: it grows as the tables do."""
+        self._messages = messages
+        """The file of recorded messages, which grows as the tables do; empty if there is none."""
         self.files: dict[str, Checksum] = {}
 
     def create(self) -> None:
-        """Begin all tables with their headings, but for those that there seldom are, and the tape
-        if there is to be one.
-        """
+        """Create all tables but those that are seldom needed, and the file of recorded messages."""
         for table in TABLES:
             if not table.seldom:
                 self._begin(table)
-        if self._tape:
-            self._write(self._tape, b"")
+        if self._messages:
+            self._write(self._messages, b"")
 
     def _begin(self, table: Table[Any]) -> None:
         self._write(table.name, (",".join(table.columns) + "\n").encode())
@@ -186,21 +170,20 @@ class Writer:
         (self._folder / name).write_bytes(blob)
         self.files[name] = Checksum.of(blob)
 
-    def go_on(self, files: Mapping[str, Checksum]) -> None:
-        """Go back to what a checkpoint knows of. All is checked before anything is cut."""
-        grown = {table.name for table in TABLES} | {self._tape}
-        for name, known in files.items():
-            self.files[name] = known.check_beginning(self._folder / name)
-        for name in grown & files.keys():
+    def resume(self, files: Mapping[str, Checksum]) -> None:
+        """Cut files back to a checkpoint. All files are checked before any is cut."""
+        growing = {table.name for table in TABLES} | {self._messages}
+        for name, checksum in files.items():
+            self.files[name] = checksum.check_beginning(self._folder / name)
+        for name in growing & files.keys():
             path = self._folder / name
             try:
                 os.truncate(path, files[name].length)
             except OSError as why:
                 raise ComityError(f"{path} cannot be continued ({why.strerror}).") from why
         for table in TABLES:
-            if (
-                table.name not in files
-            ):  # it had no rows yet, or the run is of a version that had no such table
+            # It had no rows yet, or an earlier version did not have this table.
+            if table.name not in files:
                 (self._folder / table.name).unlink(missing_ok=True)
                 if not table.seldom:
                     self._begin(table)
@@ -216,25 +199,25 @@ class Writer:
         self.append(table.name, text.getvalue().encode())
 
     def append(self, name: str, blob: bytes) -> None:
-        """Let a file grow in one write."""
+        """Append to a file in one write."""
         with (self._folder / name).open("ab") as file:
             file.write(blob)
         self.files[name] = self.files[name].and_then(blob)
 
     def rows(self, table: Table[R]) -> list[R]:
-        """What a table holds so far."""
+        """The rows of a table so far."""
         return table.read(self._folder) if table.name in self.files else []
 
     def note(self, name: str) -> None:
-        """Remember a file that was just written whole."""
+        """Record the checksum of a file that was just written."""
         self.files[name] = Checksum.of((self._folder / name).read_bytes())
 
 
 class Growing(Generic[R]):
-    """A table that somebody else writes: each look hands its new whole rows to `take`. Lines that
-    make no sense are passed over.
+    """A table that another process writes: each `look` passes its new complete rows to `take`, and
+    skips invalid lines.
 
-    If the file was cut back, or is another one, `forget` is called and all of it is read again.
+    If the file was cut or replaced, `forget` is called and the whole file is read again.
     """
 
     def __init__(
@@ -244,40 +227,40 @@ class Growing(Generic[R]):
         self._path = folder / table.name
         self._take = take
         self._forget = forget
-        self._at = 0
+        self._position = 0
         self._last = b""
 
     def look(self) -> None:
-        """Read on."""
+        """Read new rows."""
         try:
             with self._path.open("rb") as file:
-                file.seek(self._at - len(self._last))
+                file.seek(self._position - len(self._last))
                 if file.read(len(self._last)) != self._last:
-                    self._begin_again()
+                    self._restart()
                     file.seek(0)
-                for lines in self._whole(file):
-                    self._hand_on(lines)
+                for lines in self._complete_lines(file):
+                    self._pass_on(lines)
         except OSError:
-            self._begin_again()
+            self._restart()
 
-    def _begin_again(self) -> None:
-        if self._at:
+    def _restart(self) -> None:
+        if self._position:
             self._forget()
-        self._at = 0
+        self._position = 0
         self._last = b""
 
-    def _whole(self, file: BinaryIO) -> Iterator[bytes]:
-        """The new lines in blocks, without a last one that is still being written."""
+    def _complete_lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """The new lines in blocks, without a last one that is incomplete."""
         rest = b""
         while block := file.read(BLOCK):
             lines, newline, rest = (rest + block).rpartition(b"\n")
             if newline:
-                self._at += len(lines) + 1
+                self._position += len(lines) + 1
                 self._last = (self._last + lines + newline)[-REMEMBERED:]
                 yield lines
 
-    def _hand_on(self, lines: bytes) -> None:
+    def _pass_on(self, lines: bytes) -> None:
         with contextlib.suppress(csv.Error):
             for cells in csv.reader(lines.decode("utf-8", "replace").split("\n")):
-                with contextlib.suppress(ValueError):  # the heading, or a line that was damaged
+                with contextlib.suppress(ValueError):  # the header, or a damaged line
                     self._take(self._table.row(cells))

@@ -1,4 +1,4 @@
-"""Several methods side by side, and training alone beside them: all on one split."""
+"""Compare several methods, and training alone (SOLO), on the same split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from comity.data import Federation
 from comity.errors import UsageError
 from comity.measure import Gain, gains
 from comity.metrics.metrics import METRICS
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs.build import prepare
 from comity.runs.checkpoint import write_atomically
@@ -26,14 +26,21 @@ from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.server_run import Progress, judged_by
 from comity.studies.method_summary import MethodSummary, method_summary
-from comity.studies.overall_verdict import OverallVerdict, foremost, overall
-from comity.studies.parallel import Cost, Planned, run_all, settled, shared
+from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
+from comity.studies.parallel import (
+    SHARED_DATA,
+    Cost,
+    Planned,
+    cached_federations,
+    run_all,
+    with_one_worker,
+)
 from comity.studies.party_verdicts import (
     Parties,
     PartyVerdict,
-    answers,
-    held_by,
+    counts_by_party,
     how_to_read,
+    party_verdicts,
     same_parties,
 )
 from comity.track import Trackers
@@ -42,33 +49,33 @@ from comity.wire.ledger import SERVER
 SOLO = "solo"
 COMPARISON = "comparison.json"
 LEFT_OUT = "leave-one-out"
-"""The folder of a comparison's runs without one of the parties (see `leave_one_out`)."""
+"""The folder of the runs with one party left out (see `leave_one_out`)."""
 
 
 def folder_name(algorithm: str) -> str:
-    """An algorithm's folder is called as people call it."""
+    """Return the folder name of an algorithm."""
     return display_name(algorithm)
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What came of several methods on the same data."""
+    """The result of a comparison, the content of comparison.json."""
 
     metric: str
-    """The name of what methods were judged by."""
+    """The name of the metric that methods are compared by."""
     seeds: tuple[int, ...]
     rows: list[MethodSummary]
     overall: OverallVerdict | None
-    """What it says of everybody together."""
+    """The verdict for all parties together."""
     answers: list[PartyVerdict]
-    """What it says to each party."""
+    """The verdict for each party."""
     reading: str
-    """How its intervals are to be read."""
+    """How to read the intervals."""
     notes: list[str]
-    """What else there is to say of it, a sentence each."""
+    """Further remarks, a sentence each."""
 
     def plain(self) -> dict[str, Any]:
-        """As in comparison.json."""
+        """Return the content of comparison.json."""
         return asdict(self) | {"rows": [row.plain() for row in self.rows]}
 
 
@@ -78,108 +85,118 @@ def compare(
     seeds: Sequence[int],
     out: Path,
     progress: Callable[[str], Progress],
-    caution: Callable[[str], None],
+    warn: Callable[[str], None],
     track: Trackers | None = None,
-    given: Federation | None = None,
-    model: OwnModel | None = None,
+    federation: Federation | None = None,
+    model: CustomModel | None = None,
     jobs: int = 1,
     record_messages: bool = False,
 ) -> Findings:
-    """Run every method, and SOLO, on the same split for each seed; `caution` hears what a user
-    should know.
+    """Run every method, and SOLO, on the same split for each seed.
 
-    `progress` gives who watches a run of that title; so many runs as `jobs` go on at once. With
-    `record_messages` all keep their messages.
-
-    Each seed deals the data anew, unless a federation is `given`. `model` is a network of the
-    user's own, in place of a name.
+    Args:
+        base: The settings that all runs share.
+        algorithms: The methods. SOLO is added.
+        seeds: The seeds. Each seed has its own split, unless a federation is given.
+        out: The folder of the comparison. Finished runs in it are used, others are continued.
+        progress: Returns the observer of a run, given the run's title.
+        warn: Is called with each warning for the user.
+        track: Trackers that the runs report to.
+        federation: The data, in place of those that the settings name.
+        model: A custom network, in place of the one that the settings name.
+        jobs: How many runs go on at once.
+        record_messages: Whether all runs store their messages.
     """
     methods = list(dict.fromkeys([SOLO, *algorithms]))
     check_folders(methods)
-    data = shared(given)
-    base = settled(one_process(base) if record_messages else base, jobs)
+    data = cached_federations(federation)
+    base = with_one_worker(one_process(base) if record_messages else base, jobs)
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
     experiments = [experiment_of(base, method, seed) for seed in seeds for method in methods]
     check_settings(base, methods)
-    said: set[str] = set()
+    shown: set[str] = set()
 
-    def say(texts: Iterable[str]) -> None:
-        """Each once: what concerns the data is not said by each method again."""
+    def warn_once(texts: Iterable[str]) -> None:
+        """Pass on each text once: warnings about the data are the same for all methods."""
         for text in texts:
-            if text not in said:
-                caution(text)
-            said.add(text)
+            if text not in shown:
+                warn(text)
+            shown.add(text)
 
     parties: dict[int, Parties] = {}
     runs: list[Planned] = []
-    for one in experiments:
-        job = prepare(one, data(one), model)  # all are checked before the first one starts
-        say(job.warnings())
-        parties[one.seed] = parties.get(one.seed) or Parties.of(data(one))
+    for experiment in experiments:
+        seed = experiment.seed
+        # All experiments are checked before the first run starts.
+        job = prepare(experiment, data(experiment), model)
+        warn_once(job.warnings())
+        parties[seed] = parties.get(seed) or Parties.of(data(experiment))
         runs.append(
             Planned(
-                title(one, len(seeds) > 1),
-                one,
-                run_folder(out, one.algorithm, one.seed),
+                title(experiment, len(seeds) > 1),
+                experiment,
+                run_folder(out, experiment.algorithm, seed),
                 Cost.of(job),
                 record_messages,
+                job if len(seeds) <= SHARED_DATA else None,
             )
         )
     summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
-    with closing(run_all(runs, data, progress, track, model, jobs)) as done:
-        for method, summary in zip(itertools.cycle(methods), done, strict=False):
+    with closing(run_all(runs, data, progress, track, model, jobs)) as finished:
+        for method, summary in zip(itertools.cycle(methods), finished, strict=False):
             summaries[method].append(summary)
-            say(f"{display_name(method)}: {warning}" for warning in summary.get("remarks", ()))
-    there = summaries[SOLO][0]["accuracy"]["per_party"]
-    notes = same_here(
+            warn_once(
+                f"{display_name(method)}: {warning}" for warning in summary.get("remarks", ())
+            )
+    present = summaries[SOLO][0]["accuracy"]["per_party"]
+    notes = find_equal_methods(
         {method: [run_folder(out, method, seed) for seed in seeds] for method in methods}
     )
-    say(notes)
-    made = findings(
-        base, summaries, out, {seed: each.only(there) for seed, each in parties.items()}, notes
-    )
-    write_atomically(out / COMPARISON, json.dumps(with_crc(made.plain()), indent=2) + "\n")
-    return made
+    warn_once(notes)
+    from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
+    result = findings(base, summaries, out, from_start, notes)
+    write_atomically(out / COMPARISON, json.dumps(with_crc(result.plain()), indent=2) + "\n")
+    return result
 
 
-def every_method(
-    base: Experiment, federation: Federation, model: OwnModel | None = None
+def runnable_methods(
+    base: Experiment, federation: Federation, model: CustomModel | None = None
 ) -> tuple[list[str], list[str]]:
-    """All methods that can be run as asked, and all wrappers around FedAvg; and a sentence for each
-    that cannot.
+    """Return all methods that can run with these settings, and a sentence for each that cannot.
+
+    Wrappers are wrapped around FedAvg.
     """
-    able, why = [], []
+    runnable, reasons = [], []
     for name in names():
         method = f"fedavg+{name}" if issubclass(find(name), Wrapper) else name
         try:
             prepare(experiment_of(base, method, base.seed), federation, model)
         except UsageError as reason:
-            why.append(f"{method} is left out: {reason}")
+            reasons.append(f"{method} is left out: {reason}")
         else:
-            able.append(method)
-    return able, why
+            runnable.append(method)
+    return runnable, reasons
 
 
-def same_here(folders: Mapping[str, Sequence[Path]]) -> list[str]:
-    """A sentence for each group of methods whose parties have the same figures in every round,
-    under every seed.
+def find_equal_methods(folders: Mapping[str, Sequence[Path]]) -> list[str]:
+    """Return a sentence for each group of methods with equal figures in every round and seed.
 
-    `folders` are each method's runs. What methods note of themselves may differ.
+    `folders` has the runs of each method. Values that methods log themselves may differ.
     """
-    alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    groups: dict[tuple[tuple[str, ...], ...], list[str]] = {}
     for method, runs in folders.items():
         rows = (RunFolder(run).read_metrics() for run in runs)
         figures = tuple(
-            tuple(str(tuple(row)) for row in each if row.party != SERVER and row.split != "train")
-            for each in rows
+            tuple(str(tuple(row)) for row in table if row.party != SERVER and row.split != "train")
+            for table in rows
         )
-        alike.setdefault(figures, []).append(display_name(method))
+        groups.setdefault(figures, []).append(display_name(method))
     seeds = max(map(len, folders.values()))
     when = "in every round" + (f", under each of {seeds} seeds" if seeds > 1 else "")
     return [
         f"{', '.join(names[:-1])} and {names[-1]} are the same here: all parties have equal figures"
         f" {when}."
-        for names in alike.values()
+        for names in groups.values()
         if len(names) > 1
     ]
 
@@ -191,38 +208,44 @@ def findings(
     parties: Mapping[int, Parties],
     notes: list[str],
 ) -> Findings:
-    """Every method beside SOLO, party by party, and what that says to each of them.
+    """Compare every method with SOLO, for each party and for all together.
 
-    The best of the methods that a party could take part in is named, so all intervals allow for as
-    many.
+    The verdicts name the best of the methods in which a party could take part, so the intervals are
+    Bonferroni-corrected for their number.
     """
     metric = METRICS[base.metric]
     shares = {
-        method: chain(compose(method, own_settings(base, method)))[-1].shares
+        method: chain(compose(method, settings_for(base, method)))[-1].traits.shares
         for method in summaries
     }
     open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]
     picked = max(1, len(open_to_all))
-    same = same_parties(each.shares for each in parties.values())
+    same = same_parties(of_seed.shares for of_seed in parties.values())
     few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
     gained = {m: _gains(m, parties, out, metric.name) for m in summaries}
     rows = {
         m: method_summary(display_name(m), summaries[m], gained[m], few, same, picked, metric.name)
         for m in summaries
     }
-    named = next(iter(parties.values())).class_names
+    class_names = next(iter(parties.values())).class_names
     joint = [rows[m] for m in open_to_all]
-    first = best[0].algorithm if (best := foremost(joint)) else ""
-    told = answers(
-        {row.algorithm: row.gains for row in joint}, held_by(parties, same), metric, named, first
+    best = best_on_average(joint)
+    verdicts = party_verdicts(
+        {row.algorithm: row.gains for row in joint},
+        counts_by_party(parties, same),
+        metric,
+        class_names,
+        best[0].algorithm if best else "",
     )
-    whole = overall(joint, told, len(parties))
+    overall = overall_verdict(joint, verdicts, len(parties))
     reading = how_to_read(len(open_to_all), list(parties), metric, same)
-    return Findings(metric.name, tuple(parties), list(rows.values()), whole, told, reading, notes)
+    return Findings(
+        metric.name, tuple(parties), list(rows.values()), overall, verdicts, reading, notes
+    )
 
 
 def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[int, list[Gain]]:
-    """Every party's gain over SOLO, by seed; SOLO's own would say nothing."""
+    """Return every party's gain over SOLO, by seed; nothing for SOLO itself."""
     both = {
         seed: (run_folder(out, method, seed), run_folder(out, SOLO, seed))
         for seed in seeds
@@ -232,16 +255,13 @@ def _gains(method: str, seeds: Iterable[int], out: Path, metric: str) -> dict[in
 
 
 def check_folders(methods: Sequence[str]) -> None:
-    """Refuse methods whose runs would lie in one folder, or where the runs without a party lie; and
-    what is no method.
+    """Raise UsageError for two methods with the same folder, for a reserved folder name, and for a
+    settings file in place of a method.
     """
     if file := next(
         (method for method in methods if method.endswith((".toml", ".yaml", ".yml", ".json"))), None
     ):
-        raise UsageError(
-            f"{file} is no method: methods are compared by their names, and settings are given as"
-            " options."
-        )
+        raise UsageError(f"{file} is no method: give methods by name, and settings as options.")
     folders = [folder_name(method) for method in methods]
     if twice := next((f for f in folders if folders.count(f) > 1), None):
         raise UsageError(
@@ -255,7 +275,7 @@ def check_folders(methods: Sequence[str]) -> None:
 
 
 def title(experiment: Experiment, several: bool, without: str = "") -> str:
-    """What one of a study's runs is called while it goes on; with `several` seeds, by its own."""
+    """Return the title of a run in a study; with `several` seeds, it includes the seed."""
     parts = [
         display_name(experiment.algorithm),
         f"without {without}" if without else "",
@@ -265,22 +285,22 @@ def title(experiment: Experiment, several: bool, without: str = "") -> str:
 
 
 def run_folder(out: Path, method: str, seed: int) -> Path:
-    """Where a comparison keeps a run."""
+    """Return the folder of a run in a comparison."""
     return out / folder_name(method) / f"seed-{seed}"
 
 
 def experiment_of(base: Experiment, method: str, seed: int) -> Experiment:
-    """One method's run in a comparison."""
-    return base.but(algorithm=method, seed=seed, set=own_settings(base, method))
+    """Return the experiment of one method in a comparison."""
+    return base.but(algorithm=method, seed=seed, set=settings_for(base, method))
 
 
-def own_settings(base: Experiment, method: str) -> dict[str, Any]:
-    """Those of the common settings that a method has: `--set mu=1` goes to whoever has a mu."""
-    return {name: given for name, given in base.set.items() if accepts(method, name)}
+def settings_for(base: Experiment, method: str) -> dict[str, Any]:
+    """Return those of the common settings (`--set`) that a method accepts."""
+    return {name: value for name, value in base.set.items() if accepts(method, name)}
 
 
 def check_settings(base: Experiment, methods: Iterable[str]) -> None:
-    """Refuse a setting that no method has."""
+    """Raise UsageError for a setting that no method accepts."""
     for name in base.set:
-        if not any(name in own_settings(base, method) for method in methods):
+        if not any(name in settings_for(base, method) for method in methods):
             raise UsageError(f"None of the methods has an option called {name!r}.")

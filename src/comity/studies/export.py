@@ -1,6 +1,4 @@
-"""A party's model to take along: weights, what was done to its inputs, a script that predicts, and
-a card.
-"""
+"""Export of a party's model: weights, preprocessing, a script that predicts, and a model card."""
 
 from __future__ import annotations
 
@@ -28,13 +26,14 @@ from comity.data.federation import Preprocess
 from comity.data.inputs import Inputs
 from comity.data.preparation import Schema, Unusable
 from comity.errors import ComityError, UsageError
-from comity.measure.summary import blocks
 from comity.metrics.metrics import ACCURACY, METRICS
+from comity.models.exported import SETTINGS, WEIGHTS, no_model_in, read_weights
 from comity.models.low_rank import LowRank, without_factors
 from comity.names import display_name
 from comity.privacy.account import describe_party_guarantee
 from comity.runs.checkpoint import write_atomically
 from comity.runs.result import Deployed, Result
+from comity.runs.summary import blocks
 from comity.runs.trust import check, code_in, mark
 from comity.studies import predict
 from comity.training.settings import Training
@@ -42,25 +41,24 @@ from comity.training.task import LearningTask
 from comity.wire.codec import decode, encode
 
 WHAT_PREDICTS = (Path(predict.__file__), Path(preparation.__file__))
-"""The scripts that lie beside every exported model."""
-
-
+"""The scripts that are copied into every exported model."""
 CARD = "card.md"
-"""The file of an exported model that is written last."""
+"""The model card, which is written last."""
 
 
 @record
 class State:
-    """What an exported model consists of: the deployed parameters, and the method's own state,
-    which may belong to its task.
+    """The content of the weights file: the deployed parameters and the party's state of the method.
+
+    The state may be a part of the method's task.
     """
 
     theta: Any
     mine: Any
 
 
-class Alone(nn.Module):
-    """A party's network by itself, for torch's own exporters: prepared samples in, scores out."""
+class ExportedNetwork(nn.Module):
+    """A party's network as a module, for torch's exporters: from prepared samples to scores."""
 
     def __init__(self, deployed: Deployed) -> None:
         super().__init__()
@@ -70,58 +68,45 @@ class Alone(nn.Module):
             self.register_buffer(f"weight_{k}", deployed.theta[name])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores for each class."""
+        """Return the scores of each class."""
         return self._task.logits(
             {name: getattr(self, f"weight_{k}") for k, name in enumerate(self._names)}, x
         )
 
 
 def export(result: Result, party: str, out: Path) -> list[str]:
-    """Write one party's model to a folder of its own; what there is to say of what could not be
-    written.
+    """Write one party's model to the folder `out`, which must be empty or new.
+
+    Returns warnings about files that could not be written. Raises UsageError if the folder is in
+    use or the model cannot be exported, and ComityError if the model has diverged.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is there already: choose another --out.")
+        raise UsageError(f"{out} exists already: choose another --out.")
     job = result.job
-    how = job.experiment
-    if how.model == "modules":
+    if job.experiment.model == "modules":
         raise UsageError(
-            "A model of one's own modules is not exported: take result.model(party) in Python."
+            "A model given as modules cannot be exported: use result.model(party) in Python."
         )
     deployed = result.model(party)
-    mine = result.state(party)
-    if ruined := first_not_finite(State(deployed.theta, mine)):
+    state = result.state(party)
+    if name := first_not_finite(State(deployed.theta, state)):
         raise ComityError(
-            f"The model of {party} is not exported: {ruined} is not finite, as its training has"
+            f"The model of {party} is not exported: {name} is not finite, as its training has"
             " diverged."
         )
     federation = job.federation
-    own = how.party.get(party)
-    metric = METRICS[result.summary["metric"]]
-    judged = {one.name: block["per_party"].get(party) for one, block in blocks(result.summary)}
-    told = {
-        "comity": 1, "party": party, "algorithm": how.algorithm, "set": how.set, "cut": how.cut,
-        "model": (own and own.model) or how.model, "classes": federation.classes, "shape": federation.shape,
-        "class_names": deployed.class_names,
-        "preprocess": asdict(deployed.inputs.preprocess), "scaled_by": _scaled_by(federation, party),
-        "dataset": federation.name, "rounds": result.summary["rounds"],
-        "seed": how.seed, "train_samples": len(federation.parties[party].train),
-        "test_accuracy": judged.get(ACCURACY.name), "metric": metric.name, "test_figures": judged,
-        "test_samples": len(federation.parties[party].test), "label": federation.schema.label if federation.schema else "",
-        "privacy": describe_party_guarantee(result.summary, party),
-        "judged_after_round": result.summary["accuracy"].get("as_of", {}).get(party, result.summary["rounds"]),
-    }  # fmt: skip
+    settings = _model_settings(result, party, deployed)
     network = deployed.task.network
-    if isinstance(network, LowRank):  # taken along whole: nobody needs its base beside it
+    if isinstance(network, LowRank):  # the exported model does not need the base
         deployed = replace(deployed, theta=network.merged(deployed.theta))
-        told["model"] = without_factors(told["model"])
-    weights = encode(State(deployed.theta, mine))
-    told["weights"] = Checksum.of(weights)
-    text = json.dumps(with_crc(told), indent=2) + "\n"
+        settings["model"] = without_factors(settings["model"])
+    weights = encode(State(deployed.theta, state))
+    settings["weights"] = Checksum.of(weights)
+    text = json.dumps(with_crc(settings), indent=2) + "\n"
     out.mkdir(parents=True, exist_ok=True)
-    mark(out, text, code_in(told["algorithm"], [told["model"]]))
-    (out / "weights.safetensors").write_bytes(weights)
-    write_atomically(out / "model.json", text)
+    mark(out, text, code_in(settings["algorithm"], [settings["model"]]))
+    (out / WEIGHTS).write_bytes(weights)
+    write_atomically(out / SETTINGS, text)
     if federation.schema:
         federation.schema.write(out / "schema.json")
     for script in WHAT_PREDICTS:
@@ -129,23 +114,60 @@ def export(result: Result, party: str, out: Path) -> list[str]:
             "from comity.data.preparation import", "from preparation import"
         )
         write_atomically(out / script.name, text)
-    alone = load(out) if isinstance(network, LowRank) else deployed
-    export_warnings = _write_networks(Alone(alone), torch.zeros(2, *federation.shape), out)
-    write_atomically(out / CARD, _card(told, federation.schema, {p.name for p in out.iterdir()}))
+    merged = load(out) if isinstance(network, LowRank) else deployed
+    export_warnings = _write_networks(
+        ExportedNetwork(merged), torch.zeros(2, *federation.shape), out
+    )
+    card = _card(settings, federation.schema, {p.name for p in out.iterdir()})
+    write_atomically(out / CARD, card)
     return export_warnings
 
 
-def _write_networks(network: Alone, sample: Tensor, out: Path) -> list[str]:
-    """The network for torch alone and as ONNX, as far as it can be."""
+def _model_settings(result: Result, party: str, deployed: Deployed) -> dict[str, Any]:
+    """Return the content of model.json, without the checksum of the weights."""
+    how = result.job.experiment
+    federation = result.job.federation
+    party_settings = how.party.get(party)
+    data = federation.parties[party]
+    summary = result.summary
+    figures = {metric.name: block["per_party"].get(party) for metric, block in blocks(summary)}
+    return {
+        "comity": 1,
+        "party": party,
+        "algorithm": how.algorithm,
+        "set": how.set,
+        "cut": how.cut,
+        "model": (party_settings and party_settings.model) or how.model,
+        "classes": federation.classes,
+        "shape": federation.shape,
+        "class_names": deployed.class_names,
+        "preprocess": asdict(deployed.inputs.preprocess),
+        "scaled_by": _scaled_by(federation, party),
+        "dataset": federation.name,
+        "rounds": summary["rounds"],
+        "seed": how.seed,
+        "train_samples": len(data.train),
+        "test_accuracy": figures.get(ACCURACY.name),
+        "metric": METRICS[summary["metric"]].name,
+        "test_figures": figures,
+        "test_samples": len(data.test),
+        "label": federation.schema.label if federation.schema else "",
+        "privacy": describe_party_guarantee(summary, party),
+        "judged_after_round": summary["accuracy"].get("as_of", {}).get(party, summary["rounds"]),
+    }
+
+
+def _write_networks(network: ExportedNetwork, sample: Tensor, out: Path) -> list[str]:
+    """Write the network for torch alone and as ONNX; return warnings where that fails."""
     try:
         with _quietly():
             program = torch.export.export(
                 network, (sample,), dynamic_shapes=({0: torch.export.Dim("samples", min=1)},)
             )
             torch.export.save(program, out / "model.pt2")
-    except Exception as why:  # whatever torch says of a network of somebody's own
+    except Exception as why:  # a custom network may fail in any way
         return [
-            "There is no model.pt2, so that predict.py does not work: torch cannot export this"
+            "There is no model.pt2, so predict.py does not work: torch cannot export this"
             f" network ({_first_line(why)})."
         ]
     if find_spec("onnxscript") is None:
@@ -156,11 +178,17 @@ def _write_networks(network: Alone, sample: Tensor, out: Path) -> list[str]:
     try:
         with _quietly():
             torch.onnx.export(
-                program, (sample,), out / "model.onnx", dynamo=True, input_names=["samples"], output_names=["scores"],
-                external_data=False, verbose=False,
-            )  # fmt: skip
+                program,
+                (sample,),
+                out / "model.onnx",
+                dynamo=True,
+                input_names=["samples"],
+                output_names=["scores"],
+                external_data=False,
+                verbose=False,
+            )
     except Exception as why:
-        return [f"There is no model.onnx: torch cannot write this network so ({_first_line(why)})."]
+        return [f"There is no model.onnx: torch cannot export this network ({_first_line(why)})."]
     return []
 
 
@@ -170,7 +198,7 @@ def _first_line(why: Exception) -> str:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what torch's exporters say of packages that nobody needs here."""
+    """Suppress the warnings of torch's exporters about optional packages."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -182,96 +210,106 @@ def _quietly() -> Iterator[None]:
 
 
 def _scaled_by(federation: Federation, party: str) -> str:
-    """Whose data the constants come from that numbers are scaled by."""
+    """Return whose data determine the scale of the inputs."""
     if party in federation.preprocess.own:
         return f"{party}'s own training samples"
     return "all parties' training samples" if federation.shared_columns else "fixed constants"
 
 
 def load(folder: Path, *, trust: bool = False) -> Deployed:
-    """A model that `export` wrote, to predict with in Python; `trust` lets the files run that
-    somebody else's names.
+    """Load a model that `export` wrote, to predict with it in Python.
+
+    `trust` allows to run the Python files that somebody else's model names. Raises ComityError if
+    the folder has no exported model, or a damaged one.
     """
     try:
-        text = (folder / "model.json").read_text(encoding="utf-8")
-        told = without_crc(json.loads(text))
-        check(folder, text, code_in(told["algorithm"], [told["model"]]), trust)
-        weights = (folder / "weights.safetensors").read_bytes()
-        if "weights" in told and Checksum(*told["weights"]) != Checksum.of(
-            weights
-        ):  # earlier versions had no checksum
-            raise ValueError("the weights are others")
-        algorithm = algorithms.compose(
-            told["algorithm"], told["set"]
-        )  # first: what it keeps is known once it is there
+        text = (folder / SETTINGS).read_text(encoding="utf-8")
+        settings = without_crc(json.loads(text))
+        check(folder, text, code_in(settings["algorithm"], [settings["model"]]), trust)
+        weights = read_weights(folder, settings)
+        # The algorithm is imported first: it defines the records of its state.
+        algorithm = algorithms.compose(settings["algorithm"], settings["set"])
         state = decode(weights)
-        shape = tuple(told["shape"])
-        classes = int(told["classes"])
-        how = told["preprocess"]
+        shape = tuple(settings["shape"])
+        classes = int(settings["classes"])
+        how = settings["preprocess"]
         fills = {party: tuple(values) for party, values in how["fills"].items()}
         mean, std, marked = (tuple(how[name]) for name in ("mean", "std", "marked"))
         middle, spread = how.get("label", (0.0, 1.0))  # earlier versions had classes only
         preprocess = Preprocess(how["divisor"], mean, std, marked, fills, label=(middle, spread))
         schema = Schema.read(folder / "schema.json") if (folder / "schema.json").exists() else None
+    except UsageError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, Unusable) as why:
-        raise ComityError(f"{folder} holds no exported model, or a damaged one.") from why
-    network = models.build(told["model"], shape, max(1, classes))
-    task = LearningTask(network, classes, told["cut"] or network.cut)
-    nothing = Samples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
-    party = Party(0, told["party"], task, Training(), PartyData(nothing, nothing, nothing))
+        raise no_model_in(folder) from why
+    network = models.build(settings["model"], shape, max(1, classes))
+    task = LearningTask(network, classes, settings["cut"] or network.cut)
+    dummy = Samples(torch.zeros(1, *shape), torch.zeros(1, dtype=torch.int64))
+    party = Party(0, settings["party"], task, Training(), PartyData(dummy, dummy, dummy))
     task = algorithm.party_for(party, state.mine).task
     return Deployed(
-        task, state.theta, Inputs(shape, preprocess, schema), tuple(told["class_names"])
+        task, state.theta, Inputs(shape, preprocess, schema), tuple(settings["class_names"])
     )
 
 
-def _card(told: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
+def _card(settings: dict[str, Any], schema: Schema | None, files: set[str]) -> str:
     figures = {
-        METRICS[name]: figure for name, figure in told["test_figures"].items() if figure is not None
+        METRICS[name]: figure
+        for name, figure in settings["test_figures"].items()
+        if figure is not None
     }
-    judged = (
-        ", ".join(f"{one.title} {one.text(figure)}" for one, figure in figures.items())
+    performance = (
+        ", ".join(f"{metric.title} {metric.text(figure)}" for metric, figure in figures.items())
         or "not judged"
     )
-    if figures and told["judged_after_round"] != told["rounds"]:
-        judged += (
-            f", but after round {told['judged_after_round']}: the party was not heard at the end"
+    if figures and settings["judged_after_round"] != settings["rounds"]:
+        performance += (
+            f", but after round {settings['judged_after_round']}: the party was not heard at the"
+            " end"
         )
-    onnx = ""
+    onnx = []
     if "model.onnx" in files:
         scores = (
             "has one score a class (softmax makes them probabilities)"
-            if told["classes"]
+            if settings["classes"]
             else (
                 "is the number, scaled: times the second, plus the first of `preprocess.label` in"
                 " `model.json`"
             )
         )
-        onnx = (
-            "\n- `model.onnx`: the network alone, for other runtimes: its input `samples` is"
-            f" prepared already, its output `scores` {scores}."
-        )
-    answers = f"one of {', '.join(told['class_names'])}" if told["classes"] else "a number"
-    answers = f"{told['label']}: {answers}" if told["label"] else answers
+        onnx = [
+            "`model.onnx`: the network alone, for other runtimes: its input `samples` is prepared"
+            f" already, its output `scores` {scores}."
+        ]
+    answers = f"one of {', '.join(settings['class_names'])}" if settings["classes"] else "a number"
+    answers = f"{settings['label']}: {answers}" if settings["label"] else answers
     works = "`python predict.py NEW.csv`" if schema else "`python predict.py NEW.npz`"
-    prints = "a class and its probability" if told["classes"] else "a number"
-    promise = " The probability is a softmax, not a promise." if told["classes"] else ""
-    return f"""# The model of {told["party"]}
-
-- Method: {display_name(told["algorithm"])}, {told["rounds"]} rounds, seed {told["seed"]}, with the network {told["model"]}.
-- Data: {told["dataset"]}; this party trained on {told["train_samples"]} samples of shape {"x".join(map(str, told["shape"]))}.
-- On its own {told["test_samples"]} test samples: {judged}. On other data it may be anything: judge it on samples of your own
-  before it is used.
-- It predicts {answers}.
-- Use: {works} takes samples as {told["party"]} has them and prints {prints} for each. It needs torch and numpy.{promise}{onnx}
-- Numbers are scaled by {told["scaled_by"]} (`model.json`, `preprocess`).
-- The weights were learned from this party's data and, through {display_name(told["algorithm"])}, from others': treat them as such.
-- Privacy of what left the party for this model: {told["privacy"]}.
-{_columns(schema) if schema else ""}"""
+    prints = "a class and its probability" if settings["classes"] else "a number"
+    promise = " The probability is a softmax, not a promise." if settings["classes"] else ""
+    method = display_name(settings["algorithm"])
+    shape = "x".join(map(str, settings["shape"]))
+    items = [
+        f"Method: {method}, {settings['rounds']} rounds, seed {settings['seed']}, with the network"
+        f" {settings['model']}.",
+        f"Data: {settings['dataset']}; this party trained on {settings['train_samples']} samples of"
+        f" shape {shape}.",
+        f"On its own {settings['test_samples']} test samples: {performance}. On other data it may"
+        " be anything: judge it on samples of your own before it is used.",
+        f"It predicts {answers}.",
+        f"Use: {works} takes samples as {settings['party']} has them and prints {prints} for each."
+        f" It needs torch and numpy.{promise}",
+        *onnx,
+        f"Numbers are scaled by {settings['scaled_by']} (`model.json`, `preprocess`).",
+        f"The weights were learned from this party's data and, through {method}, from others':"
+        " treat them as such.",
+        f"Privacy of what left the party for this model: {settings['privacy']}.",
+    ]
+    text = f"# The model of {settings['party']}\n\n" + "".join(f"- {item}\n" for item in items)
+    return text + (_columns(schema) if schema else "")
 
 
 def _columns(schema: Schema) -> str:
-    """The columns that the model takes, as a table."""
+    """Return a table of the columns that the model takes."""
     lines = ["", "| column | kind | unit | may be missing |", "| --- | --- | --- | --- |"]
     for column in schema.columns:
         kind = f"one of {', '.join(column.words)}" if column.kind == "words" else column.kind

@@ -1,5 +1,5 @@
-"""What `comity.compare` and `comity.tune` give to whoever called them from Python, and how a
-comparison's folder is opened.
+"""The results of `comity.compare` and `comity.tune` in Python, and reading the folders of finished
+runs and comparisons.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from comity.checksums import without_crc
 from comity.data import Federation
 from comity.errors import ComityError, UsageError, unknown
 from comity.frames import frame
-from comity.models import OwnModel
+from comity.html import view
+from comity.models import CustomModel
 from comity.runs.folder import RunFolder
 from comity.runs.result import Result
 from comity.runs.run import reopen
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     import pandas
 
 
-def opened(
-    folder: Path, federation: Federation | None, model: OwnModel | None, trust: bool
+def open_run(
+    folder: Path, federation: Federation | None, model: CustomModel | None, trust: bool
 ) -> Result:
-    """The result of a finished run's folder, if nothing in it is damaged; data and code are opened
-    when models are asked for.
+    """Return the result in the folder of a finished run.
+
+    Data and code are loaded only when models are accessed. Raises UsageError if the run is not
+    finished, and CorruptedFile if a file is damaged.
     """
     run = RunFolder(folder)
     run.check_begun()
@@ -46,105 +49,109 @@ def opened(
             " resume=True in Python."
         )
     run.check()
-    metric_of(run, run.read_experiment(), trust)  # a user's own is known by its name from now on
+    metric_of(run, run.read_experiment(), trust)  # registers a custom metric by its name
     return Result(folder, lambda: reopen(folder, federation, model, trust=trust), summary)
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Several methods, and SOLO, on the same data: how they rank, what that says to each party, and
-    all runs.
+    """The comparison of several methods, and SOLO, on the same data.
 
     Examples:
         >>> import comity
         >>> fed = comity.load("digits").partition("iid", parties=2, seed=0)
-        >>> made = comity.compare(["fedavg", "fedprox"], fed, rounds=1, model="linear", progress=False)
-        >>> [row.algorithm for row in made.rows]
+        >>> comparison = comity.compare(
+        ...     ["fedavg", "fedprox"], fed, rounds=1, model="linear", progress=False
+        ... )
+        >>> [row.algorithm for row in comparison.rows]
         ['solo', 'fedavg', 'fedprox']
-        >>> [answer.party for answer in made.answers]
+        >>> [answer.party for answer in comparison.answers]
         ['p0', 'p1']
-        >>> made.results["fedavg"][0].summary["rounds"]
+        >>> comparison.results["fedavg"][0].summary["rounds"]
         1
-        >>> list(made.to_pandas().columns[:4])
+        >>> list(comparison.to_pandas().columns[:4])
         ['method', 'metric', 'mean', 'spread']
     """
 
     folder: Path
-    found: Findings
+    findings: Findings
     results: Mapping[str, Mapping[int, Result]]
-    """Every run's result, by method and seed."""
+    """The results of the runs, by method and seed."""
     _keep: Any = None
-    """A temporary folder lives as long as the comparison."""
+    """A temporary folder, which lives as long as the comparison."""
 
     @property
     def metric(self) -> str:
-        """The name of what methods were judged by."""
-        return self.found.metric
+        """The name of the metric that methods are compared by."""
+        return self.findings.metric
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """One run of each method for each of these."""
-        return self.found.seeds
+        """The seeds; each method has one run per seed."""
+        return self.findings.seeds
 
     @property
     def rows(self) -> list[MethodSummary]:
-        """How each method stands, SOLO first."""
-        return self.found.rows
+        """The summaries of the methods, SOLO first."""
+        return self.findings.rows
 
     @property
     def overall(self) -> OverallVerdict | None:
-        """What the comparison says of everybody together, if there is a method that collaborates."""
-        return self.found.overall
+        """The verdict for all parties together; None without a method that collaborates."""
+        return self.findings.overall
 
     @property
     def answers(self) -> list[PartyVerdict]:
-        """What the comparison says to each party: does collaborating help?"""
-        return self.found.answers
+        """The verdict for each party: whether collaborating helps it."""
+        return self.findings.answers
 
     @property
     def reading(self) -> str:
-        """How the answers' intervals are to be read."""
-        return self.found.reading
+        """How to read the intervals of the verdicts."""
+        return self.findings.reading
 
     @property
     def best(self) -> MethodSummary:
-        """The method that stands first."""
+        """The method with the best mean of the metric."""
         return max(self.rows, key=lambda row: row.goodness)
 
     @property
     def temporary(self) -> bool:
-        """Whether its folder goes with it."""
+        """Whether the folder is deleted together with this object."""
         return self._keep is not None
 
     def __repr__(self) -> str:
         ranked = sorted(self.rows, key=lambda row: -row.goodness)
-        told = [
+        figures = [
             f"{row.algorithm} {'diverged' if row.mean is None else f'{row.mean:.1%}'}"
             for row in ranked
         ]
-        return f"<comparison by {self.metric}: {', '.join(told)}>"
+        return f"<comparison by {self.metric}: {', '.join(figures)}>"
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_comparison
-
-        return of_comparison(self)
+        return view(self)
 
     def to_pandas(
         self, what: Literal["methods", "answers", "metrics"] = "methods"
     ) -> pandas.DataFrame:
-        """A frame of the methods' standings, of the answers by party and method, or of all runs'
-        metrics.csv.
+        """Return a data frame.
+
+        "methods" has one row per method, "answers" one per party and method, and "metrics" the rows
+        of metrics.csv of all runs.
         """
         if what == "methods":
-            return frame([self._standing(row) for row in self.rows])
+            return frame([self._method_row(row) for row in self.rows])
         if what == "answers":
-            told = (
-                (one, method, got) for one in self.answers for method, got in one.methods.items()
-            )
             return frame(
                 [
-                    {"party": one.party, "verdict": one.verdict, "method": m, **asdict(got)}
-                    for one, m, got in told
+                    {
+                        "party": answer.party,
+                        "verdict": answer.verdict,
+                        "method": method,
+                        **asdict(gain),
+                    }
+                    for answer in self.answers
+                    for method, gain in answer.methods.items()
                 ]
             )
         if what == "metrics":
@@ -163,7 +170,7 @@ class Comparison:
         raise unknown("table called", str(what), ("methods", "answers", "metrics"))
 
     @staticmethod
-    def _standing(row: MethodSummary) -> dict[str, Any]:
+    def _method_row(row: MethodSummary) -> dict[str, Any]:
         more = {name: getattr(row, name) for name in ("gained", "hurt", "judged", "seconds")}
         figures = {
             "mean": row.mean,
@@ -171,35 +178,38 @@ class Comparison:
             "worst": row.worst_mean,
         }
         gain = dict.fromkeys(("gain", "low", "high")) if row.gain is None else asdict(row.gain)
-        told = {"caveats": "; ".join(row.caveats)}
+        row_caveats = {"caveats": "; ".join(row.caveats)}
         return (
             {"method": row.algorithm, "metric": row.metric}
             | figures
             | gain
             | more
             | row.bytes
-            | told
+            | row_caveats
         )
 
     def report(self, out: str | Path | None = None, *, trust: bool = False) -> Path:
-        """Write the comparison's page, as `comity.report` does."""
+        """Write the report page of the comparison, as `comity.report` does, and return its path."""
         from comity.reading import report
 
         return report(self, out=out, trust=trust)
 
 
-def comparison_of(
+def open_comparison(
     folder: Path,
     federation: Federation | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     trust: bool = False,
     keep: Any = None,
 ) -> Comparison:
-    """The comparison in a folder, if neither what it says nor any of its runs is damaged."""
+    """Return the comparison in a folder.
+
+    Raises ComityError if comparison.json or a run is damaged, or if they do not belong together.
+    """
     path = folder / COMPARISON
     try:
-        told = without_crc(json.loads(path.read_text(encoding="utf-8")))
-        found = TypeAdapter(Findings).validate_python(told)
+        plain = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        findings = TypeAdapter(Findings).validate_python(plain)
     except OSError as why:
         raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
     except (ValidationError, ValueError, TypeError, AttributeError, RecursionError) as why:
@@ -209,61 +219,63 @@ def comparison_of(
         ) from why
     results = {
         row.algorithm: {
-            seed: opened(run_folder(folder, row.algorithm, seed), federation, model, trust)
-            for seed in found.seeds
+            seed: open_run(run_folder(folder, row.algorithm, seed), federation, model, trust)
+            for seed in findings.seeds
         }
-        for row in found.rows
+        for row in findings.rows
     }
-    for row in found.rows:
+    for row in findings.rows:
         if row.figure != [
-            (run.summary.get(found.metric) or {}).get("mean")
+            (run.summary.get(findings.metric) or {}).get("mean")
             for run in results[row.algorithm].values()
         ]:
             raise ComityError(
-                f"{path} is not of these runs, one of which went on since: compare again with"
-                " another --out."
+                f"{path} does not belong to these runs, one of which has continued since: compare"
+                " again with another --out."
             )
-    return Comparison(folder, found, results, keep)
+    return Comparison(folder, findings, results, keep)
 
 
 @dataclass(frozen=True, repr=False)
 class Tuning:
-    """One method over a grid of settings, judged on validation samples.
+    """The trials of one method over a grid of settings, ranked on validation samples.
 
     Examples:
         >>> import comity
         >>> fed = comity.load("digits").partition("iid", parties=2, seed=0)
-        >>> made = comity.tune("fedavg", fed, grid={"lr": [0.001, 0.1]}, rounds=1, model="linear", progress=False)
-        >>> made.best.settings
+        >>> tuning = comity.tune(
+        ...     "fedavg", fed, grid={"lr": [0.001, 0.1]}, rounds=1, model="linear", progress=False
+        ... )
+        >>> tuning.best.settings
         {'lr': 0.1}
-        >>> list(made.to_pandas().columns)
+        >>> list(tuning.to_pandas().columns)
         ['lr', 'validation', 'test']
     """
 
     folder: Path
     algorithm: str
-    found: Trials
+    result: Trials
     _keep: Any = None
-    """A temporary folder lives as long as the trials."""
+    """A temporary folder, which lives as long as this object."""
 
     @property
     def metric(self) -> str:
-        """The name of what trials are judged by."""
-        return self.found.metric
+        """The name of the metric that trials are ranked by."""
+        return self.result.metric
 
     @property
     def trials(self) -> list[Trial]:
-        """Every point of the grid, the best first."""
-        return self.found.trials
+        """The trials of all points of the grid, the best first."""
+        return self.result.trials
 
     @property
     def verdict(self) -> str:
-        """Which is chosen, how far the next is, and whether that could be chance."""
-        return self.found.verdict
+        """A sentence: the best trial, its distance to the next, and whether that may be chance."""
+        return self.result.verdict
 
     @property
     def best(self) -> Trial:
-        """The settings that are best on validation samples."""
+        """The trial that is best on validation samples."""
         return self.trials[0]
 
     def __repr__(self) -> str:
@@ -273,12 +285,10 @@ class Tuning:
         )
 
     def _repr_html_(self) -> str:
-        from comity.notebook.views import of_tuning
-
-        return of_tuning(self)
+        return view(self)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row a trial, the best first."""
+        """Return a data frame with one row per trial, the best first."""
         return frame(
             [
                 {**trial.settings, "validation": trial.validation, "test": trial.test}

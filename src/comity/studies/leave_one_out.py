@@ -1,6 +1,4 @@
-"""Who helps whom: every run once more without each of its parties, and what that changes for the
-others.
-"""
+"""Leave-one-out: repeat a run without each party, and measure the effect on the others."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from comity.algorithms import compose
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.errors import UsageError, unknown
-from comity.measure.gain import paired
+from comity.measure.gain import paired_gain
 from comity.runs.build import federation_of, prepare
 from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
@@ -32,17 +30,24 @@ from comity.studies.compare import (
     check_settings,
     experiment_of,
     folder_name,
-    own_settings,
     run_folder,
+    settings_for,
     title,
 )
-from comity.studies.parallel import Cost, Planned, run_all, settled, shared
+from comity.studies.parallel import (
+    Cost,
+    Planned,
+    cached_federations,
+    run_all,
+    with_one_worker,
+)
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What one party's taking part gave another, with its 95% interval over the other's test
-    samples.
+    """The effect of one party (`left_out`) on the accuracy of another (`party`).
+
+    The 95% interval is over the test samples of the other party.
     """
 
     method: str
@@ -56,7 +61,7 @@ class Effect:
     high: float
 
 
-def effects(
+def measure_effects(
     base: Experiment,
     algorithms: Sequence[str],
     seeds: Sequence[int],
@@ -64,87 +69,104 @@ def effects(
     progress: Callable[[str], Progress],
     only: Sequence[str] | None = None,
     federation: Federation | None = None,
-    caution: Callable[[str], None] = lambda text: None,
+    warn: Callable[[str], None] = lambda text: None,
     jobs: int = 1,
 ) -> list[Effect]:
-    """Make the runs that are not there yet, whole ones where `compare` keeps them, and write down
-    what each party gave.
+    """Run all methods with all parties and without each party, and write the effects to `out`.
 
-    So many of them as `jobs` go on at once.
+    Args:
+        base: The settings that all runs share.
+        algorithms: The methods; those without any exchange are ignored.
+        seeds: The seeds.
+        out: The folder. The runs with all parties are where `compare` puts them. Finished runs are
+            used, others are continued.
+        progress: Returns the observer of a run, given the run's title.
+        only: The parties to leave out (default: all).
+        federation: The data, in place of those that the settings name.
+        warn: Is called with each warning for the user.
+        jobs: How many runs go on at once.
     """
-    methods = exchanging(base, algorithms)
-    data = shared(federation)
-    base = settled(base, jobs)
+    methods = exchanging_methods(base, algorithms)
+    data = cached_federations(federation)
+    base = with_one_worker(base, jobs)
     runs: list[Planned] = []
     pairs: list[tuple[str, int, str, Path, Path]] = []
     for seed in seeds:
-        left = planned(base, methods, seed, data(base.but(seed=seed)), only)
+        smaller_runs = plan_runs(base, methods, seed, data(base.but(seed=seed)), only)
         for method in methods:
             whole = experiment_of(base, method, seed)
             job = prepare(whole, data(whole))
             for text in job.warnings():
-                caution(text)
-            cost = Cost.of(job)  # and about that of each run with one party less
+                warn(text)
+            cost = Cost.of(job)  # about the same as that of a run with one party less
             runs.append(
                 Planned(title(whole, len(seeds) > 1), whole, run_folder(out, method, seed), cost)
             )
-            for party, one in left[method].items():
+            for party, experiment in smaller_runs[method].items():
                 smaller = (
                     out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
                 )
-                runs.append(Planned(title(one, len(seeds) > 1, party), one, smaller, cost))
+                run_title = title(experiment, len(seeds) > 1, party)
+                runs.append(Planned(run_title, experiment, smaller, cost))
                 pairs.append((method, seed, party, run_folder(out, method, seed), smaller))
-    with closing(run_all(runs, data, progress, jobs=jobs)) as done:
-        list(done)
+    with closing(run_all(runs, data, progress, jobs=jobs)) as summaries:
+        list(summaries)
     rows = [row for pair in pairs for row in effects_of(*pair)]
     _write(out, seeds, rows)
     return rows
 
 
-def count(
+def count_runs(
     base: Experiment,
     algorithms: Sequence[str],
     seeds: Sequence[int],
     only: Sequence[str] | None,
     federation: Federation | None,
 ) -> int:
-    """How many runs there are in all: each method's with everybody, and those without somebody."""
-    methods = exchanging(base, algorithms)
-    left = planned(
+    """Return the number of runs of `measure_effects`."""
+    methods = exchanging_methods(base, algorithms)
+    smaller_runs = plan_runs(
         base, methods, seeds[0], federation or federation_of(base.but(seed=seeds[0])), only
     )
-    return len(seeds) * (len(methods) + sum(map(len, left.values())))
+    return len(seeds) * (len(methods) + sum(map(len, smaller_runs.values())))
 
 
-def exchanging(base: Experiment, algorithms: Sequence[str]) -> list[str]:
-    """Those of the methods in which parties have anything from each other."""
+def exchanging_methods(base: Experiment, algorithms: Sequence[str]) -> list[str]:
+    """Return the methods in which parties exchange anything.
+
+    Raises UsageError if there are none.
+    """
     methods = list(dict.fromkeys(algorithms))
     check_folders(methods)
     check_settings(base, methods)
-    found = [m for m in methods if chain(compose(m, own_settings(base, m)))[-1].shares != "nothing"]
-    if not found:
+    exchanging = [
+        m
+        for m in methods
+        if chain(compose(m, settings_for(base, m)))[-1].traits.shares != "nothing"
+    ]
+    if not exchanging:
         raise UsageError(
             "Leaving a party out tells nothing where nothing is exchanged: name a method beside"
             " solo."
         )
-    return found
+    return exchanging
 
 
-def planned(
+def plan_runs(
     base: Experiment,
     methods: Sequence[str],
     seed: int,
     federation: Federation,
     only: Sequence[str] | None,
 ) -> dict[str, dict[str, Experiment]]:
-    """By method and by party that is left out: the experiments to come, all checked."""
+    """Return the experiments by method and by left-out party, all checked."""
     plan: dict[str, dict[str, Experiment]] = {}
     for method in methods:
         whole = experiment_of(base, method, seed)
         info = prepare(whole, federation).info
         info.needs_classes("leave-one-out", "tells what a party gives others in accuracy")
         plan[method] = {}
-        for party in _chosen(info.names, info.newcomers, only):
+        for party in _parties_to_leave_out(info.names, info.newcomers, only):
             plan[method][party] = whole.but(without=[*(whole.without or ()), party])
             try:
                 prepare(plan[method][party], federation)
@@ -153,37 +175,40 @@ def planned(
     return plan
 
 
-def _chosen(there: Sequence[str], late: Sequence[str], only: Sequence[str] | None) -> list[str]:
-    """Whom to leave out: everybody who is there from the start, or those that were named."""
-    if len(there) < 2:
+def _parties_to_leave_out(
+    names: Sequence[str], newcomers: Sequence[str], only: Sequence[str] | None
+) -> list[str]:
+    """Return the parties to leave out: those of `only`, or all except newcomers."""
+    if len(names) < 2:
         raise UsageError("Leaving a party out needs at least two that are there from the start.")
     for name in only or ():
-        if name in late:
+        if name in newcomers:
             raise UsageError(
                 f"{name} joins when the others have finished, so they learn nothing from it: leave"
                 " out another party."
             )
-        if name not in there:
-            raise unknown("party called", name, there)
-    return list(dict.fromkeys(there if only is None else only))
+        if name not in names:
+            raise unknown("party called", name, names)
+    return list(dict.fromkeys(names if only is None else only))
 
 
 def party_folder(name: str) -> str:
-    """A folder's name for a party: its own if any file system can tell it from others, or else with
-    a mark that can be told.
+    """Return the folder name of a party: its name if every file system can have it.
+
+    Other names are shortened to plain characters, with a digest that distinguishes them.
     """
     plain = re.sub(r"[^a-z0-9_-]", "-", name.lower())[:40]
     return name if name == plain else f"{plain}-{blake2b(name.encode(), digest_size=4).hexdigest()}"
 
 
 def effects_of(method: str, seed: int, left_out: str, whole: Path, smaller: Path) -> list[Effect]:
-    """The effects of one party on each of the others, from the run with it and the run without it."""
+    """Return the effects of one party on the others, from a run with it and a run without it."""
     with_it = RunFolder(whole).read_outcomes()
     rows = []
     for party, right in RunFolder(smaller).read_outcomes().items():
         if party not in with_it:
-            continue  # it was not heard at the end
-        gain = paired(party, with_it[party], right)
+            continue  # it did not report at the end
+        gain = paired_gain(party, with_it[party], right)
         rows.append(
             Effect(
                 method,
@@ -214,29 +239,32 @@ def _write(out: Path, seeds: Sequence[int], rows: Sequence[Effect]) -> None:
 
 @dataclass(frozen=True)
 class Part:
-    """What a party gave the others in one method, over all seeds."""
+    """The effects of one party on the others by one method, over all seeds."""
 
     left_out: str
     mean: float
     helped: int
     hurt: int
     judged: int
-    """How many others there are to be helped or hurt, over all seeds."""
+    """The number of effects: other parties times seeds."""
     helps: tuple[str, float] | None
-    """Whom it helps most, and how much: of those whose interval lies above zero, in some seed."""
+    """The party that it helps most, and how much, among those with an interval above zero under
+    some seed.
+    """
     hurts: tuple[str, float] | None
 
 
 def parts(rows: Iterable[Effect]) -> dict[str, list[Part]]:
-    """By method: what each left-out party gave the others, whoever gave most first."""
+    """Return the effects of each left-out party by method, the largest mean effect first."""
     grouped: dict[str, dict[str, list[Effect]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         grouped[row.method][row.left_out].append(row)
     return {
         method: sorted(
-            (_part(name, mine) for name, mine in left.items()), key=lambda part: -part.mean
+            (_part(name, of_party) for name, of_party in by_party.items()),
+            key=lambda part: -part.mean,
         )
-        for method, left in grouped.items()
+        for method, by_party in grouped.items()
     }
 
 
@@ -244,7 +272,9 @@ def _part(left_out: str, rows: list[Effect]) -> Part:
     others: dict[str, list[Effect]] = defaultdict(list)
     for row in rows:
         others[row.party].append(row)
-    means = {name: statistics.fmean(row.effect for row in mine) for name, mine in others.items()}
+    means = {
+        name: statistics.fmean(row.effect for row in of_party) for name, of_party in others.items()
+    }
     up = {row.party for row in rows if row.low > 0 and means[row.party] > 0}
     down = {row.party for row in rows if row.high < 0 and means[row.party] < 0}
     return Part(
@@ -253,6 +283,6 @@ def _part(left_out: str, rows: list[Effect]) -> Part:
         sum(row.low > 0 for row in rows),
         sum(row.high < 0 for row in rows),
         len(rows),
-        max(((name, means[name]) for name in up), key=lambda one: one[1], default=None),
-        min(((name, means[name]) for name in down), key=lambda one: one[1], default=None),
+        max(((name, means[name]) for name in up), key=lambda pair: pair[1], default=None),
+        min(((name, means[name]) for name in down), key=lambda pair: pair[1], default=None),
     )

@@ -1,4 +1,4 @@
-"""How a method stands in a comparison: its figures over all seeds, beside training alone."""
+"""The summary of a method in a comparison: its figures over all seeds, and its gains over SOLO."""
 
 from __future__ import annotations
 
@@ -11,79 +11,73 @@ from typing import Any
 from comity.measure.caveats import caveats
 from comity.measure.gain import Gain
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
-from comity.studies.party_verdicts import Estimate, estimates, judged, on_average
+from comity.studies.party_verdicts import Estimate, average_gain, estimates, without_few
 from comity.units import duration, size
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method in a comparison. Lists run over seeds; where no run is finished they are empty,
-    and other figures are None.
+    """One method in a comparison. Lists have one entry per seed.
+
+    Without a finished run, lists are empty and other figures are None.
     """
 
     algorithm: str
     metric: str
-    """What methods are ranked and judged by."""
+    """The metric that methods are ranked by."""
     figure: list[float | None]
-    """By that metric, the mean over parties after the last round; None where a model has diverged.
-    """
+    """The metric's mean over parties after the last round; None where a model has diverged."""
     worst_figure: list[float | None]
-    """The worst party's."""
+    """The worst party's value of the metric."""
     accuracy: list[float]
-    """The mean over parties after the last round; runs in which no party told a figure are left
-    out.
-    """
+    """The mean accuracy over parties after the last round; without runs that have no figures."""
     worst: list[float]
     """The worst party's accuracy."""
     gain: Estimate | None
-    """What the parties have more than by training alone (SOLO), on average; None where nobody was
-    compared with it.
-    """
+    """The mean gain of the parties over training alone (SOLO); None without a comparison to it."""
     gain_of_judged: Estimate | None
-    """The same without the parties whose test samples are too few to judge each of them by; None if
-    no other is left.
-    """
+    """The mean gain without parties that have too few test samples; None if no other remains."""
     gains: dict[str, Estimate]
-    """The same of each of the others; under several seeds, of every seed's, if they are not the
-    same parties.
+    """The gains of the parties with enough test samples. If parties differ between seeds, there is
+    one gain per party and seed.
     """
     parties: int
-    """How many take part."""
+    """The number of parties."""
     bytes: dict[str, float]
-    """What crossed in a run, by kind; `total` is all of it but evaluation."""
+    """Bytes of a run by kind; `total` is their sum without evaluation."""
     seconds: float | None
     joined: float | None
     """Accuracy of newcomers after their warm-up, mean over them and over seeds."""
     joined_gain: float | None
-    """What they gained by joining, against training alone."""
+    """The newcomers' gain by joining, over training alone."""
     caveats: list[str]
-    """What a reader of these figures must know."""
+    """Caveats of these figures, a sentence each."""
 
     @property
     def gained(self) -> int:
-        """How many parties clearly have more than by training alone."""
+        """The number of parties whose interval of the gain lies above zero."""
         return sum(gain.helped for gain in self.gains.values())
 
     @property
     def hurt(self) -> int:
-        """How many clearly have less."""
+        """The number of parties whose interval of the gain lies below zero."""
         return sum(gain.hurt for gain in self.gains.values())
 
     @property
     def judged(self) -> int:
-        """How many were compared with training alone."""
+        """The number of parties with a gain."""
         return len(self.gains)
 
     def cells(self, several: bool) -> dict[str, str]:
-        """The method's line in a table, by column; with `several` seeds, figures have their spread."""
+        """Return the method's row of a table, by column; with `several` seeds, with spreads."""
         metric = METRICS[self.metric]
         figure = "none" if not self.accuracy else "diverged"
         if self.mean is not None:
             figure = f"{self.mean:.1%}" + (f" ± {100 * self.spread:.1f}" if several else "")
-        beside = {}
+        accuracy = {}
         if metric not in (ACCURACY, EXPLAINED) and self.accuracy:
-            beside = {ACCURACY.title: f"{statistics.fmean(self.accuracy):.1%}"}
-        late = (
+            accuracy = {ACCURACY.title: f"{statistics.fmean(self.accuracy):.1%}"}
+        newcomers = (
             {}
             if self.joined is None
             else {"newcomers": f"{self.joined:.1%} ({100 * (self.joined_gain or 0):+.1f})"}
@@ -95,31 +89,29 @@ class MethodSummary:
             "gained": f"{self.gained}/{self.judged}" if self.judged else "",
             "hurt": f"{self.hurt}/{self.judged}" if self.judged else "",
             "worst": "" if self.worst_mean is None else f"{self.worst_mean:.1%}",
-            **beside,
-            **late,
+            **accuracy,
+            **newcomers,
             "sent": size(self.bytes["total"]),
             "time": duration(self.seconds or 0.0),
         }
 
     def plain(self) -> dict[str, Any]:
-        """As in comparison.json."""
+        """Return the entry of comparison.json."""
         return asdict(self) | {name: getattr(self, name) for name in ("gained", "hurt", "judged")}
 
     @property
     def mean(self) -> float | None:
-        """The metric's mean over seeds; None for a method without a finished run, or with one that
-        has diverged.
-        """
-        return _whole_mean(self.figure)
+        """The metric's mean over seeds; None without a finished run, or where a run diverged."""
+        return _mean_if_complete(self.figure)
 
     @property
     def worst_mean(self) -> float | None:
-        """The same of the worst party."""
-        return _whole_mean(self.worst_figure)
+        """The mean over seeds of the worst party's value."""
+        return _mean_if_complete(self.worst_figure)
 
     @property
     def goodness(self) -> float:
-        """What methods are ranked by, more being better; who has no mean comes last."""
+        """The value that methods are ranked by; -inf for a method without a mean."""
         return -math.inf if self.mean is None else METRICS[self.metric].sign * self.mean
 
     @property
@@ -128,9 +120,9 @@ class MethodSummary:
         return statistics.pstdev([figure for figure in self.figure if figure is not None])
 
 
-def _whole_mean(figures: Sequence[float | None]) -> float | None:
-    known = [figure for figure in figures if figure is not None]
-    return statistics.fmean(known) if known and len(known) == len(figures) else None
+def _mean_if_complete(figures: Sequence[float | None]) -> float | None:
+    present = [figure for figure in figures if figure is not None]
+    return statistics.fmean(present) if present and len(present) == len(figures) else None
 
 
 def method_summary(
@@ -142,19 +134,22 @@ def method_summary(
     methods: int,
     metric: str = ACCURACY.name,
 ) -> MethodSummary:
-    """A method's standing by a metric, from the summaries of its finished runs and its parties'
-    gains over SOLO, by seed.
+    """Summarise a method in a comparison.
 
-    It is one of so many `methods` to pick the best of. Whose test samples are too `few`, by seed,
-    is judged on average only; parties are the `same` under all seeds or not (see
-    `answers.estimates`).
+    Args:
+        algorithm: The name of the method.
+        summaries: The summaries of its finished runs.
+        gains: The parties' gains over SOLO, by seed.
+        few: The parties with too few test samples, by seed. They count in the mean gain only.
+        same: Whether parties are the same under all seeds (see `party_verdicts.estimates`).
+        methods: The number of methods to choose the best of (Bonferroni).
+        metric: The name of the metric.
     """
     by = METRICS[metric]
-    clear = judged(gains, few, same)
+    reliable = without_few(gains, few, same)
     newcomers = [new for summary in summaries for new in summary["newcomers"].values()]
-    kinds = (
-        summaries[0]["bytes"] if summaries else ()
-    )  # runs of other versions may have other kinds
+    # Runs of other versions may have other kinds of bytes.
+    kinds = summaries[0]["bytes"] if summaries else ()
     shared = [kind for kind in kinds if all(kind in summary["bytes"] for summary in summaries)]
     plain_metric = EXPLAINED.name if metric == EXPLAINED.name else ACCURACY.name
     plain = [block for summary in summaries if _has_figure(block := summary[plain_metric] or {})]
@@ -165,9 +160,9 @@ def method_summary(
         worst_figure=[_worst(summary.get(metric) or {}, METRICS[metric]) for summary in summaries],
         accuracy=[block["mean"] for block in plain],
         worst=[min(v for v in block["per_party"].values() if v is not None) for block in plain],
-        gain=on_average(gains, methods, by),
-        gain_of_judged=on_average(clear, methods, by),
-        gains=estimates(clear, same, methods, by),
+        gain=average_gain(gains, methods, by),
+        gain_of_judged=average_gain(reliable, methods, by),
+        gains=estimates(reliable, same, methods, by),
         parties=summaries[0]["parties"] if summaries else 0,
         bytes={
             kind: statistics.mean(summary["bytes"][kind] for summary in summaries)
@@ -189,11 +184,11 @@ def _has_figure(block: Mapping[str, Any]) -> bool:
 
 
 def _worst(block: Mapping[str, Any], metric: Metric) -> float | None:
-    """The figure of the worst party, if there is a mean that it is worse than."""
+    """Return the worst party's value; None if the metric has no mean."""
     if block.get("mean") is None:
         return None
-    known: list[float] = [figure for figure in block["per_party"].values() if figure is not None]
-    return min(known, key=lambda figure: metric.sign * figure)
+    figures: list[float] = [figure for figure in block["per_party"].values() if figure is not None]
+    return min(figures, key=lambda figure: metric.sign * figure)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -201,7 +196,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def columns(rows: Iterable[Mapping[str, str]]) -> tuple[list[str], list[list[str]]]:
-    """Heads and lines of a table, from lines by column; what a line does not have is empty."""
+    """Return the header and the rows of a table, from rows by column; missing cells are empty."""
     lines = list(rows)
     heads = list(dict.fromkeys(head for line in lines for head in line))
     return heads, [[line.get(head, "") for head in heads] for line in lines]

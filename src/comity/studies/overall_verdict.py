@@ -1,5 +1,5 @@
-"""A comparison in four answers that a manager can repeat: does collaborating help, whom, at what
-cost, and how sure is that?
+"""The overall verdict of a comparison in four sentences: whether collaborating helps, whom, at what
+cost, and how certain that is.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from comity.studies.party_verdicts import Estimate, PartyVerdict, Verdict
 from comity.units import size
 
 NEAR = 0.05
-"""How much less a cheaper method may give, of a figure, to be worth a word."""
+"""The largest difference in gain at which a cheaper method is mentioned."""
 CHEAPER = 1.5
-"""How many times fewer bytes make a method cheaper."""
+"""The factor in bytes from which on a method counts as cheaper."""
 WHOM = "Whom?"
 QUESTIONS = ("Does collaborating help?", WHOM, "At what cost?", "How sure is that?")
 NAMED = 3
-"""So many parties are named in a sentence; more are counted."""
+"""The most parties that a sentence names; more are counted."""
 SUMMED: dict[Verdict, tuple[str, str]] = {
     "gains": ("gains clearly by some method", "gain clearly by some method"),
     "level": ("sees no clear difference", "see no clear difference"),
@@ -31,10 +31,10 @@ SUMMED: dict[Verdict, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class OverallVerdict:
-    """Question by question, what a comparison says of everybody together."""
+    """The verdict of a comparison for all parties together, by question."""
 
     method: str
-    """The one that is spoken of: it gives most on average, as a federation has to agree on one."""
+    """The method with the largest mean gain, which the verdict is about."""
     helps: str
     whom: str
     cost: str
@@ -42,26 +42,25 @@ class OverallVerdict:
 
     @property
     def questions(self) -> dict[str, str]:
-        """Each answer by its question."""
-        every = (self.helps, self.whom, self.cost, self.sure)
-        return {question: said for question, said in zip(QUESTIONS, every, strict=True) if said}
+        """The answers by question, without empty ones."""
+        answers = (self.helps, self.whom, self.cost, self.sure)
+        return {question: text for question, text in zip(QUESTIONS, answers, strict=True) if text}
 
 
-def foremost(rows: Sequence[MethodSummary]) -> tuple[MethodSummary, Estimate] | None:
-    """The method that gives most on average, and what it gives; None if none was compared with
-    SOLO.
-    """
-    judged = [(row, row.gain) for row in rows if row.gain is not None and row.mean is not None]
-    return max(judged, key=lambda pair: pair[1].gain, default=None)
+def best_on_average(rows: Sequence[MethodSummary]) -> tuple[MethodSummary, Estimate] | None:
+    """Return the method with the largest mean gain, and that gain; None without any gain."""
+    candidates = [(row, row.gain) for row in rows if row.gain is not None and row.mean is not None]
+    return max(candidates, key=lambda pair: pair[1].gain, default=None)
 
 
-def overall(
+def overall_verdict(
     rows: Sequence[MethodSummary], answers: Sequence[PartyVerdict], seeds: int
 ) -> OverallVerdict | None:
-    """What methods that parties could take part in say of all together; None if none of them was
-    compared with SOLO.
+    """Return the overall verdict; None if no method was compared with SOLO.
+
+    `rows` are the methods in which parties could take part.
     """
-    first = foremost(rows)
+    first = best_on_average(rows)
     if first is None:
         return None
     best, gain = first
@@ -83,7 +82,7 @@ def _helps(
     )
     among = f", the best of {methods} methods," if methods > 1 else ""
     what = METRICS[best.metric].title
-    said = (
+    sentence = (
         f"{best.algorithm}{among} gives {100 * gain.gain:+.1f} points of {what} over training alone"
         f" ({between})"
     )
@@ -94,14 +93,12 @@ def _helps(
         if gain.hurt
         else "Not clearly, on average"
     )
-    return f"{begin}: {said}.{_without_few(best, answers)}"
+    return f"{begin}: {sentence}.{_without_few(best, answers)}"
 
 
 def _without_few(best: MethodSummary, answers: Sequence[PartyVerdict]) -> str:
-    """What the average is without those who have too few samples to judge by, if there are such,
-    and others.
-    """
-    few = [one.party for one in answers if one.verdict == "too few"]
+    """Return a sentence on the mean gain without parties that have too few samples, if any."""
+    few = [answer.party for answer in answers if answer.verdict == "too few"]
     if not few or best.gain_of_judged is None:
         return ""
     who = ", ".join(few) if len(few) <= NAMED else f"{len(few)} parties"
@@ -117,29 +114,27 @@ def _whom(
     answers: Sequence[PartyVerdict],
     seeds: int,
 ) -> str:
-    """Who gains and who is hurt, by the best method and by the others; and what can be said by
-    whatever method suits each.
-    """
+    """Say who gains and who is hurt by the best method and by others, and count the verdicts."""
     which = f"{best.judged} parties" + (f" of {seeds} seeds" if best.judged > best.parties else "")
     which = f"the {which} that can be judged" if best.judged < len(answers) else which
-    said = []
+    sentences = []
     if best.judged:
-        said.append(
+        sentences.append(
             f"Of {which} {_those(best, 'helped')} clearly by {best.algorithm},"
             f" {_those(best, 'hurt')}."
         )
     if hurting := [f"{row.algorithm} ({row.hurt})" for row in others if row.hurt]:
-        said.append(f"Other methods clearly hurt some: {', '.join(hurting)}.")
-    counts = {verdict: sum(one.verdict == verdict for one in answers) for verdict in SUMMED}
-    if told := [
+        sentences.append(f"Other methods clearly hurt some: {', '.join(hurting)}.")
+    counts = {verdict: sum(a.verdict == verdict for a in answers) for verdict in SUMMED}
+    if phrases := [
         f"{count} {SUMMED[verdict][count > 1]}" for verdict, count in counts.items() if count
     ]:
-        said.append(f"If each could choose its own method: {', '.join(told)}.")
-    return " ".join(said)
+        sentences.append(f"If each could choose its own method: {', '.join(phrases)}.")
+    return " ".join(sentences)
 
 
 def _those(best: MethodSummary, how: str) -> str:
-    """Who is helped, or hurt: by name if they are few."""
+    """Say how many parties are helped, or hurt, with their names if they are few."""
     names = [party for party, gain in best.gains.items() if getattr(gain, how)]
     verb = {"helped": ("gains", "gain"), "hurt": ("is clearly hurt", "are clearly hurt")}[how]
     if not names:
@@ -149,16 +144,15 @@ def _those(best: MethodSummary, how: str) -> str:
 
 
 def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary]) -> str:
-    """Bytes, and who takes far fewer and gives nearly as much."""
-    sent = best.bytes.get("total")
-    if sent is None:
+    """Say how many bytes the best method takes, and which cheaper one gives nearly as much."""
+    total = best.bytes.get("total")
+    if total is None:
         return ""
-    each = (
-        sent + best.bytes.get("peer", 0.0)
-    ) / best.parties  # what goes between parties is sent by one and received by another
-    said = (
-        f"{size(sent)} are sent in a run of {best.algorithm}; a party sends and receives"
-        f" {size(each)}."
+    # Bytes between parties are sent by one party and received by another.
+    per_party = (total + best.bytes.get("peer", 0.0)) / best.parties
+    text = (
+        f"{size(total)} are sent in a run of {best.algorithm}; a party sends and receives"
+        f" {size(per_party)}."
     )
     less = [
         (gain.gain - row.gain.gain, row)
@@ -168,34 +162,36 @@ def _cost(best: MethodSummary, gain: Estimate, others: Sequence[MethodSummary]) 
     near = [
         (points, row)
         for points, row in less
-        if points < NEAR and sent > CHEAPER * row.bytes["total"]
+        if points < NEAR and total > CHEAPER * row.bytes["total"]
     ]
     if near:
         points, row = min(near, key=lambda pair: pair[0])
-        said += (
-            f" {row.algorithm} takes {sent / row.bytes['total']:.3g} times less and gives"
+        text += (
+            f" {row.algorithm} takes {total / row.bytes['total']:.3g} times less and gives"
             f" {100 * points:.1f} points less."
         )
-    return said
+    return text
 
 
 def _sure(
     best: MethodSummary, gain: Estimate, methods: int, answers: Sequence[PartyVerdict], seeds: int
 ) -> str:
-    """What the interval means, and what it cannot tell."""
+    """Say what the intervals mean, and which differences are too small to be seen."""
     runs = (
         f"{seeds} seeds"
         if seeds > 1
         else "one seed, so that another start of training may change it"
     )
-    picked = f", wide enough for the best of {methods} methods to be picked" if methods > 1 else ""
-    said = (
+    picked = (
+        f", Bonferroni-corrected for choosing the best of {methods} methods" if methods > 1 else ""
+    )
+    text = (
         f"The intervals are at 95% confidence{picked}, over the parties' test samples and {runs}."
     )
     narrow = best.gain_of_judged if _without_few(best, answers) and best.gain_of_judged else gain
     if not (gain.helped or gain.hurt):
-        said += (
+        text += (
             f" An average difference below about {50 * (narrow.high - narrow.low):.0f} points"
             " cannot be told from none here."
         )
-    return said
+    return text

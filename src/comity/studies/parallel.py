@@ -1,10 +1,9 @@
-"""The runs of a study: one after the other in this process, or several at once, each in a process
-of its own.
+"""The runs of a study: one after the other in this process, or several in parallel, each in its own
+process.
 
-A run that has company is forked from here when its turn comes, after its data are loaded: torch is
-not imported again, and the data are in memory once. It has one worker, so that as many runs as
-there are cores keep all of them busy, without waiting for each other. What it computes is what it
-would have computed alone.
+A parallel run is forked from this process when its data are loaded. So torch is not imported again,
+and runs share the memory of the data. Each run has one worker; as many runs as there are cores keep
+all cores busy. The result of a run is the same as without parallel runs.
 """
 
 from __future__ import annotations
@@ -25,54 +24,58 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from comity.data import Federation
-from comity.engines.process import held_back
-from comity.engines.ray_cluster import actors_kept
+from comity.engines.process import signals_blocked
+from comity.engines.ray_cluster import keep_actors
 from comity.engines.site_store import state_bytes
-from comity.errors import ComityError, CorruptedFile, UsageError, fate, shown
-from comity.machine import available, private
-from comity.models import OwnModel
+from comity.errors import ComityError, CorruptedFile, UsageError, describe_exit, quote
+from comity.machine import available_memory, private_memory
+from comity.models import CustomModel
 from comity.names import display_name
 from comity.runs import config
 from comity.runs.build import SimulatedRun, federation_of, prepare
 from comity.runs.config import Experiment
 from comity.runs.environment import code, cores
 from comity.runs.folder import RunFolder
-from comity.runs.run import check_given, check_same, elsewhere, reopen, resume_in, start
+from comity.runs.run import check_same, check_same_data, engine_warnings, reopen, resume_in, start
 from comity.runs.server_run import Progress
-from comity.studies.plan import held
-from comity.studies.run_process import PATIENCE, live
+from comity.studies.plan import memory_of
+from comity.studies.run_process import PATIENCE, run_and_report
 from comity.track import Trackers
 from comity.wire.ledger import Ledger
 
 AUTO = "auto"
+SHARED_DATA = 2
+"""How many federations are kept for further runs on the same data."""
 DATA = ("data", "partition", "parties", "test", "validation", "seed")
-"""The settings that say which data a run has."""
-FLOOR = (
-    256 << 20
-)  # bytes of its own that a forked run takes at least: its heap, torch's buffers, pages that it writes to
-LOOK = 0.5  # seconds from look to look at what is under way
+"""The settings that determine the data of a run."""
+# The least private memory of a forked run, in bytes: its heap, torch's buffers, written pages.
+FLOOR = 256 << 20
+POLL = 0.5  # seconds between two looks at the running processes
 
 
-def chosen_jobs(given: int | str) -> int:
-    """How many runs may go on at once; `auto` is one a core."""
-    if given == AUTO:
+def parse_jobs(jobs: int | str) -> int:
+    """Return how many runs go on at once; `auto` is one per core."""
+    if jobs == AUTO:
         return cores()
-    if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 10:
-        given = int(given)
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+    if isinstance(jobs, str) and jobs.isascii() and jobs.isdecimal() and len(jobs) < 10:
+        jobs = int(jobs)
+    if isinstance(jobs, bool) or not isinstance(jobs, int) or jobs < 1:
         raise UsageError(
-            f"jobs is how many runs go on at once, a number from 1 or auto, not {shown(given)}."
+            f"jobs is how many runs go on at once, a number from 1 or auto, not {quote(jobs)}."
         )
-    return given
+    return jobs
 
 
-def settled(experiment: Experiment, jobs: int) -> Experiment:
-    """An experiment that is one of several at once: it has one worker."""
+def with_one_worker(experiment: Experiment, jobs: int) -> Experiment:
+    """Return an experiment with one worker, if several `jobs` go on at once.
+
+    Raises UsageError if it asks for several workers, or for Ray.
+    """
     if jobs == 1:
         return experiment
     if experiment.engine == "ray":
         raise UsageError(
-            "On Ray runs follow each other, each on all workers: give workers instead of jobs."
+            "On Ray, runs follow each other, each on all workers: give workers instead of jobs."
         )
     if (experiment.workers or 1) > 1:
         raise UsageError(
@@ -82,68 +85,70 @@ def settled(experiment: Experiment, jobs: int) -> Experiment:
     return experiment.but(workers=1)
 
 
-def shared(given: Federation | None = None) -> Callable[[Experiment], Federation]:
-    """Who gives experiments their data, or the federation that is given: the last two are kept, for
-    others on the same data.
+def cached_federations(
+    federation: Federation | None = None,
+) -> Callable[[Experiment], Federation]:
+    """Return a function from an experiment to its data, which caches the last two federations.
+
+    If a federation is given, it is the data of all experiments.
     """
 
-    @lru_cache(maxsize=2)
-    def dealt(*which: Any) -> Federation:
-        return federation_of(config.experiment(dict(zip(DATA, which, strict=True))))
+    @lru_cache(maxsize=SHARED_DATA)
+    def load(*settings: Any) -> Federation:
+        return federation_of(config.experiment(dict(zip(DATA, settings, strict=True))))
 
-    return lambda experiment: given or dealt(*_data_of(experiment))
+    return lambda experiment: federation or load(*_data_settings(experiment))
 
 
-def _data_of(experiment: Experiment) -> tuple[Any, ...]:
+def _data_settings(experiment: Experiment) -> tuple[Any, ...]:
     return tuple(getattr(experiment, name) for name in DATA)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run takes, roughly: to know which to begin with, and how many fit into memory."""
+    """A rough estimate of the cost of a run, for scheduling."""
 
     seconds: float = 1.0
-    """On one worker; only what this is to other runs' counts."""
+    """Seconds on one worker; only the ratio to other runs matters."""
     memory: int = FLOOR
-    """Bytes of its own."""
+    """Private memory in bytes."""
     data: int = 0
-    """Bytes that runs on the same data share."""
+    """Bytes of data, which runs on the same data share."""
 
     @staticmethod
     def of(job: SimulatedRun) -> Cost:
-        """Of a job, if it is forked from a process that has its data."""
-        known = held(job)
+        """Return the cost of a run that is forked from a process with its data."""
+        usage = memory_of(job)
         processes = 2 if job.experiment.engine == "process" else 1
-        states = min(
-            3 * known.states, state_bytes()
-        )  # in a round a party keeps up to three; what is more is spilled to a file
+        # A party has up to three states in a round; those beyond the limit are spilled to a file.
+        states = min(3 * usage.states, state_bytes())
         return Cost(
-            job.seconds(),
-            FLOOR * processes + states + 2 * known.messages + 4 * job.info.task.bytes(),
-            known.data,
+            job.cost.seconds(),
+            FLOOR * processes + states + 2 * usage.messages + 4 * job.info.task.bytes(),
+            usage.data,
         )
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run to come."""
+    """A run that a study has planned."""
 
     title: str
     experiment: Experiment
     folder: Path
     cost: Cost = Cost()
     record_messages: bool = False
-    """Whether it keeps its messages."""
+    """Whether it stores its messages."""
+    job: SimulatedRun | None = None
+    """The prepared run, if it is kept until the run starts."""
 
 
 @runtime_checkable
 class Overview(Protocol):
-    """Whoever looks at all runs that are under way."""
+    """An observer of all parallel runs."""
 
     def overview(self, rest: int, left: float | None) -> None:
-        """So many runs are not over yet, and they take about so many seconds more, if that can be
-        told.
-        """
+        """Show that `rest` runs are not finished, and the seconds left (None if unknown)."""
 
 
 def run_once(
@@ -152,14 +157,14 @@ def run_once(
     folder: Path,
     progress: Progress,
     track: Trackers | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     job: SimulatedRun | None = None,
     record_messages: bool = False,
 ) -> dict[str, Any]:
-    """The summary of a run: a finished one in that folder is taken as it is, an unfinished one is
-    continued.
+    """Run an experiment and return its summary.
 
-    `job` is the experiment on these data made concrete, where that has been done.
+    A finished run in `folder` is used as it is, an unfinished one is continued. `job` is the
+    prepared experiment, if it has been prepared already.
     """
     job = job or prepare(experiment, federation, model)
     if not RunFolder(folder).begun:
@@ -167,11 +172,14 @@ def run_once(
     check_same(folder, job.experiment, record_messages)
     if (summary := RunFolder(folder).read_summary()) is not None:
         RunFolder(folder).check()
-        check_given(folder, job)
+        check_same_data(folder, job)
     else:
-        again = reopen(folder, federation, model, trust=True)  # its code has just run, in `prepare`
+        # Trusted: `prepare` has just run its code.
+        again = reopen(folder, federation, model, trust=True, prepared=job)
         summary = resume_in(again, folder, progress, track).summary
-    return summary | {"remarks": [*summary.get("remarks", ()), *elsewhere(folder, experiment)]}
+    return summary | {
+        "remarks": [*summary.get("remarks", ()), *engine_warnings(folder, experiment)]
+    }
 
 
 def run_all(
@@ -179,37 +187,38 @@ def run_all(
     data: Callable[[Experiment], Federation],
     progress: Callable[[str], Progress],
     track: Trackers | None = None,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
     jobs: int = 1,
 ) -> Generator[dict[str, Any], None, None]:
-    """The summaries of all runs in the order of `runs`, each as soon as it and all before it are
-    there.
+    """Yield the summaries of all runs in their order, each as soon as it is available.
 
-    `progress` gives who watches a run of that title, and is told of all together if it is an
-    `Overview`. With more than one of `jobs` the experiments must be `settled` for that.
+    `progress` returns the observer of a run, given the run's title. If it is an `Overview`, it is
+    told about all runs, too. With several `jobs`, the experiments must have one worker
+    (`with_one_worker`).
     """
     if jobs == 1:
-        with actors_kept():
+        with keep_actors():
             for run in runs:
                 how = (run.experiment, data(run.experiment), run.folder)
-                yield run_once(*how, progress(run.title), track, model, None, run.record_messages)
+                watched = progress(run.title)
+                yield run_once(*how, watched, track, model, run.job, run.record_messages)
         return
-    crew = _Crew(runs, data, progress, track or Trackers(), model, jobs)
+    pool = _RunPool(runs, data, progress, track or Trackers(), model, jobs)
     try:
-        yield from crew.summaries()
+        yield from pool.summaries()
     finally:
-        crew.stop()
+        pool.stop()
 
 
 @dataclass
-class _Member:
-    """A run that is under way in its own process."""
+class _RunningRun:
+    """A run in its own process."""
 
     process: Any
-    line: Connection
-    watched: Progress
+    connection: Connection
+    observer: Progress
     job: SimulatedRun | None
-    """Until it has begun there."""
+    """The prepared run, until the process reports that it has begun."""
     began: float
     first: int = 0
     last: int = 1
@@ -217,18 +226,18 @@ class _Member:
 
     @property
     def spent(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self.began
 
     @property
-    def whole(self) -> float | None:
-        """Seconds that it takes in all, if that can be told from rounds that are over."""
-        over = (self.round - self.first) / max(1, self.last - self.first)
-        return self.spent / over if over > 0 else None
+    def expected(self) -> float | None:
+        """The expected seconds in total; None before the first round is finished."""
+        fraction = (self.round - self.first) / max(1, self.last - self.first)
+        return self.spent / fraction if fraction > 0 else None
 
 
-class _Crew:
-    """Several runs at once: which is next, what they say, and their end."""
+class _RunPool:
+    """Several runs in parallel processes: their order, their messages, and their end."""
 
     def __init__(
         self,
@@ -236,11 +245,11 @@ class _Crew:
         data: Callable[[Experiment], Federation],
         progress: Callable[[str], Progress],
         track: Trackers,
-        model: OwnModel | None,
+        model: CustomModel | None,
         jobs: int,
     ) -> None:
         if "fork" not in multiprocessing.get_all_start_methods():
-            raise UsageError("Runs side by side need a system that can fork: leave jobs away here.")
+            raise UsageError("Parallel runs need a system that can fork: run without jobs here.")
         track.check_by_name()
         self._runs, self._data, self._progress, self._track, self._model, self._jobs = (
             runs,
@@ -250,192 +259,199 @@ class _Crew:
             model,
             jobs,
         )
-        self._at_work: dict[int, _Member] = {}
+        self._running: dict[int, _RunningRun] = {}
         self._summaries: dict[int, dict[str, Any]] = {}
         self._paces: list[tuple[str, float]] = []
-        """Of runs that are over: the method, and the seconds for each that was guessed."""
-        of = [_data_of(run.experiment) for run in runs]
+        """Of finished runs: the method, and the actual seconds divided by the estimate."""
+        data_settings = [_data_settings(run.experiment) for run in runs]
         longest: dict[tuple[Any, ...], float] = defaultdict(float)
-        for which, run in zip(of, runs, strict=True):
+        for which, run in zip(data_settings, runs, strict=True):
             longest[which] = max(longest[which], run.cost.seconds)
         order = sorted(longest, key=lambda which: -longest[which])
-        self._place = [order.index(which) for which in of]
-        """By their data, so that few of these are in memory at a time: those with the longest run
-        first.
+        self._place = [order.index(which) for which in data_settings]
+        """The position of each run's data in the schedule: runs on the same data follow each other,
+        so that few datasets are in memory at a time; data with the longest run come first.
         """
         self._waiting = list(range(len(runs)))
-        self._warned: dict[Any, Any] = {}
-        code()  # asks git, once for all
+        self._shown_warnings: dict[Any, Any] = {}
+        code()  # asks git once, before the forks
 
     def summaries(self) -> Generator[dict[str, Any], None, None]:
-        """In the order of the runs."""
+        """Yield the summaries in the order of the runs."""
         for k in range(len(self._runs)):
             while k not in self._summaries:
                 self._begin_what_fits()
-                self._hear()
+                self._receive()
             yield self._summaries[k]
 
     def stop(self) -> None:
-        """End what is under way; it can be gone on with."""
-        for member in self._at_work.values():
-            member.process.terminate()  # its own process answers as this one does to Ctrl-C
-        for member in self._at_work.values():
+        """Stop all running processes; their runs can be continued later."""
+        for member in self._running.values():
+            member.process.terminate()  # handled as Ctrl-C in the process
+        for member in self._running.values():
             member.process.join(PATIENCE + 1)
             if member.process.is_alive():
                 member.process.kill()
                 member.process.join()
-            member.line.close()
-            member.watched.end()
-        self._at_work.clear()
+            member.connection.close()
+            member.observer.end()
+        self._running.clear()
 
-    # Which is next.
+    # Scheduling.
 
     def _begin_what_fits(self) -> None:
-        while self._waiting and len(self._at_work) < self._jobs:
+        while self._waiting and len(self._running) < self._jobs:
             self._waiting.sort(key=lambda k: (self._place[k], -self._expected(k)))
             room = self._room()
             fitting = [k for k in self._waiting if room is None or self._needs(k) <= room]
-            if not fitting and self._at_work:
-                return  # it runs alone, later
+            if not fitting and self._running:
+                return  # too large beside the others: it runs alone later
             self._begin((fitting or self._waiting)[0])
 
     def _expected(self, k: int) -> float:
-        """Seconds that a run takes, as far as it tells itself, others of its method do, or any."""
-        if k in self._at_work and (whole := self._at_work[k].whole) is not None:
-            return whole
-        told = [
-            (j, whole) for j, member in self._at_work.items() if (whole := member.whole) is not None
+        """Return the expected seconds of a run.
+
+        They come from its own rounds, from other runs of its method, or from any other runs.
+        """
+        if k in self._running and (seconds := self._running[k].expected) is not None:
+            return seconds
+        running = [
+            (j, seconds)
+            for j, member in self._running.items()
+            if (seconds := member.expected) is not None
         ]
         paces = [
             *self._paces,
-            *((self._method(j), whole / self._runs[j].cost.seconds) for j, whole in told),
+            *((self._method(j), seconds / self._runs[j].cost.seconds) for j, seconds in running),
         ]
-        known = [pace for method, pace in paces if method == self._method(k)] or [
-            pace for _, pace in paces
-        ]
-        return self._runs[k].cost.seconds * (statistics.fmean(known) if known else 1.0)
+        of_method = [pace for method, pace in paces if method == self._method(k)]
+        of_any = of_method or [pace for _, pace in paces]
+        return self._runs[k].cost.seconds * (statistics.fmean(of_any) if of_any else 1.0)
 
     def _method(self, k: int) -> str:
         return display_name(self._runs[k].experiment.algorithm)
 
     def _needs(self, k: int) -> int:
         cost = self._runs[k].cost
-        there = any(self._place[k] == self._place[other] for other in self._at_work)
-        return cost.memory + (0 if there else cost.data)
+        loaded = any(self._place[k] == self._place[other] for other in self._running)
+        return cost.memory + (0 if loaded else cost.data)
 
     def _room(self) -> int | None:
-        """Bytes of memory that nobody has, nor is going to have."""
-        free = available()
+        """Return the free memory in bytes, without what running processes are expected to need."""
+        free = available_memory()
         if free is None:
             return None
         return free - sum(
-            max(0, self._runs[k].cost.memory - private(m.process.pid))
-            for k, m in self._at_work.items()
+            max(0, self._runs[k].cost.memory - private_memory(m.process.pid))
+            for k, m in self._running.items()
         )
 
     def _begin(self, k: int) -> None:
         run = self._runs[k]
         self._waiting.remove(k)
         federation = self._data(run.experiment)
-        job = prepare(run.experiment, federation, self._model)
+        job = run.job or prepare(run.experiment, federation, self._model)
         if job.experiment.device != "cpu":
             raise UsageError(
-                f"Runs side by side are on the CPU, not on {job.experiment.device}: choose --device"
+                f"Parallel runs are on the CPU, not on {job.experiment.device}: choose --device"
                 " cpu, or one job."
             )
-        watched = self._progress(run.title)
+        observer = self._progress(run.title)
         how = (run.experiment, federation, run.folder)
         if RunFolder(run.folder).ended:
             self._summaries[k] = run_once(
-                *how, watched, self._track, self._model, job, run.record_messages
+                *how, observer, self._track, self._model, job, run.record_messages
             )
-            watched.end()
+            observer.end()
             return
-        here, there = multiprocessing.Pipe(duplex=False)
-        strangers = [here, *(member.line for member in self._at_work.values())]
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        inherited = [receiver, *(member.connection for member in self._running.values())]
 
-        def work(progress: Progress, told: Callable[[str], None]) -> dict[str, Any]:
+        def run_in_process(progress: Progress, warn: Callable[[str], None]) -> dict[str, Any]:
             return run_once(
-                *how, progress, self._track.anew(told), self._model, job, run.record_messages
+                *how, progress, self._track.copy(warn), self._model, job, run.record_messages
             )
 
         process = multiprocessing.get_context("fork").Process(
-            target=live, args=(there, strangers, os.getpid(), work)
+            target=run_and_report, args=(sender, inherited, os.getpid(), run_in_process)
         )
-        with held_back():
+        with signals_blocked():
             process.start()
-            there.close()
-            self._at_work[k] = _Member(
-                process, here, watched, job, time.monotonic(), last=job.experiment.rounds
+            sender.close()
+            self._running[k] = _RunningRun(
+                process, receiver, observer, job, time.monotonic(), last=job.experiment.rounds
             )
 
-    # What they say.
+    # Messages of the running processes.
 
-    def _hear(self) -> None:
-        """Wait for a while for what runs that are under way say, and tell it to who watches."""
-        if not self._at_work:
+    def _receive(self) -> None:
+        """Wait for messages of the running processes, and pass them to the observers."""
+        if not self._running:
             return
-        wait([end for m in self._at_work.values() for end in (m.line, m.process.sentinel)], LOOK)
-        for k, member in list(self._at_work.items()):
-            gone = (
-                not member.process.is_alive()
-            )  # before its last words are read: then all are there
+        wait(
+            [end for m in self._running.values() for end in (m.connection, m.process.sentinel)],
+            POLL,
+        )
+        for k, member in list(self._running.items()):
+            # This is checked before the last messages are read, so that none is missed.
+            gone = not member.process.is_alive()
             try:
-                while k in self._at_work and member.line.poll():
-                    self._heard(k, member, *member.line.recv())
+                while k in self._running and member.connection.poll():
+                    self._handle(k, member, *member.connection.recv())
             except (EOFError, OSError):
                 gone = True
-            if gone and k in self._at_work:
+            if gone and k in self._running:
                 member.process.join(1)
-                raise ComityError(f"The run {self._runs[k].title} {fate(member.process.exitcode)}.")
+                raise ComityError(
+                    f"The run {self._runs[k].title} {describe_exit(member.process.exitcode)}."
+                )
         if isinstance(self._progress, Overview):
-            self._progress.overview(len(self._waiting) + len(self._at_work), self._left())
+            self._progress.overview(len(self._waiting) + len(self._running), self._seconds_left())
 
-    def _heard(self, k: int, member: _Member, what: str, *told: Any) -> None:
-        match what:
+    def _handle(self, k: int, member: _RunningRun, kind: str, *content: Any) -> None:
+        match kind:
             case "begin":
                 assert member.job
-                member.first = member.round = told[0]
-                member.watched.begin(member.job, told[0])
+                member.first = member.round = content[0]
+                member.observer.begin(member.job, content[0])
                 member.job = None
             case "round":
-                member.round = told[0]
-                member.watched.round(told[0], told[1], Ledger(total=Counter(told[2])))
+                member.round = content[0]
+                member.observer.round(content[0], content[1], Ledger(total=Counter(content[2])))
             case "told":
-                self._track.told(told[0])
+                self._track.warn(content[0])
             case "warned":
-                text, category, filename, line = told
+                text, category, filename, line = content
                 warnings.warn_explicit(
                     text,
                     getattr(builtins, category, UserWarning),
                     filename,
                     line,
-                    registry=self._warned,
+                    registry=self._shown_warnings,
                 )
             case "said":
-                getattr(sys, told[0]).write(told[1])
+                getattr(sys, content[0]).write(content[1])
             case "done":
-                self._ended(k, member, told[0])
+                self._finish(k, member, content[0])
             case "failed":
-                kind = {"UsageError": UsageError, "CorruptedFile": CorruptedFile}.get(
-                    told[0], ComityError
-                )
-                raise kind(f"{self._runs[k].title}: {told[1]}") from Elsewhere(told[2])
+                errors = {"UsageError": UsageError, "CorruptedFile": CorruptedFile}
+                error = errors.get(content[0], ComityError)
+                raise error(f"{self._runs[k].title}: {content[1]}") from Elsewhere(content[2])
 
-    def _ended(self, k: int, member: _Member, summary: dict[str, Any]) -> None:
+    def _finish(self, k: int, member: _RunningRun, summary: dict[str, Any]) -> None:
         self._summaries[k] = summary
-        del self._at_work[k]
+        del self._running[k]
         member.process.join()
-        member.line.close()
-        member.watched.end()
+        member.connection.close()
+        member.observer.end()
         self._paces.append((self._method(k), member.spent / self._runs[k].cost.seconds))
 
-    def _left(self) -> float | None:
-        """Seconds to the end of all, once any run tells how fast this machine is."""
-        if not self._paces and all(member.whole is None for member in self._at_work.values()):
+    def _seconds_left(self) -> float | None:
+        """Return the seconds until all runs are finished; None before any round is finished."""
+        if not self._paces and all(member.expected is None for member in self._running.values()):
             return None
         under_way = [
-            max(0.0, self._expected(k) - member.spent) for k, member in self._at_work.items()
+            max(0.0, self._expected(k) - member.spent) for k, member in self._running.items()
         ]
         return max(
             [*under_way, (sum(under_way) + sum(map(self._expected, self._waiting))) / self._jobs],

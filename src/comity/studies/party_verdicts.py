@@ -1,5 +1,5 @@
-"""The answer of a comparison for each party, in words: does it gain by collaborating, by which
-method, and how sure is that?
+"""The verdict of a comparison for each party, in words: whether it gains by collaborating, by which
+method, and with which confidence interval.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from scipy.special import stdtrit
 from comity.data import Federation
 from comity.data.split import Share
 from comity.measure.gain import Z95, Gain
-from comity.metrics.metrics import TWO, Metric, by_class, looked_at, too_few
+from comity.metrics.metrics import TWO, Metric, count_by_class, has_too_few, relevant_classes
 
 MOST = 12
-"""With more parties than this, they are counted, and only the first are told of one by one."""
+"""The most parties that are printed one by one; of more, only the first `FIRST`."""
 FIRST = 5
 
 WITHHELD = "not judged: its site's policy withholds its figures"
@@ -27,9 +27,7 @@ Verdict = Literal["gains", "level", "alone", "too few", "not judged"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a method gives over training alone, over all seeds, with an interval that allows for the
-    best being picked.
-    """
+    """A gain over training alone, over all seeds, with a Bonferroni-corrected 95% interval."""
 
     gain: float
     low: float
@@ -47,7 +45,7 @@ class Estimate:
 
     @property
     def short(self) -> str:
-        """For a table: half of the interval's width stands in brackets."""
+        """The gain in points, with half the width of the interval in brackets."""
         return f"{100 * self.gain:+.1f} (±{50 * (self.high - self.low):.1f})"
 
     def __str__(self) -> str:
@@ -59,140 +57,140 @@ class Estimate:
 
 @dataclass(frozen=True)
 class PartyVerdict:
-    """What a comparison says to one party."""
+    """The verdict of a comparison for one party."""
 
     party: str
     verdict: Verdict
     says: str
     method: str | None
-    """The method that is named: the one that is surest to help or, where all harm, the one that
-    harms least surely.
+    """The method that the verdict names: that with the highest lower bound or, where all clearly
+    hurt, that with the highest upper bound.
     """
     methods: Mapping[str, Estimate]
-    """All methods that it could take part in."""
+    """The gains by all methods in which the party could take part."""
 
     def __str__(self) -> str:
         return f"{self.party}: {self.says}"
 
 
 @dataclass(frozen=True)
-class Held:
-    """How many samples of each class a party trains and is tested on."""
+class SampleCounts:
+    """A party's numbers of training and test samples, by class."""
 
     train: tuple[int, ...]
     test: tuple[int, ...]
     few: bool = False
-    """Whether a party that does not tell how many it has of each class says that it has too few of
-    one to judge by.
-    """
+    """Whether the party, which does not report counts by class, says that it has too few of one."""
     withheld: bool = False
-    """Whether the policy of the party's site withholds the figures of its test samples."""
+    """Whether the site policy withholds the party's test figures."""
 
 
 @dataclass(frozen=True)
 class Parties:
-    """What a comparison keeps of a federation: who has which samples, and how many of each class."""
+    """The part of a federation that a comparison needs: sample counts and splits of the parties."""
 
-    held: Mapping[str, Held]
+    counts: Mapping[str, SampleCounts]
     shares: Mapping[str, Share]
     class_names: Sequence[str] = ()
 
     @staticmethod
     def of(federation: Federation) -> Parties:
-        """The parties of a federation."""
-        held = {
-            name: Held(
-                by_class(data.train.y, federation.classes),
-                by_class(data.test.y, federation.classes),
+        """Return the parties of a federation."""
+        counts = {
+            name: SampleCounts(
+                count_by_class(data.train.y, federation.classes),
+                count_by_class(data.test.y, federation.classes),
             )
             for name, data in federation.parties.items()
         }
-        return Parties(held, federation.split.parties, federation.class_names)
+        return Parties(counts, federation.split.parties, federation.class_names)
 
     def only(self, names: Collection[str]) -> Parties:
-        """The same without those who do not take part from the start."""
-        return replace(self, held={name: has for name, has in self.held.items() if name in names})
+        """Return these parties without those that are not among `names`."""
+        counts = {name: count for name, count in self.counts.items() if name in names}
+        return replace(self, counts=counts)
 
 
 def same_parties(splits: Iterable[Mapping[str, Share]]) -> bool:
-    """Whether a party has the same samples under every seed; if not, its name is all it has in
-    common with itself.
-    """
-    has = [
+    """Return whether each party has the same samples under every seed."""
+    samples = [
         {name: frozenset(s.train + s.validation + s.test) for name, s in split.items()}
         for split in splits
     ]
-    return all(one == has[0] for one in has)
+    return all(of_seed == samples[0] for of_seed in samples)
 
 
-def named(party: str, seed: int, same: bool) -> str:
-    """A party as it is told of: by its seed too, where it has other samples under another."""
+def party_label(party: str, seed: int, same: bool) -> str:
+    """Return the name of a party, with the seed where parties differ between seeds."""
     return party if same else f"{party} (seed {seed})"
 
 
-def held_by(parties: Mapping[int, Parties], same: bool) -> dict[str, list[Held]]:
-    """What each party has under each of its seeds."""
-    found: dict[str, list[Held]] = {}
-    for seed, each in parties.items():
-        for party, has in each.held.items():
-            found.setdefault(named(party, seed, same), []).append(has)
-    return found
+def counts_by_party(parties: Mapping[int, Parties], same: bool) -> dict[str, list[SampleCounts]]:
+    """Return the sample counts of each party, one entry per seed."""
+    by_party: dict[str, list[SampleCounts]] = {}
+    for seed, of_seed in parties.items():
+        for party, counts in of_seed.counts.items():
+            by_party.setdefault(party_label(party, seed, same), []).append(counts)
+    return by_party
 
 
-def judged(
+def without_few(
     gains: Mapping[int, Sequence[Gain]], few: Mapping[int, Collection[str]], same: bool
 ) -> dict[int, list[Gain]]:
-    """The gains by seed without those of parties whose test samples are too few to judge them by:
-    `few` names them, by seed.
+    """Return the gains by seed, without those of parties with too few test samples.
 
-    Where parties are the same under all seeds, too few under one of them is too few.
+    `few` has the names of these parties by seed. Where parties are the same under all seeds, a
+    party with too few under one seed is left out under all.
     """
-    out = {named(party, seed, same) for seed, some in few.items() for party in some}
+    excluded = {party_label(party, seed, same) for seed, names in few.items() for party in names}
     return {
-        seed: [gain for gain in each if named(gain.party, seed, same) not in out]
-        for seed, each in gains.items()
+        seed: [gain for gain in of_seed if party_label(gain.party, seed, same) not in excluded]
+        for seed, of_seed in gains.items()
     }
 
 
 def estimates(
     gains: Mapping[int, Sequence[Gain]], same: bool, methods: int, metric: Metric
 ) -> dict[str, Estimate]:
-    """What one of so many methods gives each party, from its gains over SOLO by seed.
+    """Return each party's gain by one of `methods` methods, from its gains over SOLO by seed.
 
-    Seeds count together where a party is the `same` under all; where it has other samples under
-    each, every seed's parties stand for themselves.
+    Where parties are the `same` under all seeds, the seeds are combined. Otherwise there is one
+    estimate for each party and seed.
     """
-    found: dict[str, list[Gain]] = {}
-    for seed, each in gains.items():
-        for gain in each:
-            found.setdefault(named(gain.party, seed, same), []).append(gain)
-    return {party: over_seeds(mine, methods, metric.bounded) for party, mine in found.items()}
+    by_party: dict[str, list[Gain]] = {}
+    for seed, of_seed in gains.items():
+        for gain in of_seed:
+            by_party.setdefault(party_label(gain.party, seed, same), []).append(gain)
+    return {
+        party: combine_seeds(of_party, methods, metric.bounded)
+        for party, of_party in by_party.items()
+    }
 
 
-def on_average(
+def average_gain(
     gains: Mapping[int, Sequence[Gain]], methods: int, metric: Metric
 ) -> Estimate | None:
-    """What one of so many methods gives the parties on average; None where nobody was judged.
+    """Return the mean gain of the parties by one of `methods` methods; None without any gains.
 
-    Parties' test samples are different ones, so their errors do not add up; those of seeds are
-    taken to be the same. The interval is around the mean itself: what draws each party's towards
-    zero would not be lost among many, but add up.
+    The errors of parties are independent, as their test samples differ. Those of seeds are assumed
+    to be the same. The interval is centred at the mean gain, not at the mean of the parties'
+    `middle`, whose bias towards zero would not average out.
     """
-    seeds = []
-    for each in (each for each in gains.values() if each):
-        gain = statistics.fmean(one.gain for one in each)
-        error = math.sqrt(sum(one.error**2 for one in each)) / len(each)
-        seeds.append(Gain("", gain, gain - Z95 * error, gain + Z95 * error, gain, error))
-    return over_seeds(seeds, methods, metric.bounded) if seeds else None
+    by_seed = []
+    for of_seed in filter(None, gains.values()):
+        gain = statistics.fmean(party.gain for party in of_seed)
+        error = math.sqrt(sum(party.error**2 for party in of_seed)) / len(of_seed)
+        by_seed.append(Gain("", gain, gain - Z95 * error, gain + Z95 * error, gain, error))
+    return combine_seeds(by_seed, methods, metric.bounded) if by_seed else None
 
 
-def over_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> Estimate:
-    """One party's gain by one of so many methods, over seeds.
+def combine_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> Estimate:
+    """Return one party's gain by one of `methods` methods, over seeds.
 
-    Its variance is that of the test samples, which more seeds do not make smaller, as they share
-    the party's samples; and that of training, which they do. The second is known from as many runs
-    as there are seeds, hence Student's t, with Satterthwaite's degrees of freedom for the sum.
-    Bonferroni: with m methods to pick the best of, each has an interval at 1 - 0.05 / m.
+    Its variance has two parts. That of the test samples does not fall with more seeds, as all seeds
+    share the party's samples. That of training does, and it is estimated from one run per seed.
+    Hence the interval uses Student's t, with Satterthwaite's degrees of freedom for the sum. With m
+    methods to choose the best of, the confidence is 1 - 0.05 / m (Bonferroni).
     """
     sampling = statistics.fmean(gain.error**2 for gain in gains)
     training = (
@@ -202,84 +200,89 @@ def over_seeds(gains: Sequence[Gain], methods: int, bounded: bool = True) -> Est
     middle = statistics.fmean(gain.middle for gain in gains)
     half = float(stdtrit(freedom, 1 - 0.025 / methods)) * math.sqrt(sampling + training)
     low, high = middle - half, middle + half
-    if bounded:  # shares differ by no more than 1
+    if bounded:  # values between 0 and 1 differ by at most 1
         low, high = max(-1.0, low), min(1.0, high)
     return Estimate(statistics.fmean(gain.gain for gain in gains), low, high)
 
 
-def answers(
-    found: Mapping[str, Mapping[str, Estimate]],
-    held: Mapping[str, Sequence[Held]],
+def party_verdicts(
+    gains: Mapping[str, Mapping[str, Estimate]],
+    counts: Mapping[str, Sequence[SampleCounts]],
     metric: Metric,
     class_names: Sequence[str] = (),
     foremost: str = "",
 ) -> list[PartyVerdict]:
-    """One answer a party, from what every method gives everybody, and from what parties have.
+    """Return the verdict for each party.
 
-    Where methods give a party the same, the `foremost` of all is named.
+    Args:
+        gains: The gains by method and party.
+        counts: The sample counts of each party, one entry per seed.
+        metric: The metric of the gains.
+        class_names: The names of the classes.
+        foremost: The method to name where several methods give a party the same.
     """
-    order = sorted(found, key=lambda method: method != foremost)
+    order = sorted(gains, key=lambda method: method != foremost)
     return [
-        _answer(
+        _verdict(
             party,
-            {method: found[method][party] for method in order if party in found[method]},
-            has,
+            {method: gains[method][party] for method in order if party in gains[method]},
+            of_party,
             metric,
             class_names,
         )
-        for party, has in (held.items() if found else ())
+        for party, of_party in (counts.items() if gains else ())
     ]
 
 
-def _answer(
+def _verdict(
     party: str,
-    found: Mapping[str, Estimate],
-    has: Sequence[Held],
+    gains: Mapping[str, Estimate],
+    counts: Sequence[SampleCounts],
     metric: Metric,
     class_names: Sequence[str],
 ) -> PartyVerdict:
-    if not found and any(each.withheld for each in has):
-        return PartyVerdict(party, "not judged", WITHHELD, None, found)
-    if few := _too_few(has, metric, class_names):
-        return PartyVerdict(party, "too few", few, None, found)
-    if not found:
+    if not gains and any(of_seed.withheld for of_seed in counts):
+        return PartyVerdict(party, "not judged", WITHHELD, None, gains)
+    if few := _too_few(counts, metric, class_names):
+        return PartyVerdict(party, "too few", few, None, gains)
+    if not gains:
         return PartyVerdict(
             party,
             "not judged",
             "not judged: it was not heard at the end, or a model has diverged",
             None,
-            found,
+            gains,
         )
-    best = max(found, key=lambda method: found[method].low)
-    if found[best].low > 0:
-        return PartyVerdict(party, "gains", f"{found[best]} by {best}", best, found)
-    if all(estimate.high < 0 for estimate in found.values()):
-        best = max(found, key=lambda method: found[method].high)
+    best = max(gains, key=lambda method: gains[method].low)
+    if gains[best].low > 0:
+        return PartyVerdict(party, "gains", f"{gains[best]} by {best}", best, gains)
+    if all(estimate.high < 0 for estimate in gains.values()):
+        best = max(gains, key=lambda method: gains[method].high)
         return PartyVerdict(
             party,
             "alone",
-            f"better alone; {best}, which costs it least, gives {found[best]}",
+            f"better alone; {best}, which costs it least, gives {gains[best]}",
             best,
-            found,
+            gains,
         )
-    best = max(found, key=lambda method: found[method].gain)
+    best = max(gains, key=lambda method: gains[method].gain)
     return PartyVerdict(
-        party, "level", f"no clear difference; {best} gives {found[best]}", None, found
+        party, "level", f"no clear difference; {best} gives {gains[best]}", None, gains
     )
 
 
-def _too_few(has: Sequence[Held], metric: Metric, class_names: Sequence[str]) -> str:
-    """That there are too few samples to say anything, if there are; under the seed that leaves
-    fewest.
-    """
-    if not any(each.few or too_few(each.test, metric) for each in has):
+def _too_few(counts: Sequence[SampleCounts], metric: Metric, class_names: Sequence[str]) -> str:
+    """Return a phrase if there are too few samples for a verdict, with the smallest counts."""
+    if not any(of_seed.few or has_too_few(of_seed.test, metric) for of_seed in counts):
         return ""
-    if any(each.few for each in has):
+    if any(of_seed.few for of_seed in counts):
         return "too few test samples to say, or too few of a class, by its own word"
-    if len(has[0].test) != TWO:
-        return f"too few test samples ({min(sum(each.test) for each in has)}) to say"
+    if len(counts[0].test) != TWO:
+        return f"too few test samples ({min(sum(of_seed.test) for of_seed in counts)}) to say"
     tests, trains, label = min(
-        (each.test[label], each.train[label], label) for each in has for label in looked_at(metric)
+        (of_seed.test[label], of_seed.train[label], label)
+        for of_seed in counts
+        for label in relevant_classes(metric)
     )
     what = f"samples of {class_names[label]!r}" if class_names else f"samples of class {label}"
     return f"too few {what} to say ({tests} to test on, {trains} to train on)"
@@ -294,28 +297,39 @@ COUNTED: dict[Verdict, str] = {
 }
 
 
-def lines(every: Sequence[PartyVerdict]) -> list[str]:
-    """The answers as they are told: a line a party or, if parties are many, how many there are of
-    each kind and the first few.
+def format_verdicts(verdicts: Sequence[PartyVerdict]) -> list[str]:
+    """Return the verdicts as text, one line per party.
+
+    Of many parties, there are the counts of each verdict and the first few parties.
     """
-    if len(every) <= MOST:
-        return [str(one) for one in every]
-    counts = {verdict: sum(one.verdict == verdict for one in every) for verdict in COUNTED}
-    told = ", ".join(f"{count} {COUNTED[verdict]}" for verdict, count in counts.items() if count)
-    head = f"{len(every)} parties: {told}. All are in comparison.json, the first {FIRST} here:"
-    return [head, *(str(one) for one in every[:FIRST])]
+    if len(verdicts) <= MOST:
+        return [str(party_verdict) for party_verdict in verdicts]
+    counts = {
+        verdict: sum(party_verdict.verdict == verdict for party_verdict in verdicts)
+        for verdict in COUNTED
+    }
+    summary = ", ".join(f"{count} {COUNTED[verdict]}" for verdict, count in counts.items() if count)
+    head = (
+        f"{len(verdicts)} parties: {summary}. All are in comparison.json, the first {FIRST} here:"
+    )
+    return [head, *(str(party_verdict) for party_verdict in verdicts[:FIRST])]
 
 
 def how_to_read(methods: int, seeds: Sequence[int], metric: Metric, same: bool = True) -> str:
-    """What the intervals are about; parties are the `same` under all seeds, or have other samples
-    under each.
+    """Return a text on how to read the intervals.
+
+    `same` says whether parties have the same samples under all seeds.
     """
-    picked = f", wider because the best of {methods} methods is named" if methods > 1 else ""
+    picked = (
+        f", Bonferroni-corrected for the choice of the best of {methods} methods"
+        if methods > 1
+        else ""
+    )
     which = f" (mean over {len(seeds)} seeds)" if len(seeds) > 1 else ""
     which = (
         which
         if same
-        else " (under each seed a party has other samples, so it is told of once for each)"
+        else " (under each seed a party has other samples, so it is listed once per seed)"
     )
     once = (
         " What another start of training would change is not in it: that takes several seeds of the"

@@ -1,5 +1,5 @@
-"""Before a run: what it will send, keep and take, from the closed forms and one round tried with
-one party.
+"""The cost of a run before it starts: bytes from closed forms, seconds from one round that is tried
+with a few parties.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from comity.runs.server_run import Quiet
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will cost."""
+    """The expected cost of a run."""
 
     parameters: int
     model_bytes: int
     start: Traffic
     per_round: Traffic
-    """The largest of all rounds that were counted."""
+    """The bytes of the largest of the counted rounds."""
     total: Traffic
     counted: int
-    """How many rounds were counted one by one; if not all, `total`, `steps` and the seconds are
-    scaled from these.
+    """The number of rounds counted one by one. If these are not all, `total`, `steps` and the
+    seconds are scaled from them.
     """
     steps: int
     data_bytes: int
@@ -42,8 +42,9 @@ class Plan:
 
 
 def traffic(job: SimulatedRun) -> tuple[Traffic, list[Traffic]]:
-    """Bytes in closed form: before round 1, and of each round; the last has what follows it,
-    newcomers excepted.
+    """Return the bytes in closed form: before round 1, and of each round.
+
+    The last round includes what follows it, except for newcomers.
     """
     return _before(job), _of_rounds(
         job, {t: job.cohort(t) for t in range(1, job.experiment.rounds + 1)}
@@ -51,56 +52,56 @@ def traffic(job: SimulatedRun) -> tuple[Traffic, list[Traffic]]:
 
 
 def _before(job: SimulatedRun) -> Traffic:
-    """Bytes before round 1, with the rounds that are tried there."""
+    """Return the bytes before round 1, with those of pilot rounds."""
     tried = (
-        job.algorithm.traffic(replace(job.info, round=t), job.cohort(t))
-        for t in job.algorithm.tried_rounds
+        job.algorithm.accounting.traffic(replace(job.info, round=t), job.cohort(t))
+        for t in job.algorithm.traits.tried_rounds
     )
-    return sum(tried, job.algorithm.start_traffic(job.info))
+    return sum(tried, job.algorithm.accounting.start_traffic(job.info))
 
 
 def _of_rounds(job: SimulatedRun, cohorts: Mapping[int, list[int]]) -> list[Traffic]:
-    """Bytes of each of these rounds, whose last is the run's."""
-    # Where nobody is there, nothing is sent.
+    """Return the bytes of these rounds; the last of them must be the last of the run."""
+    # An empty cohort sends nothing.
     rounds = [
-        job.algorithm.traffic(replace(job.info, round=t), drawn) if drawn else Traffic()
-        for t, drawn in cohorts.items()
+        job.algorithm.accounting.traffic(replace(job.info, round=t), cohort)
+        if cohort
+        else Traffic()
+        for t, cohort in cohorts.items()
     ]
-    rounds[-1] += job.algorithm.finish_traffic(job.info)
+    rounds[-1] += job.algorithm.accounting.finish_traffic(job.info)
     return rounds
 
 
 def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
-    """Bytes of the whole run."""
-    finish = job.algorithm.finish_traffic(job.info)
+    """Return the bytes of the whole run."""
+    finish = job.algorithm.accounting.finish_traffic(job.info)
     counted = sum(rounds, Traffic())
     scaled = {
-        kind: job.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
+        kind: job.cost.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
     }
     return (
         start
         + Traffic(**scaled)
         + finish
-        + (job.algorithm.join_traffic(job.info) if job.info.newcomers else Traffic())
+        + (job.algorithm.accounting.join_traffic(job.info) if job.info.newcomers else Traffic())
     )
 
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes of memory that a run holds beside torch itself: its data, what all parties keep, and
-    the messages of a round.
-    """
+class Memory:
+    """Bytes of memory of a run, without torch itself: data, party states, messages of a round."""
 
     data: int
     states: int
     messages: int
 
 
-def held(job: SimulatedRun) -> Held:
-    """What a run holds, counted."""
+def memory_of(job: SimulatedRun) -> Memory:
+    """Count the memory of a run."""
     samples = [part for p in job.parties for part in (p.data.train, p.data.validation, p.data.test)]
-    largest = _largest(_of_rounds(job, job.counted))
-    return Held(
+    largest = _largest(_of_rounds(job, job.cost.counted_cohorts))
+    return Memory(
         data=sum(part.x.nbytes + part.y.nbytes for part in samples),
         states=payload(Site(job.algorithm, job.parties[0], job.root).mine) * len(job.parties),
         messages=largest.up + largest.peer,
@@ -112,11 +113,11 @@ def _largest(rounds: list[Traffic]) -> Traffic:
 
 
 def plan(job: SimulatedRun) -> Plan:
-    """Count what can be counted and try the rest."""
+    """Return the expected cost of a run; it tries one round to measure the time."""
     start = _before(job)
-    rounds = _of_rounds(job, job.counted)
+    rounds = _of_rounds(job, job.cost.counted_cohorts)
     task = job.info.task
-    known = held(job)
+    memory = memory_of(job)
     train, evaluate = _try(job)
     return Plan(
         parameters=sum(torch.Size(shape).numel() for shape, _ in task.shapes.values()),
@@ -125,22 +126,23 @@ def plan(job: SimulatedRun) -> Plan:
         per_round=_largest(rounds),
         total=_total(job, start, rounds),
         counted=len(rounds),
-        steps=job.steps(),
-        data_bytes=known.data,
-        state_bytes=known.states,
-        message_bytes=known.messages,
+        steps=job.cost.steps(),
+        data_bytes=memory.data,
+        state_bytes=memory.states,
+        message_bytes=memory.messages,
         train_seconds=train,
         evaluate_seconds=evaluate,
     )
 
 
-TRIED = 16  # parties that a plan trains together
+TRIED = 16  # the most parties that are batched in the tried round
 
 
 def _try(job: SimulatedRun) -> tuple[float, float]:
-    """Seconds of training and of evaluation in all rounds, scaled from one with the largest party.
+    """Return the seconds of training and of evaluation in all rounds.
 
-    Parties that are trained together are tried together.
+    They are scaled from one round with the largest party, or the largest parties where the engine
+    batches them.
     """
     sizes = job.info.sizes
     stacked = job.experiment.engine == "stacked"
@@ -153,29 +155,31 @@ def _try(job: SimulatedRun) -> tuple[float, float]:
         "gpus": None,
         "partial_sums": False,
     }
-    here = job.experiment.but(**where)
-    one = _round_with(replace(job, experiment=here, absent=PlannedAbsences()), sorted(largest))
+    local = job.experiment.but(**where)
+    trial = _round_with(replace(job, experiment=local, absences=PlannedAbsences()), sorted(largest))
     workers = job.experiment.workers or 1
     tried = sum(sizes[i] for i in largest)
-    seen = job.in_all_rounds(sum(sizes[i] for cohort in job.counted.values() for i in cohort))
-    seen += sum(sizes[i] for t in job.algorithm.tried_rounds for i in job.cohort(t))
-    scale = seen / tried / workers if one.steps else job.experiment.rounds
-    often = job.experiment.rounds // job.experiment.eval_every * job.experiment.eval_share + 1
-    evaluations = often * len(sizes) / len(largest) / workers
-    return one.train * scale, one.evaluate * evaluations
+    total = job.cost.in_all_rounds(
+        sum(sizes[i] for cohort in job.cost.counted_cohorts.values() for i in cohort)
+    )
+    total += sum(sizes[i] for t in job.algorithm.traits.tried_rounds for i in job.cohort(t))
+    scale = total / tried / workers if trial.steps else job.experiment.rounds
+    times = job.experiment.rounds // job.experiment.eval_every * job.experiment.eval_share + 1
+    evaluations = times * len(sizes) / len(largest) / workers
+    return trial.train * scale, trial.evaluate * evaluations
 
 
 @dataclass(frozen=True)
-class _Tried:
-    """What one round took: seconds, and gradient steps of the parties."""
+class _Trial:
+    """The seconds of one round, and the gradient steps of its parties."""
 
     train: float
     evaluate: float
     steps: int
 
 
-def _round_with(job: SimulatedRun, ids: list[int]) -> _Tried:
-    """One round in which these parties take part, and nobody else."""
+def _round_with(job: SimulatedRun, ids: list[int]) -> _Trial:
+    """Run one round with these parties only."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a run
     engine = job.engine()
@@ -183,7 +187,7 @@ def _round_with(job: SimulatedRun, ids: list[int]) -> _Tried:
     server.sample = lambda t: ids  # type: ignore[method-assign]
     try:
         s = job.algorithm.init_server(job.root.fold("init"), job.info)
-        if job.algorithm.shares == "data":
+        if job.algorithm.traits.shares == "data":
             s = job.algorithm.start(s, server)
         begin = time.perf_counter()
         server.begin(1)
@@ -197,4 +201,4 @@ def _round_with(job: SimulatedRun, ids: list[int]) -> _Tried:
         evaluated = time.perf_counter()
     finally:
         torch.set_num_threads(threads)
-    return _Tried(trained - begin, evaluated - trained, server.steps)
+    return _Trial(trained - begin, evaluated - trained, server.steps)

@@ -1,9 +1,10 @@
 """Predict with this model: python predict.py NEW.csv [--out PREDICTIONS.csv] [--allow-unknown]
 
-NEW is as the party has it, before any scaling: a table as csv or xlsx (its own column names, in any
-order, missing cells), or an array `x` in an npz or npy file; pictures also as files or a folder of
-them. For each row it writes the class, how likely it is to the model, and how likely each class is.
-It needs torch and numpy; Pillow for files of pictures; openpyxl for xlsx.
+NEW has samples as the party has them, before any scaling: a table as csv or xlsx (with the party's
+column names, in any order; cells may be missing), or an array `x` in an npz or npy file. Pictures
+may also be files, or a folder of files. For each row, the output has the predicted class, its
+probability, and the probability of each class. The script needs torch and numpy; Pillow for
+pictures; openpyxl for xlsx.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from comity.data.preparation import Schema, Unusable, encode, filled, normalised, read_table
+from comity.data.preparation import Schema, Unusable, encode, fill_missing, normalise, read_table
 
 HERE = Path(__file__).resolve().parent
 ROWS = 512  # at a time
@@ -29,26 +30,26 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 
 
 def values_of(
-    path: Path, told: Mapping[str, Any], schema: Schema | None, allow_unknown: bool
+    path: Path, settings: Mapping[str, Any], schema: Schema | None, allow_unknown: bool
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
-    """The samples of a file as numbers, NaN where one is missing, and what is to be said of them."""
+    """Return the samples of a file as numbers (NaN: missing), and warnings about them."""
     kind = path.suffix.lower()
     if kind in (".npz", ".npy"):
         try:
-            held = np.load(path, allow_pickle=False)
-            x = held["x"] if kind == ".npz" else held
+            content = np.load(path, allow_pickle=False)
+            x = content["x"] if kind == ".npz" else content
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as why:
             raise Unusable(f"{path} holds no array called x.") from why
-        return as_samples(x, told, path), ()
+        return as_samples(x, settings, path), ()
     if path.is_dir() or kind in PICTURES:
-        return as_samples(read_pictures(path, told), told, path), ()
+        return as_samples(read_pictures(path, settings), settings, path), ()
     if schema is None:
         raise Unusable(f"{path} is no array (.npz, .npy), which this model takes.")
     if not path.is_file():
         raise Unusable(f"There is no file {path}.")
     table = read_sheet(path) if kind == ".xlsx" else read_table(path)
     hint = ", or take unknown words as missing with --allow-unknown"
-    made = encode(
+    encoded = encode(
         schema,
         table,
         len(next(iter(table.values()), ())),
@@ -56,11 +57,11 @@ def values_of(
         allow_unknown=allow_unknown,
         hint=hint,
     )
-    return made.x, made.warnings
+    return encoded.x, encoded.warnings
 
 
 def read_sheet(path: Path) -> dict[str, list[Any]]:
-    """The columns of an Excel file's first sheet by name."""
+    """Return the columns of the first sheet of an Excel file, by name."""
     try:
         import openpyxl
     except ImportError as why:
@@ -74,7 +75,7 @@ def read_sheet(path: Path) -> dict[str, list[Any]]:
             for row in book.worksheets[0].iter_rows(values_only=True)
             if any(cell is not None for cell in row)
         ]
-    except Exception as why:  # whatever openpyxl says of a file that is none
+    except Exception as why:  # openpyxl raises many kinds of errors
         raise Unusable(f"{path} is no Excel file (.xlsx) that can be read.") from why
     if len(rows) < 2:
         raise Unusable(f"{path} has no rows.")
@@ -85,10 +86,10 @@ def read_sheet(path: Path) -> dict[str, list[Any]]:
     }
 
 
-def as_samples(x: NDArray[Any], told: Mapping[str, Any], path: Path) -> NDArray[Any]:
-    """An array in the shape that the model takes; pictures may have their colours last."""
-    marked = len(told["preprocess"]["marked"])
-    first, *rest = told["shape"]
+def as_samples(x: NDArray[Any], settings: Mapping[str, Any], path: Path) -> NDArray[Any]:
+    """Return an array in the shape that the model takes; pictures may have their channels last."""
+    marked = len(settings["preprocess"]["marked"])
+    first, *rest = settings["shape"]
     expected = (first - marked, *rest)
     if x.dtype.kind not in "biuf":
         raise Unusable(f"{path} holds no numbers.")
@@ -105,7 +106,7 @@ def as_samples(x: NDArray[Any], told: Mapping[str, Any], path: Path) -> NDArray[
         raise Unusable(
             f"{path} has samples of shape {tuple(x.shape[1:])}, but this model takes {expected}."
         )
-    most = 1 if told["preprocess"]["divisor"] == 1 else 255
+    most = 1 if settings["preprocess"]["divisor"] == 1 else 255
     if len(expected) == 3 and len(x) and not (x.min() >= 0 and x.max() <= most):
         raise Unusable(
             f"{path} has pictures with values from {x.min():g} to {x.max():g}, but this model takes"
@@ -114,29 +115,27 @@ def as_samples(x: NDArray[Any], told: Mapping[str, Any], path: Path) -> NDArray[
     return x
 
 
-FAR = 6.0  # times the spread of what the model learned from
+FAR = 6.0  # standard deviations of the training values
 
 
-def far_away(schema: Schema, values: NDArray[Any], scaled: NDArray[Any]) -> list[str]:
-    """Numbers far from all that the model learned from: it answers to them, too, but knows nothing
-    of them.
-    """
+def warn_of_outliers(schema: Schema, values: NDArray[Any], scaled: NDArray[Any]) -> list[str]:
+    """Return a warning for each column with a number far from all training values."""
     if schema.scale == "none":
         return []
-    at, found = 0, []
+    at, outliers = 0, []
     for column in schema.columns:
         if column.kind == "number" and (rows := np.flatnonzero(np.abs(scaled[:, at]) > FAR)).size:
             row = int(rows[0])
-            found.append(
+            outliers.append(
                 f"{column.name!r} is {values[row, at]:g} in row {row + 1}, far from all that this"
                 " model learned from."
             )
         at += column.width
-    return found
+    return outliers
 
 
-def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
-    """Files of pictures, in the order of their names, brought to the model's size."""
+def read_pictures(path: Path, settings: Mapping[str, Any]) -> NDArray[Any]:
+    """Read files of pictures, in the order of their names, and resize them for the model."""
     files = (
         sorted(p for p in path.rglob("*") if p.suffix.lower() in PICTURES)
         if path.is_dir()
@@ -144,7 +143,7 @@ def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
     )
     if not files:
         raise Unusable(f"{path} holds no pictures.")
-    if len(told["shape"]) != 3:
+    if len(settings["shape"]) != 3:
         raise Unusable(f"{path} holds pictures, but this model takes tables: name a file.")
     try:
         from PIL import Image
@@ -152,8 +151,8 @@ def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
         raise Unusable(
             f"{path} can only be read with Pillow: pip install pillow, or give an npz file."
         ) from why
-    channels, height, width = told["shape"]
-    made = []
+    channels, height, width = settings["shape"]
+    pictures = []
     for file in files:
         try:
             with Image.open(file) as picture:
@@ -163,66 +162,67 @@ def read_pictures(path: Path, told: Mapping[str, Any]) -> NDArray[Any]:
                     if plain.size == (width, height)
                     else plain.resize((width, height), Image.Resampling.BICUBIC)
                 )
-                made.append(
+                pictures.append(
                     np.asarray(plain, np.uint8).reshape(height, width, -1).transpose(2, 0, 1)
                 )
         except OSError as why:
             raise Unusable(f"{file} is no picture that can be read.") from why
-    x = np.stack(made)
-    return x if told["preprocess"]["divisor"] != 1 else x / np.float32(255)
+    x = np.stack(pictures)
+    return x if settings["preprocess"]["divisor"] != 1 else x / np.float32(255)
 
 
 def predict(
     path: Path, allow_unknown: bool = False
 ) -> tuple[list[str], NDArray[np.float32], tuple[str, ...]]:
-    """The classes and how likely each is for each row, or no classes and a number for each; and
-    what is to be said of rows.
+    """Return the class names, the probabilities of each row (rows x classes), and warnings.
+
+    If the model predicts a number, there are no class names, and one number per row.
     """
-    told = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
+    settings = json.loads((HERE / "model.json").read_text(encoding="utf-8"))
     schema = Schema.read(HERE / "schema.json") if (HERE / "schema.json").exists() else None
-    values, warnings = values_of(path, told, schema, allow_unknown)
-    how = told["preprocess"]
-    x = normalised(values, how["divisor"], how["mean"], how["std"])
+    values, warnings = values_of(path, settings, schema, allow_unknown)
+    how = settings["preprocess"]
+    x = normalise(values, how["divisor"], how["mean"], how["std"])
     if schema is not None:
-        warnings = (*warnings, *far_away(schema, values, x))
+        warnings = (*warnings, *warn_of_outliers(schema, values, x))
     fill = next(iter(how["fills"].values()), None)
     if fill is not None:
-        x = filled(x, fill, how["marked"])
+        x = fill_missing(x, fill, how["marked"])
     if not np.isfinite(x).all():
         raise Unusable(
             f"{path} has values that are missing or not finite, which this model cannot take."
         )
     if not (HERE / "model.pt2").exists():
         raise Unusable(
-            "This network could not be written down for torch alone: use comity.studies.export.load"
+            "This network could not be exported for torch alone: use comity.studies.export.load"
             " in Python."
         )
     model = torch.export.load(HERE / "model.pt2").module()
     with torch.no_grad():
         parts = [model(torch.from_numpy(x[at : at + ROWS])) for at in range(0, len(x), ROWS)]
-    found = torch.cat(parts)
-    if not told["classes"]:
+    scores = torch.cat(parts)
+    if not settings["classes"]:
         mean, std = how["label"]
-        return [], (found * std + mean).numpy(), warnings
-    return list(told["class_names"]), found.softmax(1).numpy(), warnings
+        return [], (scores * std + mean).numpy(), warnings
+    return list(settings["class_names"]), scores.softmax(1).numpy(), warnings
 
 
 def escape_terminal(text: str) -> str:
-    """A name from somebody's file, without what a terminal would obey."""
+    """Return a text from a file, with control characters escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def main() -> None:
-    """From the command's arguments to the table."""
+    """Parse the arguments, predict, and write the table."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("new", type=Path)
-    options.add_argument("--out", type=Path, help="a csv file; the screen unless told")
+    options.add_argument("--out", type=Path, help="a csv file (default: print to the screen)")
     options.add_argument(
         "--allow-unknown",
         action="store_true",
-        help="take words that the model never saw as missing",
+        help="treat words that the model never saw as missing",
     )
     args = options.parse_args()
     try:
@@ -238,12 +238,13 @@ def main() -> None:
     if not names:
         rows = [
             ["row", "prediction"],
-            *([row, f"{each[0]:.6g}"] for row, each in enumerate(likely, 1)),
+            *([row, f"{number[0]:.6g}"] for row, number in enumerate(likely, 1)),
         ]
         likely = likely[:0]
-    for row, each in enumerate(likely, 1):
-        best = int(each.argmax())
-        rows.append([row, names[best], f"{each[best]:.6f}", *(f"{p:.6f}" for p in each)])
+    for row, probabilities in enumerate(likely, 1):
+        best = int(probabilities.argmax())
+        formatted = [f"{p:.6f}" for p in probabilities]
+        rows.append([row, names[best], formatted[best], *formatted])
     if args.out:
         with args.out.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows(rows)

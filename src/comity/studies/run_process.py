@@ -1,6 +1,4 @@
-"""A run's life in a process of its own: what it says goes to the process that forked it, with which
-it ends, too.
-"""
+"""A run in its own process: it reports to the process that forked it, and ends with it."""
 
 from __future__ import annotations
 
@@ -23,88 +21,84 @@ from comity.errors import CorruptedFile, UsageError, describe
 from comity.runs.server_run import Progress, ServerRun
 from comity.wire.ledger import Ledger
 
-PATIENCE = 5  # seconds in which a run that is to end can close what it has open
+PATIENCE = 5  # seconds that a stopped run has to close its files
 PR_SET_PDEATHSIG = 1  # as in prctl.h
 
-PartyFunction = Callable[[Progress, Callable[[str], None]], dict[str, Any]]
-"""Makes a run; it is given who watches it, and whom to tell what a user should know."""
+RunFunction = Callable[[Progress, Callable[[str], None]], dict[str, Any]]
+"""Runs an experiment, given an observer and a function that takes warnings for the user."""
 
 
-def live(
-    line: Connection, strangers: Iterable[Connection], parent: int, function: PartyFunction
+def run_and_report(
+    connection: Connection, inherited: Iterable[Connection], parent: int, function: RunFunction
 ) -> None:
-    """Do the work and send its summary, or why there is none.
+    """Call the function, and send its summary or its error through `connection`.
 
-    `strangers` are ends of other lines, which this process has only inherited; `parent` is the
-    process that forked it.
+    `inherited` are other connections, which this process closes; `parent` is the id of the process
+    that forked it.
     """
-    teller = _Teller(line)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
+    reporter = _Reporter(connection)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, teller.stop)
-    with suppress(
-        OSError, AttributeError
-    ):  # another system than Linux: there a run notices at its next round
+    signal.signal(signal.SIGTERM, reporter.stop)
+    # On other systems than Linux, a run notices the end of its parent at the next round.
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    for stranger in strangers:
-        stranger.close()
-    torch.set_num_threads(1)  # as in a run, and the parent's threads are not here
-    sys.stdout, sys.stderr = _Relay(teller, "stdout"), _Relay(teller, "stderr")
-    warnings.showwarning = teller.warned  # type: ignore[assignment]
+    for other in inherited:
+        other.close()
+    torch.set_num_threads(1)  # as in every run; the parent's threads do not survive the fork
+    sys.stdout, sys.stderr = _Relay(reporter, "stdout"), _Relay(reporter, "stderr")
+    warnings.showwarning = reporter.warned  # type: ignore[assignment]
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         if os.getppid() != parent:
-            teller.stop()
-        summary = function(teller, lambda text: teller.send("told", text))
-        teller.send("done", summary)
+            reporter.stop()
+        summary = function(reporter, lambda text: reporter.send("told", text))
+        reporter.send("done", summary)
     except KeyboardInterrupt:
         pass
     except BaseException as why:  # a user's code may even raise SystemExit
-        kind = next(
-            (known.__name__ for known in (UsageError, CorruptedFile) if isinstance(why, known)), ""
-        )
-        teller.send("failed", kind, describe(why), "".join(format_exception(why)))
+        kinds = (UsageError, CorruptedFile)
+        kind = next((error.__name__ for error in kinds if isinstance(why, error)), "")
+        reporter.send("failed", kind, describe(why), "".join(format_exception(why)))
     finally:
-        signal.alarm(PATIENCE)  # for threads that somebody's code has left here
+        signal.alarm(PATIENCE)  # a user's code may have left threads running
 
 
-class _Teller:
-    """Who watches a run in its own process: all is passed on to the parent."""
+class _Reporter:
+    """The observer of a run in its own process: it sends all events to the parent."""
 
-    def __init__(self, line: Connection) -> None:
-        self._line = line
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._stopping = False
 
     def stop(self, *_: object) -> None:
-        """Have the run end: as by Ctrl-C or, should that be swallowed, by the system a little
-        later.
-        """
+        """Stop the run: by KeyboardInterrupt or, if that is caught, by an alarm after a while."""
         if not self._stopping:
             self._stopping = True
             signal.alarm(PATIENCE)
             raise KeyboardInterrupt
 
     def send(self, *message: object) -> None:
-        """Tell it; if nobody listens any more, it is time to stop."""
+        """Send a message to the parent; stop if the parent has ended."""
         if not self._stopping:
             try:
-                self._line.send(message)
+                self._connection.send(message)
             except OSError:
                 self.stop()
 
     def begin(self, job: ServerRun, first_round: int) -> None:
-        """The run begins, or goes on."""
+        """Report that the run begins, or continues."""
         self.send("begin", first_round)
 
     def answered(self, count: int) -> None:
-        """Too fine to be told."""
+        """Not reported: there are too many replies."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
-        """A round is over."""
+        """Report a finished round."""
         self.send("round", t, figure, dict(ledger.total))
 
     def end(self) -> None:
-        """The summary, or the error, says so."""
+        """Not reported: the summary or the error follows."""
 
     def warned(
         self,
@@ -114,19 +108,19 @@ class _Teller:
         lineno: int,
         *_: object,
     ) -> None:
-        """A warning, instead of showing it here."""
+        """Send a warning to the parent, in place of `warnings.showwarning`."""
         self.send("warned", str(message), category.__name__, filename, lineno)
 
 
 class _Relay(io.TextIOBase):
-    """What is printed here, printed by the parent, which knows where its display is."""
+    """A text stream that the parent prints, as it manages the display."""
 
-    def __init__(self, teller: _Teller, name: str) -> None:
-        self._teller, self._name = teller, name
+    def __init__(self, reporter: _Reporter, name: str) -> None:
+        self._reporter, self._name = reporter, name
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        self._teller.send("said", self._name, text)
+        self._reporter.send("said", self._name, text)
         return len(text)

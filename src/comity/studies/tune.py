@@ -1,4 +1,4 @@
-"""One method over a grid of settings: equal budgets, and the choice is made on validation data."""
+"""Tune one method: a run for each point of a grid of settings, ranked on validation samples."""
 
 from __future__ import annotations
 
@@ -13,46 +13,51 @@ from typing import Any
 
 from comity.checksums import with_crc
 from comity.data import Federation
-from comity.data.formats.common import few
+from comity.data.formats.common import join_names
 from comity.errors import ComityError, UsageError
 from comity.measure.caveats import caveats
-from comity.measure.figures import by_round, mean
-from comity.measure.seeds import paired_over_seeds
-from comity.metrics.custom_metrics import use
+from comity.measure.seeds import interval_over_seeds
+from comity.metrics.custom_metrics import load_metric
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
-from comity.models import OwnModel
+from comity.models import CustomModel
 from comity.runs.build import prepare
 from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
+from comity.runs.figures import by_round, mean
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import Progress
-from comity.spec import value
-from comity.studies.parallel import Cost, Planned, run_all, settled, shared
+from comity.spec import parse_value
+from comity.studies.parallel import (
+    Cost,
+    Planned,
+    cached_federations,
+    run_all,
+    with_one_worker,
+)
 from comity.track import Trackers
 
 TUNED = "tune.json"
-"""Where a tuning writes down all trials and which is chosen."""
+"""The file with all trials and the best of them."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a grid: its settings and, by seed, the figures by the chosen metric at the round
-    that validation chose.
+    """One point of a grid: its settings and, by seed, its figures at the best validation round.
 
-    Both figures are the mean over parties, each party counting alike.
+    The figures are the unweighted means of the metric over parties.
     """
 
     settings: dict[str, Any]
     validations: tuple[float, ...]
     tests: tuple[float, ...]
     rounds: tuple[int, ...]
-    """The round that is best on all validation samples together."""
+    """The round with the best mean over all validation samples."""
     caveats: tuple[str, ...] = ()
-    """What a reader of these figures must know."""
+    """Caveats of these figures, a sentence each."""
 
     @property
     def name(self) -> str:
-        """Its settings in words; its folder is called so, too."""
+        """The settings as text, which is the name of the folder, too."""
         return ",".join(f"{name}={value}" for name, value in self.settings.items())
 
     @property
@@ -62,11 +67,11 @@ class Trial:
 
     @property
     def test(self) -> float:
-        """The mean over seeds on test samples, by which nothing is chosen."""
+        """The mean over seeds on test samples; it plays no part in the ranking."""
         return statistics.mean(self.tests)
 
     def plain(self) -> dict[str, Any]:
-        """As in tune.json."""
+        """Return the entry of tune.json."""
         return {"name": self.name, **asdict(self), "validation": self.validation, "test": self.test}
 
 
@@ -80,7 +85,7 @@ class Trials:
 
     @property
     def verdict(self) -> str:
-        """Which is chosen, how far the next is, and whether that could be chance."""
+        """A sentence: the best trial, its distance to the next, and whether that may be chance."""
         best, *others = self.trials
         chosen = f"Chosen on validation data: {best.name.replace(',', ', ')}."
         if not others:
@@ -89,28 +94,28 @@ class Trials:
             METRICS[self.metric].sign * (a - b)
             for a, b in zip(best.validations, others[0].validations, strict=True)
         ]
-        said = (
+        sentence = (
             f"{chosen} The next is {others[0].name.replace(',', ', ')},"
             f" {100 * statistics.mean(ahead):.1f} points behind on them"
         )
         if len(ahead) == 1:
             return (
-                f"{said}; whether that is more than chance, one seed cannot tell: give several, as"
-                " in --seeds 0,1,2."
+                f"{sentence}; whether that is more than chance, one seed cannot tell: give several,"
+                " as in --seeds 0,1,2."
             )
-        low, high = paired_over_seeds(ahead)
-        told = (
-            f"{said} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to"
+        low, high = interval_over_seeds(ahead)
+        with_interval = (
+            f"{sentence} (95% interval over {len(ahead)} seeds, paired: {100 * low:+.1f} to"
             f" {100 * high:+.1f})"
         )
         return (
-            f"{told}."
+            f"{with_interval}."
             if low > 0
-            else f"{told}: that is within chance, and either may be the better one."
+            else f"{with_interval}: that is within chance, and either may be the better one."
         )
 
     def plain(self) -> dict[str, Any]:
-        """As in tune.json."""
+        """Return the content of tune.json."""
         trials = [trial.plain() for trial in self.trials]
         return {
             "seeds": list(self.seeds),
@@ -121,13 +126,13 @@ class Trials:
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """`mu=0.1,1` and the like."""
+    """Parse texts such as `mu=0.1,1` into values by name."""
     grid: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not name or not values:
             raise UsageError(f"{text!r} is not of the form name=value,value,...")
-        grid[name.strip()] = [value(v) for v in values.split(",")]
+        grid[name.strip()] = [parse_value(v) for v in values.split(",")]
     if not grid:
         raise UsageError("tune needs at least one --grid name=value,value,...")
     return grid
@@ -140,15 +145,22 @@ def tune(
     out: Path,
     progress: Callable[[str], Progress],
     track: Trackers | None = None,
-    given: Federation | None = None,
-    model: OwnModel | None = None,
+    federation: Federation | None = None,
+    model: CustomModel | None = None,
     jobs: int = 1,
 ) -> Trials:
-    """Every point of the grid with the same budget, the best on validation samples, by the chosen
-    metric, first.
+    """Run every point of the grid, and rank the points by the metric on validation samples.
 
-    Each seed deals the data anew, unless a federation is `given`. `model` is a network of the
-    user's own, in place of a name. So many runs as `jobs` go on at once.
+    Args:
+        base: The settings that all runs share.
+        grid: Values by name, of the experiment's settings or of the method's options.
+        seeds: The seeds. Each seed has its own split, unless a federation is given.
+        out: The folder. Finished runs in it are used, others are continued.
+        progress: Returns the observer of a run, given the run's title.
+        track: Trackers that the runs report to.
+        federation: The data, in place of those that the settings name.
+        model: A custom network, in place of the one that the settings name.
+        jobs: How many runs go on at once.
     """
     if not base.validation:
         raise UsageError("tune chooses on validation data, so --validation must be greater than 0.")
@@ -156,15 +168,16 @@ def tune(
         raise UsageError("A seed is not tuned: give several with --seeds.")
     if "metric" in grid:
         raise UsageError("A metric is not tuned: choose one with --metric.")
-    metric = use(base.metric)
+    metric = load_metric(base.metric)
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     names = [Trial(point, (), (), ()).name for point in points]
-    data = shared(given)
+    data = cached_federations(federation)
     runs: list[Planned] = []
     for seed, (name, point) in itertools.product(seeds, zip(names, points, strict=True)):
-        one = settled(_experiment_at(point, base, seed), jobs)
-        job = prepare(one, data(one), model)  # all are checked before the first one starts
-        metric = job.metric  # which is another where labels are numbers
+        experiment = with_one_worker(_experiment_at(point, base, seed), jobs)
+        # All experiments are checked before the first run starts.
+        job = prepare(experiment, data(experiment), model)
+        metric = job.metric  # differs from the default where labels are numbers
         if not job.judged("validation"):
             raise UsageError(
                 f"No party's validation samples have a figure by metric {metric.name}: there is"
@@ -173,25 +186,27 @@ def tune(
         runs.append(
             Planned(
                 f"{name} seed {seed}" if len(seeds) > 1 else name,
-                one,
+                experiment,
                 out / name / f"seed-{seed}",
                 Cost.of(job),
             )
         )
-    found: list[list[Trial]] = [[] for _ in points]
-    with closing(run_all(runs, data, progress, track, model, jobs)) as done:
-        for k, (run, summary) in enumerate(zip(runs, done, strict=True)):
-            found[k % len(points)].append(_trial(points[k % len(points)], run, summary, metric))
-    trials = sorted(map(_over_seeds, found), key=lambda trial: -metric.sign * trial.validation)
-    made = Trials(trials, metric.name, tuple(seeds))
-    write_atomically(out / TUNED, json.dumps(with_crc(made.plain()), indent=2) + "\n")
-    return made
+    by_point: list[list[Trial]] = [[] for _ in points]
+    with closing(run_all(runs, data, progress, track, model, jobs)) as summaries:
+        for k, (run, summary) in enumerate(zip(runs, summaries, strict=True)):
+            by_point[k % len(points)].append(_trial(points[k % len(points)], run, summary, metric))
+    trials = sorted(
+        map(_combine_seeds, by_point), key=lambda trial: -metric.sign * trial.validation
+    )
+    result = Trials(trials, metric.name, tuple(seeds))
+    write_atomically(out / TUNED, json.dumps(with_crc(result.plain()), indent=2) + "\n")
+    return result
 
 
 def _trial(
     point: dict[str, Any], run: Planned, summary: Mapping[str, Any], metric: Metric
 ) -> Trial:
-    """What came of a point of the grid under one seed."""
+    """Return the trial of a point of the grid under one seed."""
     best = summary[metric.name]["best_round"]
     if best is None:
         lacking = (
@@ -202,14 +217,15 @@ def _trial(
         raise ComityError(f"In no round of {run.folder} {lacking}: there is nothing to choose by.")
     t = best["round"]
     validated = by_round(RunFolder(run.folder).read_metrics(), "validation", metric.name)[t]
-    known = [*caveats(summary), *_not_validated(summary, validated, metric)]
-    told = tuple(f"seed {run.experiment.seed}: {text}" for text in known)
-    return Trial(point, (mean(validated),), (best["mean"],), (t,), told)
+    texts = [*caveats(summary), *_not_validated(summary, validated, metric)]
+    of_seed = tuple(f"seed {run.experiment.seed}: {text}" for text in texts)
+    return Trial(point, (mean(validated),), (best["mean"],), (t,), of_seed)
 
 
 def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experiment:
-    """The experiment at a point of the grid, whose names are the experiment's own settings or the
-    method's.
+    """Return the experiment at a point of the grid.
+
+    Names in the grid are settings of the experiment or options of the method.
     """
     settings = {name: value for name, value in point.items() if name in Experiment.model_fields}
     options = {name: value for name, value in point.items() if name not in Experiment.model_fields}
@@ -219,12 +235,12 @@ def _experiment_at(point: dict[str, Any], base: Experiment, seed: int) -> Experi
 def _not_validated(
     summary: Mapping[str, Any], validated: Mapping[str, float], metric: Metric
 ) -> list[str]:
-    """A sentence, if the two means are not over the same parties."""
+    """Return a sentence if the validation and test means are not over the same parties."""
     tested = [
         party for party, figure in summary[metric.name]["per_party"].items() if figure is not None
     ]
     lacking = [party for party in tested if party not in validated]
-    many = f"{len(lacking)} of {len(tested)} parties ({few(lacking)})"
+    many = f"{len(lacking)} of {len(tested)} parties ({join_names(lacking)})"
     return (
         [f"the mean on validation samples is without {many}, who have no figure there."]
         if lacking
@@ -232,13 +248,13 @@ def _not_validated(
     )
 
 
-def _over_seeds(trials: Sequence[Trial]) -> Trial:
-    """One point's trials, of a seed each, as one."""
+def _combine_seeds(trials: Sequence[Trial]) -> Trial:
+    """Combine the trials of one point, one per seed, into one trial."""
 
-    def joined(name: str) -> tuple[Any, ...]:
+    def concatenate(name: str) -> tuple[Any, ...]:
         return tuple(value for trial in trials for value in getattr(trial, name))
 
     return Trial(
         trials[0].settings,
-        *(joined(name) for name in ("validations", "tests", "rounds", "caveats")),
+        *(concatenate(name) for name in ("validations", "tests", "rounds", "caveats")),
     )

@@ -1,5 +1,6 @@
-"""Trackers: a run's course written down elsewhere, too. Comity has TensorBoard and MLflow; anything
-with three methods is one.
+"""Trackers, which log the metrics of a run to other tools.
+
+Comity has trackers for TensorBoard and MLflow. Any object with the methods of `Tracker` is one.
 """
 
 from __future__ import annotations
@@ -15,106 +16,111 @@ from typing import Any, Protocol
 from comity.core.server import Note
 from comity.errors import UsageError, describe, unknown
 from comity.measure.conventions import curve, party_curves
-from comity.measure.figures import by_round
-from comity.measure.summary import KINDS
 from comity.metrics.metrics import ACCURACY, METRICS
 from comity.plugins import call_from_file, is_code
+from comity.runs.figures import by_round
 from comity.runs.folder import RunFolder
 from comity.runs.server_run import ServerRun
+from comity.runs.summary import KINDS
 from comity.text import escape_terminal
 
 
 class Tracker(Protocol):
-    """Whoever follows a run; one may follow several, one after the other.
+    """Logs runs, one after the other.
 
-    After `begin` every evaluated round is told from the first on, in order. A run that is resumed
-    begins again, and what was known of it is told again: a tracker either writes it anew or leaves
-    out what it has.
+    After `begin`, `round` is called for every evaluated round, in order from the first. A run that
+    is resumed begins again, and its earlier rounds are repeated: a tracker either writes them again
+    or skips those that it has.
     """
 
     def begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """A run begins, or goes on, in a folder; its settings are those of config.toml."""
+        """Start to log a run, new or resumed. Its settings are those of config.toml."""
 
     def round(self, t: int, figures: Mapping[str, float]) -> None:
-        """A round was evaluated: figures by name, as in accuracy/mean or bytes/up."""
+        """Log the figures of an evaluated round, by names such as accuracy/mean or bytes/up."""
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """The run is finished, and this is summary.json; None: it was stopped."""
+        """Finish the log. The summary is that of summary.json, or None if the run was stopped."""
 
 
-def needs(what: str, *modules: str) -> None:
-    """Refuse a tracker whose library is not here, before anything starts."""
+def require(library: str, *modules: str) -> None:
+    """Raise UsageError if a tracker's library is not installed."""
     if any(find_spec(module) is None for module in modules):
-        raise UsageError(f"{what} is not installed: pip install 'comity[track]'.")
+        raise UsageError(f"{library} is not installed: pip install 'comity[track]'.")
 
 
-def _tensorboard(home: Path | None) -> Tracker:
+def _tensorboard(folder: Path | None) -> Tracker:
     from comity.track.tensorboard import TensorBoard
 
     return TensorBoard()
 
 
-def _mlflow(home: Path | None) -> Tracker:
+def _mlflow(folder: Path | None) -> Tracker:
     from comity.track.mlflow import MLflow
 
-    return MLflow(home)
+    return MLflow(folder)
 
 
-KNOWN: dict[str, Callable[[Path | None], Tracker]] = {
+TRACKERS: dict[str, Callable[[Path | None], Tracker]] = {
     "tensorboard": _tensorboard,
     "mlflow": _mlflow,
 }
 
 
-def tracker(wanted: str | Tracker, home: Path | None) -> Tracker:
-    """A tracker by name, or one that a user's file makes with tracker()."""
-    if not isinstance(wanted, str):
-        return wanted
-    if is_code(wanted):
-        made: Tracker = call_from_file(wanted, "tracker")
-        return made
-    if wanted not in KNOWN:
-        raise unknown("tracker", wanted, KNOWN)
-    return KNOWN[wanted](home)
+def make_tracker(tracker: str | Tracker, folder: Path | None) -> Tracker:
+    """Return a tracker: by name, from the function `tracker` of a user's file, or as it is.
+
+    `folder` is where MLflow keeps its database.
+    """
+    if not isinstance(tracker, str):
+        return tracker
+    if is_code(tracker):
+        from_file: Tracker = call_from_file(tracker, "tracker")
+        return from_file
+    if tracker not in TRACKERS:
+        raise unknown("tracker", tracker, TRACKERS)
+    return TRACKERS[tracker](folder)
 
 
 class Trackers:
-    """All trackers of a run. One that fails is told of once and left out from then on; the run does
-    not notice.
+    """All trackers of a run.
+
+    A tracker that raises an error is dropped with a warning, and the run continues.
     """
 
     def __init__(
         self,
-        wanted: Iterable[str | Tracker] = (),
-        home: Path | None = None,
-        told: Callable[[str], None] = warnings.warn,
+        trackers: Iterable[str | Tracker] = (),
+        folder: Path | None = None,
+        warn: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self._wanted, self._home = list(wanted), home
-        self._all = [tracker(one, home) for one in self._wanted]
-        self._following: list[Tracker] = []
-        self.told = told
+        self._specs, self._folder = list(trackers), folder
+        self._all = [make_tracker(spec, folder) for spec in self._specs]
+        self._active: list[Tracker] = []
+        self.warn = warn
 
     def check_by_name(self) -> None:
-        """Refuse trackers that are objects, where each run has a process of its own."""
-        if one := next((one for one in self._wanted if not isinstance(one, str)), None):
+        """Raise UsageError if a tracker is an object, which runs in other processes cannot use."""
+        tracker = next((spec for spec in self._specs if not isinstance(spec, str)), None)
+        if tracker is not None:
             raise UsageError(
-                f"A {type(one).__name__} that is an object lives in this process, and with several"
-                " jobs each run has its own: name a file that makes one, as in"
-                " track=['./tracker.py'], or leave jobs away."
+                f"The tracker {type(tracker).__name__} is an object of this process, and with"
+                " several jobs each run has a process of its own: name a file that makes a"
+                " tracker, as in track=['./tracker.py'], or leave out jobs."
             )
 
-    def anew(self, told: Callable[[str], None]) -> Trackers:
-        """The same trackers made once more, for a run in another process."""
-        return Trackers(self._wanted, self._home, told)
+    def copy(self, warn: Callable[[str], None]) -> Trackers:
+        """Return new trackers of the same kinds, for a run in another process."""
+        return Trackers(self._specs, self._folder, warn)
 
     def begin(self, job: ServerRun, folder: Path) -> None:
-        """Follow a run; what its tables hold already is told first."""
+        """Start to log a run, and log the rounds that its tables have already."""
         if not self._all:
             return
         settings = job.experiment.model_dump(exclude_none=True)
-        self._sizes = {job.info.name(i): said.test for i, said in job.everybody.items()}
+        self._sizes = {job.info.name(i): party.test for i, party in job.party_infos.items()}
         self._metric = job.metric.name
-        self._following = self._each(self._all, lambda one: one.begin(folder, settings))
+        self._active = self._call(self._all, lambda tracker: tracker.begin(folder, settings))
         charges = defaultdict(list)
         notes = defaultdict(list)
         total = Counter[str]()
@@ -128,30 +134,35 @@ class Trackers:
             self.round(t, notes[t], total)
 
     def round(self, t: int, notes: Sequence[Note], total: Mapping[str, int]) -> None:
-        """A round is over; the trackers hear of it if it was evaluated."""
-        if self._following and (found := figures(t, notes, total, self._sizes, self._metric)):
-            self._following = self._each(self._following, lambda one: one.round(t, found))
+        """Log a round if it was evaluated. `total` is the bytes so far, by direction."""
+        if not self._active:
+            return
+        values = figures(t, notes, total, self._sizes, self._metric)
+        if values:
+            self._active = self._call(self._active, lambda tracker: tracker.round(t, values))
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """The run has ended; it may not even have begun."""
-        self._each(self._following, lambda one: one.end(summary))
-        self._following = []
+        """Finish the log of the run, if it has begun."""
+        self._call(self._active, lambda tracker: tracker.end(summary))
+        self._active = []
 
-    def _each(self, who: Sequence[Tracker], tell: Callable[[Tracker], None]) -> list[Tracker]:
-        """Tell them; those that it went well with."""
-        well = []
-        for one in list(who):
+    def _call(
+        self, trackers: Sequence[Tracker], method: Callable[[Tracker], None]
+    ) -> list[Tracker]:
+        """Call a method of each tracker, and return the trackers that raised no error."""
+        working = []
+        for tracker in list(trackers):
             try:
-                tell(one)
-                well.append(one)
+                method(tracker)
+                working.append(tracker)
             except Exception as why:
-                self._all.remove(one)
-                words = escape_terminal(" ".join(describe(why).split()))
-                self.told(
-                    f"{type(one).__name__} failed and is left out from now on; the run itself goes"
-                    f" on. {words}"
+                self._all.remove(tracker)
+                reason = escape_terminal(" ".join(describe(why).split()))
+                self.warn(
+                    f"{type(tracker).__name__} failed and is left out from now on; the run itself"
+                    f" goes on. {reason}"
                 )
-        return well
+        return working
 
 
 def figures(
@@ -161,46 +172,49 @@ def figures(
     sizes: Mapping[str, int],
     metric: str = ACCURACY.name,
 ) -> dict[str, float]:
-    """What trackers are told of a round; nothing if it was not evaluated. `sizes` are the parties'
-    test samples.
+    """Return the figures of a round by name; empty if the round was not evaluated.
 
-    Another metric than accuracy that the run is judged by is told beside it.
+    Args:
+        t: the round
+        notes: the rows of metrics.csv of this round
+        total: the bytes so far, by direction
+        sizes: the number of each party's test samples
+        metric: the metric that the run chose; if it is not accuracy, it is added
     """
     losses = {n.party: n.value for n in notes if (n.split, n.metric) == ("test", "loss")}
     if not losses:
         return {}
-    return {
+    values = {
         **_accuracy(t, notes, sizes),
         "loss/mean": fmean(losses.values()),
         **{f"bytes/{kind}": float(total.get(kind, 0)) for kind in KINDS},
         **{f"party_loss/{party}": value for party, value in losses.items()},
-        **(
-            _told(metric, by_round(notes, metric=metric).get(t, {}))
-            if metric != ACCURACY.name
-            else {}
-        ),
     }
+    if metric != ACCURACY.name:
+        values |= _other_metric(metric, by_round(notes, metric=metric).get(t, {}))
+    return values
 
 
 def _accuracy(t: int, notes: Sequence[Note], sizes: Mapping[str, int]) -> dict[str, float]:
-    """The accuracies of a round; none where the label is a number."""
+    """Return the accuracies of a round; empty for regression."""
     parties = {party: line[t] for party, line in party_curves(notes).items()}
     if not parties:
         return {}
-    chosen_by = [n.value for n in notes if (n.split, n.metric) == ("validation", "accuracy")]
+    validation = [n.value for n in notes if (n.split, n.metric) == ("validation", "accuracy")]
+    pooled = curve(notes, "global")
     return {
         "accuracy/mean": fmean(parties.values()),
         "accuracy/weighted": curve(notes, "weighted", sizes)[t],
         "accuracy/worst": min(parties.values()),
         "accuracy/best": max(parties.values()),
-        **({"accuracy/global": pooled[t]} if (pooled := curve(notes, "global")) else {}),
-        **({"accuracy/validation": fmean(chosen_by)} if chosen_by else {}),
+        **({"accuracy/global": pooled[t]} if pooled else {}),
+        **({"accuracy/validation": fmean(validation)} if validation else {}),
         **{f"party_accuracy/{party}": value for party, value in parties.items()},
     }
 
 
-def _told(metric: str, parties: Mapping[str, float]) -> dict[str, float]:
-    """The figures of a round by another metric than accuracy."""
+def _other_metric(metric: str, parties: Mapping[str, float]) -> dict[str, float]:
+    """Return the figures of a round by a metric other than accuracy; empty without parties."""
     if not parties:
         return {}
     sign = METRICS[metric].sign

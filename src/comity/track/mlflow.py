@@ -1,4 +1,4 @@
-"""MLflow: a run in a local database beside the runs, or wherever MLFLOW_TRACKING_URI says."""
+"""MLflow: logs to a local database beside the runs, or to MLFLOW_TRACKING_URI if it is set."""
 
 from __future__ import annotations
 
@@ -12,53 +12,57 @@ from typing import Any
 
 from comity.names import display_name
 from comity.runs.checkpoint import write_atomically
-from comity.track import needs
+from comity.track import require
 
-KEPT = "mlflow.json"  # in a run's folder: which run of MLflow's it is
+LINK = "mlflow.json"
+"""The file in a run's folder that names the run's MLflow run."""
 STORE = "mlflow.db"
 EXPERIMENT = "comity"
-METRICS = 1000  # so many MLflow takes at once
-PARAMETERS = 100  # so many it takes at once
-LONGEST = 6000  # characters of a parameter
+MAX_METRICS = 1000
+"""The most metrics that MLflow takes in one request."""
+MAX_PARAMETERS = 100
+"""The most parameters that MLflow takes in one request."""
+MAX_LENGTH = 6000
+"""The most characters of a parameter."""
 URI = "MLFLOW_TRACKING_URI"
 
 
 class MLflow:
-    """Logs to mlflow.db in `home`, which is the folder around the run's unless told.
+    """Logs to mlflow.db in a folder (default: the folder that contains the run's folder).
 
-    RUN_DIR/mlflow.json says which run it is there, and a resumed run goes on with it. Rounds that
-    MLflow has already are left out, since they come out the same again.
+    RUN_DIR/mlflow.json names the MLflow run, and a resumed run continues it. Rounds that MLflow has
+    already are skipped: a resumed run has the same figures.
     """
 
-    def __init__(self, home: Path | None = None) -> None:
-        needs("MLflow", "mlflow", *(() if URI in os.environ else ("sqlalchemy", "alembic")))
-        self._home = home
+    def __init__(self, folder: Path | None = None) -> None:
+        database = () if URI in os.environ else ("sqlalchemy", "alembic")
+        require("MLflow", "mlflow", *database)
+        self._folder = folder
 
     def begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Go on with the run that MLflow has, or make one whose parameters are the settings."""
-        os.environ.setdefault(
-            "MLFLOW_DISABLE_TELEMETRY", "true"
-        )  # nothing leaves this machine unasked
+        """Continue the MLflow run of this folder, or create one with the settings as parameters."""
+        # Without this, MLflow would send usage data to its developers.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-        with _one_at_a_time(self._home or folder.parent):
+        with _lock(self._folder or folder.parent):
             self._begin(folder, settings)
 
     def _begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
         from mlflow import MlflowClient
         from mlflow.exceptions import MlflowException
 
-        known = _kept(folder)
-        store = (
-            folder / known["store"] if "store" in known else (self._home or folder.parent) / STORE
-        )
+        link = _read_link(folder)
+        store = (self._folder or folder.parent) / STORE
+        if "store" in link:
+            store = folder / link["store"]
         self._client = MlflowClient(os.environ.get(URI) or f"sqlite:///{store.resolve()}")
         try:
-            self._run = self._client.get_run(known["run"]).info.run_id
+            self._run = self._client.get_run(link["run"]).info.run_id
             self._client.update_run(self._run, "RUNNING")
-        except (KeyError, MlflowException):  # new, or of another store
+        except (KeyError, MlflowException):  # the run is new, or in another store
             self._run = self._create(folder, settings)
-            at = {} if URI in os.environ else {"store": os.path.relpath(store, folder)}
-            write_atomically(folder / KEPT, json.dumps(at | {"run": self._run}) + "\n")
+            link = {} if URI in os.environ else {"store": os.path.relpath(store, folder)}
+            write_atomically(folder / LINK, json.dumps(link | {"run": self._run}) + "\n")
         self._last = max(
             (point.step for point in self._client.get_metric_history(self._run, "accuracy/mean")),
             default=-1,
@@ -68,65 +72,65 @@ class MLflow:
         from mlflow.entities import Param
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-        found = self._client.get_experiment_by_name(name)
-        where = found.experiment_id if found else self._client.create_experiment(name)
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = (
+            experiment.experiment_id if experiment else self._client.create_experiment(name)
+        )
         title = (
             f"{display_name(settings['algorithm'])} on {settings['data']}, seed {settings['seed']}"
         )
         run: str = self._client.create_run(
-            where, run_name=title, tags={"folder": str(folder.resolve())}
+            experiment_id, run_name=title, tags={"folder": str(folder.resolve())}
         ).info.run_id
-        parameters = [Param(key, str(value)[:LONGEST]) for key, value in _flat(settings)]
-        for k in range(0, len(parameters), PARAMETERS):
-            self._client.log_batch(run, params=parameters[k : k + PARAMETERS])
+        parameters = [Param(key, str(value)[:MAX_LENGTH]) for key, value in _flatten(settings)]
+        for k in range(0, len(parameters), MAX_PARAMETERS):
+            self._client.log_batch(run, params=parameters[k : k + MAX_PARAMETERS])
         return run
 
     def round(self, t: int, figures: Mapping[str, float]) -> None:
-        """A metric each, with the round as its step."""
+        """Log each figure as a metric, with the round as its step."""
         from mlflow.entities import Metric
 
         if t <= self._last:
             return
         now = int(1000 * time.time())
         metrics = [Metric(name, value, now, t) for name, value in figures.items()]
-        for k in range(0, len(metrics), METRICS):
-            self._client.log_batch(self._run, metrics=metrics[k : k + METRICS])
+        for k in range(0, len(metrics), MAX_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[k : k + MAX_METRICS])
 
     def end(self, summary: Mapping[str, Any] | None) -> None:
-        """Say how it ended."""
+        """Set the status of the MLflow run."""
         self._client.set_terminated(self._run, "KILLED" if summary is None else "FINISHED")
 
 
 @contextmanager
-def _one_at_a_time(home: Path) -> Iterator[None]:
-    """Of runs that begin side by side, one makes MLflow's database and experiment, and the others
-    find them there.
-    """
+def _lock(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, so that runs that start at once create one database together."""
     try:
         import fcntl
-    except ImportError:  # a system on which runs are not forked either
+    except ImportError:  # the system does not fork runs either
         yield
         return
-    held = os.open(home, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
-def _kept(folder: Path) -> dict[str, str]:
+def _read_link(folder: Path) -> dict[str, str]:
     try:
-        known: dict[str, str] = json.loads((folder / KEPT).read_text(encoding="utf-8"))
+        link: dict[str, str] = json.loads((folder / LINK).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    return known
+    return link
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Tables in tables as dotted names."""
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield all settings, those in tables under dotted names."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
+            yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{before}{name}", value
+            yield f"{prefix}{name}", value

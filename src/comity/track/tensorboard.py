@@ -7,42 +7,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from comity.track import needs
+from comity.track import require
 
 FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes RUN_DIR/tensorboard; a run that is resumed is written anew, so that no round is there
-    twice.
+    """Writes event files to RUN_DIR/tensorboard.
+
+    For a resumed run they are written again from the first round, so that no round occurs twice.
     """
 
-    every = 1.0  # seconds from flush to flush, at least
+    flush_seconds = 1.0
+    """The least time between two flushes."""
 
     def __init__(self) -> None:
-        needs("TensorBoard", "tensorboard")
+        require("TensorBoard", "tensorboard")
 
     def begin(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        """Open a new file; a TensorBoard that has read the old one forgets it, because of
-        `purge_step`.
+        """Open a new event file and delete older ones.
+
+        `purge_step` makes a running TensorBoard forget what it has read from the older ones.
         """
         from torch.utils.tensorboard import SummaryWriter
 
-        place = folder / FOLDER
-        for old in place.glob("events.out.tfevents.*"):
-            old.unlink()
-        self._writer = SummaryWriter(str(place), purge_step=0)
+        events = folder / FOLDER
+        for path in events.glob("events.out.tfevents.*"):
+            path.unlink()
+        self._writer = SummaryWriter(str(events), purge_step=0)
         self._flushed = time.monotonic()
-        written = (folder / "config.toml").read_text(encoding="utf-8")
-        self._writer.add_text(
-            "config.toml", "".join(f"    {line}\n" for line in written.splitlines()), 0
-        )
+        config = (folder / "config.toml").read_text(encoding="utf-8")
+        as_code = "".join(f"    {line}\n" for line in config.splitlines())
+        self._writer.add_text("config.toml", as_code, 0)
 
     def round(self, t: int, figures: Mapping[str, float]) -> None:
-        """A scalar each."""
+        """Log each figure as a scalar."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, t)
-        if time.monotonic() - self._flushed >= self.every:
+        if time.monotonic() - self._flushed >= self.flush_seconds:
             self._writer.flush()
             self._flushed = time.monotonic()
 

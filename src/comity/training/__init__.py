@@ -1,1 +1,1 @@
-"""Local training: learning tasks, requests for training, gradient descent, DP-SGD."""
+"""Local training: learning tasks, training requests, gradient descent, DP-SGD."""

@@ -1,4 +1,4 @@
-"""How one model is trained: a step folded over mini-batches."""
+"""Local training of one model: gradient steps over mini-batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from comity.base.key import BatchKey
-from comity.base.record import Params, ReadOnlyDict, marks, read_only, tree_map
+from comity.base.record import Params, ReadOnlyDict, read_only, tensor_versions, tree_map
 from comity.errors import ComityError
 from comity.training.dp_sgd import PrivateGradients, check_separable, poisson_batches
 from comity.training.kernels import TAPE, SecondOrder, Tape
@@ -23,7 +23,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8  # of Adam, as torch's
 
 
 def train(request: FitRequest[Any]) -> Fitted:
-    """Do one training; should its loss turn out to be of second order, begin anew with whole
+    """Run one training. If the loss differentiates its own gradient, start again with dense
     gradients.
     """
     if request.private:
@@ -35,43 +35,40 @@ def train(request: FitRequest[Any]) -> Fitted:
 
 
 def train_outside(request: FitRequest[Any]) -> Fitted:
-    """Do one training that no work asked for, with the random stream for layers that a work would
-    have lent it.
+    """Run one training outside of a party function, with the random stream for layers that a party
+    function would have set.
     """
     with request.task.network.layer_stream(request.key.fold("layers")):
         return train(request)
 
 
 def _train(request: FitRequest[Any], thin: bool) -> Fitted:
-    own, given = _given(request)
-    before = marks(given)
-    descent = _descent(request, own, thin)
+    aux, read_only_arguments = _read_only_arguments(request)
+    before = tensor_versions(read_only_arguments)
+    descent = _descent(request, aux, thin)
     scratch: dict[str, Tensor] = {}
     for batch in batches(request.samples, request.key, request.training):
         scratch = batch.scratch
         if request.draw:
-            batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), own)
+            batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), aux)
         descent.step(batch)
-    check_unwritten(given, before)
-    return descent.done(scratch)
+    check_unwritten(read_only_arguments, before)
+    return descent.finish(scratch)
 
 
-def _given(request: FitRequest[Any]) -> tuple[Any, Any]:
-    """What the loss gets of the party's own, and all that it must not write to."""
-    own = read_only(request.own)
-    return own, (
-        own
-        if type(request.task) is LearningTask
-        else (
-            own,
-            request.task,
-        )
-    )  # a plain task holds no tensors
+def _read_only_arguments(request: FitRequest[Any]) -> tuple[Any, Any]:
+    """The loss's `aux` argument, and all arguments that the loss must not write to."""
+    aux = read_only(request.aux)
+    if type(request.task) is LearningTask:  # a plain task holds no tensors
+        return aux, aux
+    return aux, (aux, request.task)
 
 
-def _descent(request: FitRequest[Any], own: Any, thin: bool) -> Descent:
+def _descent(request: FitRequest[Any], aux: Any, thin: bool) -> Descent:
+    """The gradient descent that a request describes, on copies of its tensors."""
+
     def loss(theta: Params, batch: Batch) -> Tensor:
-        return request.objective(request.task, theta, batch, own)
+        return request.objective(request.task, theta, batch, aux)
 
     shift = request.shift
     return Descent(
@@ -79,7 +76,7 @@ def _descent(request: FitRequest[Any], own: Any, thin: bool) -> Descent:
         request.training,
         ReadOnlyDict({k: v.detach().clone() for k, v in request.begin.items()}),
         request.names,
-        _copied(request.before),  # updated in place, so it must not be the caller's
+        _copy_moments(request.before),  # updated in place, so it must not be the caller's
         None if shift is None else list(shift.values()),
         Anchor.of(request),
         thin,
@@ -87,30 +84,28 @@ def _descent(request: FitRequest[Any], own: Any, thin: bool) -> Descent:
 
 
 def train_privately(request: FitRequest[Any], private: Private) -> Fitted:
-    """Do one training of which no single record tells: as any other, but for its batches and what
-    is done to gradients.
-    """
-    own, given = _given(request)
-    before = marks(given)
-    descent = _descent(request, own, thin=False)
-    if not request.task.network.draws:  # what layers draw at random differs from try to try
+    """Run one training with DP-SGD: Poisson-sampled batches, clipped gradients and noise."""
+    aux, read_only_arguments = _read_only_arguments(request)
+    before = tensor_versions(read_only_arguments)
+    descent = _descent(request, aux, thin=False)
+    if not request.task.network.draws:  # the check needs a loss without random layers
         check_separable(descent.loss, descent.theta, private.samples)
-    samples, how = private.samples, request.training
-    rate = min(1.0, how.batch / len(samples))
-    steps = how.steps_for(len(samples))
+    samples, training = private.samples, request.training
+    rate = min(1.0, training.batch / len(samples))
+    steps = training.steps_for(len(samples))
     gradients = PrivateGradients(descent, private, rate * len(samples))
-    for batch in poisson_batches(samples, rate, steps, request.key, how):
+    for batch in poisson_batches(samples, rate, steps, request.key, training):
         descent.apply(gradients.of(batch, request.key.fold("noise", batch.number)))
-    private.made.append((rate, steps))
-    check_unwritten(given, before)
-    return descent.done({})
+    private.trainings.append((rate, steps))
+    check_unwritten(read_only_arguments, before)
+    return descent.finish({})
 
 
 def fold(request: FoldRequest[S]) -> S:
-    """A step of a method's own, folded over batches.
+    """Fold a method's own step over batches.
 
-    The state is copied once, because a training pass writes to BatchNorm's buffers, which may
-    belong to a letter.
+    The state is copied once: a forward pass in training mode writes to BatchNorm's buffers, which
+    may belong to a message.
     """
     state: S = tree_map(
         lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, request.first
@@ -120,28 +115,26 @@ def fold(request: FoldRequest[S]) -> S:
     return state
 
 
-def check_unwritten(given: Any, before: list[int]) -> None:
-    """Refuse a loss that wrote to tensors that it was given: other engines would make something
-    else of that.
-    """
-    if marks(given) != before:
+def check_unwritten(arguments: Any, before: list[int]) -> None:
+    """Refuse a loss that wrote to its arguments: its result would depend on the engine."""
+    if tensor_versions(arguments) != before:
         raise ComityError(
-            "A loss wrote to a tensor of its `own` or of its task, which is not its own: let it"
-            " make a new one."
+            "A loss wrote to a tensor of its aux argument or of its task: create a new tensor"
+            " instead."
         )
 
 
-def _copied(moments: Moments | None) -> Moments | None:
+def _copy_moments(moments: Moments | None) -> Moments | None:
     if moments is None:
         return None
-    copied: Moments = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, moments)
-    return copied
+    copy: Moments = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, moments)
+    return copy
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """A pull, as the descent applies it: which of the trained tensors are pulled, where to, and how
-    strongly.
+    """A proximal term as the descent applies it: which trained tensors are pulled, where to, and
+    how strongly.
     """
 
     places: list[int]
@@ -150,24 +143,24 @@ class Anchor:
 
     @staticmethod
     def of(request: FitRequest[Any]) -> Anchor | None:
-        """A single party's pull; None if nothing that is trained is pulled."""
-        return (
-            None
-            if request.pull is None
-            else Anchor.at(request.names, request.pull.to, request.pull.weight)
-        )
+        """The proximal term of a request; None if no trained tensor is pulled."""
+        if request.pull is None:
+            return None
+        return Anchor.at(request.names, request.pull.to, request.pull.weight)
 
     @staticmethod
     def at(names: list[str], to: Params, weight: float) -> Anchor | None:
-        """The pull of what is trained, by its names, to some tensors."""
+        """The pull of the trained tensors, by name, to those in `to`; None if none of them is in
+        `to`.
+        """
         places = [n for n, name in enumerate(names) if name in to]
         return Anchor(places, [to[names[n]] for n in places], weight) if places else None
 
 
 @dataclass
 class Descent:
-    """Gradient descent in place on tensors of its own, one step a batch, as torch.optim's SGD or
-    Adam would do it.
+    """Gradient descent in place, one step per batch, with the update rules of torch.optim's SGD and
+    Adam.
     """
 
     loss: Callable[[Params, Batch], Tensor]
@@ -178,9 +171,9 @@ class Descent:
     add: list[Tensor] | None
     anchor: Anchor | None
     thin: bool = True
-    """Whether gradients of linear layers stay products of thin matrices until they are added up."""
+    """Whether gradients of linear layers stay products of thin matrices until they are summed."""
     steps: int = 0
-    last: Tensor | None = None
+    last_loss: Tensor | None = None
     params: list[Tensor] = field(init=False)
     tape: Tape | None = field(init=False)
 
@@ -189,7 +182,7 @@ class Descent:
         self.tape = Tape(self.params) if self.thin and self.training.optimizer == "sgd" else None
 
     def step(self, batch: Batch) -> None:
-        """One step on one batch."""
+        """Take one step on one batch."""
         token = TAPE.set(self.tape)
         try:
             value = self.loss(self.theta, batch)
@@ -200,28 +193,30 @@ class Descent:
         with torch.no_grad():
             self._update(grads[: len(outputs)], grads[len(outputs) :])
         self.steps += 1
-        self.last = value
+        self.last_loss = value
 
     def apply(self, grads: Sequence[Tensor]) -> None:
-        """One step by gradients that were made elsewhere."""
+        """Take one step with gradients computed elsewhere."""
         with torch.no_grad():
             self._update([], grads)
         self.steps += 1
 
     def _update(self, thin: Sequence[Tensor | None], dense: Sequence[Tensor | None]) -> None:
-        """Apply gradients: `thin` of linear layers' outputs, `dense` of the parameters themselves."""
-        how = self.training
-        if how.optimizer == "sgd" and not how.momentum:
-            self._gather(self.params, -how.lr, thin, dense)
+        """Apply gradients: `thin` of the outputs of linear layers, `dense` of the parameters
+        themselves.
+        """
+        training = self.training
+        if training.optimizer == "sgd" and not training.momentum:
+            self._gather(self.params, -training.lr, thin, dense)
             return
         old = self.moments or self._no_moments()
         first = [old.first[n] for n in self.names]
         second = [old.second[n] for n in self.names if n in old.second]
         self.moments = Moments(old.first, old.second, old.count + 1)
-        if how.optimizer == "sgd":
-            torch._foreach_mul_(first, how.momentum)
+        if training.optimizer == "sgd":
+            torch._foreach_mul_(first, training.momentum)
             self._gather(first, 1.0, thin, dense)
-            torch._foreach_add_(self.params, first, alpha=-how.lr)
+            torch._foreach_add_(self.params, first, alpha=-training.lr)
             return
         grads = [torch.zeros_like(p) for p in self.params]
         self._gather(grads, 1.0, thin, dense)
@@ -232,7 +227,7 @@ class Descent:
         scale = torch._foreach_sqrt(second)
         torch._foreach_div_(scale, (1 - BETA2**count) ** 0.5)
         torch._foreach_add_(scale, EPSILON)
-        torch._foreach_addcdiv_(self.params, first, scale, value=-how.lr / (1 - BETA1**count))
+        torch._foreach_addcdiv_(self.params, first, scale, value=-training.lr / (1 - BETA1**count))
 
     def _no_moments(self) -> Moments:
         def zeros() -> Params:
@@ -247,22 +242,26 @@ class Descent:
         thin: Sequence[Tensor | None],
         dense: Sequence[Tensor | None],
     ) -> None:
-        """Add `scale` times the whole gradient to `into`, which may be the parameters themselves."""
+        """Add `scale` times the whole gradient to `into`, which may be the parameters
+        themselves.
+        """
         if self.anchor:
             self._pull_and_decay(self.anchor, into, scale)
         elif self.training.decay:
             torch._foreach_add_(into, self.params, alpha=scale * self.training.decay)
         if self.add is not None:
             torch._foreach_add_(into, self.add, alpha=scale)
-        there = [(to, grad) for to, grad in zip(into, dense, strict=True) if grad is not None]
-        if there:
-            torch._foreach_add_([to for to, _ in there], [grad for _, grad in there], alpha=scale)
+        pairs = [(to, grad) for to, grad in zip(into, dense, strict=True) if grad is not None]
+        if pairs:
+            torch._foreach_add_([to for to, _ in pairs], [grad for _, grad in pairs], alpha=scale)
         if self.tape:
             self.tape.add(thin, into, scale)
             self.tape.clear()
 
     def _pull_and_decay(self, anchor: Anchor, into: list[Tensor], scale: float) -> None:
-        """Both look at the parameters as they are before either is added."""
+        """Add the proximal term and the weight decay, both computed from the parameters before
+        either is added.
+        """
         params = [self.params[n] for n in anchor.places]
         if into is self.params and not self.training.decay:
             torch._foreach_lerp_(params, anchor.to, -scale * anchor.weight)  # in one pass
@@ -272,14 +271,14 @@ class Descent:
             torch._foreach_add_(into, self.params, alpha=scale * self.training.decay)
         torch._foreach_add_([into[n] for n in anchor.places], gaps, alpha=scale * anchor.weight)
 
-    def done(self, scratch: dict[str, Tensor]) -> Fitted:
-        """What came out; no further step is made."""
+    def finish(self, scratch: dict[str, Tensor]) -> Fitted:
+        """The result of the training. No further step may be taken."""
         for param in self.params:
             param.requires_grad_(False)
         return Fitted(
             dict(self.theta),
             self.moments,
             self.steps,
-            None if self.last is None else self.last.detach(),
+            None if self.last_loss is None else self.last_loss.detach(),
             scratch,
         )

@@ -1,10 +1,11 @@
-"""Training of which no single record tells: Poisson samples, gradients clipped record by record,
-and noise on their sum.
+"""DP-SGD: Poisson-sampled batches, gradients clipped per record, and noise on their sum (Abadi et
+al. 2016).
 
-The gradient of each record is needed for its norm, but seldom whole. For a linear layer y = x Wᵀ +
-b it is dy xᵀ, whose norm is ‖dy‖ · ‖x‖, and the clipped sum over records is one product of thin
-matrices; for a convolution it is such a product of patches. Layers are recorded while the loss runs
-(`kernels.TAPE`). What else is trained gets its gradients record by record, by `vmap`.
+Clipping needs the norm of each record's gradient, but seldom the gradient itself. For a linear
+layer y = x Wᵀ + b it is dy xᵀ, whose norm is ‖dy‖ · ‖x‖, and the clipped sum over records is one
+product of thin matrices; for a convolution it is such a product of patches. Layers are recorded
+while the loss runs (`kernels.TAPE`). The gradients of other parameters are computed per record, by
+`vmap`.
 """
 
 from __future__ import annotations
@@ -32,37 +33,44 @@ if TYPE_CHECKING:
     from comity.training.descent import Descent
 
 Loss = Callable[[Params, Batch], Tensor]
-WHOLE_BYTES = 2**27
-"""How much the gradients of records may take that are whole at one time."""
-DRAWN_AT_ONCE = 2**17
-APART = 1e-3
-"""By how much the loss of two records may differ from the mean of their losses: rounding, and no
-more.
-"""
+PER_RECORD_BYTES = 2**27
+"""The memory limit for per-record gradients that are computed at a time."""
+DRAWS_PER_CALL = 2**17
+"""The number of Poisson draws per call of the generator: a call takes longer than a draw."""
+SEPARABLE_TOLERANCE = 1e-3
+"""How far the loss of two records may differ from the mean of their losses, because of rounding."""
 
 
 def poisson_batches(
-    samples: Samples, rate: float, steps: int, key: Key, how: Training
+    samples: Samples, rate: float, steps: int, key: Key, training: Training
 ) -> Iterator[Batch]:
-    """For each step each sample with that chance, independently of all others: it may be none. Who
-    it is is as secret as noise.
+    """Poisson-sampled batches: each sample is in each step's batch with probability `rate`,
+    independently.
 
-    Whoever is in many steps is drawn by one call, as a call takes longer than a draw.
+    A batch may be empty. The draws are as secret as the noise.
     """
     scratch = NoScratch()
-    many = max(1, DRAWN_AT_ONCE // len(samples))
-    for begin in range(0, steps, many):
-        drawn = uniform(key.fold("sample", begin), [min(many, steps - begin), len(samples)]) < rate
-        each = drawn.nonzero()[:, 1].to(samples.x.device).split(drawn.sum(1).tolist())
-        for number, at in enumerate(each, begin):
-            x = samples.x.index_select(0, at)
-            seen = how.augment(x, key.fold("augment", number)) if how.augment and len(at) else x
-            rows = {name: every.index_select(0, at) for name, every in samples.rows.items()}
-            yield Batch(seen, samples.y.index_select(0, at), at, number, scratch, rows)
+    steps_per_call = max(1, DRAWS_PER_CALL // len(samples))
+    for begin in range(0, steps, steps_per_call):
+        is_sampled = (
+            uniform(key.fold("sample", begin), [min(steps_per_call, steps - begin), len(samples)])
+            < rate
+        )
+        indices_by_step = (
+            is_sampled.nonzero()[:, 1].to(samples.x.device).split(is_sampled.sum(1).tolist())
+        )
+        for number, indices in enumerate(indices_by_step, begin):
+            x = samples.x.index_select(0, indices)
+            if training.augment and len(indices):
+                x = training.augment(x, key.fold("augment", number))
+            rows = {name: values.index_select(0, indices) for name, values in samples.rows.items()}
+            yield Batch(x, samples.y.index_select(0, indices), indices, number, scratch, rows)
 
 
 class NoScratch(ReadOnlyDict):
-    """What a loss may not leave anything in: that would be of records that nobody clipped."""
+    """A scratch that a loss may not write to: its values would come from gradients that are not
+    clipped.
+    """
 
     def _refuse(self, *args: object, **kwargs: object) -> None:
         raise UsageError(
@@ -73,35 +81,35 @@ class NoScratch(ReadOnlyDict):
 
 
 def check_separable(loss: Loss, theta: Params, like: Samples) -> None:
-    """Refuse a loss that is no mean over records: what is clipped of it would not be a record's
-    part in it.
+    """Refuse a loss that is not a mean over records: clipping would not bound a record's influence
+    on it.
 
-    It is tried on two inputs that nobody's records are: data-dependent refusals would tell
-    something. They are whole numbers, as words are.
+    The check uses two constant inputs instead of records, since a refusal that depends on data
+    would reveal something. They are whole numbers, so that they are valid tokens, too.
     """
     x = torch.stack([torch.full(like.shape, value) for value in (0.0, 1.0)]).to(like.x)
     y = torch.zeros(2, dtype=like.y.dtype, device=like.y.device)
     rows = {
-        name: torch.zeros_like(every[:1]).expand(2, *every.shape[1:])
-        for name, every in like.rows.items()
+        name: torch.zeros_like(values[:1]).expand(2, *values.shape[1:])
+        for name, values in like.rows.items()
     }
 
-    def of(at: slice) -> float:
-        indices = torch.arange(2, device=x.device)[at]
-        part = {name: every[at] for name, every in rows.items()}
+    def loss_of(part: slice) -> float:
+        indices = torch.arange(2, device=x.device)[part]
+        part_rows = {name: values[part] for name, values in rows.items()}
         with torch.no_grad():
-            return float(loss(theta, Batch(x[at], y[at], indices, 0, NoScratch(), part)))
+            return float(loss(theta, Batch(x[part], y[part], indices, 0, NoScratch(), part_rows)))
 
-    together, apart = of(slice(0, 2)), (of(slice(0, 1)) + of(slice(1, 2))) / 2
-    if math.isfinite(apart) and abs(together - apart) > APART * max(1.0, abs(apart)):
+    joint, mean = loss_of(slice(0, 2)), (loss_of(slice(0, 1)) + loss_of(slice(1, 2))) / 2
+    if math.isfinite(mean) and abs(joint - mean) > SEPARABLE_TOLERANCE * max(1.0, abs(mean)):
         raise UsageError(
             "The method cannot be trained privately: its loss couples the samples of a batch."
         )
 
 
 class PrivateGradients:
-    """Makes the gradients of one training's steps, all in the same memory: fresh memory would take
-    a third of a step.
+    """Computes the clipped, noisy gradients of a training's steps. All steps reuse one buffer,
+    since allocating it takes a third of a step.
     """
 
     def __init__(self, descent: Descent, private: Private, expected: float) -> None:
@@ -113,22 +121,28 @@ class PrivateGradients:
         self._tape = SampleTape(descent.params)
 
     def of(self, batch: Batch, key: Key) -> list[Tensor]:
-        """Σ clipped gradients of the batch's records, and N(0, (σC)²) on each number, over the
-        expected size of a batch.
+        """Σ clipped gradients of the batch's records plus N(0, (σC)²) on each number, over the
+        expected batch size.
 
-        They hold until the next are made.
+        The result is valid until the next call.
         """
         descent, private = self._descent, self._private
         spread = private.noise * private.clip / self._expected
         gaussian(key, [len(self._flat)], spread, self._flat)
-        found = {
+        gradients = {
             n: part.to(param)
             for n, part, param in zip(descent.names, self._parts, descent.params, strict=True)
         }
         add_clipped(
-            found, descent.loss, descent.theta, batch, private.clip, 1 / self._expected, self._tape
+            gradients,
+            descent.loss,
+            descent.theta,
+            batch,
+            private.clip,
+            1 / self._expected,
+            self._tape,
         )
-        return list(found.values())
+        return list(gradients.values())
 
 
 def add_clipped(
@@ -140,10 +154,10 @@ def add_clipped(
     scale: float,
     tape: SampleTape | None = None,
 ) -> None:
-    """Add `scale` times the records' gradients, each of the norm `clip` at most, to tensors of the
-    parameters' names.
+    """Add `scale` times the sum of the records' gradients, each clipped to norm `clip`, to `into`,
+    by parameter name.
 
-    A `tape` of these parameters may be given, to be used again.
+    A `tape` of these parameters can be passed, to be reused.
     """
     if not len(batch.y):
         return
@@ -157,8 +171,8 @@ def add_clipped(
         TAPE.reset(token)
     layers = tape.layers(value)
     covered = {place for layer in layers for place in layer.places}
-    rest = [name for place, name in enumerate(names) if place not in covered]
-    whole = per_record(loss, theta, rest, batch) if rest else {}
+    other_names = [name for place, name in enumerate(names) if place not in covered]
+    whole = per_record(loss, theta, other_names, batch) if other_names else {}
     with torch.no_grad():
         squares = [
             *(g.flatten(1).square().sum(1) for g in whole.values()),
@@ -172,25 +186,29 @@ def add_clipped(
 
 
 def per_record(loss: Loss, theta: Params, names: Sequence[str], batch: Batch) -> Params:
-    """Each record's gradient, whole, of some of the parameters."""
+    """Each record's gradient of the named parameters."""
     fixed = {name: value.detach() for name, value in theta.items()}
     rows = list(batch.rows)
 
-    def one(free: Params, x: Tensor, y: Tensor, at: Tensor, own: list[Tensor]) -> Tensor:
-        mine = {name: value[None] for name, value in zip(rows, own, strict=True)}
-        return loss(
-            {**fixed, **free}, Batch(x[None], y[None], at[None], batch.number, batch.scratch, mine)
-        )
+    def record_loss(
+        free: Params, x: Tensor, y: Tensor, index: Tensor, row_values: list[Tensor]
+    ) -> Tensor:
+        record_rows = {name: value[None] for name, value in zip(rows, row_values, strict=True)}
+        record = Batch(x[None], y[None], index[None], batch.number, batch.scratch, record_rows)
+        return loss({**fixed, **free}, record)
 
     free = {name: fixed[name] for name in names}
-    many = max(1, WHOLE_BYTES // sum(value.nbytes for value in free.values()))
-    each = vmap(grad(one), in_dims=(None, 0, 0, 0, 0), randomness="different", chunk_size=many)
-    found: Params = each(free, batch.x, batch.y, batch.indices, [batch.rows[name] for name in rows])
-    return found
+    chunk = max(1, PER_RECORD_BYTES // sum(value.nbytes for value in free.values()))
+    gradients_of = vmap(
+        grad(record_loss), in_dims=(None, 0, 0, 0, 0), randomness="different", chunk_size=chunk
+    )
+    row_values = [batch.rows[name] for name in rows]
+    gradients: Params = gradients_of(free, batch.x, batch.y, batch.indices, row_values)
+    return gradients
 
 
 class _Linear:
-    """A linear layer's part in each record's gradient: of its weight, and of its bias if that is
+    """The per-record gradients of a linear layer: of its weight, and of its bias if that is
     trained.
     """
 
@@ -201,15 +219,15 @@ class _Linear:
         self.squares = outputs * inputs if bias is None else torch.addcmul(outputs, outputs, inputs)
 
     def add(self, into: Sequence[Tensor], share: Tensor) -> None:
-        """Add the records' parts, each as much of it as its share."""
+        """Add the sum of the records' gradients, weighted by `share`."""
         into[0].addmm_((self._dy * share[:, None]).t(), self._x)
         if len(into) > 1:
             into[1].addmv_(self._dy.t(), share)
 
 
-class _Whole:
-    """A layer's part in each record's gradient, written out: for a convolution, whose weights are
-    few.
+class _Dense:
+    """The per-record gradients of a layer with few weights, such as a convolution, as dense
+    tensors.
     """
 
     def __init__(
@@ -222,47 +240,47 @@ class _Whole:
             self.squares = self.squares + torch.linalg.vecdot(biases, biases)
 
     def add(self, into: Sequence[Tensor], share: Tensor) -> None:
-        """Add the records' parts, each as much of it as its share."""
+        """Add the sum of the records' gradients, weighted by `share`."""
         into[0].add_((share @ self._weights).view(self._shape))
         if len(into) > 1:
             into[1].addmv_(self._biases.t(), share)
 
 
-Layer = _Linear | _Whole
+Layer = _Linear | _Dense
 
 
 class SampleTape(Tape):
-    """The layers that a loss runs through once, with their inputs: what is needed for each record's
-    part in their gradients.
+    """The layers that a loss calls, with their inputs: what their per-record gradients are computed
+    from.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
         super().__init__(weights)
         self._weights = weights
-        self._uses: list[Callable[[Tensor], Layer]] = []
+        self._gradient_of_layers: list[Callable[[Tensor], Layer]] = []
 
     def clear(self) -> None:
         super().clear()
-        self._uses.clear()
+        self._gradient_of_layers.clear()
 
     def layers(self, value: Tensor) -> list[Layer]:
-        """Each layer's part in the gradients of the records whose losses `value` is the sum of.
+        """The per-record gradients of the recorded layers, where `value` is the sum of the records'
+        losses.
 
-        None at all if a weight has a part in them elsewhere too, in another layer or in none: its
-        gradient would not be whole.
+        Empty if a recorded weight is also used elsewhere, since its gradient would be incomplete.
         """
         slopes = torch.autograd.grad(value, [*self.outputs, *self._weights], allow_unused=True)
         elsewhere = {
             place for place, slope in enumerate(slopes[len(self.outputs) :]) if slope is not None
         }
         with torch.no_grad():
-            found = [
-                occurrence(dy)
-                for occurrence, dy in zip(self._uses, slopes, strict=False)
+            layers = [
+                gradient_of(dy)
+                for gradient_of, dy in zip(self._gradient_of_layers, slopes, strict=False)
                 if dy is not None
             ]
-        places = [place for layer in found for place in layer.places]
-        return [] if len(set(places)) < len(places) or elsewhere.intersection(places) else found
+        places = [place for layer in layers for place in layer.places]
+        return [] if len(set(places)) < len(places) or elsewhere.intersection(places) else layers
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         place, with_bias = self._places(weight, bias)
@@ -274,7 +292,7 @@ class SampleTape(Tape):
             self._fixed[place],
             bias if bias is None or with_bias is None else self._fixed[with_bias],
         )
-        return self._use(y, lambda dy: _Linear(place, with_bias, inputs, dy))
+        return self._record_layer(y, lambda dy: _Linear(place, with_bias, inputs, dy))
 
     def conv2d(
         self,
@@ -285,7 +303,7 @@ class SampleTape(Tape):
         padding: int,
         order: torch.memory_format,
     ) -> Tensor:
-        """A convolution, on record if its weight is one of those that learn."""
+        """A convolution, which is recorded if its weight is trained."""
         place, with_bias = self._places(weight, bias)
         if place is None:
             return super().conv2d(x, weight, bias, stride, padding, order)
@@ -294,29 +312,30 @@ class SampleTape(Tape):
             x, self._fixed[place], None if bias is None else bias.detach(), stride, padding, order
         )
 
-        def occurrence(dy: Tensor) -> Layer:
+        def gradient_of(dy: Tensor) -> Layer:
             patches = F.unfold(inputs, shape[2:], stride=stride, padding=padding)
             slopes = dy.flatten(2)
-            return _Whole(place, with_bias, slopes @ patches.mT, shape, slopes.sum(2))
+            return _Dense(place, with_bias, slopes @ patches.mT, shape, slopes.sum(2))
 
-        return self._use(y, occurrence)
+        return self._record_layer(y, gradient_of)
 
     def _places(self, weight: Tensor, bias: Tensor | None) -> tuple[int | None, int | None]:
-        """Where a layer's weight and bias are among those that learn; None if they are not, or if
-        nothing is to be learned.
+        """The positions of a layer's weight and bias among the trained ones; None if they are not
+        trained, or gradients are disabled.
         """
         if not torch.is_grad_enabled():
             return None, None
-        found = self._place.get(id(weight)), None if bias is None else self._place.get(id(bias))
-        return (
-            (None, None)
-            if found[0] is None or (bias is not None and found[1] is None and bias.requires_grad)
-            else found
-        )
+        weight_place = self._place.get(id(weight))
+        bias_place = None if bias is None else self._place.get(id(bias))
+        if weight_place is None:
+            return None, None
+        if bias is not None and bias_place is None and bias.requires_grad:
+            return None, None
+        return weight_place, bias_place
 
-    def _use(self, y: Tensor, occurrence: Callable[[Tensor], Layer]) -> Tensor:
+    def _record_layer(self, y: Tensor, gradient_of: Callable[[Tensor], Layer]) -> Tensor:
         if not y.requires_grad:
             y.requires_grad_()
         self.outputs.append(y)
-        self._uses.append(occurrence)
+        self._gradient_of_layers.append(gradient_of)
         return y

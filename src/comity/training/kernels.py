@@ -1,14 +1,14 @@
-"""What knows of stacked parties: `over_rows`, a linear layer whose weight gradient is never written
-out, and cross entropy.
+"""Kernels that work on one party or on many stacked ones: `over_rows`, linear layers without dense
+gradients, cross entropy.
 
-`torch.func.vmap` computes a function of one party for many at once; it costs a quarter of a
-millisecond a call, most of it for trees of any kind. `over_rows` is the same for dicts of tensors,
-and two layers have kernels of their own.
+`torch.func.vmap` computes a function of one party for many at once. It costs a quarter of a
+millisecond per call, mostly because it supports arbitrary trees. `over_rows` does the same for
+dicts of tensors, and two layers have kernels of their own.
 
 The gradient of W in y = x Wᵀ + b is dyᵀ x, a product of two thin matrices for the small batches
-that parties train with. While a model is trained, the descent asks autograd for dy alone and adds
-the product to the weights in one pass, instead of writing a matrix as large as the weights and
-reading it again: for small batches memory is what a step waits for.
+that parties train with. While a model is trained, the descent asks autograd for dy only and adds
+the product to the weights in one pass. This avoids writing and reading a matrix as large as the
+weights: with small batches, a step is limited by memory bandwidth.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch._C import _functorch as functorch
 def over_rows(
     function: Callable[..., dict[str, Tensor]], *stacked: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """`vmap(function)` of dicts of tensors whose rows are the parties'."""
+    """`vmap(function)` for dicts of tensors whose rows belong to the parties."""
     n = next(iter(stacked[0].values())).shape[0]
     level = functorch._vmap_increment_nesting(n, "error")
     try:
@@ -41,16 +41,15 @@ def over_rows(
 
 
 class SecondOrder(Exception):
-    """A loss differentiates its own gradient, which a tape would cut off from the weights."""
+    """A loss differentiates its own gradient, which the tape has detached from the weights."""
 
 
 class Tape:
-    """The uses of some weights by linear layers within one step: which weight, what went in, what
-    came out.
+    """Records the calls of linear layers within one step: which weight, the input and the output.
 
-    With several parties' weights stacked, a layer runs within `vmap`; there its batched tensors are
-    taken out of their wrapping, so that the layer is one batched product and its gradient as thin
-    as a single party's.
+    With several parties' weights stacked, a layer runs within `vmap`. There the tape unwraps the
+    batched tensors, so that the layer is one batched product and its gradient is as thin as that of
+    a single party.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -61,19 +60,19 @@ class Tape:
         self.outputs: list[Tensor] = []
 
     def clear(self) -> None:
-        """Forget the last step's uses."""
+        """Remove the records of the last step."""
         self.places.clear()
         self.inputs.clear()
         self.outputs.clear()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """A linear layer, on record if its weight is one of those that learn."""
+        """A linear layer, which is recorded if its weight is trained."""
         if functorch.is_batchedtensor(weight):
             return self._stacked(x, weight, bias)
         place = self._place.get(id(weight))
         if place is None or not torch.is_grad_enabled():
             return F.linear(x, weight, bias)
-        return self._noted(place, x, F.linear(x, self._fixed[place], bias))
+        return self._record(place, x, F.linear(x, self._fixed[place], bias))
 
     def conv2d(
         self,
@@ -84,7 +83,7 @@ class Tape:
         padding: int,
         order: torch.memory_format,
     ) -> Tensor:
-        """A convolution: not on record, as its gradient is no larger than what it is made of."""
+        """A convolution. It is not recorded, since its gradient is no larger than its inputs."""
         return _conv2d(x, weight, bias, stride, padding, order)
 
     def _stacked(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -98,28 +97,26 @@ class Tape:
         rows = _rows(x)
         offset = _rows(bias).unsqueeze(1)
         place = self._place.get(id(functorch.get_unwrapped(weight)))
-        if (
-            place is None or not torch.is_grad_enabled()
-        ):  # weights that were computed (APFL's mixture), or do not learn
+        if place is None or not torch.is_grad_enabled():
+            # The weights were computed (as APFL's mixture), or are not trained.
             y = torch.baddbmm(offset, rows, _rows(weight).mT)
         else:
-            y = self._noted(place, rows, torch.baddbmm(offset, rows, self._fixed[place].mT))
+            y = self._record(place, rows, torch.baddbmm(offset, rows, self._fixed[place].mT))
         return functorch._add_batch_dim(y, 0, level)
 
-    def _noted(self, place: int, x: Tensor, y: Tensor) -> Tensor:
+    def _record(self, place: int, x: Tensor, y: Tensor) -> Tensor:
         if not y.requires_grad:
             y.requires_grad_()
         y.register_hook(_first_order)
         self.places.append(place)
-        whole = x if x._base is None else x._base
-        self.inputs.append(
-            x.clone() if whole.is_leaf and whole.requires_grad else x
-        )  # a weight moves before this is used
+        base = x if x._base is None else x._base
+        is_weight = base.is_leaf and base.requires_grad
+        self.inputs.append(x.clone() if is_weight else x)  # weights change before this is used
         self.outputs.append(y)
         return y
 
     def add(self, grads: Sequence[Tensor | None], into: Sequence[Tensor], scale: float) -> None:
-        """Add `scale` times the weights' gradients to `into`, given those of the outputs."""
+        """Add `scale` times the weights' gradients to `into`, from the gradients of the outputs."""
         for place, x, dy in zip(self.places, self.inputs, grads, strict=True):
             if dy is None:
                 continue
@@ -130,15 +127,15 @@ class Tape:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The stacked tensor in a batched one's wrapping, its parties first."""
-    inside = functorch.get_unwrapped(x)
-    at = functorch.maybe_get_bdim(x)
-    return inside if at == 0 else inside.movedim(at, 0)
+    """The stacked tensor inside a batched one, with the parties as first dimension."""
+    stacked = functorch.get_unwrapped(x)
+    dimension = functorch.maybe_get_bdim(x)
+    return stacked if dimension == 0 else stacked.movedim(dimension, 0)
 
 
 def unwrapped(x: Tensor) -> Tensor:
-    """The values of all parties, or of all samples, that a tensor within `vmap` stands for: to look
-    at, not to compute with.
+    """The values of all parties, or of all samples, that a tensor within `vmap` stands for. For
+    inspection, not for computation.
     """
     while functorch.maybe_get_level(x) >= 1:
         x = functorch.get_unwrapped(x)
@@ -146,21 +143,21 @@ def unwrapped(x: Tensor) -> Tensor:
 
 
 def _first_order(dy: Tensor) -> None:
-    if torch.is_grad_enabled():  # only while a graph of the gradient is made
+    if torch.is_grad_enabled():  # only while autograd builds a graph of the gradient
         raise SecondOrder("it differentiates its own gradient")
 
 
-TAPE: ContextVar[Tape | None] = ContextVar("record_messages", default=None)
+TAPE: ContextVar[Tape | None] = ContextVar("tape", default=None)
 
 
-def squared_error(answers: Tensor, y: Tensor) -> Tensor:
-    """The mean over a batch, of one answer a sample."""
-    return (answers.squeeze(-1) - y).square().mean()
+def squared_error(predictions: Tensor, y: Tensor) -> Tensor:
+    """The mean squared error of a batch, with one prediction per sample."""
+    return (predictions.squeeze(-1) - y).square().mean()
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over a batch; within `vmap` all parties' at once, where torch would take its long
-    way round.
+    """The mean cross entropy of a batch. Within `vmap` it is one batched call for all parties,
+    which is faster than torch's rule.
     """
     level = functorch.maybe_get_level(logits)
     if (
@@ -173,14 +170,12 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     rows, labels = _rows(logits), _rows(y)
     if functorch.is_batchedtensor(rows):
         return F.cross_entropy(logits, y)
-    each = F.cross_entropy(rows.flatten(0, 1), labels.flatten(), reduction="none").view(
-        labels.shape
-    )
-    return functorch._add_batch_dim(each.mean(1), 0, level)
+    losses = F.cross_entropy(rows.flatten(0, 1), labels.flatten(), reduction="none")
+    return functorch._add_batch_dim(losses.view(labels.shape).mean(1), 0, level)
 
 
 def input_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The gradient of a function at x: within `vmap` by torch's transform, elsewhere by its tape,
+    """The gradient of a function at x: within `vmap` by `torch.func.grad`, elsewhere by autograd,
     which takes half the time.
     """
     if functorch.maybe_get_level(x) >= 1:
@@ -205,7 +200,7 @@ def conv2d(
     padding: int,
     order: torch.memory_format,
 ) -> Tensor:
-    """A 2-d convolution, with its tensors in that order of memory."""
+    """A 2-d convolution with this memory format."""
     tape = TAPE.get()
     return (_conv2d if tape is None else tape.conv2d)(x, weight, bias, stride, padding, order)
 
@@ -218,6 +213,6 @@ def _conv2d(
     padding: int,
     order: torch.memory_format,
 ) -> Tensor:
-    if functorch.maybe_get_level(x) < 1:  # within `vmap` there is no such order
+    if functorch.maybe_get_level(x) < 1:  # `vmap` supports no memory formats
         x, weight = x.to(memory_format=order), weight.to(memory_format=order)
     return F.conv2d(x, weight, bias, stride, padding)

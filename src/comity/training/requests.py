@@ -1,9 +1,9 @@
-"""What a work can ask for: a training (`FitRequest`), or a step of its own folded over batches
-(`FoldRequest`).
+"""What a party function can await: a training (`FitRequest`), or a fold of its own step over
+batches (`FoldRequest`).
 
-A work makes such a request by `party.fit(...)` or `party.fold(...)` and awaits what comes of it.
-Who answers is the engine's matter: it may train the party by itself or together with others. A
-request and its result have no attribute in common, so that a forgotten `await` is an error, never
+A party function creates a request with `party.fit(...)` or `party.fold(...)` and awaits its result.
+The engine decides how to compute it: the party alone, or batched with others. A request and its
+result have no attribute in common, so that a forgotten `await` is an error and never yields
 untrained weights.
 """
 
@@ -24,24 +24,24 @@ from comity.training.task import Batch, LearningTask
 
 T = TypeVar("T")
 S = TypeVar("S")
-O = TypeVar("O")  # noqa: E741 - what is a party's own
+O = TypeVar("O")  # noqa: E741 - the type of a loss's aux argument
 
 Loss = Callable[[LearningTask, Params, Batch, O], Tensor]
-"""loss(task, theta, batch, own): a pure function. All that differs between parties comes through
-its arguments.
+"""loss(task, theta, batch, aux): a pure function. Everything that differs between parties is in its
+arguments.
 """
 Draw = Callable[[Batch, Key, O], Any]
-"""draw(batch, key, own): a batch's random tensors, made a party at a time; the loss finds them in
-`batch.drawn`.
+"""draw(batch, key, aux): a batch's random tensors, computed for one party at a time. The loss finds
+them in `batch.drawn`.
 
-The key is the batch's own: `key.fold("noise").generator()` draws anew for each.
+The key belongs to the batch: `key.fold("noise").generator()` draws other values for each batch.
 """
 
 
 @record
 class Pull:
-    """A pull of what is trained to a fixed point: the gradient weight · (θ − to), which is that of
-    weight/2 · ‖θ − to‖².
+    """A proximal term, which pulls the trained tensors to a fixed point: its gradient is weight ·
+    (θ − to), that of weight/2 · ‖θ − to‖².
     """
 
     to: Params
@@ -50,35 +50,34 @@ class Pull:
 
 @dataclass(frozen=True, eq=False)
 class Private:
-    """How a party trains so that no single record tells (Abadi et al. 2016): each step on a Poisson
-    sample of the records, each record's gradient clipped, Gaussian noise on their sum, all divided
-    by the sample's expected size.
+    """DP-SGD settings of a training (Abadi et al. 2016).
 
-    Nothing but the training itself sees the records: what a work has in `party.data` refuses to be
-    looked at.
+    Each step uses a Poisson sample of the records, clips each record's gradient, adds Gaussian
+    noise to their sum, and divides by the expected sample size. Only the training itself sees the
+    records: `party.data` raises an error in a party function.
     """
 
     samples: Samples
     clip: float
     """C, the norm that each record's gradient is clipped to."""
     noise: float
-    """σ, the noise's standard deviation in units of C."""
-    made: list[tuple[float, int]]
-    """The trainings that were made: chance of a record to be in a step, and steps."""
+    """σ, the standard deviation of the noise in units of C."""
+    trainings: list[tuple[float, int]]
+    """The completed trainings: sampling rate and number of steps."""
 
 
 Level = Literal["row", "party"]
-"""Whom noise on class means protects: a row (what a given model makes of one sample), or all that a
-party has.
+"""The unit that noise on class means protects: a row (a model's output for one sample), or all data
+of a party.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenMeans:
-    """How class means leave a party behind noise (`parts/hidden_means.py`).
+    """How a party releases class means with noise (`components/hidden_means.py`).
 
-    Nothing but trainings and these means see the records: what a work has in `party.data` refuses
-    to be looked at.
+    Only trainings and these means see the records: `party.data` raises an error in a party
+    function.
     """
 
     samples: Samples
@@ -86,27 +85,29 @@ class HiddenMeans:
     clip: float
     """The norm that each row, or each class mean, is clipped to."""
     noise: float
-    """The noise's standard deviation, in units of what one row, or one party, can change."""
-    made: list[int]
-    """How often such means were made, and of how many classes."""
+    """The standard deviation of the noise, in units of the largest change by one row or one
+    party.
+    """
+    class_counts: list[int]
+    """The number of classes of each release of means."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What came of a training."""
+    """The result of a training."""
 
     theta: Params
     moments: Moments | None
     steps: int
     loss: Tensor | None
-    """The loss of the last batch, without a pull."""
+    """The loss of the last batch, without the proximal term."""
     scratch: dict[str, Tensor]
-    """What the loss left in `batch.scratch`."""
+    """What the loss wrote to `batch.scratch`."""
 
 
 @dataclass(frozen=True, eq=False)
 class FitRequest(Generic[O]):
-    """A training that is asked for: minimise `objective` from `begin`. See `Party.fit`."""
+    """A requested training: minimise `objective` from `begin`. See `Party.fit`."""
 
     objective: Loss[O]
     begin: Params
@@ -114,52 +115,52 @@ class FitRequest(Generic[O]):
     key: Key
     training: Training
     task: LearningTask
-    own: O
+    aux: O
+    """Further arguments of the loss, as a record."""
     only: frozenset[str] | None = None
-    """The names that are trained; all but the buffers unless told."""
+    """The names of the trained parameters. Default: all but the buffers."""
     add: Params | None = None
     """Added to every gradient, as SCAFFOLD's control variates are."""
     pull: Pull | None = None
-    """As FedProx's: cheaper than a term of the loss, since its gradient is known."""
+    """A proximal term, as FedProx has. Cheaper than a term of the loss, since its gradient is
+    known.
+    """
     before: Moments | None = None
-    """Continues an optimizer."""
+    """The optimizer state to continue from."""
     draw: Draw[O] | None = None
     batched: bool = True
-    """Whether it may be done as one computation with other parties': False where that is slower."""
+    """Whether it may be batched with other parties' trainings. False where that is slower."""
     private: Private | None = None
-    """So that no record tells, if that is asked for."""
+    """Train with DP-SGD and these settings."""
 
     def __await__(self) -> Generator[FitRequest[Any], Fitted, Fitted]:
         return (yield self)
 
-    if (
-        not TYPE_CHECKING
-    ):  # for mypy a forgotten await is a missing attribute; this is for whoever runs without it
+    # mypy reports a forgotten await as a missing attribute. This reports it at run time.
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(
-                f"A training that is asked for has no {name!r} yet: write `await party.fit(...)`."
+                f"A training has no {name!r} before it is awaited: write `await party.fit(...)`."
             )
 
     @property
     def names(self) -> list[str]:
-        """What is trained."""
+        """The names of the trained parameters."""
         return [k for k in self.begin if not is_buffer(k) and (self.only is None or k in self.only)]
 
     @property
     def shift(self) -> Params | None:
-        """What is added to every gradient, for all that is trained."""
+        """What is added to every gradient, for all trained parameters."""
         add = self.add
-        return (
-            None
-            if add is None
-            else {k: add[k] if k in add else torch.zeros_like(self.begin[k]) for k in self.names}
-        )
+        if add is None:
+            return None
+        return {k: add[k] if k in add else torch.zeros_like(self.begin[k]) for k in self.names}
 
 
 @dataclass(frozen=True, eq=False)
 class FoldRequest(Generic[S]):
-    """A step of the method's own that is to be folded over batches. See `Party.fold`."""
+    """A method's own step, to be folded over batches. See `Party.fold`."""
 
     step: Callable[[S, Batch], S]
     first: S
@@ -172,18 +173,18 @@ class FoldRequest(Generic[S]):
 
 
 Request = FitRequest[Any] | FoldRequest[Any]
-Working = Coroutine[Any, Any, T]
-"""A work under way: it asks for what it needs, and ends with a T."""
+PartyCoroutine = Coroutine[Any, Any, T]
+"""A running party function: it awaits requests and returns a T."""
 
 
-def plain(task: LearningTask, theta: Params, batch: Batch, own: object) -> Tensor:
-    """The task's own loss: what a party minimises unless a method says otherwise."""
+def plain(task: LearningTask, theta: Params, batch: Batch, aux: object) -> Tensor:
+    """The loss of the learning task: the default objective of a party."""
     return task.loss(theta, batch)
 
 
 def gradient(value: Callable[[Params], Tensor], theta: Params) -> tuple[Tensor, Params]:
-    """A function's value at `theta` and its gradient there, for steps that are not plain descent;
-    buffers have none.
+    """A function's value at `theta` and its gradient there, for steps other than plain descent.
+    Buffers have no gradient.
     """
     free = {k: v if is_buffer(k) else v.detach().requires_grad_() for k, v in theta.items()}
     names = [k for k in free if not is_buffer(k)]
@@ -193,9 +194,7 @@ def gradient(value: Callable[[Params], Tensor], theta: Params) -> tuple[Tensor, 
 
 
 def curvature(value: Callable[[Params], Tensor], theta: Params, along: Params) -> Params:
-    """A function's second derivative at `theta`, times `along`: how its gradient changes in that
-    direction.
-    """
+    """The Hessian of a function at `theta`, times the vector `along`."""
     free = {k: v.clone() if is_buffer(k) else v.detach().requires_grad_() for k, v in theta.items()}
     params = [free[k] for k in along]
     grads = torch.autograd.grad(value(free), params, create_graph=True, materialize_grads=True)

@@ -1,6 +1,4 @@
-"""How parties train: the settings, the mini-batches that come of them, and what an optimizer
-remembers.
-"""
+"""Settings of local training, the mini-batches that follow from them, and optimizer states."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from comity.base.record import Params, record
 from comity.base.samples import Samples
 from comity.training.task import Batch
 
-GATHERED_BATCHES = 64  # made by one indexing call: few calls for many steps, and bounded memory
+GATHERED_BATCHES = 64  # per indexing call: few calls for many steps, with bounded memory
 
 
 @dataclass(frozen=True)
@@ -35,27 +33,27 @@ class Training:
     min_batch: int = 1
     """A smaller last batch is dropped: 2 with BatchNorm, `batch` if last batches are dropped."""
     keep: bool = False
-    """Whether a party's optimizer remembers its moments from round to round."""
+    """Whether a party's optimizer keeps its moments from round to round."""
     augment: Callable[[Tensor, Key], Tensor] | None = None
-    """Random changes to a batch's inputs, drawn from the batch's key."""
+    """Random augmentation of a batch's inputs, drawn from the batch's key."""
 
     def steps_for(self, samples: int) -> int:
-        """How many steps a party with that many training samples makes in one local training."""
+        """How many steps a party with that many training samples takes in one local training."""
         if self.steps is not None:
-            return self.steps if self.an_epoch(samples) else 0
-        return self.epochs * self.an_epoch(samples)
+            return self.steps if self.batches_per_epoch(samples) else 0
+        return self.epochs * self.batches_per_epoch(samples)
 
-    def an_epoch(self, samples: int) -> int:
-        """How many batches so many samples make."""
-        whole, rest = divmod(samples, self.batch)
-        return (whole if self.batch >= self.min_batch else 0) + (
-            rest >= self.min_batch and rest > 0
-        )
+    def batches_per_epoch(self, samples: int) -> int:
+        """The number of batches in one epoch over that many samples."""
+        full_batches, last_batch = divmod(samples, self.batch)
+        if self.batch < self.min_batch:
+            full_batches = 0
+        return full_batches + (last_batch >= self.min_batch and last_batch > 0)
 
 
 @record
 class Moments:
-    """What an optimizer remembers: momentum, or Adam's first and second moments and its step count."""
+    """An optimizer's state: momentum, or Adam's first and second moments and its step count."""
 
     first: Params
     second: Params
@@ -63,18 +61,18 @@ class Moments:
 
 
 def orders(samples: int, key: Key, training: Training) -> Iterator[Tensor]:
-    """The samples in a fresh order each epoch, without those of batches that are not made."""
-    left = training.steps_for(samples)
+    """The sample indices in a new random order each epoch, without those of dropped batches."""
+    remaining = training.steps_for(samples)
     epoch = 0
-    while left > 0:
-        made = min(left, training.an_epoch(samples))
-        yield key.fold("order", epoch).permutation(samples)[: made * training.batch]
-        left -= made
+    while remaining > 0:
+        batches = min(remaining, training.batches_per_epoch(samples))
+        yield key.fold("order", epoch).permutation(samples)[: batches * training.batch]
+        remaining -= batches
         epoch += 1
 
 
 def batches(data: Samples, key: Key, training: Training) -> Iterator[Batch]:
-    """Mini-batches in a fresh order each epoch; all of them share one `scratch`."""
+    """Mini-batches in a new random order each epoch. All of them share one `scratch`."""
     scratch: dict[str, Tensor] = {}
     number = 0
     for order in orders(len(data), key, training):
@@ -82,19 +80,15 @@ def batches(data: Samples, key: Key, training: Training) -> Iterator[Batch]:
             xs = data.x.index_select(0, block).split(training.batch)
             ys = data.y.index_select(0, block).split(training.batch)
             rows = {
-                name: every.index_select(0, block).split(training.batch)
-                for name, every in data.rows.items()
+                name: values.index_select(0, block).split(training.batch)
+                for name, values in data.rows.items()
             }
-            for n, (x, y, indices) in enumerate(
+            for n, (inputs, y, indices) in enumerate(
                 zip(xs, ys, block.split(training.batch), strict=True)
             ):
-                seen = training.augment(x, key.fold("augment", number)) if training.augment else x
-                yield Batch(
-                    seen,
-                    y,
-                    indices,
-                    number,
-                    scratch,
-                    {name: each[n] for name, each in rows.items()},
-                )
+                x = inputs
+                if training.augment:
+                    x = training.augment(inputs, key.fold("augment", number))
+                batch_rows = {name: parts[n] for name, parts in rows.items()}
+                yield Batch(x, y, indices, number, scratch, batch_rows)
                 number += 1

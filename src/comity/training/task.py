@@ -1,4 +1,6 @@
-"""What a party learns: a model cut into features and head, a loss, and what of it is private."""
+"""Learning tasks: a network divided into features and head, a loss, and the parameters that stay
+private.
+"""
 
 from __future__ import annotations
 
@@ -40,38 +42,38 @@ class Network(Protocol):
 
 
 def fixed_in(network: Network) -> str:
-    """A digest of what a network holds beside its parameters (`models/low_rank.py`); empty if there
-    is nothing.
+    """A digest of a network's fixed tensors beside its parameters (`models/low_rank.py`); empty if
+    it has none.
     """
-    found: str = getattr(network, "fixed", "")
-    return found
+    digest: str = getattr(network, "fixed", "")
+    return digest
 
 
 @dataclass(slots=True)
 class Batch:
-    """A mini-batch, as a loss gets it."""
+    """A mini-batch as a loss receives it."""
 
     x: Tensor
     y: Tensor
     indices: Tensor
-    """Where its samples stand among the party's."""
+    """The positions of its samples among the party's."""
     number: int
-    """How many batches of this training came before it."""
+    """The number of batches before it in this training."""
     scratch: dict[str, Tensor]
-    """Lives for one training: a loss may leave here what it needs at the next batch, or what its
-    work reads at the end.
+    """Exists for one training. A loss may store values here for the next batch, or for its party
+    function to read at the end.
     """
     rows: dict[str, Tensor] = field(default_factory=dict)
-    """What else belongs to its samples (see `Samples.rows`)."""
+    """Further values of its samples (see `Samples.rows`)."""
     drawn: Any = None
-    """What the training's `draw` made for this batch: randomness comes as data."""
+    """What the training's `draw` returned for this batch: random values are passed as data."""
 
 
 def _stackable(cls: type) -> None:
-    """Make a task class a pytree whose leaves are its tensors and those of tasks within it.
+    """Register a task class as a pytree whose leaves are its tensors and those of nested tasks.
 
-    By these parties' tasks may differ (DBE's consensus) and still be trained together; all other
-    fields must be equal.
+    Parties' tasks may differ in these (as DBE's consensus does) and still be trained in one batch.
+    All other fields must be equal.
     """
 
     def flatten(task: Any) -> tuple[list[Any], tuple[list[str], dict[str, Any]]]:
@@ -80,9 +82,9 @@ def _stackable(cls: type) -> None:
         return [parts.pop(name) for name in inner], (inner, parts)
 
     def unflatten(values: Iterable[Any], context: tuple[list[str], dict[str, Any]]) -> Any:
-        made: Any = object.__new__(cls)  # checked when it was made: only its tensors are others now
-        made.__dict__.update(context[1], **dict(zip(context[0], values, strict=True)))
-        return made
+        task: Any = object.__new__(cls)  # skips the checks of its constructor: only tensors differ
+        task.__dict__.update(context[1], **dict(zip(context[0], values, strict=True)))
+        return task
 
     def with_names(task: Any) -> tuple[list[Any], tuple[list[str], dict[str, Any]]]:
         values, context = flatten(task)
@@ -93,26 +95,26 @@ def _stackable(cls: type) -> None:
     pytree.register_pytree_node(cls, flatten, unflatten, flatten_with_keys_fn=with_names)
 
 
-REMEMBERED = 4
-_FIRST: dict[tuple[int, int, torch.dtype], tuple[Network, Params]] = {}
-"""Initial weights by network and key: a thousand parties start with one and the same; holds the
-networks, so that ids stay.
+CACHED_INITS = 4
+_INITIAL_WEIGHTS: dict[tuple[int, int, torch.dtype], tuple[Network, Params]] = {}
+"""Initial weights by network and key, shared by all parties. It holds the networks, so that their
+ids stay unique.
 """
 
 
 @dataclass(frozen=True)
 class LearningTask:
-    """A network cut after the stage `cut`: what comes before it makes the representation z, what
-    follows is the head.
+    """A network divided after the stage `cut`: the stages up to it compute the representation z,
+    the rest is the head.
     """
 
     network: Network
     classes: int
-    """0 where the label is a number that is to be predicted."""
+    """The number of classes; 0 for regression."""
     cut: str
     private: frozenset[str] = field(default=frozenset())
-    """Names that never leave a party, whatever the algorithm (the BatchNorm policy and wrappers add
-    to it).
+    """Names that never leave a party with any method (the BatchNorm policy and wrappers add to
+    it).
     """
 
     def __init_subclass__(cls) -> None:
@@ -126,7 +128,7 @@ class LearningTask:
             )
 
     @cached_property
-    def _at(self) -> int:
+    def _cut_index(self) -> int:
         return self.network.stages.index(self.cut) + 1
 
     @cached_property
@@ -140,7 +142,7 @@ class LearningTask:
 
     @cached_property
     def dtypes(self) -> dict[str, torch.dtype]:
-        """What kind of numbers every parameter and buffer holds."""
+        """The dtype of every parameter and buffer."""
         return {k: v.dtype for k, v in self.init(Key(0)).items()}
 
     @cached_property
@@ -156,67 +158,65 @@ class LearningTask:
     @property
     def head_names(self) -> frozenset[str]:
         """The names of the head's parameters and buffers."""
-        stages = set(self.network.stages[self._at :])
+        stages = set(self.network.stages[self._cut_index :])
         return frozenset(k for k in self.shapes if k.partition(".")[0] in stages)
 
     @property
     def norm_names(self) -> frozenset[str]:
-        """The names that belong to BatchNorm layers, found by the layers' type."""
+        """The parameters and buffers of BatchNorm layers, found by the layers' type."""
         return self.network.norms
 
     def bytes(self, without: frozenset[str] = frozenset()) -> int:
-        """What the model weighs on the wire."""
+        """The size of the model in a message, without the named entries."""
         return sum(size for name, (_, size) in self.shapes.items() if name not in without)
 
     @property
     def personal(self) -> LearningTask:
-        """The task without what a wrapper asks of shared parameters only: for models that never
-        leave the party.
+        """The task without terms that a wrapper applies to shared parameters only: for models that
+        never leave the party.
         """
         return self
 
     @property
     def plain(self) -> LearningTask:
-        """The task without anything of a wrapper's, cut where the model is: for representations
-        that no data made.
+        """The task without a wrapper's changes, cut where the model is: for representations that
+        were not computed from data.
         """
         return self
 
     def keeping(self, names: frozenset[str]) -> LearningTask:
-        """The same task with these names private too."""
+        """The same task with these names private, too."""
         return replace(self, private=self.private | names)
 
     def init(self, key: Key) -> Params:
-        """Initial weights: for one key the same for every party that has this architecture, and the
-        same tensors.
+        """Initial weights. For one key they are the same tensors for every party with this
+        architecture.
         """
-        place = (id(self.network), key.bits, torch.get_default_dtype())
-        if place not in _FIRST:
-            while len(_FIRST) >= REMEMBERED:
-                del _FIRST[next(iter(_FIRST))]
-            _FIRST[place] = self.network, self.network.init(key)
-        return dict(_FIRST[place][1])
+        cache_key = (id(self.network), key.bits, torch.get_default_dtype())
+        if cache_key not in _INITIAL_WEIGHTS:
+            while len(_INITIAL_WEIGHTS) >= CACHED_INITS:
+                del _INITIAL_WEIGHTS[next(iter(_INITIAL_WEIGHTS))]
+            _INITIAL_WEIGHTS[cache_key] = self.network, self.network.init(key)
+        return dict(_INITIAL_WEIGHTS[cache_key][1])
 
     def features(self, theta: Params, x: Tensor, train: bool = False) -> Tensor:
         """The representation z of x."""
-        return self.network.run(theta, x, train, 0, self._at)
+        return self.network.run(theta, x, train, 0, self._cut_index)
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
         """Logits from a representation."""
-        return self.network.run(theta, z, train, self._at, self._end)
+        return self.network.run(theta, z, train, self._cut_index, self._end)
 
     def logits(self, theta: Params, x: Tensor) -> Tensor:
-        """What the party would answer."""
+        """The party's prediction: logits, or the predicted value in regression."""
         return self.head(theta, self.features(theta, x))
 
     def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
-        """The loss of a batch whose representation is known."""
+        """The loss of a batch whose representation has been computed."""
         return self.criterion(self.head(theta, z, train=True), z, batch)
 
     def criterion(self, logits: Tensor, z: Tensor, batch: Batch) -> Tensor:
-        """The loss of answers and of the representation they came from: wrappers add their terms
-        here.
-        """
+        """The loss of logits and their representation. Wrappers add their terms here."""
         return cross_entropy(logits, batch.y) if self.classes else squared_error(logits, batch.y)
 
     def loss(self, theta: Params, batch: Batch) -> Tensor:
@@ -238,7 +238,7 @@ BN_POLICIES = ("all", "params_only", "none")
 
 
 def batchnorm_private(network: Network, policy: str) -> frozenset[str]:
-    """Which BatchNorm names a policy keeps at home: none of them, the running statistics, or all of
+    """The BatchNorm names that a policy keeps at the party: none, the running statistics, or all of
     them.
     """
     if policy not in BN_POLICIES:

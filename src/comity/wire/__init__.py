@@ -1,1 +1,3 @@
-"""What crosses between processes and sites: encoding, sealing, shared memory, the ledger of bytes."""
+"""Communication between processes and sites: encoding, sealing, shared memory, the ledger of
+bytes.
+"""

@@ -1,9 +1,9 @@
-"""Trees as plain bytes, for transports that carry bytes: a header with the skeleton (JSON), and the
-tensors in bundles.
+"""Encodes trees for transports that carry bytes: a header with the skeleton (JSON), and the tensors
+in bundles.
 
-What several recipients get is in a bundle that is sent once. Each tensor starts at a multiple of 64
-bytes of fresh memory, as torch's own do: results of BLAS can depend on alignment, and all engines
-must agree bit for bit.
+Tensors that several recipients get are in one bundle, which is sent once. Each tensor starts at a
+multiple of 64 bytes of newly allocated memory, as torch's own tensors do: BLAS results can depend
+on alignment, and all engines must agree bit for bit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from comity.wire.codec import flatten, unflatten
 Bytes = NDArray[np.uint8]
 
 
-def laid_out(tensors: Sequence[Tensor]) -> tuple[list[list[Any]], Bytes]:
-    """Where tensors lie in a bundle, and the bundle."""
+def write_bundle(tensors: Sequence[Tensor]) -> tuple[list[list[Any]], Bytes]:
+    """The positions of tensors in a bundle, and the bundle."""
     places, size = places_of(list(tensors))
     bundle = np.empty(size, np.uint8)
     if size:
@@ -33,50 +33,62 @@ def laid_out(tensors: Sequence[Tensor]) -> tuple[list[list[Any]], Bytes]:
     return places, bundle
 
 
-def packed(tree: Any) -> tuple[bytes, Bytes]:
+def pack(tree: Any) -> tuple[bytes, Bytes]:
     """A tree as a header and one bundle."""
     skeleton, tensors = flatten(tree, sealed_messages=True)
-    places, bundle = laid_out(tensors)
+    places, bundle = write_bundle(tensors)
     return json.dumps([skeleton, [places], [[0, k] for k in range(len(tensors))]]).encode(), bundle
 
 
-def packed_for(trees: Mapping[int, Any]) -> tuple[dict[int, tuple[bytes, list[int]]], list[Bytes]]:
-    """Trees for several recipients: each one's header and the numbers of its bundles, and all
+def pack_for(trees: Mapping[int, Any]) -> tuple[dict[int, tuple[bytes, list[int]]], list[Bytes]]:
+    """Trees for several recipients: the header and the bundle numbers of each recipient, and all
     bundles.
 
-    Tensors that go to the same recipients are in one bundle, so that what all get is there once.
+    Tensors that go to the same recipients share a bundle, so each tensor is stored once.
     """
-    flat = {w: flatten(tree, sealed_messages=True) for w, tree in trees.items()}
-    found: dict[int, Tensor] = {}
-    wanted: dict[int, list[int]] = defaultdict(list)
-    for w, (_, tensors) in flat.items():
+    flat = {recipient: flatten(tree, sealed_messages=True) for recipient, tree in trees.items()}
+    tensor_by_id: dict[int, Tensor] = {}
+    recipients_by_id: dict[int, list[int]] = defaultdict(list)
+    for recipient, (_, tensors) in flat.items():
         for tensor in tensors:
-            found[id(tensor)] = tensor
-            wanted[id(tensor)].append(w)
+            tensor_by_id[id(tensor)] = tensor
+            recipients_by_id[id(tensor)].append(recipient)
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for name, recipients in wanted.items():
-        groups[tuple(recipients)].append(name)
-    where = {
-        name: (g, k) for g, group in enumerate(groups.values()) for k, name in enumerate(group)
+    for tensor_id, recipients in recipients_by_id.items():
+        groups[tuple(recipients)].append(tensor_id)
+    place_by_id = {
+        tensor_id: (g, k)
+        for g, group in enumerate(groups.values())
+        for k, tensor_id in enumerate(group)
     }
-    bundles = [laid_out([found[name] for name in group]) for group in groups.values()]
-    posts = {}
-    for w, (skeleton, tensors) in flat.items():
-        own = [g for g, recipients in enumerate(groups) if w in recipients]
-        refers = [[own.index(g), k] for g, k in (where[id(tensor)] for tensor in tensors)]
-        posts[w] = json.dumps([skeleton, [bundles[g][0] for g in own], refers]).encode(), own
-    return posts, [bundle for _, bundle in bundles]
+    bundles = [
+        write_bundle([tensor_by_id[tensor_id] for tensor_id in group]) for group in groups.values()
+    ]
+    headers = {}
+    for recipient, (skeleton, tensors) in flat.items():
+        bundle_numbers = [g for g, recipients in enumerate(groups) if recipient in recipients]
+        refers = [
+            [bundle_numbers.index(g), k] for g, k in (place_by_id[id(tensor)] for tensor in tensors)
+        ]
+        headers[recipient] = (
+            json.dumps([skeleton, [bundles[g][0] for g in bundle_numbers], refers]).encode(),
+            bundle_numbers,
+        )
+    return headers, [bundle for _, bundle in bundles]
 
 
-def unpacked(header: bytes, *bundles: Bytes) -> Any:
-    """The tree again; its tensors lie in fresh memory, as others may read a bundle too."""
+def unpack(header: bytes, *bundles: Bytes) -> Any:
+    """The tree again. Its tensors are copies, since other readers may use the same bundle."""
     skeleton, places, refers = json.loads(header)
-    tensors = [views_at(own, _copied(bundle)) for own, bundle in zip(places, bundles, strict=True)]
+    tensors = [
+        views_at(positions, _aligned_copy(bundle))
+        for positions, bundle in zip(places, bundles, strict=True)
+    ]
     return unflatten(skeleton, [tensors[b][k] for b, k in refers])
 
 
-def _copied(bundle: Bytes) -> memoryview | None:
-    """A bundle in memory of its own, aligned."""
+def _aligned_copy(bundle: Bytes) -> memoryview | None:
+    """A copy of a bundle in aligned memory; None if it is empty."""
     if not bundle.size:
         return None
     memory = torch.empty(bundle.size, dtype=torch.uint8)

@@ -1,8 +1,8 @@
 """The ledger: every byte that crossed between parties and server, or between two parties.
 
-Of thousands of parties single rows would be most of what a run writes. There the bytes of all
-parties are added up, by round, work, direction and kind; in the rows they are called `parties`.
-Totals are the same to the byte.
+With thousands of parties, single rows would be most of a run's output. There the ledger sums the
+bytes of all parties by round, call, direction and kind, and names them `parties`. Totals are exact
+in both cases.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from typing import NamedTuple
 
 SERVER = "server"
 EVERYBODY = "parties"
-"""What all parties are called where their rows are added up."""
-MOST_APART = 5_000
-"""How many parties have rows of their own."""
+"""The name that stands for all parties in summed rows."""
+MAX_PARTY_ROWS = 5_000
+"""The largest number of parties that have rows of their own."""
 ADDED_UP = (
-    f"There are more than {MOST_APART:,} parties: in ledger.csv the bytes of all of them are added"
-    " up, by round, work and direction. Totals are exact."
+    f"There are more than {MAX_PARTY_ROWS:,} parties: ledger.csv has the sum of their bytes, by"
+    " round, call and direction. Totals are exact."
 )
 
 
 class Charge(NamedTuple):
-    """A row of the ledger: so many bytes of a kind went from `src` to `dst` for a work in a round."""
+    """A row of the ledger: the bytes of a kind that went from `src` to `dst` for a call in a
+    round.
+    """
 
     round: int
     call: str
@@ -35,32 +37,32 @@ class Charge(NamedTuple):
 
 @dataclass
 class Ledger:
-    """Every byte that crossed, in order; `total` by kind."""
+    """The bytes that crossed, in order; `total` by kind."""
 
     rows: list[Charge] = field(default_factory=list)
     total: Counter[str] = field(default_factory=Counter)
-    together: bool = False
-    """Whether the bytes of all parties are added up."""
+    summed: bool = False
+    """Whether rows are summed over all parties."""
     _sums: Counter[tuple[int, str, str, str, str]] = field(default_factory=Counter)
 
     @staticmethod
     def for_parties(count: int) -> Ledger:
-        """A ledger for so many parties."""
-        return Ledger(together=count > MOST_APART)
+        """A ledger for that number of parties."""
+        return Ledger(summed=count > MAX_PARTY_ROWS)
 
     def charge(self, round: int, function: str, src: str, dst: str, kind: str, size: int) -> None:
-        """Write a row, unless nothing crossed."""
+        """Add a row, unless its size is 0."""
         if not size:
             return
         self.total[kind] += size
-        if self.together:
+        if self.summed:
             src, dst = (end if end == SERVER else EVERYBODY for end in (src, dst))
             self._sums[round, function, src, dst, kind] += size
         else:
             self.rows.append(Charge(round, function, src, dst, kind, size))
 
     def take(self) -> list[Charge]:
-        """The rows since the last call, which are then forgotten; the totals stay."""
+        """Return and remove the rows since the last call. The totals stay."""
         rows = [*self.rows, *(Charge(*row, size) for row, size in self._sums.items())]
         self.rows = []
         self._sums.clear()

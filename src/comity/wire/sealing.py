@@ -1,12 +1,13 @@
-"""Parcels outside of the processes where their senders and recipients live: authenticated
-ciphertext (ChaCha20-Poly1305).
+"""Authenticated encryption (ChaCha20-Poly1305) of sealed messages outside of their senders' and
+recipients' processes.
 
-A content is encrypted once, by a key of its own. That key is locked for each recipient by the key
-that sender and recipient share, and bound to run, round, sender, recipient and size: a parcel opens
-for whom it is, in its round, and for one call.
+A content is encrypted once, with a key of its own. That key is encrypted for each recipient with
+the key that sender and recipient share, and bound to run, round, sender, recipient and size: only a
+recipient can open the message, in its round, for one call.
 
-Of several worker processes the first draws the secret of which pairs' keys are made, and hands it
-to the others over sockets whose ends in the server's process are closed: the carrier never has it.
+The first of several worker processes draws the secret from which the pairs' keys are derived. It
+sends the secret to the others over sockets whose ends are closed in the server's process, so the
+carrier never has it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch import Tensor
 from comity.base.call import CallId
 from comity.base.declared import fits
 from comity.base.record import (
-    TWICE,
+    OPENED_TWICE,
     Cipher,
     Sealed,
     check_address,
@@ -44,39 +45,41 @@ USED_ONCE = bytes(NONCE)  # the nonce of a key that encrypts one content only
 
 
 class PairKeys(Protocol):
-    """The key that two parties share and nobody else has. Where sites do not trust each other's
-    machines, each computes its own from its X25519 half and the other's public one.
+    """The key that two parties share and nobody else has.
+
+    Sites that do not trust each other's machines each compute it from their own X25519 private key
+    and the other's public key.
     """
 
-    def __call__(self, one: int, other: int) -> bytes: ...
+    def __call__(self, first: int, second: int, /) -> bytes: ...
 
 
 class SharedSecret:
-    """Pairs' keys for processes that are all trusted with all of them: derived (HKDF) from one
-    secret.
-    """
+    """Keys of pairs, derived (HKDF) from one secret, for processes that may all know all keys."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
 
-    def __call__(self, one: int, other: int) -> bytes:
-        pair = f"comity parcels {min(one, other)} {max(one, other)}"
+    def __call__(self, first: int, second: int) -> bytes:
+        pair = f"comity parcels {min(first, second)} {max(first, second)}"
         return HKDFExpand(SHA256(), KEY, pair.encode()).derive(self._secret)
 
 
 class Lock:
-    """Closes and opens what is in parcels, and remembers what was opened in this round."""
+    """Encrypts and decrypts sealed messages, and remembers which were opened in this round."""
 
     def __init__(self, keys: PairKeys, run: bytes, records: frozenset[type] | None = None) -> None:
         self._keys = keys
         self._run = run
         self._records = records
-        """What may be in a parcel; None: whatever its sender put there."""
+        """The record types that a sealed message may contain; None allows all."""
         self._round = -1
         self._opened: dict[tuple[int, bytes], CallId] = {}
 
     def close(self, tree: Any) -> Any:
-        """The same tree with all its parcels locked; one that occurs twice is locked once."""
+        """The same tree with all its sealed messages encrypted. One that occurs twice is encrypted
+        once.
+        """
         locked = {id(sealed): sealed for sealed in sealed_in(tree)}
         if not locked:
             return tree
@@ -86,19 +89,20 @@ class Lock:
     def open(
         self, inboxes: Mapping[int, Mapping[int, Sealed]], call: CallId
     ) -> dict[int, dict[int, Sealed]]:
-        """Parcels by recipient and sender as their senders made them, for this call.
+        """The decrypted sealed messages for this call, by recipient and sender.
 
-        For the same call they open again, if its answer was lost; for another one never.
+        A message can be opened again for the same call, if its reply was lost, but never for
+        another call.
         """
         if not fits(inboxes, dict[int, dict[int, Sealed]]):
-            raise CorruptedFile("What came for parties is not their sealed parcels by sender.")
+            raise CorruptedFile("The inboxes of parties are not sealed messages by sender.")
         if call.round < self._round and inboxes:
             raise ComityError(
-                f"Sealed parcels of round {call.round} came after those of round {self._round}."
+                f"Sealed messages of round {call.round} came after those of round {self._round}."
             )
         if call.round > self._round:
             self._round = call.round
-            self._opened.clear()  # a parcel of an earlier round does not open any more
+            self._opened.clear()  # messages of earlier rounds are refused by their round
         return {
             recipient: {
                 sender: self._open(sealed, sender, recipient, call)
@@ -109,9 +113,7 @@ class Lock:
 
     def _close(self, sealed: Sealed) -> Sealed:
         if sealed.origin is None:
-            raise ComityError(
-                "A sealed parcel leaves its process in a party's reply or not at all."
-            )
+            raise ComityError("A sealed message can leave its process in a party's reply only.")
         sender, round = sealed.origin
         key = os.urandom(KEY)
         blob = ChaCha20Poly1305(key).encrypt(USED_ONCE, encode(unseal(sealed)), None)
@@ -122,8 +124,8 @@ class Lock:
             sender,
             round,
             list(sealed.to),
-            _numbers(keys).view(len(sealed.to), LOCKED_KEY),
-            _numbers(blob),
+            _as_tensor(keys).view(len(sealed.to), LOCKED_KEY),
+            _as_tensor(blob),
         )
         return Sealed(cipher, sealed.size, sealed.to, sealed.origin)
 
@@ -139,7 +141,7 @@ class Lock:
         _check_form(cipher)
         locked = cipher.keys[cipher.to.index(recipient)].numpy().tobytes()
         if self._opened.get((recipient, locked), call) != call:
-            raise ComityError(TWICE)
+            raise ComityError(OPENED_TWICE)
         try:
             bound = self._bound(sender, recipient, call.round, sealed.size)
             key = self._between(sender, recipient).decrypt(locked[:NONCE], locked[NONCE:], bound)
@@ -149,10 +151,10 @@ class Lock:
             )
         except InvalidTag as why:
             raise CorruptedFile(
-                "A sealed parcel was changed on its way, or is not of this run."
+                "A sealed message was changed on its way, or is not of this run."
             ) from why
         if payload(content) != sealed.size:
-            raise CorruptedFile("A sealed parcel is not of the size that was charged for it.")
+            raise CorruptedFile("A sealed message is not of the size that was charged for it.")
         self._opened[recipient, locked] = call
         return Sealed(content, sealed.size, sealed.to, sealed.origin)
 
@@ -160,12 +162,12 @@ class Lock:
         return ChaCha20Poly1305(self._keys(sender, recipient))
 
     def _bound(self, sender: int, recipient: int, round: int, size: int) -> bytes:
-        """What a locked key is bound to."""
+        """The associated data that an encrypted key is bound to."""
         return self._run + f" {round} {sender} {recipient} {size}".encode()
 
 
-def _numbers(data: bytes) -> Tensor:
-    """Bytes as a tensor."""
+def _as_tensor(data: bytes) -> Tensor:
+    """Bytes as a uint8 tensor."""
     return (
         torch.frombuffer(bytearray(data), dtype=torch.uint8)
         if data
@@ -174,45 +176,47 @@ def _numbers(data: bytes) -> Tensor:
 
 
 def _check_form(cipher: Any) -> None:
-    """Refuse what no lock has made."""
-    formed = (
+    """Refuse a cipher that no `Lock` can have produced."""
+    valid = (
         isinstance(cipher, Cipher)
         and cipher.keys.dtype == cipher.blob.dtype == torch.uint8
         and cipher.keys.shape == (len(cipher.to), LOCKED_KEY)
         and cipher.blob.dim() == 1
         and len(cipher.blob) >= TAG
     )
-    if not formed:
-        raise CorruptedFile("A sealed parcel is not locked as parcels are.")
+    if not valid:
+        raise CorruptedFile("A sealed message is not encrypted as it should be.")
 
 
 class Handover:
-    """How workers come to one secret. Made before they are forked; `close` in the process that must
-    not know it.
+    """How workers agree on one secret.
+
+    It is created before the workers are forked. The process that must not know the secret calls
+    `close`.
     """
 
     def __init__(self, workers: int) -> None:
         self._pairs = [socket.socketpair() for _ in range(1, workers)]
 
     def close(self) -> None:
-        """Let go of all ends."""
+        """Close all sockets."""
         for pair in self._pairs:
             for end in pair:
                 end.close()
 
     def lock(self, worker: int) -> Lock:
-        """In worker 0: draw the secret and the run's name and hand them on; in another: receive
+        """Worker 0 draws the secret and the run's name and sends them; the other workers receive
         them.
         """
         if worker == 0:
-            drawn = os.urandom(KEY + RUN)
-            for giver, _ in self._pairs:
-                giver.sendall(drawn)
+            secret = os.urandom(KEY + RUN)
+            for sender, _ in self._pairs:
+                sender.sendall(secret)
         else:
-            for giver, _ in self._pairs:
-                giver.close()  # so that a dead first worker is noticed
-            drawn = self._pairs[worker - 1][1].recv(KEY + RUN, socket.MSG_WAITALL)
-            if len(drawn) < KEY + RUN:
+            for sender, _ in self._pairs:
+                sender.close()  # so that the end of the first worker closes the socket
+            secret = self._pairs[worker - 1][1].recv(KEY + RUN, socket.MSG_WAITALL)
+            if len(secret) < KEY + RUN:
                 raise EOFError
         self.close()
-        return Lock(SharedSecret(drawn[:KEY]), drawn[KEY:])
+        return Lock(SharedSecret(secret[:KEY]), secret[KEY:])

@@ -70,7 +70,7 @@ def unpack(folder: Path, members: dict[str, bytes]) -> Path:
 @pytest.mark.parametrize("classes", [10, 100])
 @pytest.mark.parametrize("how", ["archive", "folder", "outer folder", "files"])
 def test_good(python: bool, classes: Any, how: str, tmp_path: Path) -> None:
-    held = files(classes, python)
+    contents = files(classes, python)
     inner = {
         (10, False): "cifar-10-batches-bin",
         (100, False): "cifar-100-binary",
@@ -78,29 +78,31 @@ def test_good(python: bool, classes: Any, how: str, tmp_path: Path) -> None:
         (100, True): "cifar-100-python",
     }[classes, python]
     source: Any = (
-        pack(tmp_path / "c.tar.gz", held) if how == "archive" else unpack(tmp_path / inner, held)
+        pack(tmp_path / "c.tar.gz", contents)
+        if how == "archive"
+        else unpack(tmp_path / inner, contents)
     )
     if how == "outer folder":
         source = tmp_path
     if how == "files":
-        source = [source / name for name in held]
-    made = (
+        source = [source / name for name in contents]
+    cifar = (
         read_cifar_python(source, True, classes) if python else read_cifar_binary(source, classes)
     )
-    n = len(held)
-    assert made.x.dtype == np.uint8
+    n = len(contents)
+    assert cifar.x.dtype == np.uint8
     assert np.array_equal(
-        made.x, np.concatenate([images(k) for k in range(n)]).reshape(-1, 3, 32, 32)
+        cifar.x, np.concatenate([images(k) for k in range(n)]).reshape(-1, 3, 32, 32)
     )
-    assert made.is_test.tolist() == [False] * (2 * n - 2) + [True] * 2
-    assert made.y.dtype == np.int64
+    assert cifar.is_test.tolist() == [False] * (2 * n - 2) + [True] * 2
+    assert cifar.y.dtype == np.int64
     if classes == 10:
-        assert made.y.tolist() == [k + i for k in range(n) for i in (0, 1)]
-        assert made.coarse is None
+        assert cifar.y.tolist() == [k + i for k in range(n) for i in (0, 1)]
+        assert cifar.coarse is None
     else:
-        assert made.y.tolist() == [50, 99, 51, 99]
-        assert made.coarse is not None
-        assert made.coarse.tolist() == [0, 0, 1, 1]
+        assert cifar.y.tolist() == [50, 99, 51, 99]
+        assert cifar.coarse is not None
+        assert cifar.coarse.tolist() == [0, 0, 1, 1]
 
 
 def test_members_that_lead_elsewhere_are_harmless(tmp_path: Path) -> None:
@@ -121,8 +123,10 @@ def test_members_that_lead_elsewhere_are_harmless(tmp_path: Path) -> None:
 def test_bad_members(
     change: dict[str, bytes | None], words: str, tmp_path: Path, refuses: Any
 ) -> None:
-    held = {name: content for name, content in (files(10) | change).items() if content is not None}
-    path = pack(tmp_path / "cifar-10-binary.tar.gz", held)
+    contents = {
+        name: content for name, content in (files(10) | change).items() if content is not None
+    }
+    path = pack(tmp_path / "cifar-10-binary.tar.gz", contents)
     with refuses(path, words):
         read_cifar_binary(path)
 

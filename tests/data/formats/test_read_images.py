@@ -82,9 +82,9 @@ class TestOne:
     @pytest.mark.parametrize("size", [0, -3])
     def test_size(self, size: int, tmp_path: Path) -> None:
         path = save(tmp_path / "all" / "a.png")
-        with pytest.raises(UsageError, match="size is the number of pixels a side"):
+        with pytest.raises(UsageError, match="size must be a side length in pixels"):
             read_image(path, size)
-        with pytest.raises(UsageError, match="size is the number of pixels a side"):
+        with pytest.raises(UsageError, match="size must be a side length in pixels"):
             read_image_folder(tmp_path, size)
 
     def test_without_pillow(

@@ -24,9 +24,9 @@ def content(**users: tuple[Any, Any]) -> dict[str, Any]:
     }
 
 
-def write(path: Path, held: Any) -> Path:
+def write(path: Path, content: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(held if isinstance(held, str) else json.dumps(held))
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
 
 

@@ -41,8 +41,8 @@ def test_svhn(y: Any, tmp_path: Path) -> None:
         ({"X": X, "y": Y + 1}, "label 11 in row 2"),
         ({"X": X, "y": Y + 0.5}, "label 1.5 in row 1"),
         ({"X": X, "y": np.where(Y == 9, np.nan, Y)}, "label nan in row 3"),
-        ({"X": X, "y": np.array([1, "a"], object)}, "not made of numbers"),
-        ({"X": X, "y": {"a": 1}}, "not made of numbers"),
+        ({"X": X, "y": np.array([1, "a"], object)}, "not numeric"),
+        ({"X": X, "y": {"a": 1}}, "not numeric"),
     ],
 )
 def test_bad_svhn(variables: dict[str, Any], words: str, tmp_path: Path, refuses: Any) -> None:
@@ -53,9 +53,9 @@ def test_bad_svhn(variables: dict[str, Any], words: str, tmp_path: Path, refuses
 
 def test_mat(tmp_path: Path, refuses: Any) -> None:
     path = save(tmp_path / "any.mat", a=np.eye(2), b=np.arange(3), words="text")
-    held = read_mat(path, "a", "b")
-    assert list(held) == ["a", "b"]
-    assert np.array_equal(held["a"], np.eye(2))
+    variables = read_mat(path, "a", "b")
+    assert list(variables) == ["a", "b"]
+    assert np.array_equal(variables["a"], np.eye(2))
     with refuses(path, "no variable called c"):
         read_mat(path, "a", "c")
     with refuses(path, "words"):

@@ -154,7 +154,7 @@ class TestParquet:
     def test_damaged(self, spoil: Any, tmp_path: Path, refuses: Any) -> None:
         path = self.save(tmp_path / "a.parquet", a=list(range(100)), s=["x"] * 100)
         path.write_bytes(spoil(path.read_bytes()))
-        with refuses(path, "no parquet file"):
+        with refuses(path, "not a parquet file"):
             read_parquet(path)
 
     def test_without_pyarrow(

@@ -1,7 +1,7 @@
-"""Readers of the files that people already have: a path in, numpy arrays out.
+"""Readers of common file formats: from a path to numpy arrays.
 
-Images are uint8, N x C x H x W; labels are int64 from 0. A file that is not what it should be is
-refused in one sentence.
+Images are uint8, N x C x H x W; labels are int64 from 0. Readers raise `UsageError` with one
+sentence about a file that they cannot read.
 """
 
 from comity.data.formats.cifar import Cifar, read_cifar_binary, read_cifar_python

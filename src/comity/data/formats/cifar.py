@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in the binary version and in the Python version of their makers."""
+"""CIFAR-10 and CIFAR-100, in the official binary and Python versions."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from comity.data.formats.common import (
     Labels,
     Pixels,
     Source,
-    bad,
-    folder_of,
+    check_same_length,
+    existing_folder,
+    file_error,
     labels,
-    opened,
-    parsing,
-    reading,
-    same_length,
-    shown,
-    take,
+    open_binary,
+    quote,
+    read_bytes,
+    wrap_parse_errors,
+    wrap_read_errors,
 )
 from comity.errors import UsageError
 
 Classes = Literal[10, 100]
 PIXELS = 3 * 32 * 32
-MOST = 60_000 * 4096  # bytes: no file of CIFAR is larger, so nothing beyond is read
+MOST = 60_000 * 4096
+"""Bytes; no file of CIFAR is larger, so nothing beyond is read."""
 
 
 class Cifar(NamedTuple):
-    """Images (N x 3 x 32 x 32), their labels, which are for testing, and the 20 superclasses where
-    there are 100 classes.
-    """
+    """Images (N x 3 x 32 x 32), labels, a test mask, and for CIFAR-100 the 20 superclasses."""
 
     x: Pixels
     y: Labels
@@ -47,7 +46,7 @@ class Cifar(NamedTuple):
 
 @dataclass(frozen=True)
 class _Version:
-    """One of the four archives: what it is called, its folder, and the files in it."""
+    """One of the four archives: its name, its folder and its files."""
 
     archive: str
     folder: str
@@ -74,7 +73,7 @@ Batch = tuple[Pixels, Labels, Labels | None]
 
 
 def read_cifar_binary(source: Source | Sequence[Source], classes: Classes = 10) -> Cifar:
-    """The binary version: its archive (.tar.gz), the folder that was in it, or some of its files.
+    """Read the binary version: its archive (.tar.gz), its folder, or some of its files.
 
     A record is one byte for the label (CIFAR-100: two, coarse and fine) and 3072 for the pixels.
     """
@@ -83,7 +82,7 @@ def read_cifar_binary(source: Source | Sequence[Source], classes: Classes = 10) 
     def batch(where: str, content: bytes) -> Batch:
         size = PIXELS + (1 if classes == 10 else 2)
         if not content or len(content) % size:
-            raise bad(
+            raise file_error(
                 where,
                 f"has {len(content)} bytes, but CIFAR-{classes} takes {size} an image: get a new"
                 f" copy of it, from {version.archive}",
@@ -102,8 +101,10 @@ def read_cifar_binary(source: Source | Sequence[Source], classes: Classes = 10) 
 def read_cifar_python(
     source: Source | Sequence[Source], trust: bool, classes: Classes = 10
 ) -> Cifar:
-    """The Python version, which is made of pickles: only with `trust`, and even then nothing but
-    arrays is made of them.
+    """Read the Python version, which consists of pickles.
+
+    It is refused without `trust`. With `trust`, the unpickler still creates nothing but arrays and
+    plain values.
     """
     version = PYTHON[classes]
     if not trust:
@@ -112,17 +113,17 @@ def read_cifar_python(
             if isinstance(source, str | Path)
             else next(iter(source), "CIFAR's Python version")
         )
-        raise bad(
+        raise file_error(
             first,
             "is made of Python pickles, and a pickle can run any program: use the binary version "
-            f"({BINARY[classes].archive}), or, if you trust whoever gave you the file, "
+            f"({BINARY[classes].archive}), or, if you trust the source of the file, "
             f"comity data prepare cifar{classes} --trust-pickle",
         )
 
     def batch(where: str, content: bytes) -> Batch:
-        with parsing(where):
-            held = _Arrays(where, io.BytesIO(content)).load()
-        x = held.get(b"data") if isinstance(held, Mapping) else None
+        with wrap_parse_errors(where):
+            unpickled = _Arrays(where, io.BytesIO(content)).load()
+        x = unpickled.get(b"data") if isinstance(unpickled, Mapping) else None
         if (
             not isinstance(x, np.ndarray)
             or x.dtype != np.uint8
@@ -130,26 +131,24 @@ def read_cifar_python(
             or x.shape[1] != PIXELS
             or not len(x)
         ):
-            raise bad(
+            raise file_error(
                 where,
                 f"has no images of CIFAR-{classes} in it: get a new copy of it, from"
                 f" {version.archive}",
             )
         if classes == 10:
-            return x, _listed(where, held, b"labels", classes), None
+            return x, _label_list(where, unpickled, b"labels", classes), None
         return (
             x,
-            _listed(where, held, b"fine_labels", classes),
-            _listed(where, held, b"coarse_labels", SUPERCLASSES),
+            _label_list(where, unpickled, b"fine_labels", classes),
+            _label_list(where, unpickled, b"coarse_labels", SUPERCLASSES),
         )
 
     return _read(source, version, batch)
 
 
 class _Arrays(pickle.Unpickler):
-    """Makes arrays and plain values only: a pickle that asks for anything else is not CIFAR's,
-    whoever is trusted.
-    """
+    """An unpickler that creates arrays and plain values only and refuses any other class."""
 
     def __init__(self, where: str, stream: io.BytesIO) -> None:
         super().__init__(stream, encoding="bytes")
@@ -163,40 +162,44 @@ class _Arrays(pickle.Unpickler):
             ("_codecs", "encode"),
         }:
             return super().find_class(module, name)
-        raise bad(
+        raise file_error(
             self._where,
-            f"asks for {shown(f'{module}.{name}')}, which no file of CIFAR does: do not open it",
+            f"asks for {quote(f'{module}.{name}')}, which no file of CIFAR does: do not open it",
         )
 
 
-def _listed(where: str, held: Mapping[bytes, object], key: bytes, classes: int) -> Labels:
-    """The labels that an unpickled batch holds as a list."""
+def _label_list(where: str, unpickled: Mapping[bytes, object], key: bytes, classes: int) -> Labels:
+    """The labels of an unpickled batch."""
     try:
-        values = np.asarray(held.get(key))
-    except ValueError:  # lists in the list
+        values = np.asarray(unpickled.get(key))
+    except ValueError:  # nested lists
         values = np.empty(())
     if values.ndim != 1 or values.dtype.kind not in "iu":
-        raise bad(where, f"has no list of numbers called {key.decode()}: get a new copy of it")
+        raise file_error(
+            where, f"has no list of numbers called {key.decode()}: get a new copy of it"
+        )
     return labels(where, values, classes, what=key.decode().replace("_", " ").removesuffix("s"))
 
 
 def _read(
     source: Source | Sequence[Source], version: _Version, batch: Callable[[str, bytes], Batch]
 ) -> Cifar:
-    """Read all batches, and put them after one another."""
+    """Read and concatenate all batches."""
     x = []
     y = []
     is_test = []
     coarse = []
     sources = [source] if isinstance(source, str | Path) else source
-    for where, name, content in (found for s in sources for found in _contents(s, version)):
+    for where, name, content in (
+        batch_content for s in sources for batch_content in _contents(s, version)
+    ):
         images, fine, superclass = batch(where, content)
-        same_length(where, images=images, labels=fine)
+        check_same_length(where, images=images, labels=fine)
         x.append(images)
         y.append(fine)
         is_test.append(np.full(len(fine), name.startswith("test")))
         if superclass is not None:
-            same_length(where, images=images, superclasses=superclass)
+            check_same_length(where, images=images, superclasses=superclass)
             coarse.append(superclass)
     if not x:
         raise UsageError("No file of CIFAR was named.")
@@ -209,49 +212,48 @@ def _read(
 
 
 def _contents(source: Source, version: _Version) -> Iterator[tuple[str, str, bytes]]:
-    """Where each batch is, its name and its bytes: all batches of an archive or folder, or the one
-    file.
-    """
+    """Place, name and bytes of each batch of an archive or folder, or of one file."""
     path = Path(source)
-    with reading(source):
+    with wrap_read_errors(source):
         is_folder = path.is_dir()
     if is_folder:
-        folder = folder_of(path, version.folder)
+        folder = existing_folder(path, version.folder)
         missing = [name for name in version.files if not (folder / name).exists()]
         if missing:
-            raise bad(source, _lacks(missing[0], version))
+            raise file_error(source, _missing_file(missing[0], version))
         for name in version.files:
             yield from _contents(folder / name, version)
     elif path.name.endswith((".tar", ".tar.gz", ".tgz")):
-        held = _archived(path, version.files)
+        archived = _archived(path, version.files)
         for name in version.files:
-            if name not in held:
-                raise bad(source, _lacks(name, version))
-            yield f"{name} in {source}", name, held[name]
+            if name not in archived:
+                raise file_error(source, _missing_file(name, version))
+            yield f"{name} in {source}", name, archived[name]
     else:
-        with opened(path) as stream:
-            content = take(stream, MOST + 1)
+        with open_binary(path) as stream:
+            content = read_bytes(stream, MOST + 1)
         if len(content) > MOST:
-            raise bad(path, "is larger than any file of CIFAR")
+            raise file_error(path, "is larger than any file of CIFAR")
         yield str(path), path.name, content
 
 
 def _archived(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The files of those names in an archive, whatever their folder: nothing is written to disk."""
-    held: dict[str, bytes] = {}
-    with opened(path) as stream:
+    """The files of an archive with these names, in any folder; nothing is written to disk."""
+    contents: dict[str, bytes] = {}
+    with open_binary(path) as stream:
         with tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
                 name = Path(member.name).name
                 if name not in names or not member.isreg():
                     continue
                 if member.size > MOST:
-                    raise bad(f"{name} in {path}", "is larger than any file of CIFAR")
+                    raise file_error(f"{name} in {path}", "is larger than any file of CIFAR")
                 content = archive.extractfile(member)
-                held[name] = b"" if content is None else content.read()
-        take(stream, 1 << 20)  # to the end, where gzip keeps its checksum
-    return held
+                contents[name] = b"" if content is None else content.read()
+        read_bytes(stream, 1 << 20)  # to the end, so that gzip verifies its checksum
+    return contents
 
 
-def _lacks(name: str, version: _Version) -> str:
+def _missing_file(name: str, version: _Version) -> str:
+    """The message about a missing batch."""
     return f"has no {name} in it: get a new copy of {version.archive}"

@@ -1,6 +1,4 @@
-"""What all readers share: opening a file, what is said when it is bad, and the checks that several
-formats need.
-"""
+"""What all readers share: opening files, error messages, and checks of arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.errors import UsageError
-from comity.errors import shown as shown  # noqa: PLC0414
+from comity.errors import quote as quote  # noqa: PLC0414
 
 Array = NDArray[Any]
 Pixels = NDArray[np.uint8]
@@ -32,98 +30,102 @@ DAMAGED = "is damaged or cut short: get a new copy of it"
 _DAMAGE = (gzip.BadGzipFile, zlib.error, EOFError, LZMAError, TarError, BadZipFile)
 
 
-def bad(where: Source, what: str) -> UsageError:
-    """A refusal of one sentence: the file (or a place in it), then what is wrong with it."""
+def file_error(where: Source, what: str) -> UsageError:
+    """An error of one sentence: the file (or a place in it), then what is wrong with it."""
     return UsageError(f"{where} {what}.")
 
 
-def few(names: Iterable[str], most: int = 20) -> str:
-    """Names in a sentence: all, or the first of very many."""
-    every = list(names)
-    rest = len(every) - most
-    return ", ".join(every[:most]) + (f" and {rest} more" if rest > 0 else "")
+def join_names(names: Iterable[str], most: int = 20) -> str:
+    """Join names for a sentence; after `most` names, only the number of the others is given."""
+    all_names = list(names)
+    rest = len(all_names) - most
+    return ", ".join(all_names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 @contextmanager
-def reading(path: Source) -> Iterator[None]:
-    """Whatever the system or a decompressor says about the file becomes a refusal."""
+def wrap_read_errors(path: Source) -> Iterator[None]:
+    """Turn errors of the operating system and of decompressors into a `UsageError`."""
     try:
         yield
-    except _DAMAGE as why:
-        raise bad(path, DAMAGED) from why
-    except UnicodeDecodeError as why:
-        raise bad(path, "is not text in UTF-8: save it in that encoding") from why
-    except OSError as why:
-        raise bad(path, f"cannot be read ({why.strerror or type(why).__name__})") from why
-    except MemoryError as why:
-        raise bad(path, "needs more memory than there is") from why
+    except _DAMAGE as error:
+        raise file_error(path, DAMAGED) from error
+    except UnicodeDecodeError as error:
+        raise file_error(path, "is not text in UTF-8: save it in that encoding") from error
+    except OSError as error:
+        raise file_error(
+            path, f"cannot be read ({error.strerror or type(error).__name__})"
+        ) from error
+    except MemoryError as error:
+        raise file_error(path, "needs more memory than there is") from error
 
 
 @contextmanager
-def parsing(where: Source, what: str = DAMAGED) -> Iterator[None]:
-    """Whatever somebody else's parser says about the bytes becomes a refusal: on damaged ones it
-    fails in every way there is.
+def wrap_parse_errors(where: Source, what: str = DAMAGED) -> Iterator[None]:
+    """Turn any error of a third-party parser into a `UsageError` with the message `what`.
+
+    On damaged files, parsers raise errors of many types.
     """
     try:
         yield
     except (UsageError, MemoryError):
         raise
-    except Exception as why:
-        raise bad(where, what) from why
+    except Exception as error:
+        raise file_error(where, what) from error
 
 
-def present(path: Source) -> Path:
-    """The path of a file that is there and not empty."""
+def existing_file(path: Source) -> Path:
+    """Check that a file exists and is not empty, and return its path."""
     file = Path(path)
-    with reading(path):
+    with wrap_read_errors(path):
         if file.is_dir():
-            raise bad(path, "is a folder, but a file is needed here")
-        if not file.is_file():  # not there, or a device or pipe that might never end
+            raise file_error(path, "is a folder, but a file is needed here")
+        if not file.is_file():  # missing, or a device or pipe that might never end
             raise UsageError(f"There is no file {path}.")
         if not file.stat().st_size:
-            raise bad(path, "is empty: get a new copy of it")
+            raise file_error(path, "is empty: get a new copy of it")
     return file
 
 
-def folder_of(path: Source, inner: str = "") -> Path:
-    """The path of a folder that is there; when it has a folder called `inner`, that one."""
+def existing_folder(path: Source, inner: str = "") -> Path:
+    """Check that a folder exists; return its subfolder `inner` if there is one, else itself."""
     folder = Path(path)
-    with reading(path):
+    with wrap_read_errors(path):
         if not folder.is_dir():
             raise UsageError(f"There is no folder {path}.")
         return folder / inner if inner and (folder / inner).is_dir() else folder
 
 
-def inside(folder: Path) -> list[Path]:
-    """What a folder holds, by name, without what is hidden."""
-    with reading(folder):
+def list_folder(folder: Path) -> list[Path]:
+    """The files and folders in a folder, sorted by name, without hidden ones."""
+    with wrap_read_errors(folder):
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
-FREELY_UNPACKED = 16_000_000  # bytes
-# times: text of few different rows gets there, but what is larger as well is made to fill a machine
+FREELY_UNPACKED = 16_000_000
+"""Size in bytes up to which files may be unpacked at any compression ratio."""
 MOST_PACKED = 100
+"""Largest compression ratio of larger files. Repetitive text can reach it; a higher ratio indicates
+a decompression bomb.
+"""
 
 
 def most_unpacked(packed: int) -> int:
-    """How many bytes may come of a packed file of that size."""
+    """The largest allowed unpacked size of a file of `packed` bytes."""
     return max(FREELY_UNPACKED, MOST_PACKED * packed)
 
 
 def check_unpacked(path: Source, size: int, packed: int) -> None:
-    """Refuse a packed file that says it would unpack to very much more than it is."""
+    """Refuse a compressed file whose unpacked size is too large (a decompression bomb)."""
     if size > most_unpacked(packed):
-        raise bad(
+        raise file_error(
             path,
-            f"unpacks to more than {MOST_PACKED} times its size: if that is meant, save it again"
-            " without packing it",
+            f"unpacks to more than {MOST_PACKED} times its size: if that is intended, save it"
+            " without compression",
         )
 
 
 class _Unpacked(io.RawIOBase):
-    """What is in a gzip file, up to a bound: a few packed bytes can stand for more than any disk
-    holds.
-    """
+    """The content of a gzip file, up to the allowed size (see `check_unpacked`)."""
 
     def __init__(self, path: Source, packed: gzip.GzipFile, size: int) -> None:
         self._path = path
@@ -152,11 +154,12 @@ class _Unpacked(io.RawIOBase):
 
 
 @contextmanager
-def opened(path: Source) -> Iterator[IO[bytes]]:
-    """The bytes of a file, unpacked when it is gzip: its first bytes decide, since browsers unpack
-    and keep the name.
+def open_binary(path: Source) -> Iterator[IO[bytes]]:
+    """Open a file for reading bytes; gzip files are unpacked.
+
+    The first bytes decide, not the name, because browsers may unpack a file and keep its name.
     """
-    with reading(path), present(path).open("rb") as raw:
+    with wrap_read_errors(path), existing_file(path).open("rb") as raw:
         if raw.peek(2)[:2] == b"\x1f\x8b":
             with gzip.GzipFile(fileobj=raw) as packed:
                 yield io.BufferedReader(
@@ -166,8 +169,8 @@ def opened(path: Source) -> Iterator[IO[bytes]]:
             yield raw
 
 
-def take(stream: IO[bytes], size: int) -> bytes:
-    """At most `size` bytes, in pieces: a size that a file merely claims reserves no memory."""
+def read_bytes(stream: IO[bytes], size: int) -> bytes:
+    """Read at most `size` bytes, in pieces, so that a wrong size in a file reserves no memory."""
     pieces = []
     while size > 0 and (piece := stream.read(min(size, 1 << 20))):
         pieces.append(piece)
@@ -181,8 +184,10 @@ MOST_CLASSES = 2**31
 def labels(
     where: Source, values: Array, classes: int | None = None, first: int = 0, what: str = "label"
 ) -> Labels:
-    """Labels that the file counts from `first`, as int64 from 0; there are `classes` of them when
-    that is known.
+    """Convert labels that a file counts from `first` to int64 from 0.
+
+    Raises:
+        UsageError: if a label is not a whole number in the range of `classes`.
     """
     flat = np.asarray(values).reshape(-1)
     last = MOST_CLASSES if classes is None else first + classes - 1
@@ -190,22 +195,28 @@ def labels(
     if not good.all():
         row = int(np.argmin(good))
         span = f"whole numbers from {first}" + ("" if classes is None else f" to {int(last)}")
-        raise bad(where, f"has the {what} {flat[row]:g} in row {row + 1}, but {what}s are {span}")
+        raise file_error(
+            where, f"has the {what} {flat[row]:g} in row {row + 1}, but {what}s are {span}"
+        )
     return flat.astype(np.int64) - first
 
 
-def same_length(where: Source, **arrays: Array) -> None:
-    """Refuse arrays that do not have one entry a sample."""
+def check_same_length(where: Source, **arrays: Array) -> None:
+    """Refuse arrays of different lengths."""
     if len({len(a) for a in arrays.values()}) > 1:
         sizes = " but ".join(f"{len(a)} {name}" for name, a in arrays.items())
-        raise bad(where, f"has {sizes}: there must be one a sample")
+        raise file_error(where, f"has {sizes}: there must be one per sample")
 
 
-def optional(module: str, path: Source) -> Any:
-    """A module that only some readers need, imported when it is."""
+def import_optional(module: str, path: Source) -> Any:
+    """Import a module that only some readers need.
+
+    Raises:
+        UsageError: if it is not installed; says what to install.
+    """
     try:
         return import_module(module)
-    except ImportError as why:
+    except ImportError as error:
         package = module.partition(".")[0]
         name = {"PIL": "pillow"}.get(package, package)
-        raise bad(path, f"can only be read with {name}: pip install comity[data]") from why
+        raise file_error(path, f"can only be read with {name}: pip install comity[data]") from error

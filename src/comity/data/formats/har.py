@@ -1,4 +1,4 @@
-"""UCI's Human Activity Recognition Using Smartphones, in its original folders of text files."""
+"""UCI HAR (Human Activity Recognition Using Smartphones) in its original text files."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from comity.data.formats.common import (
     Labels,
     Source,
-    bad,
-    folder_of,
+    check_same_length,
+    existing_folder,
+    file_error,
     labels,
-    opened,
-    same_length,
-    shown,
+    open_binary,
+    quote,
 )
 
 SIGNALS = tuple(
@@ -28,9 +28,7 @@ PEOPLE = 30
 
 
 class Har(NamedTuple):
-    """Windows n x 9 x 128 (channels as in SIGNALS), activities 0-5, the person (1-30), and who is
-    in the test set.
-    """
+    """Windows n x 9 x 128 (channels as in SIGNALS), activities 0-5, persons 1-30, a test mask."""
 
     x: NDArray[np.float32]
     y: Labels
@@ -39,8 +37,8 @@ class Har(NamedTuple):
 
 
 def read_uci_har(folder: Source) -> Har:
-    """The inertial signals in `UCI HAR Dataset`, or in the folder that holds it."""
-    root = folder_of(folder, "UCI HAR Dataset")
+    """Read the inertial signals of `UCI HAR Dataset`, or of the folder that holds it."""
+    root = existing_folder(folder, "UCI HAR Dataset")
     train = _part(root, "train")
     test = _part(root, "test")
     return Har(
@@ -52,7 +50,7 @@ def read_uci_har(folder: Source) -> Har:
 
 
 def _part(root: Path, part: str) -> Har:
-    """The training or the test set."""
+    """Read the training or the test set."""
     folder = root / part
     signals = {
         name: _numbers(folder / "Inertial Signals" / f"{name}_{part}.txt", TIMES)
@@ -62,39 +60,39 @@ def _part(root: Path, part: str) -> Har:
     people = folder / f"subject_{part}.txt"
     y = labels(y_file, _numbers(y_file, 1), ACTIVITIES, first=1)
     subject = labels(people, _numbers(people, 1), PEOPLE, first=1, what="subject") + 1
-    same_length(folder, labels=y, subjects=subject)
+    check_same_length(folder, labels=y, subjects=subject)
     for name, values in signals.items():
-        same_length(folder, labels=y, **{f"windows of {name}": values})
+        check_same_length(folder, labels=y, **{f"windows of {name}": values})
     return Har(
         np.stack(list(signals.values()), axis=1), y, subject, np.full(len(y), part == "test")
     )
 
 
 def _numbers(path: Path, columns: int) -> NDArray[np.float32]:
-    """A text file of so many numbers on each line."""
+    """Read a text file with `columns` numbers on each line."""
     rows = []
-    with opened(path) as stream:
+    with open_binary(path) as stream:
         for number, line in enumerate(stream, 1):
             cells = line.split()
             if not cells:
                 continue
             if len(cells) != columns:
-                raise bad(
+                raise file_error(
                     path,
                     f"has {len(cells)} numbers in line {number}, but there must be {columns}: get a"
                     " new copy of it",
                 )
             try:
-                with np.errstate(over="ignore"):  # seen below, as infinity
+                with np.errstate(over="ignore"):  # an overflow is refused below, as infinity
                     row = np.array([float(cell) for cell in cells], np.float32)
-            except ValueError as why:
+            except ValueError as error:
                 text = line.decode("utf-8", "replace").strip()
-                raise bad(
-                    path, f"has something other than numbers in line {number}: {shown(text)}"
-                ) from why
+                raise file_error(
+                    path, f"has something other than numbers in line {number}: {quote(text)}"
+                ) from error
             if not np.isfinite(row).all():
-                raise bad(path, f"has a value in line {number} that is not a finite number")
+                raise file_error(path, f"has a value in line {number} that is not a finite number")
             rows.append(row)
     if not rows:
-        raise bad(path, "has no numbers in it")
+        raise file_error(path, "has no numbers in it")
     return np.stack(rows)

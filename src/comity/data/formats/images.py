@@ -1,8 +1,8 @@
-"""Pictures: one file, folders of them, and lists of them, all brought to one size.
+"""Pictures: single files, folders and lists, resized to one size.
 
-The rule: the picture as stored (no rotation by its EXIF notes; transparency dropped), converted to
-RGB or grey, then the whole of it resampled by Pillow's bicubic filter, which smooths when it makes
-smaller. A size is a number of pixels a side, or height and width.
+A picture is read as stored (EXIF rotation is ignored, transparency is dropped), converted to RGB or
+grey, and resized as a whole by Pillow's bicubic filter, which smooths when it reduces. A size is a
+side length in pixels, or height and width.
 """
 
 from __future__ import annotations
@@ -20,28 +20,32 @@ from comity.data.formats.common import (
     Labels,
     Pixels,
     Source,
-    bad,
-    folder_of,
-    inside,
-    opened,
-    optional,
-    parsing,
-    present,
-    reading,
-    shown,
+    existing_file,
+    existing_folder,
+    file_error,
+    import_optional,
+    list_folder,
+    open_binary,
+    quote,
+    wrap_parse_errors,
+    wrap_read_errors,
 )
 from comity.errors import UsageError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".ppm", ".pgm")
-FORMATS = ("PNG", "JPEG", "BMP", "PPM")  # the only decoders that are let near the file
-DEEP = ("I", "F")  # more than 8 bits a pixel, in all their variants
-MOST_PIXELS = 100_000_000  # of one picture: more are made to fill a machine
-MOST_SIDE = 4096  # pixels of a picture that is learned from
+FORMATS = ("PNG", "JPEG", "BMP", "PPM")
+"""The only decoders of Pillow that are used."""
+DEEP = ("I", "F")
+"""First letters of Pillow's modes with more than 8 bits per pixel."""
+MOST_PIXELS = 100_000_000
+"""Largest picture file; larger ones are taken for decompression bombs."""
+MOST_SIDE = 4096
+"""Largest side length to resize to."""
 Size = int | tuple[int, int]
 
 
 class Pictures(NamedTuple):
-    """Images N x C x H x W, their labels, and the names of the classes in the order of the labels."""
+    """Images N x C x H x W, labels, and class names in the order of the labels."""
 
     x: Pixels
     y: Labels
@@ -49,62 +53,61 @@ class Pictures(NamedTuple):
 
 
 def read_image(path: Source, size: Size | None = None, grey: bool = False) -> Pixels:
-    """One picture, C x H x W: png, jpeg, bmp or ppm."""
+    """Read one picture (png, jpeg, bmp or ppm) as C x H x W."""
     sides = None if size is None else _sides(size)
-    file = present(path)
-    pillow = optional("PIL.Image", path)
+    file = existing_file(path)
+    pillow = import_optional("PIL.Image", path)
     with (
-        reading(path),
+        wrap_read_errors(path),
         file.open("rb") as stream,
-        parsing(path, f"is no png, jpeg, bmp or ppm picture, or {DAMAGED}"),
+        wrap_parse_errors(path, f"is no png, jpeg, bmp or ppm picture, or {DAMAGED}"),
     ):
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", pillow.DecompressionBombWarning
-            )  # said below, in our words
+            # Large pictures are refused below.
+            warnings.simplefilter("ignore", pillow.DecompressionBombWarning)
             picture = pillow.open(stream, formats=FORMATS)
         mode = picture.mode
         if math.prod(picture.size) > MOST_PIXELS:
-            raise bad(
+            raise file_error(
                 path,
                 f"has {picture.width} x {picture.height} pixels, more than {MOST_PIXELS:,}: make it"
                 " smaller",
             )
-        made = picture.convert("L" if grey else "RGB")
+        converted = picture.convert("L" if grey else "RGB")
     if mode.startswith(DEEP):
-        raise bad(path, "has more than 8 bits a colour: save it with 8")
+        raise file_error(path, "has more than 8 bits per colour: save it with 8")
     if sides is not None:
-        made = made.resize(sides[::-1], pillow.Resampling.BICUBIC)
-    pixels: Pixels = np.array(made, np.uint8)
+        converted = converted.resize(sides[::-1], pillow.Resampling.BICUBIC)
+    pixels: Pixels = np.array(converted, np.uint8)
     return pixels[None] if grey else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
 def read_image_folder(
     folder: Source, size: Size, classes: Sequence[str] | None = None, grey: bool = False
 ) -> Pictures:
-    """The pictures of a folder that has one folder a class: labels follow the sorted names, or
-    `classes`, which also choose.
+    """Read the pictures of a folder with one folder per class.
 
-    Hidden files are passed over; any other file that is no picture is refused, so that none is lost
-    unseen.
+    Labels follow the sorted class names, or the order of `classes`, which also selects folders.
+    Hidden files are ignored; any other file that is not a picture is refused, so that no picture is
+    lost unnoticed.
     """
-    root = folder_of(folder)
-    names = [path.name for path in inside(root) if path.is_dir()]
+    root = existing_folder(folder)
+    names = [path.name for path in list_folder(root) if path.is_dir()]
     if not names:
-        raise bad(
+        raise file_error(
             folder, "has no folders in it: put the pictures of each class into a folder of its own"
         )
     if classes is not None:
         missing = [name for name in classes if name not in names]
         if missing:
-            raise bad(folder, f"has no folder for the class {shown(missing[0])}")
+            raise file_error(folder, f"has no folder for the class {quote(missing[0])}")
         names = list(classes)
-    found = [
+    labelled_files = [
         (path, label) for label, name in enumerate(names) for path in picture_files(root / name)
     ]
     return Pictures(
-        read_images([path for path, _ in found], size, grey),
-        np.array([y for _, y in found], np.int64),
+        read_images([path for path, _ in labelled_files], size, grey),
+        np.array([y for _, y in labelled_files], np.int64),
         tuple(names),
     )
 
@@ -112,58 +115,59 @@ def read_image_folder(
 def read_image_list(
     root: Source, list_file: Source, size: Size, classes: int | None = None, grey: bool = False
 ) -> tuple[Pixels, Labels]:
-    """The pictures that a list names: a path within `root`, a space and a label from 0 on each line
-    (as of DomainNet).
+    """Read the pictures of a list: on each line a path within `root`, a space and a label from 0.
+
+    DomainNet uses this format.
     """
-    base = folder_of(root)
+    base = existing_folder(root)
     paths = []
-    answers = []
-    with opened(list_file) as stream:
+    labels = []
+    with open_binary(list_file) as stream:
         lines = stream.read().decode("utf-8-sig").splitlines()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         name, _, label = line.strip().rpartition(" ")
         if not name or not (label.isascii() and label.isdigit()) or len(label) > 9:
-            raise bad(
+            raise file_error(
                 list_file,
-                f"has {shown(line)} in line {number}, but each line is a path, a space and a label"
+                f"has {quote(line)} in line {number}, but each line is a path, a space and a label"
                 " from 0",
             )
         if classes is not None and int(label) >= classes:
-            raise bad(
+            raise file_error(
                 list_file,
                 f"has the label {label} in line {number}, but labels are whole numbers from 0 to"
                 f" {classes - 1}",
             )
-        within = PurePosixPath(name.strip())
-        if within.is_absolute() or ".." in within.parts:
-            raise bad(
+        relative = PurePosixPath(name.strip())
+        if relative.is_absolute() or ".." in relative.parts:
+            raise file_error(
                 list_file,
-                f"has a path in line {number} that leads out of the folder: {shown(name)}",
+                f"has a path in line {number} that leads out of the folder: {quote(name)}",
             )
-        paths.append(base / within)
-        answers.append(int(label))
+        paths.append(base / relative)
+        labels.append(int(label))
     if not paths:
-        raise bad(list_file, "names no pictures")
-    return read_images(paths, size, grey), np.array(answers, np.int64)
+        raise file_error(list_file, "names no pictures")
+    return read_images(paths, size, grey), np.array(labels, np.int64)
 
 
 def picture_files(folder: Path) -> list[Path]:
-    """The pictures of one folder, by name; any other file in it is refused."""
-    paths = inside(folder_of(folder))
+    """The pictures in a folder, sorted by name; any other file is refused."""
+    paths = list_folder(existing_folder(folder))
     if not paths:
-        raise bad(folder, "holds no pictures: fill it or remove it")
+        raise file_error(folder, "holds no pictures: fill it or remove it")
     for path in paths:
         if not path.name.lower().endswith(SUFFIXES):
-            raise bad(
+            raise file_error(
                 path, "is not a png, jpeg, bmp or ppm picture: convert it or move it elsewhere"
             )
     return paths
 
 
 def read_images(paths: Sequence[Path], size: Size, grey: bool = False) -> Pixels:
-    """All these pictures in one array, which is reserved once."""
+    """Read pictures into one array, which is allocated once."""
     x = np.empty((len(paths), 1 if grey else 3, *_sides(size)), np.uint8)
     for i, path in enumerate(paths):
         x[i] = read_image(path, size, grey)
@@ -176,6 +180,6 @@ def _sides(size: Size) -> tuple[int, int]:
     for side in sides:
         if not 1 <= side <= MOST_SIDE:
             raise UsageError(
-                f"size is the number of pixels a side, from 1 to {MOST_SIDE}, not {shown(side)}."
+                f"size must be a side length in pixels, from 1 to {MOST_SIDE}, not {quote(side)}."
             )
     return sides

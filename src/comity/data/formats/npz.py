@@ -1,4 +1,4 @@
-"""Arrays of a numpy archive (.npz), without the pickles that it might hold."""
+"""Arrays of a numpy archive (.npz); pickles in it are refused."""
 
 from __future__ import annotations
 
@@ -13,97 +13,109 @@ from numpy.lib import format as npy
 from comity.data.formats.common import (
     Array,
     Source,
-    bad,
     check_unpacked,
-    few,
-    parsing,
-    present,
-    reading,
+    existing_file,
+    file_error,
+    join_names,
+    wrap_parse_errors,
+    wrap_read_errors,
 )
 
 Shape = tuple[int | str, ...]
 
 
 def read_npz(path: Source, /, *, missing: bool = False, **shapes: Shape | None) -> dict[str, Array]:
-    """The named arrays, each of the shape given: `read_npz(path, x=("n", 28, 28), y=("n",),
-    names=None)`.
+    """Read arrays by name and check their shapes.
 
-    A word in a shape stands for any size, the same wherever the word is; None is any shape. Without
-    names all arrays are read. NaN and infinity are refused unless `missing`. Shapes are compared
+    As in `read_npz(path, x=("n", 28, 28), y=("n",), names=None)`. A word in a shape stands for any
+    size, which must be the same wherever the word occurs; None allows any shape. Without names, all
+    arrays are read. NaN and infinity are refused unless `missing` is true. Shapes are checked
     before anything is unpacked.
     """
     sizes: dict[str, tuple[str, int]] = {}
-    held: dict[str, Array] = {}
-    with reading(path), present(path).open("rb") as raw, parsing(path), ZipFile(raw) as archive:
+    arrays: dict[str, Array] = {}
+    with (
+        wrap_read_errors(path),
+        existing_file(path).open("rb") as raw,
+        wrap_parse_errors(path),
+        ZipFile(raw) as archive,
+    ):
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        wanted = shapes or dict.fromkeys(members)
-        if not wanted:
-            raise bad(path, "holds no arrays")
-        for name, shape in wanted.items():
+        requested = shapes or dict.fromkeys(members)
+        if not requested:
+            raise file_error(path, "holds no arrays")
+        for name, shape in requested.items():
             if name not in members:
-                raise bad(path, f"has no array called {name}; it has {few(members) or 'none'}")
+                raise file_error(
+                    path, f"has no array called {name}; it has {join_names(members) or 'none'}"
+                )
             with archive.open(members[name]) as stream:
-                found = _header(path, name, stream, members[name])
+                actual = _header(path, name, stream, members[name])
             if shape is not None:
-                _compare(path, name, found, shape, sizes)
+                _check_shape(path, name, actual, shape, sizes)
         check_unpacked(
-            path, sum(members[name].file_size for name in wanted), os.fstat(raw.fileno()).st_size
+            path, sum(members[name].file_size for name in requested), os.fstat(raw.fileno()).st_size
         )
-        for name in wanted:
+        for name in requested:
             with archive.open(members[name]) as stream:
-                held[name] = npy.read_array(stream, allow_pickle=False)
-    for name, values in held.items():
+                arrays[name] = npy.read_array(stream, allow_pickle=False)
+    for name, values in arrays.items():
         if not missing and values.dtype.kind == "f" and not np.isfinite(values).all():
             where = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
-            raise bad(
+            raise file_error(
                 path,
                 f"has {values[where]} in {name} at {list(where)}: only finite numbers can be used",
             )
-    return held
+    return arrays
 
 
 def _header(path: Source, name: str, stream: IO[bytes], info: ZipInfo) -> tuple[int, ...]:
-    """The shape a member says it has, once it is known to be plain values and to have the size that
-    takes.
+    """The shape of a member, from its header.
+
+    Refuses members that hold objects, or whose size does not fit the shape.
     """
     if not info.filename.endswith(".npy"):
-        raise bad(path, f"holds {name}, which is not an array")
+        raise file_error(path, f"holds {name}, which is not an array")
     version = npy.read_magic(stream)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(stream)
     if dtype.hasobject:
-        raise bad(
+        raise file_error(
             path,
             f"holds Python objects in {name}, which are not read because they can run any program:"
             " save it as numbers or text",
         )
     if dtype.kind not in "biufU":
-        raise bad(path, f"holds {name} of type {dtype}, but only numbers and text can be read")
+        raise file_error(
+            path, f"holds {name} of type {dtype}, but only numbers and text can be read"
+        )
     if info.file_size != stream.tell() + prod(shape) * dtype.itemsize:
-        raise bad(
+        raise file_error(
             path,
-            f"holds {name} of shape {shape}, which is not what its length says: get a new copy"
-            " of it",
+            f"holds {name} of shape {shape}, which does not fit its length: get a new copy of it",
         )
     return tuple(shape)
 
 
-def _compare(
-    path: Source, name: str, found: tuple[int, ...], shape: Shape, sizes: dict[str, tuple[str, int]]
+def _check_shape(
+    path: Source,
+    name: str,
+    actual: tuple[int, ...],
+    shape: Shape,
+    sizes: dict[str, tuple[str, int]],
 ) -> None:
-    """Refuse a shape that is not the one expected; `sizes` remembers what each word stood for, and
-    where.
-    """
-    if len(found) != len(shape) or any(
-        isinstance(s, int) and s != f for s, f in zip(shape, found, strict=True)
+    """Refuse a shape that is not as expected; `sizes` holds the size and array of each word."""
+    if len(actual) != len(shape) or any(
+        isinstance(s, int) and s != f for s, f in zip(shape, actual, strict=True)
     ):
         expected = f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
-        raise bad(path, f"has {name} of shape {found}, but {expected} is needed")
-    for word, size in zip(shape, found, strict=True):
+        raise file_error(path, f"has {name} of shape {actual}, but {expected} is needed")
+    for word, size in zip(shape, actual, strict=True):
         if isinstance(word, str):
-            other, known = sizes.setdefault(word, (name, size))
-            if known != size:
-                raise bad(
+            other_array, known_size = sizes.setdefault(word, (name, size))
+            if known_size != size:
+                raise file_error(
                     path,
-                    f"has {size} for {word} in {name} but {known} in {other}: they must be equal",
+                    f"has {size} for {word} in {name} but {known_size} in {other_array}: they must"
+                    " be equal",
                 )

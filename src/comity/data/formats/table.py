@@ -1,4 +1,4 @@
-"""Tables: csv and parquet files as columns with names, and columns as numbers or codes."""
+"""Tables: csv, parquet and Excel files as named columns, and columns as numbers or codes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from comity.data.formats.common import (
     DAMAGED,
     Array,
     Source,
-    bad,
     check_unpacked,
-    few,
-    opened,
-    optional,
-    parsing,
-    present,
-    reading,
-    shown,
+    existing_file,
+    file_error,
+    import_optional,
+    join_names,
+    open_binary,
+    quote,
+    wrap_parse_errors,
+    wrap_read_errors,
 )
-from comity.data.preparation import DECIMAL_COMMA, NUMBER, separator_of, without_decimal_comma
+from comity.data.preparation import DECIMAL_COMMA, NUMBER, detect_separator, without_decimal_comma
 
 MISSING = ("", "?")
 MOST_BLANK = 1_000_000
@@ -40,27 +40,29 @@ MOST_BLANK = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns with names, all of one length. Text is str, and '' where it is missing."""
+    """Named columns of the same length. Text is str, and '' where it is missing."""
 
     path: Source
     names: list[str]
     columns: list[Array] = field(repr=False)
 
     @cached_property
-    def _places(self) -> dict[str, int]:
+    def _positions(self) -> dict[str, int]:
         return {name: place for place, name in enumerate(self.names)}
 
     def __len__(self) -> int:
         return len(self.columns[0])
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._positions
 
     def __getitem__(self, name: str) -> Array:
         """The column of that name."""
         if name not in self:
-            raise bad(self.path, f"has no column called {shown(name)}; it has {few(self.names)}")
-        return self.columns[self._places[name]]
+            raise file_error(
+                self.path, f"has no column called {quote(name)}; it has {join_names(self.names)}"
+            )
+        return self.columns[self._positions[name]]
 
     def numeric(self, name: str) -> NDArray[np.float64]:
         """The column as numbers, NaN where it is missing."""
@@ -71,38 +73,44 @@ class Table:
         return codes(self[name], values, self.place(name))
 
     def place(self, name: str) -> str:
-        """How a sentence calls the column."""
+        """The name of a column in messages."""
         return f"The column {name!r} of {self.path}"
 
 
 def numeric(column: Array, what: str = "The column") -> NDArray[np.float64]:
-    """Numbers, NaN where missing; anything else is refused by its row, counted from 1 below the
-    header.
+    """Convert a column to numbers, NaN where missing.
+
+    Raises:
+        UsageError: if a cell is not a number; names its row, counted from 1 below the header.
     """
     if column.dtype.kind in "biuf":
         return column.astype(np.float64)
-    made = np.full(len(column), np.nan)
+    values = np.full(len(column), np.nan)
     for row, cell in enumerate(map(str, column)):
         if cell in MISSING:
             continue
         if not NUMBER.fullmatch(cell) or not isfinite(value := float(cell)):
-            raise bad(what, f"has {shown(cell)} in row {row + 1}, which is not a number")
-        made[row] = value
-    return made
+            raise file_error(what, f"has {quote(cell)} in row {row + 1}, which is not a number")
+        values[row] = value
+    return values
 
 
 def codes(column: Array, values: Sequence[str], what: str = "The column") -> NDArray[np.int64]:
-    """The position of each cell in `values`, -1 where missing; anything else is refused by its row."""
-    known = dict.fromkeys(MISSING, -1) | {value: i for i, value in enumerate(values)}
-    made = np.empty(len(column), np.int64)
+    """The position of each cell in `values`, -1 where missing.
+
+    Raises:
+        UsageError: if a cell is not one of `values`; names its row.
+    """
+    positions = dict.fromkeys(MISSING, -1) | {value: i for i, value in enumerate(values)}
+    result = np.empty(len(column), np.int64)
     for row, cell in enumerate(map(str, column)):
-        if cell not in known:
+        if cell not in positions:
             choice = f": it must be one of {', '.join(values)}" if len(values) <= 12 else ""
-            raise bad(
-                what, f"has {shown(cell)} in row {row + 1}, which is not a known value{choice}"
+            raise file_error(
+                what, f"has {quote(cell)} in row {row + 1}, which is not a known value{choice}"
             )
-        made[row] = known[cell]
-    return made
+        result[row] = positions[cell]
+    return result
 
 
 def read_csv(
@@ -111,69 +119,73 @@ def read_csv(
     delimiter: str | None = ",",
     ignore: tuple[str, ...] = (),
 ) -> Table:
-    """The columns of a csv file (or csv.gz) in UTF-8, by name, as str without spaces around;
-    missing ('?' or nothing) is ''.
+    """Read a csv file (or csv.gz) in UTF-8.
 
-    Its first row names the columns, unless `header` does. Blank lines, and lines that begin with
-    one of `ignore`, are passed over. Without a `delimiter` its first line shows what separates the
-    cells; where that is no comma, 3,5 is 3.5.
+    Cells are stripped str; a missing cell ('?' or empty) is ''.
+
+    Args:
+        path: the file.
+        header: the column names. Default: the first row.
+        delimiter: separator of cells. None: detect it in the first line; if it is not a comma,
+            3,5 becomes 3.5.
+        ignore: lines that begin with one of these are ignored, as are blank lines.
     """
-    rows: list[
-        tuple[str, ...]
-    ] = []  # lists would be looked through by the garbage collector again and again
+    # Tuples of str, unlike lists, are not tracked by the garbage collector.
+    rows: list[tuple[str, ...]] = []
     names = None if header is None else list(header)
     blank = 0
-    points = Points(path)
-    with opened(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
-        first = next(text, "")
-        between = separator_of(first) if delimiter is None else delimiter
-        plain = without_decimal_comma if delimiter is None and between != "," else str
-        # A line that is passed over becomes a blank one, so that the reader's count stays that of
-        # the file.
+    marks = DecimalMarks(path)
+    with open_binary(path) as stream, io.TextIOWrapper(stream, "utf-8-sig", newline="") as text:
+        first_line = next(text, "")
+        separator = detect_separator(first_line) if delimiter is None else delimiter
+        convert = without_decimal_comma if delimiter is None and separator != "," else str
+        # An ignored line becomes a blank line, so that line numbers stay those of the file.
         lines = csv.reader(
-            ("\n" if line.startswith(ignore) else line for line in chain([first], text)),
-            delimiter=between,
+            ("\n" if line.startswith(ignore) else line for line in chain([first_line], text)),
+            delimiter=separator,
             skipinitialspace=True,
             strict=True,
         )
         try:
             for row in lines:
                 cells = [cell.strip() for cell in row]
-                if any("\0" in cell for cell in cells):  # numpy would cut the cell off there
-                    raise bad(
+                if any("\0" in cell for cell in cells):  # numpy would truncate the cell there
+                    raise file_error(
                         path,
-                        f"has a NUL byte in line {lines.line_num}: it is no text, or {DAMAGED}",
+                        f"has a NUL byte in line {lines.line_num}: it is not text, or {DAMAGED}",
                     )
                 if not any(cells) and len(cells) <= 1:
                     blank += 1
                     if blank > MOST_BLANK:
-                        raise bad(path, f"has more than {MOST_BLANK:,} blank lines: remove them")
+                        raise file_error(
+                            path, f"has more than {MOST_BLANK:,} blank lines: remove them"
+                        )
                     continue
                 if names is None:
                     names = cells
                 elif len(cells) != len(names):
                     quotes = (
-                        f"; a cell with a {between!r} in it must stand in quotes"
+                        f"; a cell with a {separator!r} in it must stand in quotes"
                         if len(cells) > len(names)
                         else ""
                     )
-                    raise bad(
+                    raise file_error(
                         path,
                         f"has {len(cells)} cells in line {lines.line_num}, but {len(names)}"
                         f" columns{quotes}",
                     )
                 else:
-                    if plain is not str:
-                        points.look(cells, lines.line_num)
-                    rows.append(tuple("" if cell in MISSING else plain(cell) for cell in cells))
-        except csv.Error as why:
-            raise bad(
+                    if convert is not str:
+                        marks.check(cells, lines.line_num)
+                    rows.append(tuple("" if cell in MISSING else convert(cell) for cell in cells))
+        except csv.Error as error:
+            raise file_error(
                 path,
                 f"has a cell in line {lines.line_num} that is too long, or whose quotes do not"
                 " match",
-            ) from why
+            ) from error
     if not rows or names is None:
-        raise bad(path, "has no rows")
+        raise file_error(path, "has no rows")
     _check_names(path, names)
     return Table(path, names, [np.array(column, np.str_) for column in zip(*rows, strict=True)])
 
@@ -182,53 +194,55 @@ THOUSANDS = re.compile(r"[-+]?\d{1,3}(\.\d{3})+")
 
 
 @dataclass
-class Points:
-    """What a file means by a point: where 3,5 has a decimal comma, 1.234 may be a thousand and
-    more, or little more than one.
+class DecimalMarks:
+    """Decimal commas and points of a file.
+
+    In a file with decimal commas (3,5), the point of 1.234 may separate thousands or decimals.
     """
 
     path: Source
     comma: str = ""
     point: str = ""
 
-    def look(self, cells: Iterable[str], line: int) -> None:
-        """Refuse a file in which both occur."""
+    def check(self, cells: Iterable[str], line: int) -> None:
+        """Refuse a file in which decimal commas and such points occur."""
         for cell in cells:
             if not self.comma and DECIMAL_COMMA.fullmatch(cell):
-                self.comma = f"{shown(cell)} in line {line}"
+                self.comma = f"{quote(cell)} in line {line}"
             elif not self.point and THOUSANDS.fullmatch(cell):
-                self.point = f"{shown(cell)} in line {line}"
+                self.point = f"{quote(cell)} in line {line}"
             else:
                 continue
             if self.comma and self.point:
-                raise bad(
+                raise file_error(
                     self.path,
-                    f"has {self.point}, and {self.comma} with a decimal comma: whether the point"
-                    " stands between thousands cannot be told, so write numbers without points"
-                    " between thousands, and all with a comma or all with a point",
+                    f"has {self.point}, and {self.comma} with a decimal comma: the point may"
+                    " separate thousands or decimals, so write numbers without thousands"
+                    " separators, and all with a comma or all with a point",
                 )
 
 
 def read_parquet(path: Source) -> Table:
-    """A parquet file's columns of numbers and text, by name; a missing number is NaN (its column
-    float64), missing text ''.
+    """Read the columns of numbers and text of a parquet file.
+
+    Missing text is ''; a column with missing numbers becomes float64 with NaN.
     """
-    file = present(path)
-    arrow = optional("pyarrow", path)
-    parquet = optional("pyarrow.parquet", path)
-    with reading(path):
-        with parsing(path, f"is no parquet file, or {DAMAGED}"):
+    file = existing_file(path)
+    arrow = import_optional("pyarrow", path)
+    parquet = import_optional("pyarrow.parquet", path)
+    with wrap_read_errors(path):
+        with wrap_parse_errors(path, f"is not a parquet file, or {DAMAGED}"):
             packed = parquet.ParquetFile(file)
             check_unpacked(
                 path, packed.metadata.num_rows * packed.metadata.num_columns, file.stat().st_size
             )
-            held = packed.read()
-        if not held.num_rows or not held.num_columns:
-            raise bad(path, "has no rows")
-        _check_names(path, held.column_names)
+            table = packed.read()
+        if not table.num_rows or not table.num_columns:
+            raise file_error(path, "has no rows")
+        _check_names(path, table.column_names)
         kinds = arrow.types
         columns = []
-        for name, column in zip(held.column_names, held.columns, strict=True):
+        for name, column in zip(table.column_names, table.columns, strict=True):
             values = (
                 column.cast(column.type.value_type) if kinds.is_dictionary(column.type) else column
             )
@@ -243,21 +257,25 @@ def read_parquet(path: Source) -> Table:
                     (values.cast(arrow.float64()) if values.null_count else values).to_numpy()
                 )
             else:
-                raise bad(
+                raise file_error(
                     path,
-                    f"has a column {name!r} of type {shown(str(values.type))}, but only numbers and"
+                    f"has a column {name!r} of type {quote(str(values.type))}, but only numbers and"
                     " text can be read",
                 )
-    return Table(path, list(held.column_names), columns)
+    return Table(path, list(table.column_names), columns)
 
 
 def read_xlsx(path: Source) -> Table:
-    """The first sheet of an Excel file: its first row names the columns; what formulas made is
-    read, not the formulas.
+    """Read the first sheet of an Excel file, whose first row names the columns.
+
+    Formulas are read as their values.
     """
-    file = present(path)
-    openpyxl = optional("openpyxl", path)
-    with reading(path), parsing(path, f"is no Excel file (.xlsx), or {DAMAGED}"):
+    file = existing_file(path)
+    openpyxl = import_optional("openpyxl", path)
+    with (
+        wrap_read_errors(path),
+        wrap_parse_errors(path, f"is not an Excel file (.xlsx), or {DAMAGED}"),
+    ):
         with zipfile.ZipFile(file) as packed:
             check_unpacked(
                 path, sum(part.file_size for part in packed.infolist()), file.stat().st_size
@@ -269,33 +287,33 @@ def read_xlsx(path: Source) -> Table:
                 for row in book.worksheets[0].iter_rows(values_only=True)
                 if any(cell is not None for cell in row)
             ]
-            others = [
+            other_sheets = [
                 sheet.title
                 for sheet in book.worksheets[1:]
                 if any(any(row) for row in sheet.iter_rows(values_only=True))
             ]
             book.close()
-        lacking = any(cell is None for row in rows for cell in row) or not rows
-        formula = _formula_without_value(openpyxl, file) if lacking else ""
-    if others:
-        raise bad(
+        has_empty_cells = any(cell is None for row in rows for cell in row) or not rows
+        formula = _formula_without_value(openpyxl, file) if has_empty_cells else ""
+    if other_sheets:
+        raise file_error(
             path,
-            f"has other sheets than its first ({few(others, 5)}): save the one to read in a file of"
-            " its own",
+            f"has other sheets than its first ({join_names(other_sheets, 5)}): save the sheet to"
+            " read in a file of its own",
         )
     if formula:
-        raise bad(
+        raise file_error(
             path,
             f"has a formula without a value in cell {formula}: open it in Excel or LibreOffice and"
             " save it again",
         )
     if len(rows) < 2:
-        raise bad(path, "has no rows")
+        raise file_error(path, "has no rows")
     names = [_text(cell) for cell in rows[0]]
     while names and not names[-1]:
         names.pop()
     if any(cell is not None for row in rows[1:] for cell in row[len(names) :]):
-        raise bad(path, f"has cells beyond its {len(names)} named columns")
+        raise file_error(path, f"has cells beyond its {len(names)} named columns")
     _check_names(path, names)
     return Table(
         path,
@@ -305,26 +323,24 @@ def read_xlsx(path: Source) -> Table:
 
 
 def _formula_without_value(openpyxl: Any, file: Path) -> str:
-    """The first cell of the first sheet whose formula was never worked out, as in files that
-    programs write.
-    """
+    """The first cell with a formula that was never evaluated, as in files written by programs."""
     with file.open("rb") as values, file.open("rb") as formulas:
         books = [
-            openpyxl.load_workbook(one, read_only=True, data_only=only)
-            for one, only in ((values, True), (formulas, False))
+            openpyxl.load_workbook(stream, read_only=True, data_only=data_only)
+            for stream, data_only in ((values, True), (formulas, False))
         ]
         pairs = zip(*(book.worksheets[0].iter_rows() for book in books), strict=True)
-        found = (
+        empty_formulas = (
             (a, b)
             for row in pairs
             for a, b in zip(*row, strict=True)
             if b.data_type == "f" and a.value is None
         )
-        return next((str(b.coordinate) for _, b in found), "")
+        return next((str(b.coordinate) for _, b in empty_formulas), "")
 
 
 def _text(cell: object) -> str:
-    """A cell of a sheet as text."""
+    """The text of a cell of a sheet."""
     if cell is None:
         return ""
     if isinstance(cell, datetime | date):
@@ -333,11 +349,11 @@ def _text(cell: object) -> str:
 
 
 def _check_names(path: Source, names: Iterable[str]) -> None:
-    """Each column must have a name of its own."""
-    seen: set[str] = set()
+    """Refuse empty and duplicate column names."""
+    known_names: set[str] = set()
     for number, name in enumerate(names, 1):
         if not name:
-            raise bad(path, f"has no name for column {number}")
-        if name in seen:
-            raise bad(path, f"has two columns called {shown(name)}")
-        seen.add(name)
+            raise file_error(path, f"has no name for column {number}")
+        if name in known_names:
+            raise file_error(path, f"has two columns called {quote(name)}")
+        known_names.add(name)

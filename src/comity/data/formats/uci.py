@@ -1,10 +1,10 @@
-"""A table of UCI as it comes: Adult."""
+"""The Adult table of UCI in its original files."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from comity.data.formats.common import Source, bad
+from comity.data.formats.common import Source, file_error
 from comity.data.formats.table import Table, read_csv
 
 ADULT = (
@@ -29,17 +29,18 @@ INCOMES = ("<=50K", ">50K")
 
 
 def read_adult(path: Source) -> Table:
-    """`adult.data` or `adult.test`, as str; `income` is <=50K or >50K in both, without the dot that
-    the test file has.
+    """Read `adult.data` or `adult.test` as str.
+
+    `income` is <=50K or >50K in both; the dot at its end in the test file is removed.
     """
-    held = read_csv(path, header=ADULT, ignore=("|",))
-    table = Table(path, held.names, [*held.columns[:-1], np.strings.rstrip(held["income"], ".")])
+    raw = read_csv(path, header=ADULT, ignore=("|",))
+    table = Table(path, raw.names, [*raw.columns[:-1], np.strings.rstrip(raw["income"], ".")])
     for name in ADULT_NUMBERS:
         table.numeric(name)
     table.codes("income", INCOMES)
     for name in (*ADULT_NUMBERS, "income"):
         if (table[name] == "").any():
-            raise bad(
+            raise file_error(
                 table.place(name), f"is missing in row {int(np.argmax(table[name] == '')) + 1}"
             )
     return table

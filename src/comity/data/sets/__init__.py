@@ -1,1 +1,1 @@
-"""The library's datasets, a file for each kind; each registers its entries when it is imported."""
+"""The datasets of the library by kind; each module registers its entries when imported."""

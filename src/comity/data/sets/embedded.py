@@ -1,4 +1,4 @@
-"""What comes with Comity's dependencies, and needs no files."""
+"""Datasets that come with Comity's dependencies and need no files."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ DIGITS = Card(
 )
 
 
-def _table() -> tuple[NDArray[Any], NDArray[Any]]:
-    """Pixels and labels as scikit-learn's `load_digits` gives them, from its file if it is where it
-    has always been.
+def _read_digits() -> tuple[NDArray[Any], NDArray[Any]]:
+    """Pixels and labels of scikit-learn's `load_digits`.
 
-    Importing scikit-learn takes most of a second, reading its file a few hundredths.
+    They are read from scikit-learn's file if it is at the known place, because importing
+    scikit-learn takes most of a second.
     """
-    found = find_spec("sklearn")
+    package = find_spec("sklearn")
     file = (
-        Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-        if found and found.origin
+        Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if package and package.origin
         else None
     )
     if file and file.is_file():
@@ -49,7 +49,7 @@ def _table() -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _digits() -> Dataset:
-    pixels, labels = _table()
+    pixels, labels = _read_digits()
     x = torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, *DIGITS.shape)
     return Dataset(
         name=DIGITS.name,

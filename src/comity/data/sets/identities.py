@@ -2,7 +2,7 @@
 
 Training identities are the classes of a dataset whose natural parties are the cameras. The test
 identities are others: they are matched, not classified, with `query_and_gallery` and the measures
-of `comity.measure.retrieval`.
+of `comity.metrics.retrieval`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from comity.data.dataset import Dataset
-from comity.data.files import Found, Way, obtain
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.files import FileLayout, FilePaths, load_dataset
+from comity.data.formats.common import existing_folder, file_error, list_folder, quote
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
-from comity.data.sets.common import Shot, album, table, within
+from comity.data.sets.common import ImageFile, image_file_dataset, path_inside, table
 from comity.errors import unknown
-
-if TYPE_CHECKING:
-    from comity.measure.retrieval import Seen
+from comity.metrics.retrieval import Embeddings
 
 MARKET = Card(
     name="market1501",
@@ -61,8 +59,8 @@ VERI = Card(
 )
 
 
-class Sight(NamedTuple):
-    """One picture: who was seen, and by which camera."""
+class Sighting(NamedTuple):
+    """An image file: the identity on it, and the camera that took it."""
 
     path: Path
     identity: int
@@ -70,124 +68,141 @@ class Sight(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lineup:
-    """Images to be matched (bytes, N x C x H x W), whose they are, and which camera took them."""
+class MatchingSet:
+    """Images to be matched (bytes, N x C x H x W), their identities and their cameras."""
 
     x: Tensor
     ids: Tensor
     cameras: Tensor
 
-    def seen(self, extract: Callable[[Tensor], Tensor], batch: int = 256) -> Seen:
+    def seen(self, extract: Callable[[Tensor], Tensor], batch: int = 256) -> Embeddings:
         """What `extract` makes of the images, normalised as those of the training part are, for
         `retrieval`.
         """
-        from comity.measure.retrieval import Seen
-
         features = [extract((part.float() / 255 - 0.5) / 0.5) for part in self.x.split(batch)]
-        return Seen(torch.cat(features), self.ids, self.cameras)
+        return Embeddings(torch.cat(features), self.ids, self.cameras)
 
 
-def query_and_gallery(name: str) -> tuple[Lineup, Lineup]:
-    """The test part of a re-identification dataset: what is looked for, and among what."""
+def query_and_gallery(name: str) -> tuple[MatchingSet, MatchingSet]:
+    """The test part of a re-identification dataset: queries, and the gallery to search."""
     if name not in TESTS:
         raise unknown("re-identification dataset", name, TESTS)
-    made = obtain(name, TESTS[name])
-    cameras = torch.from_numpy(made.groups["camera"].of)
-    queries = int((made.groups["part"].of == 0).sum())  # they come first
+    dataset = load_dataset(name, TESTS[name])
+    cameras = torch.from_numpy(dataset.groups["camera"].of)
+    queries = int((dataset.groups["part"].of == 0).sum())  # they come first
     return (
-        Lineup(made.x[:queries], made.y[:queries], cameras[:queries]),
-        Lineup(made.x[queries:], made.y[queries:], cameras[queries:]),
+        MatchingSet(dataset.x[:queries], dataset.y[:queries], cameras[:queries]),
+        MatchingSet(dataset.x[queries:], dataset.y[queries:], cameras[queries:]),
     )
 
 
-def _by_name(folder: Path, junk: int | None = None) -> Iterator[Sight]:
-    """Files called as `0002_c1s1_000451_03.jpg`: the identity, then the camera; `junk` marks what
-    is nobody.
+def _by_name(folder: Path, junk: int | None = None) -> Iterator[Sighting]:
+    """Files named like `0002_c1s1_000451_03.jpg`: the identity, then the camera.
+
+    Files with the identity `junk` are skipped.
     """
-    for path in inside(folder_of(folder)):
+    for path in list_folder(existing_folder(folder)):
         if path.suffix.lower() != ".jpg":  # Thumbs.db and the like
             continue
-        told = re.match(r"(-?\d+)_c(\d+)", path.name)
-        if told is None:
-            raise bad(
+        match = re.match(r"(-?\d+)_c(\d+)", path.name)
+        if match is None:
+            raise file_error(
                 path, "must begin with an identity and a camera, as 0002_c1s1_000451_03.jpg does"
             )
-        if int(told[1]) != junk:
-            yield Sight(path, int(told[1]), int(told[2]))
+        if int(match[1]) != junk:
+            yield Sighting(path, int(match[1]), int(match[2]))
 
 
-def _by_list(folder: Path, *lists: Path) -> Iterator[Sight]:
-    """MSMT17's lists: `0000/0000_000_01_0303noon_0008_0.jpg 0`, where the third number is the
-    camera.
+def _by_list(folder: Path, *lists: Path) -> Iterator[Sighting]:
+    """The lists of MSMT17, with lines like `0000/0000_000_01_0303noon_0008_0.jpg 0`.
+
+    The third number of the file name is the camera.
     """
     for file in lists:
         for name, identity in table(file, "a path", "an identity"):
-            told = re.match(r"\d+_\d+_(\d+)_", Path(name).name)
-            if told is None or not identity.isdecimal():
-                raise bad(
+            match = re.match(r"\d+_\d+_(\d+)_", Path(name).name)
+            if match is None or not identity.isdecimal():
+                raise file_error(
                     file,
-                    f"has {shown(f'{name} {identity}')}, but lines are as"
+                    f"has {quote(f'{name} {identity}')}, but lines are as"
                     " 0000/0000_000_01_0303noon_0008_0.jpg 0",
                 )
-            yield Sight(within(folder, name, file), int(identity), int(told[1]))
+            yield Sighting(path_inside(folder, name, file), int(identity), int(match[1]))
 
 
-def _dataset(card: Card, root: Path, *parts: Iterable[Sight]) -> Dataset:
-    """What was seen, with identities and cameras counted from 0; several parts are a group of their
-    own.
+def _dataset(card: Card, root: Path, *parts: Iterable[Sighting]) -> Dataset:
+    """A dataset with identities and cameras numbered from 0.
+
+    If there are several parts, they become a grouping.
     """
-    many = [list(part) for part in parts]
-    if not all(many):
-        raise bad(root, "holds no pictures of identities")
-    every = [sight for part in many for sight in part]
-    ids, y = np.unique([sight.identity for sight in every], return_inverse=True)
-    cameras, of = np.unique([sight.camera for sight in every], return_inverse=True)
-    groups = {"camera": Groups(tuple(f"camera {n}" for n in cameras), of)}
+    parts_as_lists = [list(part) for part in parts]
+    if not all(parts_as_lists):
+        raise file_error(root, "holds no images of identities")
+    sightings = [sighting for part in parts_as_lists for sighting in part]
+    ids, y = np.unique([sighting.identity for sighting in sightings], return_inverse=True)
+    cameras, camera_numbers = np.unique(
+        [sighting.camera for sighting in sightings], return_inverse=True
+    )
+    groups = {"camera": Groups(tuple(f"camera {n}" for n in cameras), camera_numbers)}
     if len(parts) > 1:
         groups["part"] = Groups(
-            ("query", "gallery"), np.repeat(np.arange(len(many)), [len(part) for part in many])
+            ("query", "gallery"),
+            np.repeat(np.arange(len(parts_as_lists)), [len(part) for part in parts_as_lists]),
         )
-    known = replace(card, classes=len(ids), samples=len(every) if len(parts) > 1 else card.samples)
-    shots = [Shot(sight.path, int(label)) for sight, label in zip(every, y, strict=True)]
-    return album(known, root, shots, groups=groups, home="natural(by=camera)")
+    actual_card = replace(
+        card, classes=len(ids), samples=len(sightings) if len(parts) > 1 else card.samples
+    )
+    images = [
+        ImageFile(sighting.path, int(label)) for sighting, label in zip(sightings, y, strict=True)
+    ]
+    return image_file_dataset(
+        actual_card, root, images, groups=groups, default_partition="natural(by=camera)"
+    )
 
 
 def _folders(
     card: Card, root: str, train: str, query: str, gallery: str, junk: int | None = None
-) -> tuple[Way, Way]:
-    """The ways to the training and the test part of a dataset whose file names say all."""
+) -> tuple[FileLayout, FileLayout]:
+    """The layouts of the training and test part of a dataset with identities in file names."""
 
-    def learn(found: Found) -> Dataset:
-        (folder,) = found.values()
+    def read_train(paths: FilePaths) -> Dataset:
+        (folder,) = paths.values()
         return _dataset(card, folder, _by_name(folder, junk))
 
-    def match(found: Found) -> Dataset:
-        first, second = found.values()
+    def read_test(paths: FilePaths) -> Dataset:
+        first, second = paths.values()
         return _dataset(card, first.parent, _by_name(first, junk), _by_name(second, junk))
 
-    return Way(learn, (f"{root}/{train}",)), Way(match, (f"{root}/{query}", f"{root}/{gallery}"))
+    return (
+        FileLayout(read_train, (f"{root}/{train}",)),
+        FileLayout(read_test, (f"{root}/{query}", f"{root}/{gallery}")),
+    )
 
 
-def _lists(root: str, train: str, test: str) -> tuple[Way, Way]:
-    """The ways to the training and the test part of MSMT17; what its makers set aside for
-    validation is trained on.
+def _lists(root: str, train: str, test: str) -> tuple[FileLayout, FileLayout]:
+    """The layouts of the training and test part of MSMT17.
+
+    The official validation part is used for training.
     """
 
-    def learn(found: Found) -> Dataset:
-        folder, *files = found.values()
+    def read_train(paths: FilePaths) -> Dataset:
+        folder, *files = paths.values()
         return _dataset(MSMT, folder, _by_list(folder, *files))
 
-    def match(found: Found) -> Dataset:
-        folder, query, gallery = found.values()
+    def read_test(paths: FilePaths) -> Dataset:
+        folder, query, gallery = paths.values()
         return _dataset(MSMT, folder, _by_list(folder, query), _by_list(folder, gallery))
 
     def names(folder: str, *lists: str) -> tuple[str, ...]:
         return (f"{root}/{folder}", *(f"{root}/list_{name}.txt" for name in lists))
 
-    return Way(learn, names(train, "train", "val")), Way(match, names(test, "query", "gallery"))
+    return (
+        FileLayout(read_train, names(train, "train", "val")),
+        FileLayout(read_test, names(test, "query", "gallery")),
+    )
 
 
-WAYS = {
+LAYOUTS = {
     MARKET: [
         _folders(
             MARKET,
@@ -204,8 +219,8 @@ WAYS = {
     ],
     VERI: [_folders(VERI, "VeRi", "image_train", "image_query", "image_test")],
 }
-TESTS: dict[str, tuple[Way, ...]] = {
-    card.name: tuple(test for _, test in ways) for card, ways in WAYS.items()
+TESTS: dict[str, tuple[FileLayout, ...]] = {
+    card.name: tuple(test for _, test in layouts) for card, layouts in LAYOUTS.items()
 }
-for _card, _ways in WAYS.items():
-    register(Entry(_card, tuple(train for train, _ in _ways)))
+for _card, _layouts in LAYOUTS.items():
+    register(Entry(_card, tuple(train for train, _ in _layouts)))

@@ -1,15 +1,15 @@
-"""Pictures of many kinds, in the folders of their makers: Tiny-ImageNet and Caltech-UCSD Birds."""
+"""Image datasets in their original folders: Tiny-ImageNet and Caltech-UCSD Birds."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from comity.data.dataset import Dataset
-from comity.data.files import Found, Way
+from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import picture_files
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.formats.common import existing_folder, file_error, list_folder, quote
 from comity.data.library import Card, Entry, register
-from comity.data.sets.common import Shot, album, table, within
+from comity.data.sets.common import ImageFile, image_file_dataset, path_inside, table
 
 TINY = Card(
     name="tiny-imagenet",
@@ -32,72 +32,75 @@ CUB = Card(
 )
 
 
-def _tiny(found: Found) -> Dataset:
-    """`train/<wnid>/images/*.JPEG`, and `val/images` with `val/val_annotations.txt`; classes in the
-    order of their wnids.
+def _tiny(paths: FilePaths) -> Dataset:
+    """Read `train/<wnid>/images/*.JPEG`, and `val/images` with `val/val_annotations.txt`.
+
+    Classes are sorted by wnid.
     """
-    root = found["tiny-imagenet-200"]
-    kinds = [path.name for path in inside(folder_of(root / "train")) if path.is_dir()]
+    root = paths["tiny-imagenet-200"]
+    kinds = [path.name for path in list_folder(existing_folder(root / "train")) if path.is_dir()]
     label = {kind: k for k, kind in enumerate(kinds)}
-    shots = [
-        Shot(path, label[kind])
+    images = [
+        ImageFile(path, label[kind])
         for kind in kinds
         for path in picture_files(root / "train" / kind / "images")
     ]
-    notes = root / "val" / "val_annotations.txt"
-    for name, kind, *_ in table(notes, "a file", "a class", *("a place in the picture",) * 4):
+    annotations = root / "val" / "val_annotations.txt"
+    for name, kind, *_ in table(annotations, "a file", "a class", *("a place in the picture",) * 4):
         if kind not in label:
-            raise bad(
-                notes,
-                f"has {shown(name)} of the class {shown(kind)}, of which {root / 'train'} has no"
+            raise file_error(
+                annotations,
+                f"has {quote(name)} of the class {quote(kind)}, of which {root / 'train'} has no"
                 " folder",
             )
-        shots.append(Shot(within(root / "val" / "images", name, notes), label[kind], test=True))
-    return album(TINY, root, shots, class_names=tuple(kinds))
+        images.append(
+            ImageFile(
+                path_inside(root / "val" / "images", name, annotations), label[kind], test=True
+            )
+        )
+    return image_file_dataset(TINY, root, images, class_names=tuple(kinds))
 
 
-def _cub(found: Found) -> Dataset:
-    """`images/` and three lists by the image's number: its file, its class from 1, and whether it
-    is for training.
-    """
-    root = found["CUB_200_2011"]
+def _cub(paths: FilePaths) -> Dataset:
+    """Read `images/` and three lists: the file, the class from 1, and the part of each image."""
+    root = paths["CUB_200_2011"]
     files = {row[0]: row[1] for row in table(root / "images.txt", "a number", "a file")}
-    answers = _numbered(root / "image_class_labels.txt", "a class", files, CUB.classes, first=1)
-    train = _numbered(root / "train_test_split.txt", "0 or 1", files, 2, first=0)
-    shots = [
-        Shot(
-            within(root / "images", name, root / "images.txt"),
-            answers[number],
+    labels = _read_numbers(root / "image_class_labels.txt", "a class", files, CUB.classes, first=1)
+    train = _read_numbers(root / "train_test_split.txt", "0 or 1", files, 2, first=0)
+    images = [
+        ImageFile(
+            path_inside(root / "images", name, root / "images.txt"),
+            labels[number],
             test=not train[number],
         )
         for number, name in files.items()
     ]
-    return album(CUB, root, shots, class_names=_names(root / "classes.txt"))
+    return image_file_dataset(CUB, root, images, class_names=_names(root / "classes.txt"))
 
 
-def _numbered(
-    path: Path, what: str, files: dict[str, str], many: int, first: int
+def _read_numbers(
+    path: Path, what: str, files: dict[str, str], count: int, first: int
 ) -> dict[str, int]:
-    """What a list says of each image, counted from 0."""
-    found = {}
+    """The value of each image in a list, converted to start at 0."""
+    values = {}
     for number, value in table(path, "a number", what):
-        if not value.isdecimal() or not first <= int(value) < first + many:
-            raise bad(
+        if not value.isdecimal() or not first <= int(value) < first + count:
+            raise file_error(
                 path,
-                f"has {shown(value)} for image {shown(number)}, but it must be from {first} to"
-                f" {first + many - 1}",
+                f"has {quote(value)} for image {quote(number)}, but it must be from {first} to"
+                f" {first + count - 1}",
             )
-        found[number] = int(value) - first
-    lost = next((number for number in files if number not in found), None)
-    if lost is not None:
-        raise bad(path, f"says nothing of image {lost}, which images.txt names")
-    return found
+        values[number] = int(value) - first
+    missing = next((number for number in files if number not in values), None)
+    if missing is not None:
+        raise file_error(path, f"has no line for image {missing}, which is in images.txt")
+    return values
 
 
 def _names(path: Path) -> tuple[str, ...]:
-    """`001.Black_footed_Albatross` and so on, where the list is there."""
+    """Class names, as in `001.Black_footed_Albatross`; none if the list is missing."""
     return tuple(name for _, name in table(path, "a number", "a name")) if path.is_file() else ()
 
 
-register(Entry(TINY, (Way(_tiny, ("tiny-imagenet-200",), "tiny-imagenet-200/"),)))
-register(Entry(CUB, (Way(_cub, ("CUB_200_2011",), "CUB_200_2011/"),)))
+register(Entry(TINY, (FileLayout(_tiny, ("tiny-imagenet-200",), "tiny-imagenet-200/"),)))
+register(Entry(CUB, (FileLayout(_cub, ("CUB_200_2011",), "CUB_200_2011/"),)))

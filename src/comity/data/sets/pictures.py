@@ -1,6 +1,4 @@
-"""Pictures with one label each: digits from several sources, letters, clothes, objects, and one
-federation of digit sources.
-"""
+"""Image classification datasets: digits, letters, clothes and objects; digits-five."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import torch
 
 from comity.base.samples import Ints
 from comity.data.dataset import Dataset
-from comity.data.files import Found, Way
+from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import (
     read_cifar_binary,
     read_cifar_python,
@@ -21,10 +19,17 @@ from comity.data.formats import (
     read_npz,
     read_svhn_mat,
 )
-from comity.data.formats.common import Source, bad, labels, parsing, present, reading
+from comity.data.formats.common import (
+    Source,
+    existing_file,
+    file_error,
+    labels,
+    wrap_parse_errors,
+    wrap_read_errors,
+)
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
-from comity.data.sets.common import RESEARCH, Pair, halves, picture, resized
+from comity.data.sets.common import RESEARCH, Pair, image_dataset, resize, train_and_test_images
 from comity.data.sets.sums import SUMS
 
 MNIST = Card(
@@ -124,78 +129,83 @@ DIGITS_FIVE = Card(
 )
 
 
-def _npz(card: Card, file: str, *notes: str, named: bool = False, cut_by: str = "") -> Way:
-    """Training and test images of one npz file, with the names of the classes if it has them.
+def _npz(
+    card: Card, file: str, *warnings: str, has_class_names: bool = False, cut_by: str = ""
+) -> FileLayout:
+    """An npz file with training and test images, and with class names if `has_class_names`.
 
-    `cut_by` is what its parts were cut by (`photo_train`, `photo_test`), if that was not done by
-    the dataset's makers.
+    `cut_by` names the arrays of units (`photo` for `photo_train` and `photo_test`), if the parts
+    are not official (see `Dataset.cut_by`).
     """
 
-    def read(found: Found) -> Dataset:
-        path = found[file]
-        wholes = (f"{cut_by}_train", f"{cut_by}_test") if cut_by else ()
-        wanted = (
+    def read(paths: FilePaths) -> Dataset:
+        path = paths[file]
+        unit_arrays = (f"{cut_by}_train", f"{cut_by}_test") if cut_by else ()
+        names_to_read = (
             "x_train",
             "y_train",
             "x_test",
             "y_test",
-            *(["class_names"] if named else []),
-            *wholes,
+            *(["class_names"] if has_class_names else []),
+            *unit_arrays,
         )
-        data = read_npz(path, missing=False, **dict.fromkeys(wanted))
-        names = tuple(map(str, data["class_names"])) if named else ()
+        data = read_npz(path, missing=False, **dict.fromkeys(names_to_read))
+        names = tuple(map(str, data["class_names"])) if has_class_names else ()
         train, test = ((data[f"x_{part}"], data[f"y_{part}"]) for part in ("train", "test"))
-        cut = (
-            np.unique(np.concatenate([data[name] for name in wholes]), return_inverse=True)[1]
+        units = (
+            np.unique(np.concatenate([data[name] for name in unit_arrays]), return_inverse=True)[1]
             if cut_by
             else None
         )
-        return halves(card, path, train, test, class_names=names, notes=notes, cut_by=cut)
-
-    return Way(read, (file,), sums=SUMS[card.name])
-
-
-def _two(
-    card: Card, train: tuple[str, ...], test: tuple[str, ...], read_part: Callable[..., Pair]
-) -> Way:
-    """A training and a test part, each of some files."""
-
-    def read(found: Found) -> Dataset:
-        return halves(
-            card,
-            found[train[0]],
-            *(read_part(*(found[file] for file in part)) for part in (train, test)),
+        return train_and_test_images(
+            card, path, train, test, class_names=names, warnings=warnings, cut_by=units
         )
 
-    return Way(read, (*train, *test), sums=SUMS.get(card.name, {}))
+    return FileLayout(read, (file,), sums=SUMS[card.name])
 
 
-def _idx(card: Card, train: str, test: str, first: int = 0, transposed: bool = False) -> Way:
+def _train_and_test(
+    card: Card, train: tuple[str, ...], test: tuple[str, ...], read_part: Callable[..., Pair]
+) -> FileLayout:
+    """A training and a test part in files of their own."""
+
+    def read(paths: FilePaths) -> Dataset:
+        return train_and_test_images(
+            card,
+            paths[train[0]],
+            *(read_part(*(paths[file] for file in part)) for part in (train, test)),
+        )
+
+    return FileLayout(read, (*train, *test), sums=SUMS.get(card.name, {}))
+
+
+def _idx(card: Card, train: str, test: str, first: int = 0, transposed: bool = False) -> FileLayout:
     """Four IDX files, whose names begin with `train` and `test`."""
 
     def pair(images: Source, answers: Source) -> Pair:
         return read_idx_pair(images, answers, card.classes, first, transposed)
 
     names = [(f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte") for part in (train, test)]
-    return _two(card, names[0], names[1], pair)
+    return _train_and_test(card, names[0], names[1], pair)
 
 
-def _cifar(card: Card, file: str, trust: bool) -> Way:
-    """The official archive, or the folder that it unpacks to."""
+def _cifar(card: Card, file: str, trust: bool) -> FileLayout:
+    """The official archive, or its unpacked folder."""
 
-    def read(found: Found) -> Dataset:
-        kinds: Literal[10, 100] = 100 if card is CIFAR100 else 10
-        made = (
-            read_cifar_python(found[file], True, kinds)
+    def read(paths: FilePaths) -> Dataset:
+        classes: Literal[10, 100] = 100 if card is CIFAR100 else 10
+        cifar = (
+            read_cifar_python(paths[file], True, classes)
             if trust
-            else read_cifar_binary(found[file], kinds)
+            else read_cifar_binary(paths[file], classes)
         )
-        return picture(card, found[file], made.x, made.y, made.is_test)
+        return image_dataset(card, paths[file], cifar.x, cifar.y, cifar.is_test)
 
-    return Way(read, (file,), pickles=trust, sums=SUMS[card.name])
+    return FileLayout(read, (file,), pickles=trust, sums=SUMS[card.name])
 
 
-def _cifars(card: Card, binary: str, python: str) -> tuple[Way, ...]:
+def _cifar_layouts(card: Card, binary: str, python: str) -> tuple[FileLayout, ...]:
+    """The binary version first, then the Python version, which needs trust."""
     stem = card.name.replace("cifar", "cifar-")
     return (
         *(_cifar(card, file, False) for file in (f"{stem}-binary.tar.gz", binary)),
@@ -203,45 +213,47 @@ def _cifars(card: Card, binary: str, python: str) -> tuple[Way, ...]:
     )
 
 
-def _libsvm(path: Source) -> Pair:
-    """USPS as the libsvm site has it: labels 1 to 10, and 256 values from -1 to 1."""
+def _read_usps(path: Source) -> Pair:
+    """Read USPS in libsvm's format: labels 1 to 10, and 256 values from -1 to 1."""
     from sklearn.datasets import load_svmlight_file  # a second to import
 
-    what = (
-        "is no text in libsvm's format with 256 values a line, or is damaged or cut short: get a"
+    message = (
+        "is not text in libsvm's format with 256 values per line, or is damaged or cut short: get a"
         " new copy of it"
     )
-    with reading(path), parsing(path, what):
-        values, digits = load_svmlight_file(str(present(path)), n_features=256, zero_based=False)
+    with wrap_read_errors(path), wrap_parse_errors(path, message):
+        values, digits = load_svmlight_file(
+            str(existing_file(path)), n_features=256, zero_based=False
+        )
     x = values.toarray()
-    if not (np.abs(x) <= 1).all():  # NaN is not
-        raise bad(path, "has values that are not between -1 and 1, as those of USPS are")
+    if not (np.abs(x) <= 1).all():  # false for NaN
+        raise file_error(path, "has values that are not between -1 and 1, as those of USPS are")
     return np.rint((x + 1) / 2 * 255).astype(np.uint8).reshape(-1, 16, 16), labels(
         path, digits, 10, first=1
     )
 
 
-def _listed(folder: Source, answers: Source) -> Pair:
-    """MNIST-M as it was given: a folder of pictures, and a list of their names and digits."""
+def _read_mnist_m(folder: Source, answers: Source) -> Pair:
+    """Read MNIST-M in its original form: a folder of images, and a list with their digits."""
     return read_image_list(folder, answers, 32, 10)
 
 
 def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Dataset:
-    """The sources that are here, brought to one shape."""
-    x = torch.cat([resized(part.x, 28, 3) for part in parts.values()])
+    """Combine the available sources, resized to the same shape."""
+    x = torch.cat([resize(part.x, 28, 3) for part in parts.values()])
     y = torch.cat([part.y for part in parts.values()])
-    held = torch.cat(
+    is_test = torch.cat(
         [part.official_test for part in parts.values() if part.official_test is not None]
     )
-    cut = [
+    units = [
         np.full(len(part), -1) if part.cut_by is None else part.cut_by for part in parts.values()
     ]
     names = tuple("synth" if name == SYNTH.name else name for name in parts)
-    of = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
-    notes = [note for part in parts.values() for note in part.notes]
+    source_numbers = np.repeat(np.arange(len(parts)), [len(part) for part in parts.values()])
+    warnings = [warning for part in parts.values() for warning in part.warnings]
     if absent:
-        notes.append(
-            f"digits-five: {', '.join(absent)} not here, so there are {len(parts)} of its 5"
+        warnings.append(
+            f"digits-five: {', '.join(absent)} not available, so there are {len(parts)} of its 5"
             " sources."
         )
     card = DIGITS_FIVE
@@ -252,19 +264,24 @@ def _join_digits(parts: Mapping[str, Dataset], absent: tuple[str, ...]) -> Datas
         classes=card.classes,
         description=card.description,
         licence=card.licence,
-        official_test=held,
-        groups={"source": Groups(names, of)},
-        home="domain",
-        notes=tuple(notes),
-        cut_by=_apart(cut) if any(part.cut_by is not None for part in parts.values()) else None,
+        official_test=is_test,
+        groups={"source": Groups(names, source_numbers)},
+        default_partition="domain",
+        warnings=tuple(warnings),
+        cut_by=_renumber_units(units)
+        if any(part.cut_by is not None for part in parts.values())
+        else None,
     )
 
 
-def _apart(cut: Sequence[Ints]) -> Ints:
-    """The wholes of several datasets, numbered on from one to the next."""
-    first = np.cumsum([0, *(part.max(initial=-1) + 1 for part in cut)])
+def _renumber_units(units: Sequence[Ints]) -> Ints:
+    """Number the units of several datasets consecutively; -1 stays."""
+    offsets = np.cumsum([0, *(part.max(initial=-1) + 1 for part in units)])
     return np.concatenate(
-        [np.where(part < 0, -1, part + start) for part, start in zip(cut, first[:-1], strict=True)]
+        [
+            np.where(part < 0, -1, part + start)
+            for part, start in zip(units, offsets[:-1], strict=True)
+        ]
     )
 
 
@@ -273,25 +290,36 @@ MNIST_M_TEST = ("mnist_m_test", "mnist_m_test_labels.txt")
 
 register(Entry(MNIST, (_idx(MNIST, "train", "t10k"), _npz(MNIST, "mnist.npz"))))
 register(
-    Entry(FASHION, (_idx(FASHION, "train", "t10k"), _npz(FASHION, "fashion_mnist.npz", named=True)))
+    Entry(
+        FASHION,
+        (_idx(FASHION, "train", "t10k"), _npz(FASHION, "fashion_mnist.npz", has_class_names=True)),
+    )
 )
-register(Entry(USPS, (_two(USPS, ("usps.bz2",), ("usps.t.bz2",), _libsvm), _npz(USPS, "usps.npz"))))
+register(
+    Entry(
+        USPS,
+        (_train_and_test(USPS, ("usps.bz2",), ("usps.t.bz2",), _read_usps), _npz(USPS, "usps.npz")),
+    )
+)
 register(
     Entry(
         MNIST_M,
-        (_two(MNIST_M, MNIST_M_TRAIN, MNIST_M_TEST, _listed), _npz(MNIST_M, "mnist_m_subset.npz")),
+        (
+            _train_and_test(MNIST_M, MNIST_M_TRAIN, MNIST_M_TEST, _read_mnist_m),
+            _npz(MNIST_M, "mnist_m_subset.npz"),
+        ),
     )
 )
 register(
     Entry(
         SVHN,
         (
-            _two(SVHN, ("train_32x32.mat",), ("test_32x32.mat",), read_svhn_mat),
+            _train_and_test(SVHN, ("train_32x32.mat",), ("test_32x32.mat",), read_svhn_mat),
             _npz(
                 SVHN,
                 "svhn_first1083.npz",
-                "svhn: all of them are from the official training part, cut by photo in training"
-                " and test.",
+                "svhn: all images are from the official training part, split by photo into"
+                " training and test.",
                 cut_by="photo",
             ),
         ),
@@ -299,15 +327,20 @@ register(
 )
 register(
     Entry(
-        SYNTH, (_two(SYNTH, ("synth_train_32x32.mat",), ("synth_test_32x32.mat",), read_svhn_mat),)
+        SYNTH,
+        (
+            _train_and_test(
+                SYNTH, ("synth_train_32x32.mat",), ("synth_test_32x32.mat",), read_svhn_mat
+            ),
+        ),
     )
 )
 register(
     Entry(
         CIFAR10,
         (
-            *_cifars(CIFAR10, "cifar-10-batches-bin", "cifar-10-batches-py"),
-            _npz(CIFAR10, "cifar10_subset.npz", named=True),
+            *_cifar_layouts(CIFAR10, "cifar-10-batches-bin", "cifar-10-batches-py"),
+            _npz(CIFAR10, "cifar10_subset.npz", has_class_names=True),
         ),
     )
 )
@@ -315,13 +348,13 @@ register(
     Entry(
         CIFAR100,
         (
-            *_cifars(CIFAR100, "cifar-100-binary", "cifar-100-python"),
+            *_cifar_layouts(CIFAR100, "cifar-100-binary", "cifar-100-python"),
             _npz(
                 CIFAR100,
                 "cifar100_subset.npz",
-                "cifar100: which images were official test ones is lost here, so the test part is a"
-                " random one.",
-                named=True,
+                "cifar100: this file does not say which images are official test images, so the"
+                " test part is random.",
+                has_class_names=True,
             ),
         ),
     )

@@ -1,4 +1,4 @@
-"""Signals over time: people's movements, patients' records."""
+"""Time series: people's movements and patients' records."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from comity.base.key import Key
 from comity.data.dataset import Dataset
-from comity.data.files import Found, Way
+from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import read_npz, read_uci_har
-from comity.data.formats.common import bad, inside, labels
+from comity.data.formats.common import file_error, labels, list_folder
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import Arrays
@@ -33,29 +33,31 @@ HAR = Card(
     groups=("subject",),
 )
 ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "laying")
-OVERLAP = (
+OVERLAP_WARNING = (
     "har: neighbouring windows overlap by half, so a random test part, own(0.25), shares readings"
     " with the training part; tail(0.25) does not."
 )
 
 
-SCRAMBLED = (
+PFLLIB_WARNING = (
     "har(layout=pfllib): windows of 128 times by 9 channels are reshaped to 9 by 128 without being"
     " transposed, as in PFLlib's public files, so that each row mixes all channels: for comparisons"
     " with results from those files only."
 )
 
 
-def _laid_out(har: Dataset, layout: Literal["channels", "pfllib"] = "channels") -> Dataset:
-    """A row a channel; or as PFLlib's files, whose rows are cut from (128, 9) as it lies in memory."""
+def _apply_layout(har: Dataset, layout: Literal["channels", "pfllib"] = "channels") -> Dataset:
+    """One row per channel; or as in PFLlib's files, where (128, 9) is reshaped to (9, 128)."""
     if layout == "channels":
         return har
-    return replace(har, x=har.x.transpose(1, 2).reshape(har.x.shape), notes=(*har.notes, SCRAMBLED))
+    return replace(
+        har, x=har.x.transpose(1, 2).reshape(har.x.shape), warnings=(*har.warnings, PFLLIB_WARNING)
+    )
 
 
 def _har(data: Arrays) -> Dataset:
     subjects = np.unique(data["subject"])
-    mine = Groups(
+    people = Groups(
         tuple(f"person {n}" for n in subjects), np.searchsorted(subjects, data["subject"])
     )
     x = torch.from_numpy(np.asarray(data["x"], dtype=np.float32))
@@ -69,33 +71,34 @@ def _har(data: Arrays) -> Dataset:
         official_test=torch.from_numpy(np.asarray(data["is_test"], dtype=np.bool_)),
         mean=(0.0,),
         std=(1.0,),
-        groups={"subject": mine},
-        home="natural(by=subject)",
+        groups={"subject": people},
+        default_partition="natural(by=subject)",
         class_names=ACTIVITIES,
-        notes=(OVERLAP,),
+        warnings=(OVERLAP_WARNING,),
     )
 
 
-def _npz(found: Found) -> Dataset:
+def _npz(paths: FilePaths) -> Dataset:
     return _har(
-        read_npz(found["uci_har.npz"], x=("n", 9, 128), y=("n",), subject=("n",), is_test=("n",))
+        read_npz(paths["uci_har.npz"], x=("n", 9, 128), y=("n",), subject=("n",), is_test=("n",))
     )
 
 
-def _text(found: Found) -> Dataset:
-    return _har(read_uci_har(found["UCI HAR Dataset"])._asdict())
+def _text(paths: FilePaths) -> Dataset:
+    return _har(read_uci_har(paths["UCI HAR Dataset"])._asdict())
 
 
-HAR_WAYS = (
-    Way(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"),
-    Way(_npz, ("uci_har.npz",), sums=SUMS["har"]),
+HAR_LAYOUTS = (
+    FileLayout(_text, ("UCI HAR Dataset",), "UCI HAR Dataset/"),
+    FileLayout(_npz, ("uci_har.npz",), sums=SUMS["har"]),
 )
-register(Entry(HAR, HAR_WAYS, options=_laid_out))
+register(Entry(HAR, HAR_LAYOUTS, options=_apply_layout))
 
 
-# Intensive care. eICU is for credentialed people only, so it has a stand-in that is made here.
+# Intensive care. Access to eICU needs credentials, so there is a synthetic stand-in.
 
-# How many stays there are is up to who prepares them: 14 hospitals of 500 to 1,300 in the paper.
+# The number of stays depends on how the files were prepared: 14 hospitals of 500 to 1,300 in the
+# paper.
 EICU_LICENCE = (
     "PhysioNet Credentialed Health Data License 1.5.0; those who have access prepare the files"
     " themselves"
@@ -111,7 +114,7 @@ EICU = Card(
     ),
     licence=EICU_LICENCE,
     groups=("hospital",),
-    missing="refused: they are filled by whoever prepares the files",
+    missing="refused: fill them in when preparing the files",
 )
 STANDIN = Card(
     name="eicu-standin",
@@ -130,29 +133,30 @@ HOSPITALS = 14
 STAYS = 40
 
 
-def _eicu(found: Found) -> Dataset:
-    """One npz a hospital: `x` (stays, 200, 442) and `y` (0 or 1)."""
-    folder = found["eicu"]
-    files = [path for path in inside(folder) if path.suffix == ".npz"]
+def _eicu(paths: FilePaths) -> Dataset:
+    """Read one npz file per hospital: `x` (stays, 200, 442) and `y` (0 or 1)."""
+    folder = paths["eicu"]
+    files = [path for path in list_folder(folder) if path.suffix == ".npz"]
     if not files:
-        raise bad(folder, "holds no npz files: it must have one a hospital")
+        raise file_error(folder, "holds no npz files: it must have one per hospital")
     parts = {}
     for path in files:
         data = read_npz(path, x=("stays", *EICU.shape), y=("stays",))
         if any(values.dtype.kind not in "biuf" for values in data.values()):
-            raise bad(path, "must hold numbers")
+            raise file_error(path, "must hold numbers")
         parts[path.stem] = np.asarray(data["x"], np.float32), labels(path, data["y"], 2)
-    few = (
-        (f"eicu: {len(parts)} hospitals are here, not {HOSPITALS} as in the paper.",)
-        if len(parts) != HOSPITALS
-        else ()
-    )
-    return _records(EICU, parts, few)
+    warnings: tuple[str, ...] = ()
+    if len(parts) != HOSPITALS:
+        warnings = (
+            f"eicu: {len(parts)} hospitals are available, not {HOSPITALS} as in the paper.",
+        )
+    return _records(EICU, parts, warnings)
 
 
 def _standin() -> Dataset:
-    """Hospitals whose patients differ in level; those in danger drift over time in a few features,
-    the same everywhere.
+    """Synthetic hospitals that differ in the level of their features.
+
+    Patients in danger drift over time in a few features, which are the same at all hospitals.
     """
     key = Key.root(0).fold(STANDIN.name)
     steps, features = STANDIN.shape
@@ -177,11 +181,13 @@ def _standin() -> Dataset:
 
 
 def _records(
-    card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], notes: tuple[str, ...]
+    card: Card, parts: dict[str, tuple[NDArray[Any], NDArray[Any]]], warnings: tuple[str, ...]
 ) -> Dataset:
-    """Hospitals' stays, one hospital after the other."""
+    """A dataset of the hospitals' stays."""
     x, y = (np.concatenate(arrays) for arrays in zip(*parts.values(), strict=True))
-    of = np.repeat(np.arange(len(parts)), [len(answers) for _, answers in parts.values()])
+    hospital_numbers = np.repeat(
+        np.arange(len(parts)), [len(outcomes) for _, outcomes in parts.values()]
+    )
     return Dataset(
         name=card.name,
         x=torch.from_numpy(x),
@@ -192,12 +198,12 @@ def _records(
         official_test=None,
         mean=(0.0,),
         std=(1.0,),
-        groups={"hospital": Groups(tuple(parts), of)},
-        home="natural(by=hospital)",
+        groups={"hospital": Groups(tuple(parts), hospital_numbers)},
+        default_partition="natural(by=hospital)",
         class_names=OUTCOMES,
-        notes=notes,
+        warnings=warnings,
     )
 
 
-register(Entry(EICU, (Way(_eicu, ("eicu",), "eicu/ with an npz file a hospital"),)))
+register(Entry(EICU, (FileLayout(_eicu, ("eicu",), "eicu/ with one npz file per hospital"),)))
 register(Entry(STANDIN, make=_standin))

@@ -1,6 +1,4 @@
-"""Pictures whose parties are people or sources: characters by writer, objects by where their
-pictures come from.
-"""
+"""Image datasets with natural parties: characters by writer, objects by image source."""
 
 from __future__ import annotations
 
@@ -12,21 +10,21 @@ import numpy as np
 
 from comity.base.key import Key
 from comity.data.dataset import Dataset
-from comity.data.files import Found, Way
+from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import picture_files, read_leaf, read_npz
-from comity.data.formats.common import bad, folder_of, inside, shown
+from comity.data.formats.common import existing_folder, file_error, list_folder, quote
 from comity.data.groups import Groups
 from comity.data.library import Card, Entry, register
 from comity.data.sets.common import (
     RESEARCH,
-    Shot,
-    a_fifth,
-    album,
+    ImageFile,
+    draw_test_fifth,
     groups,
-    halves,
-    picture,
+    image_dataset,
+    image_file_dataset,
+    path_inside,
     table,
-    within,
+    train_and_test_images,
 )
 from comity.data.sets.sums import SUMS
 
@@ -116,39 +114,39 @@ DOMAINNET_345 = Card(
 )
 
 
-# From arrays: subsets that somebody prepared.
+# From arrays: prepared subsets.
 
 
-def _femnist(found: Found) -> Dataset:
-    return _grouped_npz(FEMNIST, found["femnist_writers.npz"], "writer", "natural(by=writer)")
+def _femnist(paths: FilePaths) -> Dataset:
+    return _grouped_npz(FEMNIST, paths["femnist_writers.npz"], "writer", "natural(by=writer)")
 
 
-def _pacs(found: Found) -> Dataset:
-    return _grouped_npz(PACS, found["pacs64_subset.npz"], "domain", "domain")
+def _pacs(paths: FilePaths) -> Dataset:
+    return _grouped_npz(PACS, paths["pacs64_subset.npz"], "domain", "domain")
 
 
-def _grouped_npz(card: Card, path: Path, by: str, home: str) -> Dataset:
-    """Training and test images, and the number of each one's group."""
-    wanted: dict[str, Any] = {
-        f"{what}_{part}": (part,) for part in ("train", "test") for what in ("y", by)
+def _grouped_npz(card: Card, path: Path, by: str, default_partition: str) -> Dataset:
+    """Read training and test images, and the group of each image."""
+    shapes: dict[str, Any] = {
+        f"{array}_{part}": (part,) for part in ("train", "test") for array in ("y", by)
     }
-    wanted[f"{by}_names"] = None
-    data = read_npz(path, x_train=None, x_test=None, class_names=None, **wanted)
-    of = np.concatenate([data[f"{by}_train"], data[f"{by}_test"]])
+    shapes[f"{by}_names"] = None
+    data = read_npz(path, x_train=None, x_test=None, class_names=None, **shapes)
+    group_numbers = np.concatenate([data[f"{by}_train"], data[f"{by}_test"]])
     train, test = ((data[f"x_{part}"], data[f"y_{part}"]) for part in ("train", "test"))
-    return halves(
+    return train_and_test_images(
         card,
         path,
         train,
         test,
-        groups={by: groups(path, data[f"{by}_names"].tolist(), of)},
-        home=home,
+        groups={by: groups(path, data[f"{by}_names"].tolist(), group_numbers)},
+        default_partition=default_partition,
         class_names=tuple(map(str, data["class_names"])),
     )
 
 
-def _office(found: Found) -> Dataset:
-    path = found["office10_amazon_webcam64.npz"]
+def _office(paths: FilePaths) -> Dataset:
+    path = paths["office10_amazon_webcam64.npz"]
     data = read_npz(
         path,
         x=("n", "h", "w", 3),
@@ -158,140 +156,150 @@ def _office(found: Found) -> Dataset:
         domain_names=None,
         class_names=None,
     )
-    mine = groups(path, data["domain_names"].tolist(), data["domain"])
-    return picture(
+    domains = groups(path, data["domain_names"].tolist(), data["domain"])
+    return image_dataset(
         OFFICE,
         path,
         data["x"],
         data["y"],
         data["is_test"].astype(bool),
-        groups={"domain": mine},
-        home="domain",
+        groups={"domain": domains},
+        default_partition="domain",
         class_names=tuple(map(str, data["class_names"])),
-        notes=_lacking(OFFICE, OFFICE_SOURCES, mine.names),
+        warnings=_source_warnings(OFFICE, OFFICE_SOURCES, domains.names),
     )
 
 
 # From the original files.
 
 
-def _leaf(found: Found) -> Dataset:
-    folder = next(iter(found.values())).parent
-    made = read_leaf(folder)
-    return picture(
+def _leaf(paths: FilePaths) -> Dataset:
+    folder = next(iter(paths.values())).parent
+    leaf = read_leaf(folder)
+    return image_dataset(
         FEMNIST,
         folder,
-        made.x,
-        made.y,
-        made.is_test,
-        groups={"writer": groups(folder, made.users, made.user)},
-        home="natural(by=writer)",
+        leaf.x,
+        leaf.y,
+        leaf.is_test,
+        groups={"writer": groups(folder, leaf.users, leaf.user)},
+        default_partition="natural(by=writer)",
     )
 
 
-def _lacking(card: Card, sources: Iterable[str], here: Iterable[str]) -> tuple[str, ...]:
-    lost = [name for name in sources if name not in here]
+def _source_warnings(
+    card: Card, sources: Iterable[str], available: Iterable[str]
+) -> tuple[str, ...]:
+    """A warning if sources are missing."""
+    missing = [name for name in sources if name not in available]
+    if not missing:
+        return ()
+    count = len(tuple(available))
     return (
-        (
-            (
-                f"{card.name}: {', '.join(lost)} not here, so there are {len(tuple(here))} of its"
-                " sources."
-            ),
-        )
-        if lost
-        else ()
+        f"{card.name}: {', '.join(missing)} not available, so there are {count} of its sources.",
     )
 
 
-def _sources(
+def _read_sources(
     card: Card, folder: Path, sources: tuple[str, ...], classes: tuple[str, ...] | None = None
 ) -> Dataset:
-    """A folder with one folder a source, each with one folder a class; lists may say what is for
-    training and for testing.
+    """Read a folder with one folder per source, each with one folder per class.
+
+    Lists, if there are some, say which images are for training and for testing.
     """
-    root = folder_of(folder, "kfold")
-    here = [name for name in sources if (root / name).is_dir()]
-    if not here:
-        raise bad(folder, f"must have folders called {', '.join(sources)} in it, or some of them")
+    root = existing_folder(folder, "kfold")
+    available = [name for name in sources if (root / name).is_dir()]
+    if not available:
+        raise file_error(
+            folder, f"must have folders called {', '.join(sources)} in it, or some of them"
+        )
     kinds = classes or sorted(
-        {path.name for name in here for path in inside(root / name) if path.is_dir()}
+        {path.name for name in available for path in list_folder(root / name) if path.is_dir()}
     )
-    lists = [root / f"{name}_{part}.txt" for name in here for part in ("train", "test")]
+    lists = [root / f"{name}_{part}.txt" for name in available for part in ("train", "test")]
     if all(file.is_file() for file in lists):
-        shots = _by_lists(root, lists, here, kinds)
-        notes = _lacking(card, sources, here)
+        images = _read_lists(root, lists, available, kinds)
+        warnings = _source_warnings(card, sources, available)
     else:
-        shots = a_fifth(
-            _by_folders(root, here, kinds, every=classes is not None),
+        images = draw_test_fifth(
+            _list_folders(root, available, kinds, require_all=classes is not None),
             Key.root(0).fold(card.name, "test"),
         )
-        told = (
-            f"{card.name}: nothing here says what is for testing, so it is a fifth of each class"
-            " and source, always the same."
+        warning = (
+            f"{card.name}: no list says which images are for testing, so the test part is a fixed"
+            " fifth of each class and source."
         )
-        notes = (*_lacking(card, sources, here), told)
-    mine = Groups(tuple(here), np.array([shot.group for shot in shots]))
-    return album(
+        warnings = (*_source_warnings(card, sources, available), warning)
+    domains = Groups(tuple(available), np.array([image.group for image in images]))
+    return image_file_dataset(
         card,
         root,
-        shots,
-        groups={"domain": mine},
-        home="domain",
+        images,
+        groups={"domain": domains},
+        default_partition="domain",
         class_names=tuple(kinds),
-        notes=notes,
+        warnings=warnings,
     )
 
 
-def _by_folders(root: Path, here: list[str], kinds: Iterable[str], every: bool) -> list[Shot]:
-    """All pictures of these classes; every source must have every class, if that is known."""
-    shots = []
-    for group, source in enumerate(here):
+def _list_folders(
+    root: Path, available: list[str], kinds: Iterable[str], require_all: bool
+) -> list[ImageFile]:
+    """The images of these classes; with `require_all`, each source must have each class."""
+    images = []
+    for group, source in enumerate(available):
         for label, kind in enumerate(kinds):
             folder = root / source / kind
-            if every and not folder.is_dir():
-                raise bad(root / source, f"has no folder for the class {shown(kind)}")
-            shots += [
-                Shot(path, label, group)
+            if require_all and not folder.is_dir():
+                raise file_error(root / source, f"has no folder for the class {quote(kind)}")
+            images += [
+                ImageFile(path, label, group)
                 for path in (picture_files(folder) if folder.is_dir() else [])
             ]
-    return shots
+    return images
 
 
-def _by_lists(root: Path, lists: list[Path], here: list[str], kinds: Iterable[str]) -> list[Shot]:
-    """What DomainNet's official lists name (source/class/file and a number): the class is known by
-    its name.
+def _read_lists(
+    root: Path, lists: list[Path], available: list[str], kinds: Iterable[str]
+) -> list[ImageFile]:
+    """The images of DomainNet's official lists, with lines of source/class/file and a number.
+
+    The name decides the class, not the number.
     """
     label = {kind: k for k, kind in enumerate(kinds)}
     numbers: dict[str, str] = {}
-    shots = []
+    images = []
     for k, file in enumerate(lists):
         for name, number in table(file, "a path", "a label"):
-            path = within(root, name, file)
+            path = path_inside(root, name, file)
             kind = path.parent.name
             if numbers.setdefault(kind, number) != number:
-                raise bad(
+                raise file_error(
                     file,
-                    f"has the label {shown(number)} for {shown(name)}, but {kind} is"
+                    f"has the label {quote(number)} for {quote(name)}, but {kind} is"
                     f" {numbers[kind]} elsewhere",
                 )
             if kind in label:
-                shots.append(Shot(path, label[kind], k // 2, test=k % 2 == 1))
-    if not shots:
-        raise bad(root, f"has lists that name no pictures of {', '.join(here)}")
-    return shots
+                images.append(ImageFile(path, label[kind], k // 2, test=k % 2 == 1))
+    if not images:
+        raise file_error(root, f"has lists that name no pictures of {', '.join(available)}")
+    return images
 
 
 def _folder(
     card: Card, name: str, sources: tuple[str, ...], classes: tuple[str, ...] | None = None
-) -> Way:
-    def read(found: Found) -> Dataset:
-        return _sources(card, found[name], sources, classes)
+) -> FileLayout:
+    """A folder with one folder per source."""
 
-    return Way(read, (name,), f"{name}/")
+    def read(paths: FilePaths) -> Dataset:
+        return _read_sources(card, paths[name], sources, classes)
+
+    return FileLayout(read, (name,), f"{name}/")
 
 
-def _writers(folder: str) -> Way:
-    return Way(_leaf, (f"{folder}/train", f"{folder}/test"))
+def _writers(folder: str) -> FileLayout:
+    """A folder of LEAF with `train` and `test`."""
+    return FileLayout(_leaf, (f"{folder}/train", f"{folder}/test"))
 
 
 register(
@@ -300,7 +308,7 @@ register(
         (
             _writers("femnist"),
             _writers("femnist/data"),
-            Way(_femnist, ("femnist_writers.npz",), sums=SUMS["femnist"]),
+            FileLayout(_femnist, ("femnist_writers.npz",), sums=SUMS["femnist"]),
         ),
     )
 )
@@ -309,7 +317,7 @@ register(
         PACS,
         (
             *(_folder(PACS, name, PACS_SOURCES, PACS_CLASSES) for name in ("PACS", "pacs")),
-            Way(_pacs, ("pacs64_subset.npz",), sums=SUMS["pacs"]),
+            FileLayout(_pacs, ("pacs64_subset.npz",), sums=SUMS["pacs"]),
         ),
     )
 )
@@ -321,7 +329,7 @@ register(
                 _folder(OFFICE, name, OFFICE_SOURCES, OFFICE_CLASSES)
                 for name in ("office_caltech_10", "office-caltech")
             ),
-            Way(_office, ("office10_amazon_webcam64.npz",), sums=SUMS["office-caltech"]),
+            FileLayout(_office, ("office10_amazon_webcam64.npz",), sums=SUMS["office-caltech"]),
         ),
     )
 )

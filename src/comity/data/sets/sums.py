@@ -1,8 +1,7 @@
-"""Checksums of published files: md5 as their makers (or torchvision) print them, sha256 of the
-subsets that Comity was tried on.
+"""Checksums of published files: md5 as published, sha256 of the subsets used in Comity's tests.
 
-By dataset, since MNIST and Fashion-MNIST call their files alike. A file that differs is used, and a
-note says so.
+They are listed by dataset, because MNIST and Fashion-MNIST use the same file names. A file with
+another checksum is used, with a warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables: one row a person, some columns numbers and some words."""
+"""Tables with one row per person: Adult and heart disease."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
-from comity.data.files import Found, Way
+from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import Table, codes, read_adult, read_csv
 from comity.data.formats.common import labels
 from comity.data.groups import Groups
-from comity.data.importing import prepared_by, read_federation
+from comity.data.importing import preprocessing_options, read_federation
 from comity.data.library import Card, Entry, register
 from comity.data.sets.sums import SUMS
 from comity.data.tables import OWN_MEANS, read_schema
@@ -75,15 +75,15 @@ ADULT_PHD = Card(
 
 
 def one_hot(column: NDArray[Any], words: tuple[str, ...], what: str) -> NDArray[np.float32]:
-    """A column of words as zeros and ones; unknown is all zeros."""
-    at = codes(column, words, what)
-    made = np.zeros((len(at), len(words)), dtype=np.float32)
-    known = np.flatnonzero(at >= 0)
-    made[known, at[known]] = 1
-    return made
+    """One-hot encode a column of words; an unknown word is a row of zeros."""
+    positions = codes(column, words, what)
+    encoded = np.zeros((len(positions), len(words)), dtype=np.float32)
+    known = np.flatnonzero(positions >= 0)
+    encoded[known, positions[known]] = 1
+    return encoded
 
 
-def _adult(card: Card, train: Table, test: Table, home: str) -> Dataset:
+def _adult(card: Card, train: Table, test: Table, default_partition: str) -> Dataset:
     words = {name: tuple(text.split(",")) for name, text in ADULT_WORDS.items()}
     rows = [
         np.concatenate([one_hot(t[c], w, t.place(c)) for c, w in words.items()], axis=1)
@@ -94,7 +94,7 @@ def _adult(card: Card, train: Table, test: Table, home: str) -> Dataset:
         [labels(t.place("income"), t.codes("income", INCOMES), 2) for t in (train, test)]
     )
     doctor = np.concatenate([t["education"] == "Doctorate" for t in (train, test)])
-    held = np.arange(len(y)) >= len(train)
+    is_test = np.arange(len(y)) >= len(train)
     groups = {"doctorate": Groups(("non-phd", "phd"), doctor.astype(np.int64))}
     return Dataset(
         name=card.name,
@@ -103,35 +103,43 @@ def _adult(card: Card, train: Table, test: Table, home: str) -> Dataset:
         classes=2,
         description=card.description,
         licence=card.licence,
-        official_test=torch.from_numpy(held),
+        official_test=torch.from_numpy(is_test),
         mean=(0.0,),
         std=(1.0,),
         groups=groups,
-        home=home,
+        default_partition=default_partition,
         class_names=INCOMES,
     )
 
 
-def _adult_ways(card: Card, home: str) -> tuple[Way, ...]:
-    def original(found: Found) -> Dataset:
-        return _adult(card, read_adult(found["adult.data"]), read_adult(found["adult.test"]), home)
-
-    def tables(found: Found) -> Dataset:
+def _adult_layouts(card: Card, default_partition: str) -> tuple[FileLayout, ...]:
+    def original(paths: FilePaths) -> Dataset:
         return _adult(
-            card, read_csv(found["adult_train.csv"]), read_csv(found["adult_test.csv"]), home
+            card,
+            read_adult(paths["adult.data"]),
+            read_adult(paths["adult.test"]),
+            default_partition,
+        )
+
+    def tables(paths: FilePaths) -> Dataset:
+        return _adult(
+            card,
+            read_csv(paths["adult_train.csv"]),
+            read_csv(paths["adult_test.csv"]),
+            default_partition,
         )
 
     return (
-        Way(original, ("adult.data", "adult.test"), sums=SUMS["adult"]),
-        Way(tables, ("adult_train.csv", "adult_test.csv"), sums=SUMS["adult"]),
+        FileLayout(original, ("adult.data", "adult.test"), sums=SUMS["adult"]),
+        FileLayout(tables, ("adult_train.csv", "adult_test.csv"), sums=SUMS["adult"]),
     )
 
 
-register(Entry(ADULT, _adult_ways(ADULT, "dirichlet(alpha=0.5)")))
-register(Entry(ADULT_PHD, _adult_ways(ADULT_PHD, "natural(by=doctorate)")))
+register(Entry(ADULT, _adult_layouts(ADULT, "dirichlet(alpha=0.5)")))
+register(Entry(ADULT_PHD, _adult_layouts(ADULT_PHD, "natural(by=doctorate)")))
 
 
-# Imported by our own importer and schema, from files that come with Comity.
+# Imported with a schema, from files that come with Comity.
 HEART = Card(
     name="heart",
     samples=920,
@@ -143,8 +151,8 @@ HEART = Card(
     licence="CC BY 4.0; name A. Janosi, W. Steinbrunn, M. Pfisterer, R. Detrano",
     groups=("site",),
     missing=(
-        "numbers are filled with the mean of the hospital's own training samples, and a column each"
-        " says where; a missing word is a row of zeros"
+        "numbers are filled with the mean of the hospital's own training samples, with an indicator"
+        " column for each; a missing word is a row of zeros"
     ),
 )
 HEART_FILES = Path(__file__).parent.parent / "embedded" / "heart"
@@ -152,17 +160,17 @@ HEART_FILES = Path(__file__).parent.parent / "embedded" / "heart"
 
 def _heart() -> Dataset:
     parties = {path.stem: path for path in sorted(HEART_FILES.glob("*.csv"))}
-    made = read_federation(parties, HEART.name, schema=read_schema(HEART_FILES / "schema.json"))
+    dataset = read_federation(parties, HEART.name, schema=read_schema(HEART_FILES / "schema.json"))
     return replace(
-        made,
-        groups={"site": made.groups["party"]},
-        home="natural(by=site)",
+        dataset,
+        groups={"site": dataset.groups["party"]},
+        default_partition="natural(by=site)",
         description=HEART.description,
         licence=HEART.licence,
     )
 
 
-GENERAL = {
+TYPICAL_VALUES = {
     "age": (55.0, 10.0),
     "resting_pressure": (130.0, 20.0),
     "cholesterol": (220.0, 45.0),
@@ -170,26 +178,34 @@ GENERAL = {
     "st_depression": (1.0, 1.0),
     "vessels": (1.0, 1.0),
 }
-"""Round figures of what is usual in grown-up patients, which nobody's records were needed for."""
+"""Mean and std of typical adult patients: round figures that do not come from any records."""
 
 
 def _heart_scaled(heart: Dataset, scale: Literal["own", "fixed"] = "own") -> Dataset:
-    """`fixed`: numbers scaled by round constants and missing ones filled in by them, so that no
-    record moves what others are.
+    """Apply the option `scale`.
+
+    With `fixed`, numbers are scaled by constants and missing ones replaced by them, so that no
+    record influences the values of others.
     """
     if scale == "own":
         return heart
     assert heart.schema
     constants = [
-        GENERAL.get(column.name, (column.mean, column.std)) for column in heart.schema.columns
+        TYPICAL_VALUES.get(column.name, (column.mean, column.std))
+        for column in heart.schema.columns
     ]
     columns = (
-        replace(one, mean=mean, std=std)
-        for one, (mean, std) in zip(heart.schema.columns, constants, strict=True)
+        replace(column, mean=mean, std=std)
+        for column, (mean, std) in zip(heart.schema.columns, constants, strict=True)
     )
     schema = replace(heart.schema, columns=tuple(columns), scale="fixed")
-    told = tuple(note.replace(OWN_MEANS, "the schema's constants") for note in heart.notes)
-    return replace(heart, **prepared_by(schema) | {"scaled": (), "scale": "fixed", "notes": told})
+    warnings = tuple(
+        warning.replace(OWN_MEANS, "the schema's constants") for warning in heart.warnings
+    )
+    return replace(
+        heart,
+        **preprocessing_options(schema) | {"scaled": (), "scale": "fixed", "warnings": warnings},
+    )
 
 
 register(Entry(HEART, make=_heart, options=_heart_scaled))

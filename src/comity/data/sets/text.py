@@ -1,4 +1,4 @@
-"""Text, as numbers of words."""
+"""Text classification, with words encoded as numbers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from comity.data.dataset import Dataset
-from comity.data.files import Found, Way
+from comity.data.files import FileLayout, FilePaths
 from comity.data.formats import Table, read_csv
 from comity.data.formats.common import labels
 from comity.data.library import Card, Entry, register
-from comity.data.sets.common import partly
+from comity.data.sets.common import subset_warnings
 from comity.data.sets.sums import SUMS
 
 LENGTH = 200
-VOCABULARY = 98_635  # the size of DBE's; 0 is for where a text has ended
+VOCABULARY = 98_635
+"""Size of the vocabulary, as in DBE; 0 pads short texts."""
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
 AG_NEWS = Card(
     name="agnews",
@@ -35,51 +36,52 @@ AG_NEWS = Card(
 WORD = re.compile(r"[a-z0-9]+|[^\sa-z0-9]")
 
 
-def numbers(texts: list[str]) -> NDArray[np.float32]:
-    """Words and marks in lower case, as fixed numbers by a checksum: a vocabulary counted over all
-    texts would be pooled data.
+def encode_texts(texts: list[str]) -> NDArray[np.float32]:
+    """Encode lower-case words and punctuation marks as numbers, by a checksum.
 
-    Whole numbers up to 2^24 are exact in 32-bit floats.
+    A vocabulary built from all texts would use pooled data of the parties. Whole numbers up to 2^24
+    are exact in 32-bit floats.
     """
-    made = np.zeros((len(texts), LENGTH), dtype=np.float32)
-    known: dict[str, int] = {}
-    for row, text in zip(made, texts, strict=True):
+    encoded = np.zeros((len(texts), LENGTH), dtype=np.float32)
+    number_of: dict[str, int] = {}
+    for row, text in zip(encoded, texts, strict=True):
         for k, word in enumerate(WORD.findall(text.lower())[:LENGTH]):
-            if word not in known:
-                known[word] = 1 + zlib.crc32(word.encode()) % (VOCABULARY - 1)
-            row[k] = known[word]
-    return made
+            if word not in number_of:
+                number_of[word] = 1 + zlib.crc32(word.encode()) % (VOCABULARY - 1)
+            row[k] = number_of[word]
+    return encoded
 
 
 def _news(parts: list[Table], texts: list[list[str]], first: int) -> Dataset:
-    """Training and test texts, whose classes the files count from `first`."""
+    """A dataset of training and test texts; the files count classes from `first`."""
     y = np.concatenate(
         [labels(t.place("label"), t.numeric("label"), AG_NEWS.classes, first) for t in parts]
     )
-    held = np.arange(len(y)) >= len(parts[0])
+    is_test = np.arange(len(y)) >= len(parts[0])
     return Dataset(
         name=AG_NEWS.name,
-        x=torch.from_numpy(numbers([*texts[0], *texts[1]])),
+        x=torch.from_numpy(encode_texts([*texts[0], *texts[1]])),
         y=torch.from_numpy(y),
         classes=AG_NEWS.classes,
         description=AG_NEWS.description,
         licence=AG_NEWS.licence,
-        official_test=torch.from_numpy(held),
+        official_test=torch.from_numpy(is_test),
         mean=(0.0,),
         std=(1.0,),
         class_names=TOPICS,
-        notes=partly(AG_NEWS, len(y)),
+        warnings=subset_warnings(AG_NEWS, len(y)),
     )
 
 
-def _with_header(found: Found) -> Dataset:
-    parts = [read_csv(path) for path in found.values()]
+def _with_header(paths: FilePaths) -> Dataset:
+    """Read csv files with a header: label and text."""
+    parts = [read_csv(path) for path in paths.values()]
     return _news(parts, [[str(text) for text in t["text"]] for t in parts], first=0)
 
 
-def _original(found: Found) -> Dataset:
-    """The authors' own files: class from 1, title, description, no header."""
-    parts = [read_csv(path, header=("label", "title", "text")) for path in found.values()]
+def _original(paths: FilePaths) -> Dataset:
+    """Read the original files: class from 1, title and description, without a header."""
+    parts = [read_csv(path, header=("label", "title", "text")) for path in paths.values()]
     return _news(
         parts,
         [
@@ -94,9 +96,11 @@ register(
     Entry(
         AG_NEWS,
         (
-            Way(_with_header, ("ag_news_train.csv", "ag_news_test.csv"), sums=SUMS["agnews"]),
-            Way(_original, ("ag_news_csv/train.csv", "ag_news_csv/test.csv")),
-            Way(_original, ("agnews/train.csv", "agnews/test.csv")),
+            FileLayout(
+                _with_header, ("ag_news_train.csv", "ag_news_test.csv"), sums=SUMS["agnews"]
+            ),
+            FileLayout(_original, ("ag_news_csv/train.csv", "ag_news_csv/test.csv")),
+            FileLayout(_original, ("agnews/train.csv", "agnews/test.csv")),
         ),
     )
 )

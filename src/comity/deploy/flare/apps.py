@@ -24,7 +24,7 @@ from nvflare.collab import collab
 from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 
 from comity.deploy.transport import Aborted, Transport
-from comity.errors import ComityError, shown
+from comity.errors import ComityError, quote
 
 FOLDER = "COMITY_SITES_FOLDER"
 """The environment variable with the folder of this server or site; `processes` sets it."""
@@ -158,7 +158,7 @@ class FlareTransport:
             return name, None
         if isinstance(reply, bytes):
             return name, reply
-        log.warning("%s did not answer: %s", name, shown(reply, 200))
+        log.warning("%s did not answer: %s", name, quote(reply, 200))
         return name, None
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from cryptography import x509
 
 from comity.deploy.flare import needs_flare
-from comity.errors import ComityError, UsageError, fate
+from comity.errors import ComityError, UsageError, describe_exit
 
 if TYPE_CHECKING:
     import psutil
@@ -170,7 +170,7 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
             signal.signal(number, handler)
     if not signals:
         raise ComityError(
-            f"NVIDIA FLARE's process {fate(flare.returncode)}: {kit / 'log.txt'} may say why."
+            f"NVIDIA FLARE's process {describe_exit(flare.returncode)}: {kit / 'log.txt'} may say why."
         )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from comity.deploy.flare import needs_flare
 from comity.deploy.flare.hardening import harden_server, harden_site
-from comity.errors import ComityError, UsageError, shown
+from comity.errors import ComityError, UsageError, quote
 from comity.runs.checkpoint import write_atomically
 
 ROOT = "root"  # in the operator's folder: the root's key, and a record of what was signed
@@ -85,7 +85,7 @@ def init(
     if not RESEARCHER.fullmatch(researcher):
         raise UsageError(
             "A researcher is named like an address, lead@comity.local for instance, not"
-            f" {shown(researcher)}."
+            f" {quote(researcher)}."
         )
     if (folder / ROOT).exists():
         raise UsageError(
@@ -150,7 +150,7 @@ def join(invite: Invite, name: str, folder: Path) -> Path:
     needs_flare()
     if not NAME.fullmatch(name):
         raise UsageError(
-            f"A site's name has letters, digits and hyphens, and at most 63 of them: {shown(name)}"
+            f"A site's name has letters, digits and hyphens, and at most 63 of them: {quote(name)}"
             " does not."
         )
     if (folder / KIT).exists():
@@ -180,10 +180,10 @@ def approve(folder: Path, request: Path, signed: Path | None = None, again: bool
     content = read_request(request)
     kind, name, key = (content.get(field) for field in ("kind", "name", "public_key_sha256"))
     if kind != "site":
-        raise UsageError(f"{request} asks to be {shown(kind)}, not a site: it is not signed.")
+        raise UsageError(f"{request} asks to be {quote(kind)}, not a site: it is not signed.")
     if name in approved_names(folder, but=key) and not again:
         raise UsageError(
-            f"A site {shown(name)} with another key was approved before: whoever has both keys is"
+            f"A site {quote(name)} with another key was approved before: whoever has both keys is"
             " both."
         )
     default = request.with_name(request.name.removesuffix(".request.zip") + ".signed.zip")

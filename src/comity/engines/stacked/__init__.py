@@ -1,1 +1,1 @@
-"""Many parties' trainings as one computation: the numbers of one by one, up to rounding."""
+"""Batched training of many parties: the results of sequential training, up to rounding."""

@@ -1,9 +1,9 @@
-"""Many parties' local training as one: their parameters stacked, each step one batched computation
-for all of them.
+"""Batched local training of many parties: their parameters are stacked, and each step is one
+computation for all of them.
 
-A step of a small model is mostly overhead and waiting for memory; of twenty small models at once it
-is arithmetic. The numbers are those of training one by one, up to rounding. Parties take a step
-together when their batches are of one size, else in groups or by themselves.
+A step of a small model is mostly overhead and memory access; a step of twenty small models is
+arithmetic. The results are those of sequential training, up to rounding. Parties take a step
+together if their batches have the same size, otherwise in groups or alone.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from comity.base.key import BatchKey
-from comity.base.record import Params, ReadOnlyDict, marks, read_only
+from comity.base.record import Params, ReadOnlyDict, read_only, tensor_versions
 from comity.core.algorithm import Algorithm
-from comity.engines.stacked.stacked_tree import StackedTree, Unlike
+from comity.engines.stacked.stacked_tree import NotStackable, StackedTree
 from comity.training.descent import Anchor, Descent, check_unwritten
 from comity.training.kernels import over_rows
 from comity.training.requests import FitRequest, Fitted
@@ -30,34 +30,32 @@ from comity.training.settings import Moments, Training, orders
 from comity.training.task import Batch, LearningTask
 
 VALUE = "the loss"
-GATHERED = 16_000_000  # bytes of inputs that are brought together at once
-Trained = tuple[Fitted | None, str]
-"""What came of a training; or None, and why it must be done by itself (no reason where that is
-nothing to speak of).
+GATHERED_BYTES = 16_000_000  # of inputs that are gathered per call
+TrainingResult = tuple[Fitted | None, str]
+"""The result of a training; or None, and why it must be computed alone (empty if that needs no
+warning).
 """
 
 
-def train_together(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
-    """What training each by itself would give, up to rounding, as far as they can be one
-    computation.
-    """
-    results: dict[int, Trained] = {}
+def train_batched(requests: Sequence[FitRequest[Any]]) -> list[TrainingResult]:
+    """The results of these trainings, up to rounding, computed together as far as possible."""
+    results: dict[int, TrainingResult] = {}
     for group in _groups(requests):
         results |= zip(group, _train_group([requests[n] for n in group]), strict=True)
     return [results[n] for n in range(len(requests))]
 
 
 def _groups(requests: Sequence[FitRequest[Any]]) -> list[list[int]]:
-    """Requests that train the same tensors in the same way by the same function, by their number of
-    samples.
+    """Requests that train tensors of the same shapes with the same settings and loss, ordered by
+    number of samples.
     """
-    found: dict[Any, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for n, r in enumerate(requests):
         shapes = tuple((k, v.shape, v.dtype) for k, v in r.begin.items())
         count = r.before.count if r.before else -1
         pull = None if r.pull is None else (tuple(r.pull.to), r.pull.weight)
         rows = tuple((k, v.shape[1:], v.dtype) for k, v in r.samples.rows.items())
-        way = (
+        kind = (
             r.batched,
             r.objective,
             r.draw,
@@ -70,40 +68,42 @@ def _groups(requests: Sequence[FitRequest[Any]]) -> list[list[int]]:
             pull,
             count,
         )
-        found.setdefault(way, []).append(n)
-    return [sorted(group, key=lambda n: -len(requests[n].samples)) for group in found.values()]
+        groups.setdefault(kind, []).append(n)
+    return [sorted(group, key=lambda n: -len(requests[n].samples)) for group in groups.values()]
 
 
-def _train_group(requests: Sequence[FitRequest[Any]]) -> list[Trained]:
+def _train_group(requests: Sequence[FitRequest[Any]]) -> list[TrainingResult]:
     loss = requests[0].objective
     if not _is_common(loss):
         name = getattr(loss, "__qualname__", type(loss).__name__)
         why = (
-            f"{name} is made anew at each party, so its trainings run one by one: let the loss be a"
-            " method of the algorithm."
+            f"{name} is a new object at each party, so its trainings run one by one: define the"
+            " loss as a method of the algorithm."
         )
         return [(None, why)] * len(requests)
     if len(requests) < 2 or not requests[0].batched:
         return [(None, "")] * len(requests)
     try:
-        return [(done, "") for done in BatchedTraining(requests).train()]
-    except Unlike as why:
+        return [(fitted, "") for fitted in BatchedTraining(requests).train()]
+    except NotStackable as why:
         return [(None, f"Trainings of {loss.__qualname__} run one by one: {why}.")] * len(requests)
-    except Exception as why:  # torch refuses what depends on values or draws; an error of the loss itself is raised again
+    except Exception as why:
+        # vmap refuses losses that depend on values or draw random numbers. An error of the loss
+        # itself is raised again when it runs alone.
         words = shorten(str(why), 120, placeholder="...")
-        said = (
+        reason = (
             f"Trainings of {loss.__qualname__} run one by one: stacked they fail"
             f" ({type(why).__name__}: {words})."
         )
-        return [(None, said)] * len(requests)
+        return [(None, reason)] * len(requests)
 
 
 def _is_common(loss: Any) -> bool:
-    """Whether a loss is one function for all parties: a method of the algorithm, or a function of a
-    module.
+    """Whether a loss is the same function for all parties: a method of the algorithm, or a function
+    of a module.
 
-    Anything else (a closure, a lambda, a partial, another object's method) is made anew at each
-    party and may hold anything.
+    Anything else (a closure, a lambda, a partial, another object's method) is a new object at each
+    party and may hold any data.
     """
     if ismethod(loss):
         return isinstance(loss.__self__, Algorithm) and not set(
@@ -122,37 +122,34 @@ class Segment(NamedTuple):
 
 
 def _order(request: FitRequest[Any]) -> Tensor:
-    """The samples of all of a party's batches in a row."""
-    each = list(orders(len(request.samples), request.key, request.training))
-    return (
-        each[0]
-        if len(each) == 1
-        else torch.cat(each)
-        if each
-        else torch.zeros(0, dtype=torch.int64)
-    )
+    """The sample indices of all of a party's batches, concatenated."""
+    epochs = list(orders(len(request.samples), request.key, request.training))
+    if not epochs:
+        return torch.zeros(0, dtype=torch.int64)
+    return epochs[0] if len(epochs) == 1 else torch.cat(epochs)
 
 
 @lru_cache
 def _sizes(samples: int, training: Training) -> tuple[list[int], list[int]]:
-    """The sizes of all batches that so many samples make, and where each begins in their row."""
-    an_epoch = [min(training.batch, samples - at) for at in range(0, samples, training.batch)][
-        : training.an_epoch(samples)
-    ]
-    sizes = list(islice(cycle(an_epoch), training.steps_for(samples)))
+    """The sizes of all batches for that many samples, and where each begins in the concatenated
+    order.
+    """
+    all_sizes = [min(training.batch, samples - at) for at in range(0, samples, training.batch)]
+    epoch = all_sizes[: training.batches_per_epoch(samples)]
+    sizes = list(islice(cycle(epoch), training.steps_for(samples)))
     return sizes, [0, *accumulate(sizes)]
 
 
 class BatchedTraining:
-    """Parties in the middle of their training; row i of every stacked tensor is party i's."""
+    """Parties in the middle of their training. Row i of every stacked tensor belongs to party i."""
 
     def __init__(self, requests: Sequence[FitRequest[Any]]) -> None:
         first = requests[0]
         self.requests = requests
         self.training = first.training
         self.names = first.names
-        self.owns = [read_only(r.own) for r in requests]
-        self.own = StackedTree(self.owns)
+        self.party_aux = [read_only(r.aux) for r in requests]
+        self.aux = StackedTree(self.party_aux)
         self.task = StackedTree([r.task for r in requests])
         self.theta = _stack([r.begin for r in requests])
         self.shift = _stack([r.shift or {} for r in requests])
@@ -172,48 +169,47 @@ class BatchedTraining:
             }
         self.orders = [_order(r) for r in requests]
         sizes = [_sizes(len(r.samples), r.training) for r in requests]
-        self.sizes = [each for each, _ in sizes]
+        self.sizes = [party_sizes for party_sizes, _ in sizes]
         self.begins = [begins for _, begins in sizes]
         self.scratch: list[dict[str, Tensor]] = [{} for _ in requests]
-        self.last: list[Tensor | None] = [None for _ in requests]
+        self.last_loss: list[Tensor | None] = [None for _ in requests]
 
     def train(self) -> list[Fitted]:
-        """All segments, and then what came out for each party."""
-        tasks = {
-            id(r.task): r.task for r in self.requests if type(r.task) is not LearningTask
-        }  # a plain one holds no tensors
-        given = [[own for own in self.owns if own is not None], list(tasks.values())]
-        before = marks(given)
+        """Train all segments and return each party's result."""
+        # A plain LearningTask holds no tensors.
+        tasks = {id(r.task): r.task for r in self.requests if type(r.task) is not LearningTask}
+        arguments = [[aux for aux in self.party_aux if aux is not None], list(tasks.values())]
+        before = tensor_versions(arguments)
         for segment in self._segments():
             if len(segment.rows) > 1:
                 self._walk(segment)
             else:
                 self._walk_alone(segment)
-        check_unwritten(given, before)
-        return [self._done(i) for i in range(len(self.requests))]
+        check_unwritten(arguments, before)
+        return [self._fitted(i) for i in range(len(self.requests))]
 
     def _segments(self) -> Iterator[Segment]:
-        """Step by step those whose batches are of one size; as long as they stay the same it is one
-        segment.
+        """The segments of the training: at each step the parties with equal batch sizes; unchanged
+        groups share a segment.
         """
         if all(sizes is self.sizes[0] for sizes in self.sizes) and len(set(self.sizes[0])) == 1:
             yield Segment(tuple(range(len(self.requests))), 0, len(self.sizes[0]), self.sizes[0][0])
             return
         under_way: dict[tuple[int, ...], Segment] = {}
         for number in range(max(map(len, self.sizes)) + 1):
-            there: dict[int, list[int]] = {}
+            rows_by_size: dict[int, list[int]] = {}
             for i, sizes in enumerate(self.sizes):
                 if number < len(sizes):
-                    there.setdefault(sizes[number], []).append(i)
-            now = {tuple(rows): size for size, rows in there.items()}
+                    rows_by_size.setdefault(sizes[number], []).append(i)
+            now = {tuple(rows): size for size, rows in rows_by_size.items()}
             ended = [rows for rows, segment in under_way.items() if now.get(rows) != segment.size]
             yield from [under_way.pop(rows) for rows in ended]
             for rows, size in now.items():
-                begun = under_way.get(rows, Segment(rows, number, number, size))
-                under_way[rows] = begun._replace(end=number + 1)
+                segment = under_way.get(rows, Segment(rows, number, number, size))
+                under_way[rows] = segment._replace(end=number + 1)
 
     def _descent(self, loss: Any, at: slice | Tensor | int, first_step: int) -> Descent:
-        """Descent on some rows; it works on them in place, or on copies if `at` makes such."""
+        """Descent on some rows: in place if `at` is a slice or an index, otherwise on copies."""
         theta, first, second = (
             {k: v[at] for k, v in state.items()} for state in (self.theta, self.first, self.second)
         )
@@ -228,54 +224,57 @@ class BatchedTraining:
         return Descent(loss, self.training, theta, self.names, moments, shift, anchor)
 
     def _walk(self, segment: Segment) -> None:
-        """Take a segment's steps on its parties' rows: in place if they lie side by side, else on
-        copies that are put back.
+        """Take a segment's steps on its parties' rows: in place if the rows are adjacent, otherwise
+        on copies that are written back.
         """
         rows = segment.rows
-        side_by_side = rows == tuple(range(rows[0], rows[-1] + 1))
-        at: slice | Tensor = slice(rows[0], rows[-1] + 1) if side_by_side else torch.tensor(rows)
+        adjacent = rows == tuple(range(rows[0], rows[-1] + 1))
+        at: slice | Tensor = slice(rows[0], rows[-1] + 1) if adjacent else torch.tensor(rows)
         tasks = {k: v[at] for k, v in self.task.rows.items()}
-        owns = {k: v[at] for k, v in self.own.rows.items()}
+        aux_rows = {k: v[at] for k, v in self.aux.rows.items()}
         values = torch.zeros(len(rows))
         function = self.requests[0].objective
 
         def loss(theta: Params, batch: Batch) -> Tensor:
             drawn: StackedTree = batch.drawn
 
-            def one(
+            def party_loss(
                 theta: Params,
-                seen: Params,
+                samples: Params,
                 rows: Params,
                 scratch: Params,
                 task: Params,
-                own: Params,
+                aux: Params,
                 draws: Params,
             ) -> Params:
-                notes = dict(scratch)
-                mine = Batch(
-                    seen["x"], seen["y"], seen["i"], batch.number, notes, rows, drawn.of(draws)
+                x, y, indices = samples["x"], samples["y"], samples["i"]
+                new_scratch = dict(scratch)
+                party_batch = Batch(x, y, indices, batch.number, new_scratch, rows, drawn.of(draws))
+                value = function(
+                    self.task.of(task), ReadOnlyDict(theta), party_batch, self.aux.of(aux)
                 )
-                value = function(self.task.of(task), ReadOnlyDict(theta), mine, self.own.of(own))
-                return {**notes, VALUE: value}
+                return {**new_scratch, VALUE: value}
 
             nonlocal values
-            seen = {"x": batch.x, "y": batch.y, "i": batch.indices}
-            kept = over_rows(one, theta, seen, batch.rows, batch.scratch, tasks, owns, drawn.rows)
-            values = kept.pop(VALUE)
-            batch.scratch.update(kept)
+            samples = {"x": batch.x, "y": batch.y, "i": batch.indices}
+            outputs = over_rows(
+                party_loss, theta, samples, batch.rows, batch.scratch, tasks, aux_rows, drawn.rows
+            )
+            values = outputs.pop(VALUE)
+            batch.scratch.update(outputs)
             return values.sum()
 
         descent = self._descent(loss, at, segment.first)
         scratch = _stack([self.scratch[i] for i in rows])
-        before = marks((owns, tasks))
+        before = tensor_versions((aux_rows, tasks))
         for batch in self._batches(segment, scratch):
             descent.step(batch)
-        check_unwritten((owns, tasks), before)
-        descent.done(scratch)
+        check_unwritten((aux_rows, tasks), before)
+        descent.finish(scratch)
         for n, i in enumerate(rows):
-            self.last[i] = values[n].detach()
+            self.last_loss[i] = values[n].detach()
             self.scratch[i] = {k: v[n] for k, v in scratch.items()}
-        if not side_by_side:
+        if not adjacent:
             self._put_back(descent, at)
 
     def _put_back(self, descent: Descent, at: slice | Tensor) -> None:
@@ -290,88 +289,90 @@ class BatchedTraining:
                 state[k][at] = v
 
     def _walk_alone(self, segment: Segment) -> None:
-        """The same for one party: the loss itself on its row."""
+        """Take a segment's steps for one party, with the loss itself on its row."""
         (i,) = segment.rows
         request = self.requests[i]
 
         def loss(theta: Params, batch: Batch) -> Tensor:
-            return request.objective(request.task, ReadOnlyDict(theta), batch, self.owns[i])
+            return request.objective(request.task, ReadOnlyDict(theta), batch, self.party_aux[i])
 
         descent = self._descent(loss, i, segment.first)
         for batch in self._batches(segment, {}):
-            mine = _row(batch, 0, self.scratch[i])
-            mine.drawn = batch.drawn.of({k: v[0] for k, v in batch.drawn.rows.items()})
-            descent.step(mine)
-        self.last[i] = descent.done({}).loss
+            party_batch = _row(batch, 0, self.scratch[i])
+            party_batch.drawn = batch.drawn.of({k: v[0] for k, v in batch.drawn.rows.items()})
+            descent.step(party_batch)
+        self.last_loss[i] = descent.finish({}).loss
 
     def _batches(self, segment: Segment, scratch: dict[str, Tensor]) -> Iterator[Batch]:
-        """The segment's batches, stacked: row by row the parties' own."""
+        """The segment's batches, stacked: one row per party."""
         parties, size = segment.rows, segment.size
-        one = self.requests[parties[0]].samples
-        some = max(1, GATHERED // max(1, len(parties) * size * one.x[0].nbytes))
-        for begin in range(segment.first, segment.end, some):
-            many = min(some, segment.end - begin) * size
+        example = self.requests[parties[0]].samples
+        batches_per_call = max(
+            1, GATHERED_BYTES // max(1, len(parties) * size * example.x[0].nbytes)
+        )
+        for begin in range(segment.first, segment.end, batches_per_call):
+            count = min(batches_per_call, segment.end - begin) * size
             orders = torch.stack(
-                [self.orders[i][(at := self.begins[i][begin]) : at + many] for i in parties]
+                [self.orders[i][(at := self.begins[i][begin]) : at + count] for i in parties]
             )
-            x = self._gathered([self.requests[i].samples.x for i in parties], orders)
-            y = self._gathered([self.requests[i].samples.y for i in parties], orders)
+            x = self._gather([self.requests[i].samples.x for i in parties], orders)
+            y = self._gather([self.requests[i].samples.y for i in parties], orders)
             rows = {
-                k: self._gathered([self.requests[i].samples.rows[k] for i in parties], orders)
-                for k in one.rows
+                k: self._gather([self.requests[i].samples.rows[k] for i in parties], orders)
+                for k in example.rows
             }
-            for number, at in enumerate(range(0, many, size), begin):
+            for number, at in enumerate(range(0, count, size), begin):
                 part = slice(at, at + size)
-                seen = self._augmented(x[:, part], parties, number)
-                mine = {k: every[:, part] for k, every in rows.items()}
-                batch = Batch(seen, y[:, part], orders[:, part], number, scratch, mine)
-                batch.drawn = self._drawn(batch, parties)
+                inputs = self._augment(x[:, part], parties, number)
+                batch_rows = {k: values[:, part] for k, values in rows.items()}
+                batch = Batch(inputs, y[:, part], orders[:, part], number, scratch, batch_rows)
+                batch.drawn = self._draw(batch, parties)
                 yield batch
 
     @staticmethod
-    def _gathered(each: Sequence[Tensor], orders: Tensor) -> Tensor:
-        """The parties' samples in the order of their batches, one party a row."""
-        made = each[0].new_empty(*orders.shape, *each[0].shape[1:])
-        for n, samples in enumerate(each):
-            torch.index_select(samples, 0, orders[n], out=made[n])
-        return made
+    def _gather(tensors: Sequence[Tensor], orders: Tensor) -> Tensor:
+        """The parties' samples in the order of their batches, one party per row."""
+        gathered = tensors[0].new_empty(*orders.shape, *tensors[0].shape[1:])
+        for n, samples in enumerate(tensors):
+            torch.index_select(samples, 0, orders[n], out=gathered[n])
+        return gathered
 
-    def _augmented(self, x: Tensor, rows: tuple[int, ...], number: int) -> Tensor:
-        change = self.training.augment
-        if change is None:
+    def _augment(self, x: Tensor, rows: tuple[int, ...], number: int) -> Tensor:
+        augment = self.training.augment
+        if augment is None:
             return x
         keys = [self.requests[i].key.fold("augment", number) for i in rows]
-        return torch.stack([change(mine, key) for mine, key in zip(x, keys, strict=True)])
+        return torch.stack([augment(inputs, key) for inputs, key in zip(x, keys, strict=True)])
 
-    def _drawn(self, batch: Batch, rows: tuple[int, ...]) -> StackedTree:
+    def _draw(self, batch: Batch, rows: tuple[int, ...]) -> StackedTree:
         """What each party draws for its row of the batch."""
         draw = self.requests[rows[0]].draw
         if draw is None:
-            return NOTHING
-        made = []
+            return NO_DRAWS
+        draws = []
         for n, i in enumerate(rows):
             key = BatchKey(self.requests[i].key.bits, batch.number)
-            made.append(draw(_row(batch, n, {}), key, self.owns[i]))
-        return StackedTree(made)
+            draws.append(draw(_row(batch, n, {}), key, self.party_aux[i]))
+        return StackedTree(draws)
 
-    def _done(self, i: int) -> Fitted:
+    def _fitted(self, i: int) -> Fitted:
         theta, first, second = (
             {k: v[i] for k, v in state.items()} for state in (self.theta, self.first, self.second)
         )
         steps = len(self.sizes[i])
         moments = Moments(first, second, self.before + steps) if first and steps else None
-        return Fitted(theta, moments, steps, self.last[i], self.scratch[i])
+        return Fitted(theta, moments, steps, self.last_loss[i], self.scratch[i])
 
 
-NOTHING = StackedTree([None])
+NO_DRAWS = StackedTree([None])
 
 
 def _row(batch: Batch, n: int, scratch: dict[str, Tensor]) -> Batch:
     """One party's batch of a stacked one."""
-    rows = {k: every[n] for k, every in batch.rows.items()}
+    rows = {k: values[n] for k, values in batch.rows.items()}
     return Batch(batch.x[n], batch.y[n], batch.indices[n], batch.number, scratch, rows)
 
 
 def _stack(trees: Sequence[Params]) -> Params:
-    """Row by row each party's tensors."""
+    """Stacked tensors, one party per row."""
     return {k: torch.stack([tree[k].detach() for tree in trees]) for k in trees[0]}

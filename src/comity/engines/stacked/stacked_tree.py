@@ -1,4 +1,4 @@
-"""Parties' trees as one: what is equal is taken once, the tensors by which they differ are stacked."""
+"""Stacks parties' trees: equal parts are taken once, tensors that differ are stacked."""
 
 from __future__ import annotations
 
@@ -13,44 +13,46 @@ from torch.utils import _pytree as pytree
 from comity.base.record import Params
 
 
-class Unlike(Exception):
-    """These cannot be one: they differ in more than the values of their tensors."""
+class NotStackable(Exception):
+    """These trees cannot be stacked: they differ in more than the values of their tensors."""
 
 
 class StackedTree:
-    """Several parties' trees; `rows` are the tensors by which they differ, stacked, row i being
+    """Several parties' trees. `rows` are the stacked tensors that differ between them; row i is
     party i's.
     """
 
     def __init__(self, trees: Sequence[Any]) -> None:
         self.rows: Params = {}
-        self._whole = trees[0]
-        if all(tree is self._whole for tree in trees):
+        self._first = trees[0]
+        if all(tree is self._first for tree in trees):
             return
-        self._leaves, self._spec = pytree.tree_flatten(self._whole)
+        self._leaves, self._spec = pytree.tree_flatten(self._first)
         flat = [pytree.tree_flatten(tree) for tree in trees]
         if any(spec != self._spec for _, spec in flat):
-            raise Unlike("what parties' losses get is not of one shape")
+            raise NotStackable("the aux arguments of the parties' losses have different structures")
         for n, column in enumerate(zip(*(leaves for leaves, _ in flat), strict=True)):
             if isinstance(column[0], Tensor):
                 if any(leaf is not column[0] for leaf in column):
-                    self.rows[str(n)] = _stacked(column, self._whole, n)
+                    self.rows[str(n)] = _stacked(column, self._first, n)
             elif not all(_equal(leaf, column[0]) for leaf in column):
-                raise Unlike(f"{_place(self._whole, n)} differs between parties and is no tensor")
+                raise NotStackable(
+                    f"{_place(self._first, n)} differs between parties and is no tensor"
+                )
 
     def of(self, rows: Params) -> Any:
-        """One party's tree, around its rows."""
+        """One party's tree, from its rows."""
         if not rows:
-            return self._whole
+            return self._first
         return pytree.tree_unflatten(
             [rows.get(str(n), leaf) for n, leaf in enumerate(self._leaves)], self._spec
         )
 
 
 def _place(tree: Any, n: int) -> str:
-    """Where the n-th leaf of a tree is, as one would write it in a loss."""
+    """The position of the n-th leaf of a tree, as one would write it in a loss."""
     path, _ = pytree.tree_flatten_with_path(tree)[0][n]
-    return f"own{pytree.keystr(path)}"
+    return f"aux{pytree.keystr(path)}"
 
 
 def _stacked(column: Sequence[Any], tree: Any, n: int) -> Tensor:
@@ -59,15 +61,17 @@ def _stacked(column: Sequence[Any], tree: Any, n: int) -> Tensor:
         not isinstance(leaf, Tensor) or leaf.shape != first.shape or leaf.dtype != first.dtype
         for leaf in column
     ):
-        raise Unlike(f"{_place(tree, n)} has another shape at each party")
+        raise NotStackable(f"{_place(tree, n)} has another shape at each party")
     return torch.stack([leaf.detach() for leaf in column])
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if one is other:
+def _equal(left: Any, right: Any) -> bool:
+    if left is right:
         return True
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         return (
-            isinstance(one, type(other)) and one.dtype == other.dtype and np.array_equal(one, other)
+            isinstance(left, type(right))
+            and left.dtype == right.dtype
+            and np.array_equal(left, right)
         )
-    return type(one) is type(other) and bool(one == other)
+    return type(left) is type(right) and bool(left == right)

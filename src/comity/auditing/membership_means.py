@@ -1,0 +1,76 @@
+"""Membership by means: a mean is closer to the samples that it contains.
+
+For a mean of k samples of a class the score is the log-likelihood ratio of the mean with and
+without the candidate (Dwork et al. 2015). It assumes that the samples of a class are normally
+distributed, with the mean and the covariance that the attacker sees in its own samples.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from comity.auditing.chance import Scored
+from comity.auditing.finding import Outcome, membership
+from comity.auditing.observed import Means, means
+from comity.auditing.view import FIRST, LAST, Attacker, Candidates, View, represent
+
+ATTACK = "membership: class means"
+DEFAULT_COUNT = 10  # assumed number of samples of a mean, if it is not sent
+RIDGE = 0.1  # of the mean variance, added to the covariance, as an attacker has few samples
+HOW = {
+    FIRST: (
+        "Whoever sees a party's first class means and knows the weights that all start from"
+        " compares a candidate with the mean of its class."
+    ),
+    LAST: (
+        "The server and another party, which has a model of its own, compare a candidate with the"
+        " last mean of its class."
+    ),
+}
+
+
+def attack_means(view: View) -> list[Outcome]:
+    """Attack the first means with the common initial weights, and the last means with a colluding
+    party's model.
+    """
+    first: dict[int, Means] = {}
+    last: dict[int, Means] = {}
+    for sent in means(view):
+        first.setdefault(sent.party, sent)
+        last[sent.party] = sent
+    scored: dict[str, list[Scored]] = {}
+    for i in sorted(first):
+        for attacker in view.attackers(i):
+            sent = first[i] if attacker.first else last[i]
+            scores = likelihood_ratios(attacker, sent, view.candidates(i))
+            scored.setdefault(attacker.by, []).append(scores)
+    return [
+        membership(
+            f"{ATTACK}, {by}", HOW[by], parties, view.drawn, view.delta, view.key.fold(ATTACK, by)
+        )
+        for by, parties in scored.items()
+    ]
+
+
+def likelihood_ratios(attacker: Attacker, sent: Means, candidates: Candidates) -> Scored:
+    """The log-likelihood ratios of all candidates whose class has a mean."""
+    classes = len(sent.means)
+    own, labels = represent(attacker, attacker.data.x, sent.space), attacker.data.y
+    centres = torch.stack(
+        [own[labels == c].mean(0) if (labels == c).any() else own.mean(0) for c in range(classes)]
+    )
+    spread = own - centres[labels]
+    covariance = spread.T @ spread / len(own)
+    covariance += RIDGE * covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(len(covariance))
+    has_mean = sent.counts > 0 if sent.counts is not None else sent.means.abs().sum(1) > 0
+    x, y, member = (part[has_mean[candidates.y]] for part in candidates)
+    off = represent(attacker, x, sent.space) - centres[y]
+    whitened: Tensor = torch.linalg.solve(covariance, off.T).T
+    k = (
+        sent.counts[y].clamp(min=1)
+        if sent.counts is not None
+        else torch.full_like(y, DEFAULT_COUNT)
+    )
+    inner = (whitened * (sent.means - centres)[y]).sum(1)
+    return Scored(inner - (whitened * off).sum(1) / (2 * k), member)

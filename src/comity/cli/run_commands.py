@@ -1,0 +1,534 @@
+"""The commands that run methods: run, resume, compare, tune and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from comity.cli.options import (
+    Algo,
+    Jobs,
+    Out,
+    RecordMessages,
+    Report,
+    RunDir,
+    Seeds,
+    Settings,
+    Track,
+    Trust,
+    app,
+    chosen_experiment,
+    chosen_seeds,
+    free_folder,
+    print_warning,
+    resumable,
+    trackers,
+    with_experiment,
+    write_report,
+)
+from comity.cli.site_runs import (
+    AtSites,
+    Deadline,
+    Wait,
+    check_at_sites,
+    compare_sites,
+    follow_run,
+    submit_run,
+)
+from comity.errors import UsageError
+from comity.metrics.metrics import ACCURACY, METRICS, Metric
+from comity.names import display_name
+from comity.runs.config import Experiment, experiment
+
+if TYPE_CHECKING:
+    from comity.studies.compare import Findings
+    from comity.studies.method_summary import MethodSummary
+
+
+@app.command()
+@with_experiment
+def run(
+    algo: Algo,
+    settings: Settings,
+    out: Out = None,
+    track: Track = None,
+    record_messages: RecordMessages = False,
+    trust: Trust = False,
+    federation: AtSites = None,
+    deadline: Deadline = 600,
+    wait: Wait = 60,
+) -> None:
+    """Run a method, or the experiment of a TOML file."""
+    from comity.cli import screen
+    from comity.runs.build import federation_of, prepare
+    from comity.runs.recording import one_process
+    from comity.runs.run import start
+
+    base = chosen_experiment(algo, settings, trust)
+    if federation is not None:
+        check_not_recorded(record_messages)
+        submit_run(base, settings, federation, out, track, deadline, wait)
+        return
+    base = one_process(base) if record_messages else base
+    job = prepare(base, federation_of(base))
+    for text in job.warnings():
+        print_warning(text)
+    name = display_name(base.algorithm)
+    folder = out or free_folder(f"{name}-{Path(base.data).stem}-s{base.seed}")
+    run_trackers = trackers(track, folder.parent)
+    with resumable(f"comity resume {folder}"):
+        progress = screen.progress(name)
+        result = start(job, folder, progress, run_trackers, record_messages=record_messages)
+        show_result(folder, result.summary)
+
+
+@app.command()
+def resume(
+    run_dir: RunDir,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            "--rounds", help="continue to this number of rounds, even if the run has finished"
+        ),
+    ] = None,
+    track: Track = None,
+    trust: Trust = False,
+) -> None:
+    """Resume an interrupted run, or extend a finished one with --rounds.
+
+    The result is the same as that of an uninterrupted run.
+    """
+    from comity.cli import screen
+    from comity.deploy.job_submission import SubmittedJob, was_submitted
+    from comity.runs.extend import extend
+    from comity.runs.folder import RunFolder
+    from comity.runs.run import reopen, resume_in
+
+    if was_submitted(run_dir):
+        follow_run(SubmittedJob.read(run_dir), run_dir)
+        return
+    folder = RunFolder(run_dir)
+    folder.check_begun()
+    run_trackers = trackers(track, run_dir.resolve().parent)
+    if rounds is not None:
+        extend(run_dir, rounds, trust=trust)
+        if (run_dir.resolve().parents[1] / "comparison.json").is_file():
+            print_warning(
+                f"{run_dir} is part of a comparison; the other runs keep their number of rounds."
+            )
+    with resumable(f"comity resume {run_dir}"):
+        if (summary := folder.read_summary()) is not None:
+            folder.check()
+        else:
+            job = reopen(run_dir, trust=trust)
+            progress = screen.progress(display_name(job.experiment.algorithm))
+            summary = resume_in(job, run_dir, progress, run_trackers).summary
+        show_result(run_dir, summary)
+
+
+def show_result(folder: Path, summary: dict[str, Any]) -> None:
+    """Print the result of a finished run."""
+    from comity.cli import screen
+    from comity.measure.caveats import caveats
+    from comity.privacy.account import describe_guarantees
+    from comity.runs.folder import RunFolder
+    from comity.runs.run_metric import metric_of
+    from comity.runs.summary import has_diverged
+
+    metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
+    name = display_name(summary["algorithm"])
+    figures = summary.get(metric.name) or {}
+    traffic = summary["bytes"]
+    if figures.get("mean") is None:
+        reason = "a model has diverged" if has_diverged(figures) else "no party reported it"
+        screen.out.print(f"{name}: no {metric.title}: {reason}", soft_wrap=True)
+    else:
+        per_party, worst, best = (figures[k] for k in ("per_party", "worst_party", "best_party"))
+        screen.out.print(
+            f"{name}: {metric.title} {figures['mean']:.1%} (mean of {_count_figures(figures)}"
+            f" parties), worst {per_party[worst]:.1%} ({worst}),"
+            f" best {per_party[best]:.1%} ({best})",
+            soft_wrap=True,
+        )
+    if others := _other_metrics(summary, metric):
+        screen.out.print(f"also: {others}", soft_wrap=True)
+    if figures.get("unfinished") is not None:
+        screen.out.print(f"before the final fine-tuning: {figures['unfinished']:.1%}")
+    if gains := summary.get("gained"):
+        points = {
+            site: [f"{100 * gain[part]:+.1f}" for part in ("gain", "low", "high")]
+            for site, gain in gains.items()
+        }
+        intervals = ", ".join(
+            f"{site} {gain} ({low} to {high})" for site, (gain, low, high) in points.items()
+        )
+        screen.out.print(
+            "gain over training alone, in points, measured by each site (95% interval):"
+            f" {intervals}",
+            soft_wrap=True,
+        )
+    for newcomer, result in summary["newcomers"].items():
+        screen.out.print(
+            f"newcomer {newcomer}: {result['offered']:.1%} with the offered model,"
+            f" {result['joined']:.1%} after its warm-up, {result['alone']:.1%} alone:"
+            f" {100 * result['gain']:+.1f} points by joining",
+            soft_wrap=True,
+        )
+    screen.out.print(
+        f"up {screen.size(traffic['up'])}, down {screen.size(traffic['down'])}, peer"
+        f" {screen.size(traffic['peer'])}, {summary['steps']} steps,"
+        f" {screen.duration(summary['seconds']['total'])}"
+    )
+    for text in describe_guarantees(summary.get("privacy")):
+        screen.out.print(text, soft_wrap=True)
+    screen.show_curves({name: [folder]}, metric)
+    screen.out.print(f"The run is in {folder}", soft_wrap=True)
+    if RunFolder(folder).recorded:
+        print_recording_size(folder, [folder])
+    for text in [*summary.get("remarks", ()), *caveats(summary)]:
+        print_warning(text)
+
+
+def _count_figures(figures: dict[str, Any]) -> int:
+    """Return the number of parties that have a figure."""
+    return sum(figure is not None for figure in figures["per_party"].values())
+
+
+def _other_metrics(summary: dict[str, Any], metric: Metric) -> str:
+    """Return the means by all metrics except the metric of the run, as text."""
+    from comity.runs.summary import blocks
+
+    means = [(other, block.get("mean")) for other, block in blocks(summary) if other is not metric]
+    return ", ".join(
+        f"{other.title} {other.text(mean)}" for other, mean in means if mean is not None
+    )
+
+
+@app.command()
+@with_experiment
+def compare(
+    settings: Settings,
+    algos: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ALGO...", help="methods, as in fedavg fedavg+dbe ./mine.py"),
+    ] = None,
+    all_methods: Annotated[
+        bool, typer.Option("--all", help="all methods, and all wrappers around fedavg")
+    ] = False,
+    seeds: Seeds = None,
+    leave_one_out: Annotated[
+        bool,
+        typer.Option("--leave-one-out", help="also run without each party in turn: who helps whom"),
+    ] = False,
+    leave_out: Annotated[
+        str | None,
+        typer.Option(
+            "--leave-out", help="only these parties in turn, as in p1,p2", metavar="NAMES"
+        ),
+    ] = None,
+    jobs: Jobs = "1",
+    out: Out = None,
+    track: Track = None,
+    record_messages: RecordMessages = False,
+    report: Report = True,
+    federation: AtSites = None,
+    deadline: Deadline = 600,
+    wait: Wait = 60,
+) -> None:
+    """Compare methods, and SOLO, on the same split."""
+    from comity.cli import screen
+    from comity.cli.leave_one_out import announce, show
+    from comity.runs.folder import RunFolder
+    from comity.studies import leave_one_out as left_out
+    from comity.studies.compare import SOLO, run_folder
+    from comity.studies.compare import compare as compare_runs
+    from comity.studies.parallel import parse_jobs
+
+    job_count = parse_jobs(jobs)
+    base = experiment(settings)
+    seed_list = chosen_seeds(seeds, base.seed)
+    if federation is not None:
+        if leave_one_out or job_count > 1 or all_methods:
+            raise UsageError(
+                "--all, --leave-one-out and --jobs are not available in a comparison at sites:"
+                " name the methods, which run one after another with all sites."
+            )
+        check_at_sites(settings, track)
+        check_not_recorded(record_messages)
+        compare_sites(federation, base, chosen_methods(algos), seed_list, out, deadline, wait)
+        return
+    algos = chosen_methods(algos, base.but(seed=seed_list[0]) if all_methods else None)
+    folder = out or free_folder(f"compare-{Path(base.data).stem}")
+    only = None if leave_out is None else [name.strip() for name in leave_out.split(",")]
+    if only and not leave_one_out:
+        raise UsageError(
+            "--leave-out needs --leave-one-out: give both, or use --without to leave parties out of"
+            " all runs."
+        )
+
+    run_trackers = trackers(track, folder)
+    with resumable(f"the same command and --out {folder}"):
+        more_runs = announce(base, algos, seed_list, only) if leave_one_out else 0
+        run_count = len({SOLO, *algos}) * len(seed_list) + more_runs
+        progress = screen.progress_of_runs(run_count, job_count)
+        findings = compare_runs(
+            base,
+            algos,
+            seed_list,
+            folder,
+            progress,
+            print_warning,
+            run_trackers,
+            jobs=job_count,
+            record_messages=record_messages,
+        )
+        effects = (
+            left_out.measure_effects(base, algos, seed_list, folder, progress, only, jobs=job_count)
+            if leave_one_out
+            else []
+        )
+    # the settings of a run have no `auto`
+    resolved = RunFolder(run_folder(folder, SOLO, seed_list[0])).read_experiment()
+    show_comparison(findings.rows, resolved, len(seed_list))
+    if effects:
+        show(effects)
+    folders = {
+        row.algorithm: [run_folder(folder, row.algorithm, seed) for seed in seed_list]
+        for row in findings.rows
+    }
+    screen.show_curves(folders, METRICS[resolved.metric])
+    show_answers(findings)
+    screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+    if record_messages:
+        print_recording_size(folder, [run for runs in folders.values() for run in runs])
+    if report:
+        write_report(folder)
+
+
+def chosen_methods(
+    typed_methods: list[str] | None, all_with: Experiment | None = None
+) -> list[str]:
+    """Return the methods to compare.
+
+    Args:
+        typed_methods: the typed methods
+        all_with: if set, all methods that can run with these settings are added. A warning names
+            the others.
+    """
+    from comity.runs.build import federation_of
+    from comity.studies.compare import runnable_methods
+
+    if all_with is None:
+        if not typed_methods:
+            raise UsageError(
+                "Name the methods to compare, as in: comity compare fedavg fedavg+dbe, or use"
+                " --all."
+            )
+        return typed_methods
+    runnable, reasons = runnable_methods(all_with, federation_of(all_with))
+    for reason in reasons:
+        print_warning(reason)
+    return [*runnable, *(typed_methods or ())]
+
+
+def check_not_recorded(record_messages: bool) -> None:
+    """Raise `UsageError` if messages between sites are to be recorded."""
+    if record_messages:
+        raise UsageError(
+            "--record-messages is only available in simulations: messages between real sites are"
+            " not recorded."
+        )
+
+
+def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
+    """Print the size of the recorded messages of runs, and how to audit them."""
+    from comity.cli import screen
+    from comity.runs.folder import RunFolder
+    from comity.runs.recording import RECORDED
+
+    total = sum(RunFolder(run).record_messages.stat().st_size for run in runs)
+    screen.out.print(
+        f"{RECORDED} It is {screen.size(total)}. See what can be learned from it: comity audit"
+        f" {folder}",
+        soft_wrap=True,
+    )
+
+
+def show_comparison(rows: Sequence[MethodSummary], resolved: Experiment, seeds: int) -> None:
+    """Print the table of a comparison and the meaning of its columns.
+
+    Args:
+        rows: the methods
+        resolved: the settings of one of the runs, without `auto`
+        seeds: number of seeds
+    """
+    from comity.cli import screen
+    from comity.studies.method_summary import columns
+
+    metric = METRICS[resolved.metric]
+    title = f"{resolved.data}, {resolved.partition}, {resolved.rounds} rounds"
+    if seeds > 1:
+        title += f", {seeds} seeds"
+    screen.table(*columns(row.cells(seeds > 1) for row in rows), title)
+    compared = sum(row.gain is not None for row in rows)
+    correction = ""
+    if compared > 1:
+        correction = f" and Bonferroni-corrected for choosing the best of {compared} methods"
+    by_metric = "" if metric is ACCURACY else f" by {metric.title}"
+    legend = [
+        "over SOLO: gain over training alone in points, mean over parties, with its 95% interval.",
+        f"gained, hurt: parties whose interval, paired over their test samples{correction},"
+        " excludes zero.",
+        f"worst: the worst party{by_metric}.",
+        "sent: all bytes sent in a run, without evaluation.",
+    ]
+    if resolved.newcomers:
+        legend.append("newcomers: accuracy after joining, and the gain over training alone.")
+    if any(row.caveats for row in rows):
+        legend.append("*: see the warnings.")
+    screen.print_legend(" ".join(legend))
+    for text in (text for row in rows for text in row.caveats):
+        print_warning(text)
+
+
+def show_answers(findings: Findings) -> None:
+    """Print the overall verdict of a comparison and the verdict for each party."""
+    from comity.cli import screen
+    from comity.studies.party_verdicts import format_verdicts
+
+    for question, answer in findings.overall.questions.items() if findings.overall else ():
+        screen.out.print(question, style="bold")
+        screen.print_sentence(answer)
+    if not findings.answers:
+        return
+    screen.out.print("Party by party:", style="bold")
+    for line in format_verdicts(findings.answers):
+        screen.print_sentence(line)
+    screen.print_legend(findings.reading)
+
+
+@app.command()
+@with_experiment
+def tune(
+    algo: Algo,
+    settings: Settings,
+    grid: Annotated[
+        list[str], typer.Option("--grid", help="values to try: mu=0.1,1", metavar="NAME=V,V")
+    ],
+    seeds: Seeds = None,
+    jobs: Jobs = "1",
+    out: Out = None,
+    track: Track = None,
+    report: Report = True,
+    trust: Trust = False,
+) -> None:
+    """Try a grid of values with equal budgets; choose on validation data."""
+    from math import prod
+
+    from comity.cli import screen
+    from comity.studies.parallel import parse_jobs
+    from comity.studies.tune import parse_grid
+    from comity.studies.tune import tune as tune_runs
+    from comity.units import spread
+
+    job_count = parse_jobs(jobs)
+    base = chosen_experiment(algo, settings, trust)
+    folder = out or free_folder(f"tune-{display_name(base.algorithm)}")
+    points = parse_grid(grid)
+    run_trackers = trackers(track, folder)
+    with resumable(f"the same command and --out {folder}"):
+        seed_list = chosen_seeds(seeds, base.seed)
+        run_count = prod(map(len, points.values())) * len(seed_list)
+        progress = screen.progress_of_runs(run_count, job_count)
+        tuning = tune_runs(base, points, seed_list, folder, progress, run_trackers, jobs=job_count)
+    rows = [
+        [
+            *(str(v) for v in trial.settings.values()),
+            spread(trial.validations),
+            spread(trial.tests) + (" *" if trial.caveats else ""),
+            ", ".join(map(str, trial.rounds)),
+        ]
+        for trial in tuning.trials
+    ]
+    metric = METRICS[tuning.metric].title
+    several_seeds = len(tuning.seeds) > 1
+    seed_count = f", {len(tuning.seeds)} seeds" if several_seeds else ""
+    title = (
+        f"{display_name(base.algorithm)}: {metric}, up to {base.rounds} rounds{seed_count}, best by"
+        " validation first"
+    )
+    screen.table([*points, "validation", "test", "round"], rows, title)
+    legend = (
+        "validation, test: mean over parties after the round in the last column, which is the best"
+        " round on all validation samples"
+    )
+    legend += "; ±: standard deviation over seeds." if several_seeds else "."
+    if any(trial.caveats for trial in tuning.trials):
+        legend += " *: see the warnings."
+    screen.print_legend(legend)
+    for trial in tuning.trials:
+        for text in trial.caveats:
+            print_warning(f"{trial.name.replace(',', ', ')}, {text}")
+    screen.print_sentence(tuning.verdict)
+    screen.out.print(f"The runs are in {folder}", soft_wrap=True)
+    if report:
+        write_report(folder)
+    else:
+        screen.out.print(f"Write a report of all runs with: comity report {folder}", soft_wrap=True)
+
+
+@app.command()
+@with_experiment
+def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
+    """Estimate the bytes, memory, time and privacy loss of a run."""
+    from comity.cli import screen
+    from comity.privacy.account import describe_guarantees
+    from comity.runs.build import federation_of, prepare
+    from comity.studies.plan import plan as estimate
+
+    base = chosen_experiment(algo, settings, trust)
+    job = prepare(base, federation_of(base))
+    costs = estimate(job)
+    directions = ("up", "down", "peer")
+    rows = [
+        [name, *(screen.size(getattr(part, direction)) for direction in directions)]
+        for name, part in (
+            ("before round 1", costs.start),
+            ("largest round", costs.per_round),
+            ("whole run", costs.total),
+        )
+    ]
+    screen.table(
+        ["bytes", *directions],
+        rows,
+        f"{display_name(base.algorithm)} on {base.data}, {len(job.parties)} parties",
+    )
+    screen.out.print(f"closed form: {job.algorithm.traits.bytes_formula}")
+    screen.out.print(
+        f"model: {job.info.task.network.name}, {costs.parameters:,} parameters,"
+        f" {screen.size(costs.model_bytes)}; representation of {job.info.width}"
+    )
+    screen.out.print(
+        f"memory in addition to torch: data {screen.size(costs.data_bytes)}, party states"
+        f" {screen.size(costs.state_bytes)}, messages of a round {screen.size(costs.message_bytes)}"
+    )
+    for text in describe_guarantees(job.privacy.guarantees(), always=True):
+        screen.out.print(text, soft_wrap=True)
+    for name, unit in (("dp", "the clipping norm"), ("ldp", "the sensitivity to one row or party")):
+        if noise := job.experiment.set.get(f"{name}.noise"):
+            screen.out.print(f"noise of {name}: {noise:g} times {unit}")
+    where = job.experiment.engine + (
+        f" with {job.experiment.workers} workers" if job.experiment.workers else ""
+    )
+    screen.out.print(
+        "time, extrapolated from one round of one party: training"
+        f" {screen.duration(costs.train_seconds)}, evaluation"
+        f" {screen.duration(costs.evaluate_seconds)}; {costs.steps:,} steps on engine {where}"
+    )
+    if costs.counted < base.rounds:
+        screen.out.print(
+            f"estimated from {costs.counted:,} of {base.rounds:,} rounds at equal distances"
+        )

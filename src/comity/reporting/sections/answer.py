@@ -1,0 +1,538 @@
+"""The first section: which method is best, by how much, for which parties, and at what cost, in
+sentences and in a ranking.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from comity.algorithms import card, names
+from comity.errors import ComityError, UsageError
+from comity.measure.caveats import caveats
+from comity.measure.caveats import join_names as join_names
+from comity.measure.targets import TargetReached, common_target, reach_target
+from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
+from comity.reporting.blocks import Block, Facts, Section, Table, Text
+from comity.reporting.charts import capitalize_first
+from comity.reporting.gather import Group, Method
+from comity.reporting.readable import Run
+from comity.reporting.sections.absences import absences
+from comity.reporting.sections.gains import (
+    correction_note,
+    count_choices,
+    gains_between,
+    gains_by_seed,
+    too_few,
+)
+from comity.runs.config import WHERE
+from comity.runs.summary import blocks
+from comity.spec import parse, split
+from comity.studies.compare import folder_name
+from comity.studies.method_summary import MethodSummary, columns, method_summary
+from comity.studies.overall_verdict import SUMMED, WHOM, overall_verdict
+from comity.studies.party_verdicts import MOST, Estimate, PartyVerdict, average_gain
+from comity.units import size
+
+WORTH_SAYING = 0.001
+"""Differences up to this are not mentioned: the page would show both figures as equal."""
+
+
+@dataclass(frozen=True)
+class Ranked(MethodSummary):
+    """A method's row of the ranking."""
+
+    method: Method
+    reached: list[TargetReached]
+    """When the target was reached, for each seed that reached it."""
+
+    @property
+    def sure_mean(self) -> float:
+        """The mean, of a method that has one."""
+        assert self.mean is not None
+        return self.mean
+
+    @property
+    def sent(self) -> float | None:
+        """All bytes of a run, without evaluation; None if no run is finished."""
+        return self.bytes.get("total")
+
+
+MATTER = ("over SOLO", "gained", "hurt")
+"""The columns of the ranking that compare with SOLO. A narrow screen shows them first."""
+IDEA = re.compile(r"Idea: (.*?)(?:\n\n|$)", re.DOTALL)
+TARGET = ("rounds to target", "bytes to target")
+ANSWERS = "answers"
+IDEAS = "ideas"
+MEASURES = "measures"
+
+
+def answer(group: Group, folder: Path, target: float | None = None) -> Section:
+    """Return the first section: the answer for all parties and for each one, then the ranking.
+
+    Args:
+        group: the runs
+        folder: the folder of the report
+        target: accuracy to which rounds and bytes are counted (default: the accuracy of SOLO)
+    """
+    section = Section("answer", "The answer")
+    ranked, resolved_target = rank_methods(group, target)
+    comparison = _read_comparison(section, group, folder / group.name / "comparison.json")
+    _add_outcome(section, group, [row for row in ranked if row.mean is not None], comparison)
+    _add_warnings(section, group)
+    section.blocks.append(_ranking(ranked, group, resolved_target))
+    section.say(_explain_columns(group, resolved_target, target is not None))
+    section.blocks += [*_ideas(group), *_other_metrics(group), *absences(group)]
+    return section
+
+
+def _add_outcome(
+    section: Section, group: Group, finished: list[Ranked], comparison: ComparisonAnswers
+) -> None:
+    """Add the result in words.
+
+    With SOLO to compare with, these are questions and answers; otherwise a sentence about the best
+    method. Below follow the answers to the parties.
+    """
+    if not finished:
+        return
+    collaborative = [row for row in finished if not (row.method.alone or row.method.pools)]
+    seeds = max(len(row.figure) for row in finished)
+    verdict = overall_verdict(collaborative, comparison.answers, seeds)
+    if verdict:
+        section.headline = verdict.helps
+        questions = verdict.questions
+        if group.site:
+            questions.pop(WHOM, None)  # a site's own folder knows no other party
+        section.blocks.append(Facts(questions))
+    section.say(" ".join(sentences(group, finished)), "plain" if verdict else "lead")
+    if group.site and not group.solo:
+        runs = shlex.quote(str(group.runs[0].folder.parent))
+        section.say(
+            "Only a comparison with training alone can show whether learning together helps this"
+            f" site. If solo was run with the same settings, comity report {runs} compares them,"
+            " here at the site."
+        )
+    if comparison.answers:
+        method = verdict.method if verdict else ""
+        section.blocks.append(_party_answers(comparison.answers, method))
+        section.say(comparison.reading)
+
+
+def _add_warnings(section: Section, group: Group) -> None:
+    """Add warnings about runs that are not finished, about the settings, and about the results."""
+    for run in group.runs:
+        if not run.ended:
+            planned = f" of {run.experiment.rounds}" if run.experiment else ""
+            section.say(
+                f"{run.method}, seed {run.seed}, is not finished: it has {run.last_round}{planned}"
+                f" rounds. Go on with: comity resume {shlex.quote(str(run.folder))}",
+                "missing",
+            )
+    early_warnings = [text for m in group.methods for s in m.summaries for text in s["cautions"]]
+    for text in dict.fromkeys(early_warnings):  # methods on the same data have the same ones
+        section.say(text, "warning")
+    for run in group.runs:
+        for text in caveats(run.summary) if run.summary else ():
+            section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
+    if len(group.chosen_metrics) > 1:
+        section.say(
+            "These runs were judged by different metrics: they are shown by accuracy, which all of"
+            " them have.",
+            "missing",
+        )
+
+
+def _differing_settings(group: Group) -> list[str]:
+    """Return a sentence for each setting, except method and seed, in which the runs differ.
+
+    Runs of a comparison differ if one of them was extended afterwards.
+    """
+    ignored = {"algorithm", "seed", "set", *WHERE}
+    runs_by_value: dict[str, dict[str, list[str]]] = {}
+    for run in group.runs:
+        if run.experiment:
+            for name, value in run.experiment.model_dump(exclude=ignored).items():
+                label = f"{run.method}, seed {run.seed}"
+                runs_by_value.setdefault(name, {}).setdefault(str(value), []).append(label)
+    sentences = []
+    for name, runs in runs_by_value.items():
+        if len(runs) > 1:
+            values = "; ".join(f"{value}: {join_names(labels)}" for value, labels in runs.items())
+            sentences.append(f"These runs cannot be compared, as they differ in {name} ({values}).")
+    return sentences
+
+
+def _explain_columns(group: Group, target: float | None, requested: bool) -> str:
+    """Return the explanation of the ranking's columns.
+
+    `requested` says whether the user named the target.
+    """
+    title = capitalize_first(group.metric.title)
+    about = (
+        f"{title}: mean over parties on their own test samples after the last round, ± standard"
+        " deviation over seeds. Worst: the worst party, mean over seeds. Sent: all bytes of a run,"
+        " evaluation left out. Time: of a run here."
+    )
+    if group.site:
+        about = (
+            f"{title}: on this site's own test samples after the last round. Sent: what left this"
+            " site and what came to it, evaluation left out."
+        )
+    if group.metric is not ACCURACY:
+        about += f" {title} is {group.metric.about}; methods are ranked by it."
+    classes: list[str] = next((run.summary["classes"] for run in group.runs if run.summary), [])
+    if len(classes) == TWO:
+        about += f" Class 1 is {classes[1]!r}, class 0 {classes[0]!r}."
+    if group.solo and len(group.methods) > 1 and group.site:
+        about += (
+            " Over SOLO: points more than by training alone, with half of its 95% interval's width,"
+            " paired over test samples."
+        )
+    elif group.solo and len(group.methods) > 1:
+        counted = "parties" if group.same_parties else "parties of every seed"
+        about += (
+            " Over SOLO: points more than by training alone, mean over parties, with half of its"
+            f" 95% interval's width. Gained, hurt: {counted} whose own interval excludes zero."
+            f" Intervals are paired over test samples{correction_note(group)}."
+        )
+    if target is not None:
+        origin = "what the weakest method reaches"
+        if requested:
+            origin = "as asked"
+        elif group.solo and group.solo.finished:
+            origin = "what SOLO reaches"
+        several = any(len(m.runs) > 1 for m in group.methods)
+        seeds = "; of several seeds, those that get there are counted" if several else ""
+        about += (
+            f" Target: {target:.1%}, {origin}; rounds and bytes until a method is as good for the"
+            f" first time{seeds}."
+        )
+    return about
+
+
+@dataclass(frozen=True)
+class ComparisonAnswers:
+    """The answers of a comparison to the parties, and how to read them."""
+
+    answers: list[PartyVerdict]
+    reading: str = ""
+
+
+def _read_comparison(section: Section, group: Group, path: Path) -> ComparisonAnswers:
+    """Return the answers in `comparison.json`, if it is about these methods and this metric.
+
+    What is wrong with the file is added to the section.
+    """
+    if not path.exists():
+        return ComparisonAnswers([])
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise TypeError("not an object")
+        if "answers" not in content:  # written by an earlier version
+            return ComparisonAnswers([])
+        comparison = ComparisonAnswers(
+            [_parse_answer(entry) for entry in content["answers"]], content["reading"]
+        )
+        methods = {folder_name(row["algorithm"]) for row in content["rows"]}
+        if not isinstance(comparison.reading, str):
+            raise TypeError("not a text")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, ComityError):
+        section.say(
+            "comparison.json is damaged: what it says to each party cannot be shown.", "missing"
+        )
+        return ComparisonAnswers([])
+    for text in _differing_settings(group):
+        section.say(text, "warning")
+    has_methods = methods <= {run.folder.parent.name for run in group.runs}
+    same_runs = has_methods and _has_same_figures(group, content["rows"])
+    if content["metric"] != group.metric.name or not same_runs:
+        section.say(
+            "comparison.json is not of these runs: what it says to each party is left out.",
+            "missing",
+        )
+        return ComparisonAnswers([])
+    return comparison
+
+
+def _has_same_figures(group: Group, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether the finished runs still have the figures that the comparison was computed from."""
+    figures = {
+        m.runs[0].folder.parent.name: [run.figures.get("mean") for run in m.finished]
+        for m in group.methods
+    }
+    pairs = ((figures[folder_name(row["algorithm"])], row["figure"]) for row in rows)
+    return all(now == then for now, then in pairs if len(now) == len(then))
+
+
+def _parse_answer(entry: dict[str, Any]) -> PartyVerdict:
+    """Return the answer to one party from its entry in `comparison.json`."""
+    is_text = isinstance(entry["party"], str) and isinstance(entry["says"], str)
+    if not is_text or entry["verdict"] not in SUMMED:
+        raise TypeError("not an answer")
+    estimates = {
+        str(method): Estimate(*(float(estimate[key]) for key in ("gain", "low", "high")))
+        for method, estimate in entry["methods"].items()
+    }
+    return PartyVerdict(entry["party"], entry["verdict"], entry["says"], entry["method"], estimates)
+
+
+def _party_answers(answers: Sequence[PartyVerdict], method: str) -> Table:
+    """Return a table of the parties' answers.
+
+    If there is an overall best `method`, a column shows each party's gain by it, since a federation
+    has to agree on one method.
+    """
+    heads = ["party", "answer"]
+    rows = [[verdict.party, verdict.says] for verdict in answers]
+    minor = []
+    if method:
+        minor = [f"{method} gives"]
+        rows = [
+            [*row, str(verdict.methods.get(method, ""))]
+            for row, verdict in zip(rows, answers, strict=True)
+        ]
+    heads += minor
+    return Table(
+        ANSWERS,
+        "Party by party",
+        heads,
+        rows,
+        words=len(heads),
+        folded=len(rows) > MOST,
+        minor=minor,
+    )
+
+
+def _ideas(group: Group) -> list[Block]:
+    """Return a table of what each method does, from the cards of Comity's own methods.
+
+    Files of users are not opened for it.
+    """
+    rows = []
+    own_methods = set(names())
+    for method in group.methods:
+        spec = next((run.experiment.algorithm for run in method.runs if run.experiment), "")
+        try:
+            parts = [parse(part).name for part in split(spec, "+")]
+            cards = [card(part) for part in parts] if own_methods.issuperset(parts) else []
+        except UsageError:
+            cards = []
+        matches = [IDEA.search(method_card.text) for method_card in cards]
+        ideas = [" ".join(match[1].split()) for match in matches if match]
+        if ideas:
+            rows.append([method.name, " ".join(ideas)])
+    if not rows:
+        return []
+    return [Table(IDEAS, "What the methods do", ["method", "idea"], rows, words=2, folded=True)]
+
+
+def _other_metrics(group: Group) -> list[Block]:
+    """Return a table of the metrics except the ranking's: means over parties and seeds."""
+    means: dict[Metric, dict[str, list[float]]] = {}
+    missing: dict[str, set[str]] = {}
+    for method in group.methods:
+        for summary in method.summaries:
+            for metric, block in blocks(summary):
+                if metric in (group.metric, ACCURACY):
+                    continue
+                missing.setdefault(metric.title, set()).update(block.get("missing", ()))
+                if block["mean"] is not None:
+                    means.setdefault(metric, {}).setdefault(method.name, []).append(block["mean"])
+    if not means:
+        return []
+    rows = [
+        [name, *(_mean_cell(metric, by_method.get(name)) for metric, by_method in means.items())]
+        for name in group.names
+        if any(name in by_method for by_method in means.values())
+    ]
+    heads = ["method", *(metric.title for metric in means)]
+    table = Table(MEASURES, "By other measures", heads, rows, folded=True)
+    about = "Means over parties on their own test samples after the last round."
+    if group.site:
+        about = "On this site's own test samples after the last round."
+    lacking = [
+        f"{title}: {join_names(sorted(parties))}" for title, parties in missing.items() if parties
+    ]
+    if lacking:
+        about += f" Without a figure, and in no mean: {'; '.join(lacking)}."
+    return [table, Text(about)]
+
+
+def _mean_cell(metric: Metric, values: list[float] | None) -> str:
+    return metric.text(statistics.fmean(values)) if values else ""
+
+
+def rank_methods(group: Group, target: float | None = None) -> tuple[list[Ranked], float | None]:
+    """Return all methods, the best first, and the target to which rounds and bytes are counted.
+
+    Without a target, it is the accuracy of SOLO, or that of the weakest method.
+    """
+    if target is None:
+        target = _default_target(group)
+    rows = []
+    for method in group.methods:
+        summary = method_summary(
+            method.name,
+            method.summaries,
+            gains_by_seed(group, method),
+            too_few(group),
+            group.same_parties,
+            count_choices(group),
+            group.metric.name,
+        )
+        reached_target = [] if target is None else _find_reached(method.finished, target)
+        rows.append(Ranked(**vars(summary), method=method, reached=reached_target))
+    return sorted(rows, key=lambda row: -row.goodness), target
+
+
+def _default_target(group: Group) -> float | None:
+    final = {
+        m.name: [run.curve[max(run.curve)] for run in m.finished if run.curve]
+        for m in group.methods
+    }
+    if group.solo and final[group.solo.name]:
+        return statistics.fmean(final[group.solo.name])
+    lines = {name: {0: statistics.fmean(values)} for name, values in final.items() if values}
+    return common_target(lines) if len(lines) > 1 else None
+
+
+def _find_reached(runs: Iterable[Run], target: float) -> list[TargetReached]:
+    """Return when the target was reached, for each run that reached it.
+
+    A tolerance allows for rounding: means of the same figures may differ in their last bits.
+    """
+    results = (reach_target(run.curve, run.ledger, target - 1e-12) for run in runs)
+    return [result for result in results if result]
+
+
+def _target_cells(row: Ranked) -> list[str]:
+    """Return rounds and bytes to the target.
+
+    They are means over seeds only if all seeds reached the target: those that did are the luckier
+    ones.
+    """
+    if not row.reached:
+        return ["never", "never"]
+    if len(row.reached) < len(row.figure):
+        return [f"{len(row.reached)} of {len(row.figure)} seeds", ""]
+    rounds = statistics.fmean(result.round for result in row.reached)
+    sent = statistics.fmean(result.bytes for result in row.reached)
+    return [str(round(rounds)), size(sent)]
+
+
+def _ranking(ranked: list[Ranked], group: Group, target: float | None) -> Table:
+    """Return the ranking: the table that `compare` prints, with the columns of the target."""
+    heads, rows = columns(_ranking_cells(row, group, target) for row in ranked)
+    best = 0 if ranked[0].mean is not None else None
+    minor = [head for head in heads[2:] if head not in MATTER]
+    return Table("ranking", group.title, heads, rows, best=best, minor=minor)
+
+
+def _ranking_cells(row: Ranked, group: Group, target: float | None) -> dict[str, str]:
+    """Return a method's cells by column."""
+    if not row.figure:
+        state = "unreadable" if all(run.ended for run in row.method.runs) else "not finished"
+        return {"method": row.method.name, group.metric.title: state}
+    cells = row.cells(len(row.figure) > 1) | {"method": row.method.name}
+    omitted: set[str] = set()
+    if group.solo is None or len(group.methods) == 1:
+        omitted.update(MATTER)
+    if group.site:  # a site knows no other party, and the time is the server's
+        omitted.update(("gained", "hurt", "worst", "time"))
+    cells = {head: cell for head, cell in cells.items() if head not in omitted}
+    last = {"time": cells.pop("time")} if "time" in cells else {}
+    if target is not None:
+        cells |= dict(zip(TARGET, _target_cells(row), strict=True))
+    return cells | last
+
+
+def sentences(group: Group, ranked: list[Ranked]) -> list[str]:
+    """Return sentences about the ranking.
+
+    They say which method is best, by how much and how clearly, which has the best worst party, and
+    what pooling the data would give.
+    """
+    pooled = [row for row in ranked if row.method.pools]
+    ranked = [row for row in ranked if not row.method.pools] or ranked
+    best, rest = ranked[0], ranked[1:]
+    texts = [_about_best(group, best, rest)]
+    alone = next((row for row in ranked if row.method.alone and row.accuracy), None)
+    if group.metric not in (ACCURACY, EXPLAINED) and alone and best is not alone:
+        best_accuracy = statistics.fmean(best.accuracy)
+        solo_accuracy = statistics.fmean(alone.accuracy)
+        if best_accuracy < solo_accuracy - WORTH_SAYING:
+            texts.append(
+                f"But its accuracy is {best_accuracy:.1%}, less than {solo_accuracy:.1%} by"
+                " training alone."
+            )
+    if best.method.alone and rest:
+        texts.append("No method that collaborates does better on average than training alone.")
+    texts += _about_worst_party([row for row in ranked if not row.method.alone], group.metric)
+    texts += [
+        f"{row.method.name}, which pools the data, has {row.sure_mean:.1%}."
+        for row in pooled
+        if row is not best
+    ]
+    return texts
+
+
+def _about_best(group: Group, best: Ranked, rest: list[Ranked]) -> str:
+    """Return a sentence about the best method and its lead over the second."""
+    name = best.method.name
+    figure = f"{best.sure_mean:.1%}"
+    if group.metric is not ACCURACY:
+        figure += f" {group.metric.title}"
+    if len(best.accuracy) > 1:
+        figure += f" (± {100 * best.spread:.1f} over {len(best.accuracy)} seeds)"
+    if not rest:
+        place = f"on {group.site}'s own test samples" if group.site else "averaged over parties"
+        return f"{name} has {figure}, {place}."
+    second = rest[0]
+    points = 100 * abs(best.sure_mean - second.sure_mean)
+    difference = _difference(best.method, second.method, len(rest), group.metric)
+    if difference is None or difference.helped:
+        return f"{name} is best with {figure}, {points:.1f} points ahead of {second.method.name}."
+    return (
+        f"{name} is first with {figure}, but {second.method.name} is not clearly behind"
+        f" ({points:.1f} points; the 95% interval of the difference includes zero)."
+    )
+
+
+def _about_worst_party(collaborative: list[Ranked], metric: Metric) -> list[str]:
+    """Return a sentence about the method with the best worst party, if it is not the best one."""
+    with_worst = [
+        (metric.sign * row.worst_mean, row) for row in collaborative if row.worst_mean is not None
+    ]
+    if not with_worst or with_worst[0][1] is not collaborative[0]:
+        return []
+    first_worst, first = with_worst[0]
+    best_worst, fairest = max(with_worst, key=lambda pair: pair[0])
+    if best_worst - first_worst <= WORTH_SAYING:
+        return []
+    return [
+        f"Of those that collaborate, {fairest.method.name} has the best worst party"
+        f" ({fairest.worst_mean:.1%} against {first.worst_mean:.1%} of {first.method.name})."
+    ]
+
+
+def _difference(first: Method, second: Method, rivals: int, metric: Metric) -> Estimate | None:
+    """Return how far the first method is ahead of the second, on average over parties.
+
+    The difference is paired over the test samples of both. Its interval allows for the choice of
+    the first among `rivals` others.
+    """
+    matching = {run.seed: run for run in second.finished}
+    gains = {
+        run.seed: gains_between(run, matching[run.seed])
+        for run in first.finished
+        if run.seed in matching
+    }
+    return average_gain(gains, rivals, metric)

@@ -1,0 +1,100 @@
+"""Colours and fonts of charts: a light theme, a dark theme, and the common Vega configuration.
+
+Methods have the colours of Okabe and Ito (2008), which colour-blind readers can tell apart, and
+lighter versions of them on a dark background. Text is legible on the colours of a matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Theme = dict[str, str]
+
+LIGHT: Theme = {
+    "@page": "#ffffff",
+    "@text": "#1c2430",
+    "@soft": "#5b6675",
+    "@line": "#d5dbe3",
+    "@grid": "#eceff3",
+    "@grey": "#6d7683",
+    "@good": "#00714f",
+    "@bad": "#b8420b",
+    "@low": "#f3f6fa",
+    "@high": "#6ca6e0",
+    "@less": "#ee9468",
+    "@middle": "#f5f5f2",
+    "@more": "#55b894",
+    "@c0": "#0072b2",
+    "@c1": "#d55e00",
+    "@c2": "#00875f",
+    "@c3": "#b0518a",
+    "@c4": "#b07800",
+    "@c5": "#2e93c9",
+    "@c6": "#7a4fb0",
+    "@c7": "#8a5a3c",
+}
+DARK: Theme = {
+    "@page": "#151a21",
+    "@text": "#e6eaf0",
+    "@soft": "#a2adbb",
+    "@line": "#39424e",
+    "@grid": "#262d36",
+    "@grey": "#98a2af",
+    "@good": "#3fc79a",
+    "@bad": "#f28a55",
+    "@low": "#1d242d",
+    "@high": "#2b66a5",
+    "@less": "#9a4a1f",
+    "@middle": "#2a2f36",
+    "@more": "#0f6e50",
+    "@c0": "#4ea6e0",
+    "@c1": "#f0894a",
+    "@c2": "#35c295",
+    "@c3": "#e08abf",
+    "@c4": "#e8b23a",
+    "@c5": "#8fd0f2",
+    "@c6": "#b292e6",
+    "@c7": "#c99873",
+}
+
+
+def apply_theme(spec: Any, theme: Theme) -> Any:
+    """Return a specification with the colour names replaced by the theme's values."""
+    if isinstance(spec, dict):
+        return {key: apply_theme(value, theme) for key, value in spec.items()}
+    if isinstance(spec, list | tuple):
+        return [apply_theme(value, theme) for value in spec]
+    return theme.get(spec, spec) if isinstance(spec, str) else spec
+
+
+CONFIG: dict[str, Any] = {
+    "background": "@page",
+    "font": "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
+    "view": {"stroke": None},
+    "axis": {
+        "labelColor": "@soft",
+        "titleColor": "@soft",
+        "titleFontWeight": "normal",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "gridColor": "@grid",
+        "domainColor": "@line",
+        "tickColor": "@line",
+        "labelLimit": 190,
+        "titlePadding": 8,
+    },
+    "axisQuantitative": {"labelSeparation": 8},
+    "legend": {
+        "symbolOpacity": 1,
+        "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},
+        "labelColor": "@text",
+        "titleColor": "@soft",
+        "titleFontWeight": "normal",
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+    },
+    "text": {"color": "@text"},
+    "title": {"color": "@text"},
+    "line": {"strokeWidth": 2},
+    "aria": True,
+}

@@ -1,0 +1,57 @@
+"""The package as people install it: a wheel in an environment of its own, far from this checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: object, cwd: Path, **env: str) -> str:
+    """What a command prints; it must end well."""
+    ended = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": "", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended.stdout
+
+
+@pytest.mark.long
+def test_the_wheel_works_without_the_checkout(tmp_path: Path) -> None:
+    """Its dependencies come from this environment, which the new one reads; Comity does not."""
+    # A copy: setuptools leaves its build folder beside the sources.
+    run("git", "clone", "--quiet", ROOT, tmp_path / "sources", cwd=tmp_path)
+    build = ("-m", "build", "--wheel", "--outdir", tmp_path / "dist")
+    run(sys.executable, *build, cwd=tmp_path / "sources")
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
+    own = run(
+        python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=tmp_path
+    )
+    (Path(own.strip()) / "dependencies.pth").write_text(
+        sysconfig.get_paths()["purelib"] + "\n", encoding="utf-8"
+    )
+
+    where = run(python, "-c", "import comity.calls; print(comity.calls.__file__)", cwd=tmp_path)
+    assert where.startswith(str(tmp_path / "env"))
+    comity = tmp_path / "env" / "bin" / "comity"
+    small = ("--parties", "3", "--rounds", "1", "--model", "linear")
+    out = run(comity, "compare", "fedavg", *small, "--out", "runs", cwd=tmp_path, COMITY_REPORT="1")
+    assert "fedavg" in out
+    assert (tmp_path / "runs" / "report.html").stat().st_size > 100_000
+    assert "adcol/table1" in run(comity, "list", "experiments", cwd=tmp_path)
