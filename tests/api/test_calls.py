@@ -493,7 +493,7 @@ def test_a_comparison_one_of_whose_runs_went_on_is_not_shown_as_one(tmp_path: Pa
     longer = tmp_path / "it" / "fedavg" / "seed-0"
     extend(longer, 2)  # comity resume --rounds 2
     resume_in(reopen(longer), longer, Quiet())
-    with pytest.raises(comity.ComityError, match="is not of these runs"):
+    with pytest.raises(comity.ComityError, match="does not belong to these runs"):
         comity.open(tmp_path / "it")
     page = unescape(comity.report(tmp_path / "it", quick=True).read_text(encoding="utf-8"))
     assert (

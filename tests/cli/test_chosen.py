@@ -11,7 +11,7 @@ from harness import comity, one_sentence, works
 from comity import papers
 from comity.errors import ComityError, UsageError
 from comity.papers import MethodRow
-from comity.papers.chosen import best, choices, goodness, told
+from comity.papers.best_of import best_run, choose_runs, describe_choice, validation_score
 from comity.papers.reproduce import Outcome
 from comity.runs.tables import METRICS
 
@@ -85,12 +85,12 @@ def test_the_last_tenth_and_all_parties_alike_decide_not_test_samples(tmp_path: 
     two = finished(
         tmp_path / "two" / "seed-0", 0, 20, {1: [0.1, 0.1], 19: [0.6, 0.7], 20: [0.5, 0.7]}
     )
-    assert goodness(one.folder, 20) == pytest.approx(0.6)
-    assert goodness(two.folder, 20) == pytest.approx(0.625)
-    assert best([one, two]) is two
+    assert validation_score(one.folder, 20) == pytest.approx(0.6)
+    assert validation_score(two.folder, 20) == pytest.approx(0.625)
+    assert best_run([one, two]) is two
     same = finished(tmp_path / "three" / "seed-0", 0, 20, {19: [0.6, 0.7], 20: [0.5, 0.7]})
-    assert best([same, two]) is same  # of equals, the first
-    assert best([two, same]) is two
+    assert best_run([same, two]) is same  # of equals, the first
+    assert best_run([two, same]) is two
 
 
 def test_each_seed_has_its_own_choice_and_only_seeds_that_all_have_count(tmp_path: Path) -> None:
@@ -102,13 +102,16 @@ def test_each_seed_has_its_own_choice_and_only_seeds_that_all_have_count(tmp_pat
         ]
         for name, figures in {"a": (0.2, 0.9, 0.5), "b": (0.4, 0.3)}.items()
     }
-    made = choices(
+    made = choose_runs(
         [row, MethodRow(name="a", title="A", algorithm="solo")],
         {("run", name): mine for name, mine in runs.items()},
     )
     assert made == {("run", "m"): [runs["b"][0], runs["a"][1]]}
-    assert told(row, made["run", "m"]) == "chosen on validation samples: b (seed 0), a (seed 1)"
-    assert told(row, []) == "not all of a, b were run"
+    assert (
+        describe_choice(row, made["run", "m"])
+        == "chosen on validation samples: b (seed 0), a (seed 1)"
+    )
+    assert describe_choice(row, []) == "not all of a, b were run"
 
 
 def test_without_validation_samples_nothing_is_chosen(tmp_path: Path) -> None:
@@ -116,7 +119,7 @@ def test_without_validation_samples_nothing_is_chosen(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="has no validation samples to choose by: validation must be more than 0"
     ):
-        best([run, run])
+        best_run([run, run])
 
 
 def test_a_chosen_row_from_end_to_end(tmp_path: Path) -> None:

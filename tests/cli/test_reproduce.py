@@ -16,7 +16,7 @@ from comity.errors import ComityError, UsageError
 from comity.papers import Column, MethodRow, reproduce
 from comity.papers.cells import Cell, Figure
 from comity.papers.claims import Verdict, untested, verdicts
-from comity.papers.pages import lines, page, rewrite
+from comity.papers.pages import format_cells, page, rewrite_pages
 from comity.papers.reproduce import implemented
 from comity.papers.reproduction import Reproduction, read
 
@@ -112,10 +112,10 @@ def test_difference_and_two_standard_deviations() -> None:
 
 
 def test_lines_say_why_nothing_was_measured() -> None:
-    assert lines([cell((), 50.0, why="not yet implemented")]) == [
+    assert format_cells([cell((), 50.0, why="not yet implemented")]) == [
         ["C", "A", "50.00", "not yet implemented", "", "", "", ""]
     ]
-    assert lines([cell((1.0, 3.0), (5.0, 0.25))]) == [
+    assert format_cells([cell((1.0, 3.0), (5.0, 0.25))]) == [
         ["C", "A", "5.00 ± 0.25", "2.00 ± 1.00", "-3.00", "no", "", ""]
     ]
 
@@ -129,11 +129,11 @@ def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
     last, best = (
         Cell(Column(name="c", title="C", measure=m), row, {0: one}) for m in ("mean", "best_mean")
     )
-    assert last.judged == {0: 39.0}
-    assert best.judged == {0: 40.0}  # which is a figure of the whole run already
+    assert last.compared == {0: 39.0}
+    assert best.compared == {0: 40.0}  # which is a figure of the whole run already
     assert last.measured == best.measured == [40.0]
     assert last.swing == pytest.approx(2**0.5)
-    assert lines([last])[0][-2:] == ["39.00", "1.41"]
+    assert format_cells([last])[0][-2:] == ["39.00", "1.41"]
 
 
 def judged(
@@ -285,7 +285,7 @@ def test_pages_are_written_again_from_what_was_kept(own: Path, tmp_path: Path) -
     assert "FedAvg > SOLO" not in first
     assert rest.rstrip().endswith("## What was not afforded")
     mine.write_text("stale", encoding="utf-8")
-    rewrite(pages, None)
+    rewrite_pages(pages, None)
     assert {path: path.read_text(encoding="utf-8") for path in before} == before
     own.write_text(
         OWN.replace("rounds = 1", "rounds = 2"), encoding="utf-8"
@@ -333,7 +333,7 @@ def test_parts_are_joined_to_the_whole(own: Path, kept: Path, tmp_path: Path) ->
     assert together.command.count(" && ") == 3
     assert together.seeds == [0, 1, 2]
     assert together.settings == once.settings
-    assert lines(together.cells) == lines(once.cells)
+    assert format_cells(together.cells) == format_cells(once.cells)
     assert verdicts(together.table, together.cells, False) == verdicts(
         once.table, once.cells, False
     )

@@ -12,7 +12,7 @@ from comity.papers import pages
 from comity.papers.reproduction import read
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-KEPT = sorted((RESULTS / pages.KEPT).glob("*.json"))
+KEPT = sorted((RESULTS / pages.DATA_FOLDER).glob("*.json"))
 
 
 @pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
@@ -31,7 +31,9 @@ def test_the_tables_settings_are_those_of_the_runs(kept: Path) -> None:
 
 
 def test_the_overview_is_that_of_all_data() -> None:
-    words = [(RESULTS / pages.KEPT / name).read_text(encoding="utf-8") for name in pages.WORDS]
+    words = [
+        (RESULTS / pages.DATA_FOLDER / name).read_text(encoding="utf-8") for name in pages.WORDS
+    ]
     text = pages.overview([read(path) for path in KEPT], *words)
     assert (RESULTS / "README.md").read_text(encoding="utf-8") == text, (
         "comity reproduce --table writes it again"

@@ -214,7 +214,7 @@ def test_leaving_somebody_out_changes_nobodys_start(tmp_path: Path) -> None:
         ("fedbabu+mr", "needs one head for all"),
         ("centralized", "trains one model at the server"),
         ("fedavg+dbe(kappa=auto)", "its pilot rounds would restart every party"),
-        (GOSSIP, "does not say which field of its letters"),
+        (GOSSIP, "does not say which field of its messages"),
     ],
     ids=["fedbabu", "wrapped", "centralized", "pilot", "a user's"],
 )

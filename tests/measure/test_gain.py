@@ -32,7 +32,7 @@ from comity.studies.party_verdicts import (
 )
 
 
-def said(truth: Tensor, score: Tensor) -> Answers:
+def answers_of(truth: Tensor, score: Tensor) -> Answers:
     return Answers(truth, (score > 0).long(), score)
 
 
@@ -44,7 +44,7 @@ def models(seed: int, zeros: int, ones: int, now: float, before: float) -> tuple
     y = torch.cat([torch.zeros(zeros), torch.ones(ones)]).long()
     common, a, b = torch.randn(3, len(y), generator=draw) / math.sqrt(2)
     side = 2 * y - 1
-    return said(y, common + a + now * side), said(y, common + b + before * side)
+    return answers_of(y, common + a + now * side), answers_of(y, common + b + before * side)
 
 
 def test_a_gain_is_the_difference_of_the_figures_and_repeatable() -> None:
@@ -53,7 +53,7 @@ def test_a_gain_is_the_difference_of_the_figures_and_repeatable() -> None:
         metric = METRICS[name]
         gain = bootstrap_gain("south", now, before, metric)
         assert gain is not None
-        figures = [metric.of(each.scores(2), each.truth) or 0.0 for each in (now, before)]
+        figures = [metric.of(answers.scores(2), answers.truth) or 0.0 for answers in (now, before)]
         assert gain.gain == pytest.approx(figures[0] - figures[1])
         assert gain.low < gain.gain < gain.high
         assert gain == bootstrap_gain("south", now, before, metric)
@@ -67,14 +67,18 @@ def test_a_gain_is_the_difference_of_the_figures_and_repeatable() -> None:
 def test_where_less_is_better_a_gain_is_less() -> None:
     now, before = models(0, 30, 20, 1.0, 0.3)
     balanced = METRICS["balanced_accuracy"]
-    missed = replace(balanced, higher=False, figures=lambda *given: 1 - balanced.figures(*given))
-    one, other = (
+    missed = replace(
+        balanced, higher=False, figures=lambda *arguments: 1 - balanced.figures(*arguments)
+    )
+    gain, gain_of_missed = (
         bootstrap_gain("south", now, before, balanced),
         bootstrap_gain("south", now, before, missed),
     )
-    assert one is not None
-    assert other is not None
-    assert (other.gain, other.low, other.high) == pytest.approx((one.gain, one.low, one.high))
+    assert gain is not None
+    assert gain_of_missed is not None
+    assert (gain_of_missed.gain, gain_of_missed.low, gain_of_missed.high) == pytest.approx(
+        (gain.gain, gain.low, gain.high)
+    )
 
 
 def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
@@ -91,7 +95,7 @@ def test_sensitivity_has_about_the_interval_of_agresti_and_min() -> None:
 def test_samples_that_all_agree_leave_some_doubt() -> None:
     y = torch.tensor([0] * 6 + [1] * 6)
     gain = bootstrap_gain(
-        "p", said(y, 2.0 * y - 1), said(y, 1 - 2.0 * y), METRICS["balanced_accuracy"]
+        "p", answers_of(y, 2.0 * y - 1), answers_of(y, 1 - 2.0 * y), METRICS["balanced_accuracy"]
     )
     assert gain is not None
     assert gain.gain == 1
@@ -109,28 +113,37 @@ def test_intervals_hold_the_truth_as_often_as_they_say(
     scale = 1.0 if name == "balanced_accuracy" else math.sqrt(2)
     exact = [float(normal.cdf(torch.tensor(shift * scale))) for shift in (1.2, 0.2)]
     assert exact[0] - exact[1] == pytest.approx(truth, abs=1e-3)
-    found = [
+    gains = [
         bootstrap_gain(f"p{k}", *models(k, *sizes, 1.2, 0.2), METRICS[name]) for k in range(100)
     ]
-    held = sum(gain is not None and gain.low <= truth <= gain.high for gain in found)
-    assert 90 <= held <= 100
+    covered = sum(gain is not None and gain.low <= truth <= gain.high for gain in gains)
+    assert 90 <= covered <= 100
 
 
 def test_who_has_no_figure_has_no_gain() -> None:
     y = torch.ones(9).long()
     assert (
-        bootstrap_gain("p", said(y, torch.rand(9)), said(y, torch.rand(9)), METRICS["auc"]) is None
+        bootstrap_gain(
+            "p", answers_of(y, torch.rand(9)), answers_of(y, torch.rand(9)), METRICS["auc"]
+        )
+        is None
     )
     both = torch.tensor([0, 1] * 5)
     assert (
         bootstrap_gain(
-            "p", said(both, torch.full((10,), math.nan)), said(both, torch.rand(10)), METRICS["auc"]
+            "p",
+            answers_of(both, torch.full((10,), math.nan)),
+            answers_of(both, torch.rand(10)),
+            METRICS["auc"],
         )
         is None
     )
     with pytest.raises(ComityError, match="differ between the runs"):
         bootstrap_gain(
-            "p", said(both, torch.rand(10)), said(1 - both, torch.rand(10)), METRICS["auc"]
+            "p",
+            answers_of(both, torch.rand(10)),
+            answers_of(1 - both, torch.rand(10)),
+            METRICS["auc"],
         )
 
 
@@ -143,26 +156,26 @@ def clear(party: str, gain: float, error: float = 0.01) -> Gain:
     return Gain(party, gain, gain - 2 * error, gain + 2 * error, gain, error)
 
 
-def told(
+def verdicts_of(
     gains: dict[str, list[list[Gain]]],
     metric: Metric = ACCURACY,
     names: tuple[str, ...] = (),
-    **held: SampleCounts,
+    **counts: SampleCounts,
 ) -> dict[str, PartyVerdict]:
-    everybody = {
+    all_counts = {
         gain.party: SampleCounts((20, 20), (20, 20))
         for seeds in gains.values()
         for seed in seeds
         for gain in seed
-    } | held
-    found = {
+    } | counts
+    by_method = {
         method: estimates(dict(enumerate(seeds)), True, len(gains), metric)
         for method, seeds in gains.items()
     }
     return {
-        one.party: one
-        for one in party_verdicts(
-            found, {party: [has] for party, has in everybody.items()}, metric, names
+        verdict.party: verdict
+        for verdict in party_verdicts(
+            by_method, {party: [of_party] for party, of_party in all_counts.items()}, metric, names
         )
     }
 
@@ -174,13 +187,13 @@ def test_each_kind_of_answer_in_words() -> None:
         ],
         "fedavg+dbe": [[clear("south", 0.0412, 0.005), clear("north", -0.01), clear("east", -0.1)]],
     }
-    found = told(
+    verdicts = verdicts_of(
         gains,
         names=("healthy", "ill"),
         west=SampleCounts((5, 78), (2, 30)),
         far=SampleCounts((9, 9), (9, 9)),
     )
-    assert [str(one) for one in found.values()] == [
+    assert [str(verdict) for verdict in verdicts.values()] == [
         "south: +4.1 points (between 3.0 and 5.2) by fedavg+dbe",
         "north: no clear difference; fedavg gives +1.0 points (between -1.2 and 3.2)",
         (
@@ -190,30 +203,36 @@ def test_each_kind_of_answer_in_words() -> None:
         "west: too few samples of 'healthy' to say (2 to test on, 5 to train on)",
         "far: not judged: it was not heard at the end, or a model has diverged",
     ]
-    assert [one.verdict for one in found.values()] == [
+    assert [verdict.verdict for verdict in verdicts.values()] == [
         "gains",
         "level",
         "alone",
         "too few",
         "not judged",
     ]
-    assert [one.method for one in found.values()] == ["fedavg+dbe", None, "fedavg+dbe", None, None]
-    assert set(found["west"].methods) == {"fedavg"}
+    assert [verdict.method for verdict in verdicts.values()] == [
+        "fedavg+dbe",
+        None,
+        "fedavg+dbe",
+        None,
+        None,
+    ]
+    assert set(verdicts["west"].methods) == {"fedavg"}
 
 
 def test_too_few_looks_at_the_classes_that_the_metric_looks_at() -> None:
     gains = {"fedavg": [[clear("p", 0.1)]]}
-    few = SampleCounts((5, 78), (2, 30))
-    assert told(gains, METRICS["sensitivity"], p=few)["p"].verdict == "gains"
-    assert told(gains, METRICS["specificity"], p=few)["p"].says.startswith(
+    counts = SampleCounts((5, 78), (2, 30))
+    assert verdicts_of(gains, METRICS["sensitivity"], p=counts)["p"].verdict == "gains"
+    assert verdicts_of(gains, METRICS["specificity"], p=counts)["p"].says.startswith(
         "too few samples of class 0 to say (2 to test on"
     )
     assert (
-        told(gains, p=SampleCounts((9, 9, 0), (5, 4, 0)))["p"].says
+        verdicts_of(gains, p=SampleCounts((9, 9, 0), (5, 4, 0)))["p"].says
         == "too few test samples (9) to say"
     )
     assert (
-        told(gains, p=SampleCounts((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"
+        verdicts_of(gains, p=SampleCounts((9, 9, 0), (5, 5, 0)))["p"].verdict == "gains"
     )  # of several classes one may be missing
 
 
@@ -221,36 +240,37 @@ def test_the_interval_over_seeds_by_hand() -> None:
     """The samples' variance is not divided by the seeds, which share them; that between seeds is;
     and the best of m is picked.
     """
-    one = combine_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
+    estimate = combine_seeds([clear("p", 0.1, 0.02), clear("p", 0.2, 0.04)], methods=4)
     sampling, training = (0.0004 + 0.0016) / 2, 0.005 / 2
     freedom = (sampling + training) ** 2 / training**2  # Satterthwaite; two seeds leave one degree
     half = scipy.stats.t(freedom).ppf(1 - 0.05 / 8) * math.sqrt(sampling + training)
-    assert (one.gain, one.low, one.high) == pytest.approx(
+    assert (estimate.gain, estimate.low, estimate.high) == pytest.approx(
         (0.15, 0.15 - half, 0.15 + half), abs=1e-4
     )
 
 
 def test_one_method_and_one_seed_have_the_interval_of_the_table() -> None:
     gain = paired_gain("p", [1] * 18 + [0] * 2, [1] * 10 + [0] * 10)
-    one = combine_seeds([gain], methods=1)
-    assert (one.low, one.high) == pytest.approx((gain.low, gain.high))
+    estimate = combine_seeds([gain], methods=1)
+    assert (estimate.low, estimate.high) == pytest.approx((gain.low, gain.high))
 
 
 def test_of_methods_that_give_the_same_the_foremost_is_named() -> None:
     same = {method: {"p": Estimate(0.1, 0.05, 0.15)} for method in ("adcol", "fedavg", "relay")}
-    held = {"p": [SampleCounts((20, 20), (20, 20))]}
+    counts = {"p": [SampleCounts((20, 20), (20, 20))]}
     assert [
-        party_verdicts(same, held, ACCURACY, foremost=one)[0].method for one in ("fedavg", "relay")
+        party_verdicts(same, counts, ACCURACY, foremost=method)[0].method
+        for method in ("fedavg", "relay")
     ] == ["fedavg", "relay"]
 
 
 def test_many_parties_are_counted() -> None:
     gains = {"fedavg": [[clear(f"p{k}", 0.1 if k % 3 else 0.0) for k in range(MOST + 1)]]}
-    shown = format_verdicts(list(told(gains).values()))
-    assert shown[0].startswith("13 parties: 8 gain by collaborating, 5 no clear difference.")
-    assert len(shown) == 6
-    assert shown[2] == "p1: +10.0 points (between 8.0 and 12.0) by fedavg"
-    assert len(format_verdicts(list(told(gains).values())[:MOST])) == MOST
+    lines = format_verdicts(list(verdicts_of(gains).values()))
+    assert lines[0].startswith("13 parties: 8 gain by collaborating, 5 no clear difference.")
+    assert len(lines) == 6
+    assert lines[2] == "p1: +10.0 points (between 8.0 and 12.0) by fedavg"
+    assert len(format_verdicts(list(verdicts_of(gains).values())[:MOST])) == MOST
 
 
 def test_how_to_read_says_which_seeds_and_methods() -> None:
@@ -270,14 +290,14 @@ def test_intervals_over_three_seeds_hold_the_truth_as_often_as_they_say() -> Non
     would be 82 of 100.
     """
     draw = random.Random(0)
-    held = 0
+    covered = 0
     for _ in range(2000):
         sample = draw.gauss(0, 0.01)  # what these test samples say too much, whatever the seed
-        found = combine_seeds(
+        estimate = combine_seeds(
             [clear("p", 0.05 + sample + draw.gauss(0, 0.1), 0.01) for _ in range(3)], methods=1
         )
-        held += found.low <= 0.05 <= found.high
-    assert 0.91 <= held / 2000 <= 0.97
+        covered += estimate.low <= 0.05 <= estimate.high
+    assert 0.91 <= covered / 2000 <= 0.97
 
 
 def test_the_average_over_parties_by_hand() -> None:
@@ -285,12 +305,14 @@ def test_the_average_over_parties_by_hand() -> None:
     seeds have not.
     """
     gains = [clear("a", 0.1, 0.03), clear("b", 0.3, 0.04)]
-    one = average_gain({0: gains}, 1, ACCURACY)
-    assert one is not None
-    assert (one.gain, one.high - one.low) == pytest.approx((0.2, 2 * 1.95996 * 0.05 / 2), abs=1e-5)
-    two = average_gain({0: gains, 1: gains}, 1, ACCURACY)
-    assert two is not None
-    assert (two.low, two.high) == pytest.approx((one.low, one.high))
+    one_seed = average_gain({0: gains}, 1, ACCURACY)
+    assert one_seed is not None
+    assert (one_seed.gain, one_seed.high - one_seed.low) == pytest.approx(
+        (0.2, 2 * 1.95996 * 0.05 / 2), abs=1e-5
+    )
+    two_seeds = average_gain({0: gains, 1: gains}, 1, ACCURACY)
+    assert two_seeds is not None
+    assert (two_seeds.low, two_seeds.high) == pytest.approx((one_seed.low, one_seed.high))
     assert average_gain({0: []}, 1, ACCURACY) is None
 
 

@@ -24,9 +24,9 @@ def labels(n: int = N) -> torch.Tensor:
     return torch.arange(n) % C
 
 
-def entropy_of_held(y: torch.Tensor, key: Key) -> float:
-    _, held = split_samples(len(y), SMALL.validation, key)
-    shares = torch.bincount(y[held]).double() / len(held)
+def entropy_of_held_out(y: torch.Tensor, key: Key) -> float:
+    _, held_out = split_samples(len(y), SMALL.validation, key)
+    shares = torch.bincount(y[held_out]).double() / len(held_out)
     return float(torch.special.entr(shares).sum())
 
 
@@ -90,9 +90,9 @@ def test_sizes_grow_by_equal_factors_from_ten_to_all():
 
 
 def test_a_tenth_is_held_out():
-    train, held = split_samples(101, 0.1, Key.root(0))
-    assert len(held) == 11  # ceil
-    assert sorted(torch.cat([train, held]).tolist()) == list(range(101))
+    train, held_out = split_samples(101, 0.1, Key.root(0))
+    assert len(held_out) == 11  # ceil
+    assert sorted(torch.cat([train, held_out]).tolist()) == list(range(101))
 
 
 def test_sums_of_a_curve_by_hand():
@@ -113,7 +113,7 @@ def test_sums_of_a_curve_by_hand():
 def test_a_constant_representation_costs_the_entropy_of_the_labels():
     y, key = labels(), Key.root(3)
     got = curve(torch.full((N, 6), 2.5), y, key, SMALL)
-    entropy = entropy_of_held(y, key)
+    entropy = entropy_of_held_out(y, key)
     assert (got.losses >= entropy - 1e-6).all()  # Gibbs: one answer for all can do no better
     assert got.nats >= got.sizes[-1] * entropy - 1e-3
     assert float(got.means[-1]) == pytest.approx(math.log(C), abs=0.05)

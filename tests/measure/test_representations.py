@@ -33,10 +33,10 @@ def runs(tmp_path_factory) -> dict[str, comity.Result]:
         "model": "mlp2(width=16)",
         "partition": "dirichlet(alpha=0.5)",
     }
-    made = {
+    results = {
         name: comity.run(name, out=root / name, **how) for name in ("fedavg", "fedavg+dbe", "solo")
     }
-    return made | {"fedrod": comity.run("fedrod", out=root / "fedrod", cut="fc1", **how)}
+    return results | {"fedrod": comity.run("fedrod", out=root / "fedrod", cut="fc1", **how)}
 
 
 def by_party(rows, layer, when):
@@ -105,13 +105,13 @@ def test_two_heads_answer_together_and_are_seen_as_the_shared_one(runs):
 
 def test_samples_are_drawn_from_all_parties_together_and_from_any_split(runs):
     run = runs["fedavg"]
-    few, again, other = (
+    subset, again, other = (
         representations(run.folder, ["fc1"], samples=50, seed=s) for s in (0, 0, 1)
     )
-    before = by_party(few, "fc1", "before")
+    before = by_party(subset, "fc1", "before")
     assert sum(len(r.labels) for r in before.values()) == 50
-    assert all(torch.equal(a.features, b.features) for a, b in zip(few, again, strict=True))
-    assert any(not torch.equal(a.labels, b.labels) for a, b in zip(few, other, strict=False))
+    assert all(torch.equal(a.features, b.features) for a, b in zip(subset, again, strict=True))
+    assert any(not torch.equal(a.labels, b.labels) for a, b in zip(subset, other, strict=False))
     train = by_party(representations(run.folder, ["fc1"], split="train"), "fc1", "before")
     assert {p: len(r.labels) for p, r in train.items()} == {
         p.name: len(p.data.train) for p in run.job.parties

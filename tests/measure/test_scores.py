@@ -78,7 +78,7 @@ def test_scores_that_are_not_numbers_have_no_order():
     assert math.isnan(value)
 
 
-def seen(angles, ids, cameras):
+def embeddings(angles, ids, cameras):
     """Features on a circle, of any length: the cosine sorts them by angle."""
     a = torch.tensor(angles)
     features = torch.stack([a.cos(), a.sin()], 1) * torch.arange(1, len(a) + 1)[:, None]
@@ -86,32 +86,34 @@ def seen(angles, ids, cameras):
 
 
 def test_average_precision_of_matches_at_ranks_1_and_3():
-    query = seen([0.0], [7], [0])
-    gallery = seen([0.1, 0.2, 0.3, 0.4], [7, 8, 7, 9], [1, 1, 2, 0])
+    query = embeddings([0.0], [7], [0])
+    gallery = embeddings([0.1, 0.2, 0.3, 0.4], [7, 8, 7, 9], [1, 1, 2, 0])
     got = retrieval(query, gallery)
     assert got.map == pytest.approx((1 + 2 / 3) / 2)
     assert (got.cmc, got.queries) == ({1: 1.0, 5: 1.0}, 1)
 
 
 def test_the_same_camera_is_left_out_of_the_ranking():
-    query = seen([0.0], [7], [0])
-    gallery = seen(
+    query = embeddings([0.0], [7], [0])
+    gallery = embeddings(
         [0.01, 0.1, 0.2, 0.3, 0.4], [7, 7, 8, 7, 9], [0, 1, 1, 2, 0]
     )  # the nearest is its own camera's
     assert retrieval(query, gallery).map == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_another_identity_of_the_same_camera_stays_in():
-    got = retrieval(seen([0.0], [7], [0]), seen([0.1, 0.2], [8, 7], [0, 1]), ranks=(1, 2))
+    got = retrieval(
+        embeddings([0.0], [7], [0]), embeddings([0.1, 0.2], [8, 7], [0, 1]), ranks=(1, 2)
+    )
     assert got.map == pytest.approx(0.5)
     assert got.cmc == {1: 0.0, 2: 1.0}
 
 
 def test_queries_without_a_match_do_not_count():
-    query = seen([0.0, 0.0], [7, 5], [0, 0])
-    gallery = seen([0.1, 0.2], [7, 5], [1, 0])  # 5 is there from its own camera only
+    query = embeddings([0.0, 0.0], [7, 5], [0, 0])
+    gallery = embeddings([0.1, 0.2], [7, 5], [1, 0])  # 5 is there from its own camera only
     assert (retrieval(query, gallery).map, retrieval(query, gallery).queries) == (1.0, 1)
-    assert retrieval(seen([0.0], [1], [0]), gallery).map is None
+    assert retrieval(embeddings([0.0], [1], [0]), gallery).map is None
 
 
 def test_many_queries_are_ranked_as_one_by_one():
@@ -127,7 +129,7 @@ def test_many_queries_are_ranked_as_one_by_one():
         )
         for i in range(700)
     ]
-    found = [one.map for one in alone if one.map is not None]
+    values = [result.map for result in alone if result.map is not None]
     got = retrieval(query, gallery)
-    assert got.queries == len(found)
-    assert got.map == pytest.approx(sum(found) / len(found))
+    assert got.queries == len(values)
+    assert got.map == pytest.approx(sum(values) / len(values))

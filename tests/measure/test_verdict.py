@@ -53,16 +53,16 @@ CLEAR, WORSE, OPEN = (
     ],
 )
 def test_does_it_help(gain: Estimate, begins: str) -> None:
-    found = overall_verdict([row("fedavg", gain)], [], 1)
-    assert found is not None
+    verdict = overall_verdict([row("fedavg", gain)], [], 1)
+    assert verdict is not None
     points = f"{100 * gain.gain:+.1f} points of accuracy over training alone"
     assert (
-        found.helps
+        verdict.helps
         == f"{begins}fedavg gives {points} (between {100 * gain.low:.1f} and {100 * gain.high:.1f};"
         " one seed)."
     )
-    assert ("cannot be told from none here" in found.sure) == (gain is OPEN)
-    assert list(found.questions) == list(QUESTIONS[:1] + QUESTIONS[2:]), (
+    assert ("cannot be told from none here" in verdict.sure) == (gain is OPEN)
+    assert list(verdict.questions) == list(QUESTIONS[:1] + QUESTIONS[2:]), (
         "nobody was judged by himself"
     )
 
@@ -73,35 +73,35 @@ def test_whom_at_what_cost_and_how_sure() -> None:
         row("fedavg", CLEAR, 4e6, Estimate(0.04, 0.01, 0.07), north=CLEAR, south=OPEN, east=WORSE),
         row("adcol", WORSE, 1e3, None, north=WORSE, south=WORSE),
     ]
-    told = [
+    answers = [
         answer("north", "gains"),
         answer("south", "level"),
         answer("east", "level"),
         answer("west", "too few"),
     ]
-    found = overall_verdict(rows, told, 3)
-    assert found is not None
-    assert found.method == "fedavg"
+    verdict = overall_verdict(rows, answers, 3)
+    assert verdict is not None
+    assert verdict.method == "fedavg"
     assert (
-        found.helps
+        verdict.helps
         == "Yes, on average: fedavg, the best of 3 methods, gives +5.0 points of accuracy over"
         " training alone (between 2.0 and 8.0). Without west, which has too few samples to judge"
         " by: +4.0 points (between 1.0 and 7.0)."
     )
     assert (
-        found.whom
+        verdict.whom
         == "Of the 3 parties that can be judged 1 (north) gains clearly by fedavg, 1 (east) is"
         " clearly hurt. Other methods clearly hurt some: adcol (2). If each could choose its own"
         " method: 1 gains clearly by some method, 2 see no clear difference, 1 has too few"
         " samples to say."
     )
     assert (
-        found.cost
+        verdict.cost
         == "4 MB are sent in a run of fedavg; a party sends and receives 1.5 MB. relay takes 20"
         " times less and gives 2.0 points less."
     ), "adcol is cheaper still, but gives ten points less"
     assert (
-        found.sure
+        verdict.sure
         == "The intervals are at 95% confidence, Bonferroni-corrected for choosing the best of 3"
         " methods, over the parties' test samples and 3 seeds."
     )
@@ -109,11 +109,11 @@ def test_whom_at_what_cost_and_how_sure() -> None:
 
 def test_parties_of_several_seeds_are_said_to_be() -> None:
     gains = {f"p{k} (seed {seed})": OPEN for k in range(4) for seed in (0, 1)}
-    found = overall_verdict(
+    verdict = overall_verdict(
         [row("fedavg", OPEN, 1e6, OPEN, **gains)], [answer(name, "level") for name in gains], 2
     )
-    assert found is not None
-    assert found.whom.startswith(
+    assert verdict is not None
+    assert verdict.whom.startswith(
         "Of 8 parties of 2 seeds none gains clearly by fedavg, none is clearly hurt."
     )
 

@@ -20,11 +20,11 @@ def task_of(model: str, shape: tuple[int, ...], classes: int) -> tuple[LearningT
 
 def words(rows: int = 6, length: int = 12, vocabulary: int = 30) -> Tensor:
     """Rows of tokens, the k-th with 2k of padding behind them; of the last nothing is left."""
-    made = torch.randint(1, vocabulary, (rows, length), generator=Key(1).generator()).float()
+    tokens = torch.randint(1, vocabulary, (rows, length), generator=Key(1).generator()).float()
     for k in range(rows):
-        made[k, length - 2 * k :] = 0
-    made[-1] = 0
-    return made
+        tokens[k, length - 2 * k :] = 0
+    tokens[-1] = 0
+    return tokens
 
 
 def torchs(theta: Params, width: int, heads: int, depth: int) -> list[nn.Module]:
@@ -156,10 +156,10 @@ def test_tokens_are_looked_at_within_vmap_too(model: str) -> None:
     def answers(p: Params, data: Params) -> Params:
         return {"y": task.logits(p, data["x"])}
 
-    found = over_rows(answers, both, {"x": x})["y"]
+    scores = over_rows(answers, both, {"x": x})["y"]
     for k in range(2):
         torch.testing.assert_close(
-            found[k], task.logits({n: v[k] for n, v in both.items()}, x[k]), rtol=1e-4, atol=1e-5
+            scores[k], task.logits({n: v[k] for n, v in both.items()}, x[k]), rtol=1e-4, atol=1e-5
         )
     x[1, 2, 3] = 2.5
     with pytest.raises(comity.UsageError, match="needs token numbers from 0"):

@@ -1,5 +1,5 @@
-"""Dropout: off where a model answers, and drawn from the key of the work where it trains, whatever
-runs the work.
+"""Dropout is off in evaluation. In training, masks are drawn from the key of the party function, on
+every engine.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def trained(key: Key, name: str = "lg-cifar100", rows: int = 8) -> Tensor:
 
 def test_dropout_is_off_where_a_model_answers() -> None:
     task, theta = server()
-    drawn = task.features(theta, samples(8))
-    assert torch.equal(drawn, task.features(theta, samples(8)))
+    features = task.features(theta, samples(8))
+    assert torch.equal(features, task.features(theta, samples(8)))
     with task.network.layer_stream(Key(3)):
-        assert torch.equal(drawn, task.features(theta, samples(8)))
+        assert torch.equal(features, task.features(theta, samples(8)))
 
 
 def test_one_key_one_mask() -> None:
@@ -49,11 +49,11 @@ def test_one_key_one_mask() -> None:
     assert not torch.equal(trained(Key(1)), trained(Key(2)))
 
 
-def test_masks_do_not_repeat_within_a_work() -> None:
+def test_masks_do_not_repeat_within_a_party_function() -> None:
     task, theta = server()
     with task.network.layer_stream(Key(1)):
-        one, other = (task.features(theta, samples(8), train=True) for _ in range(2))
-    assert not torch.equal(one, other)
+        first, second = (task.features(theta, samples(8), train=True) for _ in range(2))
+    assert not torch.equal(first, second)
 
 
 @pytest.mark.parametrize(("name", "rate"), [("lg-cifar100", 0.6), ("lg-cifar100(drop=0.25)", 0.25)])
@@ -62,9 +62,9 @@ def test_dropout_keeps_the_mean(name: str, rate: float) -> None:
     task, theta = server(name)
     whole, part = task.features(theta, samples(256)), trained(Key(1), name, 256)
     live = whole > 0
-    kept = part[live] > 0
-    assert 1 - kept.float().mean().item() == pytest.approx(rate, abs=0.02)
-    assert torch.allclose(part[live][kept], whole[live][kept] / (1 - rate), rtol=1e-5)
+    nonzero = part[live] > 0
+    assert 1 - nonzero.float().mean().item() == pytest.approx(rate, abs=0.02)
+    assert torch.allclose(part[live][nonzero], whole[live][nonzero] / (1 - rate), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["lg-cifar100", "lg-cifar10"])

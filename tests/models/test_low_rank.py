@@ -191,8 +191,8 @@ def test_a_low_rank_does_not_reach_it() -> None:
 
 
 def bytes_up(result: comity.Result) -> int:
-    found: int = result.summary["bytes"]["up"]
-    return found
+    total: int = result.summary["bytes"]["up"]
+    return total
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg+dbe"])
@@ -228,13 +228,13 @@ def test_it_learns_and_the_base_does_not_move() -> None:
 
 def test_parties_with_other_bases_are_not_averaged() -> None:
     """Their factors have the same names and shapes, and mean something else."""
-    own = {"p1": {"model": f"{SMALL},rank=2,base=9)"}}
+    other_base = {"p1": {"model": f"{SMALL},rank=2,base=9)"}}
     with pytest.raises(
         comity.UsageError,
         match="exchanges factors, which mean something else at p1: it has another base",
     ):
-        comity.run("fedavg", digits(), model=VIT, party=own, **RUN)
-    comity.run("solo", digits(), model=VIT, party=own, **RUN | {"rounds": 1})
+        comity.run("fedavg", digits(), model=VIT, party=other_base, **RUN)
+    comity.run("solo", digits(), model=VIT, party=other_base, **RUN | {"rounds": 1})
 
 
 # A base that was trained, and models to take along.
@@ -256,8 +256,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_trained_base(trained: Path, tmp_path: Path) -> None:
     network = built(f"{SMALL},rank=2,base={trained})")
-    held = load(trained).theta
-    assert all(torch.equal(network.base[k], held[k]) for k in network.base)
+    theta = load(trained).theta
+    assert all(torch.equal(network.base[k], theta[k]) for k in network.base)
     assert built(f"{SMALL},rank=2,base={trained / 'weights.safetensors'})").fixed == network.fixed
     with pytest.raises(
         comity.UsageError,
@@ -266,7 +266,7 @@ def test_a_trained_base(trained: Path, tmp_path: Path) -> None:
         models.build(f"vit(patch=2,width=8,heads=2,rank=2,base={trained})", (1, 8, 8), 10)
     x = rows(5, 1, 8, 8)  # at first it is the model that was exported, head and all
     assert torch.equal(
-        network.run(network.init(Key(0)), x, False, 0, 2), load(trained).task.logits(held, x)
+        network.run(network.init(Key(0)), x, False, 0, 2), load(trained).task.logits(theta, x)
     )
     other = models.build(
         f"{SMALL},rank=2,base={trained})", (1, 8, 8), 3
@@ -276,9 +276,9 @@ def test_a_trained_base(trained: Path, tmp_path: Path) -> None:
 
 def opened(folder: Path) -> Params:
     """The model of a party in a finished run's folder."""
-    found = comity.open(folder, digits())
-    assert isinstance(found, comity.Result)
-    return found.model("p0").theta
+    result = comity.open(folder, digits())
+    assert isinstance(result, comity.Result)
+    return result.model("p0").theta
 
 
 def test_a_run_knows_its_base_again(
@@ -327,14 +327,14 @@ def test_what_is_exported_needs_no_base(method: str, tmp_path: Path) -> None:
     result = comity.run(
         method, digits(), model=f"{SMALL},rank=2,adapt=all,base=3)", out=tmp_path / "run", **RUN
     )
-    said = export(result, "p1", tmp_path / "model")
-    assert said == []
+    export_warnings = export(result, "p1", tmp_path / "model")
+    assert export_warnings == []
     x = digits().parties["p1"].test.x
-    mine = result.model("p1")
-    expected = mine.task.logits(mine.theta, x)
-    alone = load(tmp_path / "model")
-    assert isinstance(alone.task.network, Stack)
-    torch.testing.assert_close(alone.task.logits(alone.theta, x), expected, rtol=1e-4, atol=1e-4)
+    deployed = result.model("p1")
+    expected = deployed.task.logits(deployed.theta, x)
+    loaded = load(tmp_path / "model")
+    assert isinstance(loaded.task.network, Stack)
+    torch.testing.assert_close(loaded.task.logits(loaded.theta, x), expected, rtol=1e-4, atol=1e-4)
     program = torch.export.load(tmp_path / "model" / "model.pt2").module()
     torch.testing.assert_close(program(x), expected, rtol=1e-4, atol=1e-4)
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -360,8 +360,10 @@ def test_a_text_model_is_exported_too(tmp_path: Path) -> None:
     )
     assert export(result, "p1", tmp_path / "model") == []
     program = torch.export.load(tmp_path / "model" / "model.pt2").module()
-    mine = result.model("p1")
-    torch.testing.assert_close(program(x), mine.task.logits(mine.theta, x), rtol=1e-4, atol=1e-4)
+    deployed = result.model("p1")
+    torch.testing.assert_close(
+        program(x), deployed.task.logits(deployed.theta, x), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_names() -> None:

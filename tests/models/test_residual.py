@@ -95,11 +95,11 @@ def lively(theta: Params) -> Params:
     """Weights in double precision, and BatchNorm's away from the ones and zeros that they begin
     with.
     """
-    made = {}
+    perturbed = {}
     for k, (name, value) in enumerate(theta.items()):
         noise = torch.randn(value.shape, generator=Key(k).generator(), dtype=F64)
-        made[name] = value.to(F64) + (0.1 * noise if ".bn." in name and "~" not in name else 0)
-    return made
+        perturbed[name] = value.to(F64) + (0.1 * noise if ".bn." in name and "~" not in name else 0)
+    return perturbed
 
 
 @pytest.mark.sweep("resnet18")

@@ -17,10 +17,10 @@ from comity.core import Key, LearningTask, Params, gradient
 
 def words(rows: int = 6, length: int = 12, vocabulary: int = 30) -> Tensor:
     """Rows of tokens, the k-th with k of padding behind them."""
-    made = torch.randint(1, vocabulary, (rows, length), generator=Key(1).generator()).float()
+    tokens = torch.randint(1, vocabulary, (rows, length), generator=Key(1).generator()).float()
     for k in range(rows):
-        made[k, length - k :] = 0
-    return made
+        tokens[k, length - k :] = 0
+    return tokens
 
 
 def task_of(model: str, shape: tuple[int, ...], classes: int) -> tuple[LearningTask, Params]:
@@ -179,11 +179,11 @@ def test_bilstm_is_torchs_lstm_with_its_gradients() -> None:
 def test_bilstm_gives_equal_bits_each_time() -> None:
     task, theta = task_of("bilstm", (20, 30), 2)
     x = torch.randn(9, 20, 30, generator=Key(1).generator())
-    one, other = (
+    first, second = (
         gradient(lambda p: task.head(p, task.features(p, x, True), True).square().sum(), theta)[1]
         for _ in range(2)
     )
-    assert all(torch.equal(one[k], other[k]) for k in one)
+    assert all(torch.equal(first[k], second[k]) for k in first)
 
 
 def test_bilstm_begins_in_torchs_bounds() -> None:

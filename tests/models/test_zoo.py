@@ -135,11 +135,11 @@ def test_fedbn_cnn_is_what_plain_torch_computes():
     plain.load_state_dict(dict(zip(names, values, strict=True)), strict=False)
     x = torch.randn(9, 1, 8, 8, generator=Key(1).generator())
     task = LearningTask(network, 10, network.cut)
-    mine = {k: v.clone() for k, v in theta.items()}
-    trained = task.head(mine, task.features(mine, x, train=True), train=True)
+    copy = {k: v.clone() for k, v in theta.items()}
+    trained = task.head(copy, task.features(copy, x, train=True), train=True)
     assert torch.allclose(trained, plain.train()(x), atol=1e-6)
     assert torch.allclose(
-        task.logits(mine, x), plain.eval()(x), atol=1e-6
+        task.logits(copy, x), plain.eval()(x), atol=1e-6
     )  # running statistics moved alike
     assert torch.equal(theta["conv1.bn.~mean"], torch.zeros(c))
 
@@ -198,8 +198,8 @@ def test_batchnorm_is_found_by_type_not_by_name():
         nn.ModuleDict({"bn": nn.Linear(3, 2)})["bn"],
     )
     network = models.build(pair, (4,), 2)
-    own = ("weight", "bias", "~running_mean", "~running_var", "~num_batches_tracked")
-    assert network.norms == {f"encoder.1.{name}" for name in own}
+    parts = ("weight", "bias", "~running_mean", "~running_var", "~num_batches_tracked")
+    assert network.norms == {f"encoder.1.{name}" for name in parts}
 
 
 def test_a_pair_of_modules_is_left_alone_and_initialised_from_the_key():

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from comity import papers
 from comity.papers import benefit_map, pages
-from comity.papers.benefit_map import Help, Place
+from comity.papers.benefit_map import MethodGain, Place
 from comity.papers.cells import Cell, Figure
 from comity.papers.reproduction import Reproduction
 
@@ -17,17 +17,19 @@ TABLE = papers.table(benefit_map.MAP)
 ROWS = {row.name: row for row in TABLE.rows}
 
 
-def made(figures: Mapping[str, Mapping[str, tuple[Sequence[float], int]]]) -> Reproduction:
+def reproduction_of(
+    figures: Mapping[str, Mapping[str, tuple[Sequence[float], int]]],
+) -> Reproduction:
     """A reproduction of the map with these figures, a seed each, and bytes: by column and row."""
     columns = {column.name: column for column in TABLE.columns}
     cells = [
         Cell(
             columns[c],
             ROWS[r],
-            {seed: Figure(value, 20, sent, 1.0) for seed, value in enumerate(values)},
+            {seed: Figure(value, 20, total_bytes, 1.0) for seed, value in enumerate(values)},
         )
         for c, rows in figures.items()
-        for r, (values, sent) in rows.items()
+        for r, (values, total_bytes) in rows.items()
     ]
     settings = {
         c: {r: TABLE.run_settings(c, ROWS[r], "reduced") for r in rows}
@@ -47,7 +49,7 @@ def made(figures: Mapping[str, Mapping[str, tuple[Sequence[float], int]]]) -> Re
 
 
 ALONE = ([70.0, 71.0, 72.0], 0)
-SOME = made(
+EXAMPLE = reproduction_of(
     {
         "plane-10-0.05": {
             "solo": ALONE,
@@ -66,26 +68,26 @@ SOME = made(
 
 
 def test_a_gain_is_paired_by_seed_with_students_interval() -> None:
-    one = Help("x", {0: 75.0, 1: 76.2, 2: 76.9}, {0: 70.0, 1: 71.0, 2: 72.0}, 0)
+    gain = MethodGain("x", {0: 75.0, 1: 76.2, 2: 76.9}, {0: 70.0, 1: 71.0, 2: 72.0}, 0)
     # differences 5.0, 5.2, 4.9: mean 5.0333, deviation 0.15275; 4.3027 * 0.15275 / sqrt(3) = 0.3795
-    assert one.shown == "**+5.0 ± 0.4**"
-    assert one.sign == 1
-    assert Help("x", {0: 60.0, 1: 80.0, 2: 71.0}, one.solo, 0).sign == 0
-    assert Help("x", {2: 62.0, 1: 61.5, 0: 60.0}, one.solo, 0).sign == -1
+    assert gain.text == "**+5.0 ± 0.4**"
+    assert gain.sign == 1
+    assert MethodGain("x", {0: 60.0, 1: 80.0, 2: 71.0}, gain.solo, 0).sign == 0
+    assert MethodGain("x", {2: 62.0, 1: 61.5, 0: 60.0}, gain.solo, 0).sign == -1
 
 
 def test_one_seed_is_never_clear() -> None:
-    one = Help("x", {0: 99.0}, {0: 1.0}, 0)
-    assert one.sign == 0
-    assert one.shown == "+98.0"
+    gain = MethodGain("x", {0: 99.0}, {0: 1.0}, 0)
+    assert gain.sign == 0
+    assert gain.text == "+98.0"
 
 
 def test_the_best_clearly_helps_and_the_cheapest_is_not_clearly_worse() -> None:
-    here = benefit_map.places(SOME)
-    few = here["plane-10-0.05"]
-    assert few.best
-    assert few.cheapest
-    assert (few.best.method, few.cheapest.method) == ("Fed-SPS", "relay")
+    here = benefit_map.places(EXAMPLE)
+    small = here["plane-10-0.05"]
+    assert small.best
+    assert small.cheapest
+    assert (small.best.method, small.cheapest.method) == ("Fed-SPS", "relay")
     five = here["parties-5"]  # relay clearly helps, but clearly less
     assert five.best
     assert five.cheapest
@@ -96,7 +98,7 @@ def test_the_best_clearly_helps_and_the_cheapest_is_not_clearly_worse() -> None:
 
 
 def test_the_page_says_it() -> None:
-    text = benefit_map.page(SOME)
+    text = benefit_map.page(EXAMPLE)
     assert (
         "| 10 samples, alpha 0.05 | 200 × 10 | 71.0 | **-9.9 ± 1.0** | **+5.0 ± 0.4** | **+5.0 ±"
         " 0.4** |" in text
@@ -108,14 +110,14 @@ def test_the_page_says_it() -> None:
 
 
 def test_the_picture_is_a_map_a_method() -> None:
-    drawn = benefit_map.picture(SOME)
+    svg = benefit_map.picture(EXAMPLE)
     texts = [
-        node.text for node in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")
+        node.text for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
     ]
     assert texts.count("FedAvg") == texts.count("relay") == 1
     assert "−9.9" in texts
     assert "(−0.7)" in texts
-    assert drawn == benefit_map.picture(SOME)
+    assert svg == benefit_map.picture(EXAMPLE)
 
 
 def test_colours_tell_help_from_harm() -> None:
@@ -129,16 +131,16 @@ def test_every_slice_names_columns_of_the_map() -> None:
         column.name: TABLE.run_settings(column.name, ROWS["solo"], "full")
         for column in TABLE.columns
     }
-    found = {name: Place(name, each, {}, ()) for name, each in settings.items()}
-    shown = [
+    by_column = {name: Place(name, of_column, {}, ()) for name, of_column in settings.items()}
+    titles = [
         place.title
         for _, patterns in benefit_map.SLICES
-        for place in benefit_map._of(found, patterns)
+        for place in benefit_map._matching(by_column, patterns)
     ]
-    assert set(shown) == set(found)
-    assert all(found[name].tested and found[name].at for name in found)
-    assert found["plane-300-0.05"].at == (300, 0.05)
+    assert set(titles) == set(by_column)
+    assert all(by_column[name].tested and by_column[name].at for name in by_column)
+    assert by_column["plane-300-0.05"].at == (300, 0.05)
 
 
 def test_files_are_called_by_their_purpose() -> None:
-    assert set(pages.files(SOME)) == {"when-it-helps.md", "when-it-helps.svg"}
+    assert set(pages.files(EXAMPLE)) == {"when-it-helps.md", "when-it-helps.svg"}

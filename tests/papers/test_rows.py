@@ -24,15 +24,18 @@ from comity.runs.server_run import Quiet
 
 def rows() -> Iterator[tuple[str, dict[str, Any]]]:
     """What a row of a table asks for, by a name; the same settings only once, whoever asks."""
-    seen = set()
+    settings_of_rows = set()
     for name in papers.names():
         table = papers.table(name)
-        columns, chosen = table.chosen("smoke")
+        columns, selected = table.select("smoke")
         for run in dict.fromkeys(column.runs for column in columns):
-            for row in chosen:
+            for row in selected:
                 settings = table.run_settings(run, row, "smoke") | {"eval_every": 1}
-                if not row.best_of and (told := json.dumps(settings, sort_keys=True)) not in seen:
-                    seen.add(told)
+                if (
+                    not row.best_of
+                    and (text := json.dumps(settings, sort_keys=True)) not in settings_of_rows
+                ):
+                    settings_of_rows.add(text)
                     yield f"{name}-{run}-{row.name}", settings
 
 
@@ -51,7 +54,9 @@ def test_no_row_is_without_its_method() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_it_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMITY_DATA", raising=False)
-    asked = experiment({**ROWS[name], "engine": "loop"})
-    summary = start(prepare(asked, federation_for(asked)), tmp_path / "run", Quiet()).summary
-    assert summary["rounds"] == asked.rounds
+    settings_to_run = experiment({**ROWS[name], "engine": "loop"})
+    summary = start(
+        prepare(settings_to_run, federation_for(settings_to_run)), tmp_path / "run", Quiet()
+    ).summary
+    assert summary["rounds"] == settings_to_run.rounds
     assert math.isfinite(summary["accuracy"]["mean"])

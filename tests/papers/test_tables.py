@@ -15,7 +15,7 @@ from comity.data.library import _library
 from comity.errors import ComityError
 from comity.measure.conventions import last_tenth
 from comity.papers import Claim, Table
-from comity.papers.cells import CONVENTIONS, FIGURES, NONE, weaker
+from comity.papers.cells import CONVENTIONS, FIGURES, NONE, is_weaker
 from comity.runs.config import experiment
 from comity.spec import parse, split
 
@@ -29,15 +29,15 @@ def table(request: pytest.FixtureRequest) -> Table:
 
 
 def test_every_main_table_is_there() -> None:
-    wanted = (
+    expected = (
         {f"dbe/table{n}" for n in range(1, 10)}
         | {f"fedufo/table{n}" for n in range(1, 7)}
         | {"relay/table1"}
     )
-    wanted |= {f"adcol/table{n}" for n in (1, 2, *range(4, 22))} | {
+    expected |= {f"adcol/table{n}" for n in (1, 2, *range(4, 22))} | {
         f"fed-sps/table{n}" for n in (1, 2, 3, 4, 5, 6, 7, 9, 10, 11)
     }
-    assert wanted <= set(NAMES)
+    assert expected <= set(NAMES)
 
 
 def test_names_are_unique_and_figures_belong_to_columns(table: Table) -> None:
@@ -48,9 +48,9 @@ def test_names_are_unique_and_figures_belong_to_columns(table: Table) -> None:
         assert set(row.paper) <= set(columns)
         assert all(std is None or std >= 0 for _, std in map(row.printed, columns))
     for scale in papers.SCALES:
-        chosen = table.at(scale)
-        assert set(chosen.get("columns", ())) <= set(columns)
-        assert set(chosen.get("rows", ())) <= set(rows)
+        overrides = table.at(scale)
+        assert set(overrides.get("columns", ())) <= set(columns)
+        assert set(overrides.get("rows", ())) <= set(rows)
         assert table.seeds(scale) >= 1
 
 
@@ -84,14 +84,14 @@ def test_printed_claims_hold_in_the_paper_itself(table: Table) -> None:
 
 
 def test_every_measure_is_known(table: Table) -> None:
-    known = {*CONVENTIONS, *FIGURES, *NONE, *ELSEWHERE}
-    assert {c.measure.partition(":")[0] for c in table.columns} <= known
+    measures = {*CONVENTIONS, *FIGURES, *NONE, *ELSEWHERE}
+    assert {c.measure.partition(":")[0] for c in table.columns} <= measures
 
 
 def test_who_protects_a_party_protects_its_records_and_not_the_other_way_round() -> None:
-    assert weaker("row", "record")
-    assert not weaker("party", "record")
-    assert not weaker("record", "record")
+    assert is_weaker("row", "record")
+    assert not is_weaker("party", "record")
+    assert not is_weaker("record", "record")
 
 
 @cache
@@ -106,18 +106,18 @@ def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
     for column in table.columns:
         for row in table.rows:
             settings = table.run_settings(column.runs, row, scale)
-            if (told := repr(settings)) in tried:
+            if (text := repr(settings)) in tried:
                 continue
-            tried.add(told)
+            tried.add(text)
             experiment(settings)
             assert parse(settings["data"]).name in _library()
             check_method(row.algorithm)
 
 
 def test_smoke_needs_no_files(table: Table) -> None:
-    columns, rows = table.chosen("smoke")
-    made = {table.run_settings(c.runs, r, "smoke")["data"] for c in columns for r in rows}
-    assert all(_library()[parse(name).name].make for name in made), made
+    columns, rows = table.select("smoke")
+    datasets = {table.run_settings(c.runs, r, "smoke")["data"] for c in columns for r in rows}
+    assert all(_library()[parse(name).name].make for name in datasets), datasets
 
 
 PRINTED = {
@@ -147,13 +147,15 @@ def test_candidates_can_be_told_apart_on_validation_samples(table: Table) -> Non
     """
     rows = {row.name: row for row in table.rows}
     for scale in papers.SCALES:
-        columns, chosen = table.chosen(scale)
-        for row in (row for row in chosen if row.best_of):
-            assert set(row.best_of) <= {one.name for one in chosen}
+        columns, selected = table.select(scale)
+        for row in (row for row in selected if row.best_of):
+            assert set(row.best_of) <= {candidate.name for candidate in selected}
             for column in columns:
-                made = [table.run_settings(column.runs, rows[name], scale) for name in row.best_of]
-                assert all(settings["validation"] > 0 for settings in made)
-                assert len({repr({**settings, "algorithm": ""}) for settings in made}) == 1
+                candidates = [
+                    table.run_settings(column.runs, rows[name], scale) for name in row.best_of
+                ]
+                assert all(settings["validation"] > 0 for settings in candidates)
+                assert len({repr({**settings, "algorithm": ""}) for settings in candidates}) == 1
 
 
 @pytest.mark.parametrize("name", ["adcol/table1", "adcol/table20"])
@@ -164,11 +166,11 @@ def test_a_mean_of_four_sources_is_compared_with_the_mean_of_the_same_four(name:
     printed = [row for row in table.rows if row.paper]
     assert len(printed) > 1
     for row in printed:
-        each = [row.printed(source)[0] for source in sources]
+        values = [row.printed(source)[0] for source in sources]
         assert row.printed("avg-4")[0] == pytest.approx(
-            sum(value or 0 for value in each) / 4, abs=1e-3
+            sum(value or 0 for value in values) / 4, abs=1e-3
         )
-    assert "avg" not in [column.name for column in table.chosen("reduced")[0]]
+    assert "avg" not in [column.name for column in table.select("reduced")[0]]
 
 
 @pytest.mark.parametrize("name", ["adcol/table1", "adcol/table20"])
@@ -207,10 +209,10 @@ algorithm = "solo"
 
 def test_a_grid_is_a_column_for_each_combination(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(GRIDDED, encoding="utf-8")
-    made = papers.table(str(tmp_path / "mine.toml"))
-    assert [c.name for c in made.columns] == ["first", "g-5-0.1", "g-5-1", "g-20-0.1", "g-20-1"]
-    assert made.columns[3].title == "20 parties, 0.1"
-    assert made.run_settings("g-20-0.1", made.rows[0], "full") == {
+    table = papers.table(str(tmp_path / "mine.toml"))
+    assert [c.name for c in table.columns] == ["first", "g-5-0.1", "g-5-1", "g-20-0.1", "g-20-1"]
+    assert table.columns[3].title == "20 parties, 0.1"
+    assert table.run_settings("g-20-0.1", table.rows[0], "full") == {
         "parties": 20, "partition": "dirichlet(alpha=0.1)", "lr": 0.1, "algorithm": "solo",
     }  # fmt: skip
     (tmp_path / "only.toml").write_text(
@@ -220,7 +222,7 @@ def test_a_grid_is_a_column_for_each_combination(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('name = "g-{parties}-{alpha}"', 'name = "g-{alpha}"', "two columns are called g-0.1"),
         (
@@ -237,16 +239,18 @@ def test_a_grid_is_a_column_for_each_combination(tmp_path: Path) -> None:
         ('measure = "mean"\naxes', "axes", "measure"),
     ],
 )
-def test_a_grid_that_cannot_be(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_grid_that_cannot_be(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in GRIDDED
     (tmp_path / "mine.toml").write_text(GRIDDED.replace(old, new), encoding="utf-8")
-    with pytest.raises(ComityError, match=re.escape(said)):
+    with pytest.raises(ComityError, match=re.escape(message)):
         papers.table(str(tmp_path / "mine.toml"))
 
 
 def test_the_table_of_all_methods_has_all_of_them() -> None:
-    every = {
+    all_methods = {
         f"fedavg+{name}" if algorithms.card(name).wrapper else name for name in algorithms.names()
     }
     wants_a_budget = {"fedavg+dp", "fedavg+ldp"}
-    assert {row.algorithm for row in papers.table("comity/all").rows} == every - wants_a_budget
+    assert {
+        row.algorithm for row in papers.table("comity/all").rows
+    } == all_methods - wants_a_budget

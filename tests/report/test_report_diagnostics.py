@@ -147,11 +147,11 @@ def test_a_file_that_cannot_be_imported(mine: Path, text: str) -> None:
     ["None", "('heat', 3)", "(CurveByRound(name='x', title=1, meaning=2, value='y', metric=3),)"],
 )
 def test_a_declaration_that_makes_no_sense(mine: Path, declared: str) -> None:
-    head, rest = METHOD.split("    diagnostics = (")
+    head, rest = METHOD.split("    traits = Traits(")
     written(
         mine.parent,
         "mine_told",
-        f"{head}    diagnostics = {declared}\n\n    def round{rest.split('    def round')[1]}",
+        f"{head}    traits = Traits(diagnostics={declared})\n\n    def round{rest.split('    def round')[1]}",
     )
     forget("mine_told")
     check_plain(Written(report(mine, methods=[])))

@@ -114,7 +114,7 @@ def reproduce(
     job_count = parse_jobs(jobs)
     table, chosen_scale = papers.table(name), _parse_scale(scale)
     seed_list = chosen_seeds(seeds, 0) if seeds else list(range(table.seeds(chosen_scale)))
-    scale_columns, scale_rows = table.chosen(chosen_scale)
+    scale_columns, scale_rows = table.select(chosen_scale)
     if columns:
         scale_columns = list(table.columns)
     column_names = _select_names(columns, [c.name for c in scale_columns], "column called")
@@ -144,7 +144,7 @@ def reproduce(
         run_count = sum(len(run.experiments) for run in runs if not run.why)
         progress = screen.progress_of_runs(run_count, job_count)
         results = reproduce.execute(runs, folder, progress, run_trackers, job_count)
-    cost = reproduce.spent(results)
+    cost = reproduce.measure_resources(results)
     options = {
         "--scale": scale,
         "--columns": columns,
@@ -167,7 +167,7 @@ def reproduce(
         collect(runs, results, selected_columns, selected_rows),
     )
     _show_table(reproduction, folder)
-    pages.leave(reproduction, folder)
+    pages.write_reproduction(reproduction, folder)
     if report:
         write_report(folder)
 
@@ -179,7 +179,7 @@ def _show_table(reproduction: Reproduction, folder: Path) -> None:
     from comity.papers.claims import untested, verdicts
 
     table, cells = reproduction.table, reproduction.cells
-    screen.table(pages.HEADS, pages.lines(cells), words=2)
+    screen.table(pages.HEADS, pages.format_cells(cells), words=2)
     claim_verdicts = verdicts(table, cells, reproduction.as_printed)
     for verdict in claim_verdicts:
         screen.out.print(str(verdict), soft_wrap=True)
@@ -196,16 +196,16 @@ def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
     from comity.papers import pages
 
     folder = out or Path("docs") / "results"
-    if not (folder / pages.KEPT).is_dir():
+    if not (folder / pages.DATA_FOLDER).is_dir():
         raise UsageError(
-            f"{folder} has no folder {pages.KEPT} with saved results: choose another with --out."
+            f"{folder} has no folder {pages.DATA_FOLDER} with saved results: choose another with --out."
         )
     saved = Path(runs) if runs else Path("runs") / "reproduce"
     if runs and not saved.is_dir():
         raise UsageError(
             f"There is no folder {runs}: --table takes the folder of reproductions, or nothing."
         )
-    for path in pages.rewrite(folder, saved if saved.is_dir() else None, join):
+    for path in pages.rewrite_pages(folder, saved if saved.is_dir() else None, join):
         screen.out.print(f"{path}", soft_wrap=True)
 
 
@@ -217,7 +217,7 @@ def _show_costs(runs: Sequence[Run], seeds: int) -> None:
 
     rows = []
     total = 0.0
-    for run, job in reproduce.jobs(runs):
+    for run, job in reproduce.prepare_first_seeds(runs):
         costs = plan(job)
         seconds = (costs.train_seconds + costs.evaluate_seconds) * seeds
         total += seconds

@@ -95,7 +95,7 @@ def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:
         name: SampleCounts(
             (site.said.train,),
             (site.said.test,),
-            few=site.said.too_few,
+            too_few=site.said.too_few,
             withheld=name in summary.get("withheld", ()),
         )
         for name, site in sites.items()

@@ -123,7 +123,8 @@ class ProcessEngine(WorkersEngine):
         """The error for a worker whose channel has closed."""
         self._processes[w].join(timeout=1)  # its channel closes shortly before it exits
         return ComityError(
-            f"A worker process {describe_exit(self._processes[w].exitcode)}; the run can be resumed."
+            f"A worker process {describe_exit(self._processes[w].exitcode)}; the run can be"
+            " resumed."
         )
 
 

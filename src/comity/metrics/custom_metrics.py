@@ -208,8 +208,8 @@ def load_metric(key: str) -> Metric:
         custom = from_file(key, "metric")
         custom = custom if isinstance(custom, CustomMetric) else metric(custom, name=Path(key).stem)
         _register(key, replace(custom, name=Path(key).stem) if custom.name == "metric" else custom)
-    known = METRICS.custom.get(key)
-    if key.startswith(GIVEN) and (known is None or not known.has_function):
+    registered = METRICS.custom.get(key)
+    if key.startswith(GIVEN) and (registered is None or not registered.has_function):
         raise UsageError(
             f"The metric {key.split(':')[1]} was given from Python as a function: give the same one"
             " again, with metric=... (the run's files hold its description only)."

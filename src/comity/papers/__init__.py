@@ -1,8 +1,8 @@
-"""The papers' tables as data: one TOML file a table or figure, with the setting, the methods and
+"""The papers' tables as data: one TOML file per table or figure, with the setting, the methods and
 the printed numbers.
 
-A run's settings are the table's, then its column's, then its row's; the scale's come last, in the
-same order.
+The settings of a run are those of the table, overridden by those of its column and of its row. The
+settings of the scale override them, in the same order.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ Settings = dict[str, Any]
 
 
 class _Entry(BaseModel):
-    """A column or row: its name in files and on the command line, its title for people, and its
-    part of the runs' settings.
-    """
+    """A column or row: its name in files and commands, its title on pages, and its settings."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -40,26 +38,25 @@ class _Entry(BaseModel):
     smoke: Settings = Field(default_factory=dict)
 
     def at(self, scale: Scale) -> Settings:
-        """What replaces the settings at a scale; nothing at the paper's own, full."""
+        """Return the settings that a scale overrides; none at the scale of the paper, full."""
         return {"full": {}, "reduced": self.reduced, "smoke": self.smoke}[scale]
 
 
 class Column(_Entry):
-    """A column of a paper's table: what is measured, and on which run."""
+    """A column of a paper's table: its measure, and the run that it is measured on."""
 
     measure: str
     run: str = ""
-    """Columns of one run share it: they only measure different things."""
+    """The name of the run, for columns with different measures of the same run."""
 
     @property
     def runs(self) -> str:
-        """The name of its run: its own name, unless it shares another column's."""
+        """The name of its run; by default, the name of the column."""
         return self.run or self.name
 
 
 class Grid(BaseModel):
-    """Columns that differ in a few values only, written once: one column for each combination of
-    the axes' values.
+    """Columns that differ in a few values only: one for each combination of the axes' values.
 
     `{axis}` in a name, a title or a setting stands for the axis' value.
     """
@@ -75,14 +72,15 @@ class Grid(BaseModel):
     settings: Settings = Field(default_factory=dict)
 
     def columns(self) -> list[Column]:
-        """All of them, the last axis' values changing fastest; a setting that is an axis alone
-        keeps its kind.
+        """Return the columns; the values of the last axis change fastest.
+
+        A setting that is `{axis}` and nothing else gets the value with its type.
         """
-        made = []
+        columns = []
         for values in itertools.product(*self.axes.values()):
             at = dict(zip(self.axes, values, strict=True))
-            settings = {name: _filled(value, at) for name, value in self.settings.items()}
-            made.append(
+            settings = {name: _fill(value, at) for name, value in self.settings.items()}
+            columns.append(
                 Column(
                     name=_put(self.name, at),
                     title=_put(self.title, at),
@@ -90,40 +88,41 @@ class Grid(BaseModel):
                     settings=settings,
                 )
             )
-        return made
+        return columns
 
 
-def _filled(value: Any, at: Mapping[str, Any]) -> Any:
+def _fill(value: Any, at: Mapping[str, Any]) -> Any:
     if not isinstance(value, str):
         return value
-    alone = value.removeprefix("{").removesuffix("}")
-    return at[alone] if value == f"{{{alone}}}" and alone in at else _put(value, at)
+    axis = value.removeprefix("{").removesuffix("}")
+    return at[axis] if value == f"{{{axis}}}" and axis in at else _put(value, at)
 
 
 def _put(text: str, at: Mapping[str, Any]) -> str:
     for axis, value in at.items():
         text = text.replace(f"{{{axis}}}", str(value))
-    if left := re.search(r"\{\w+\}", text):
-        raise ValueError(f"{left[0]} is no axis of the grid: {', '.join(at)}")
+    if unknown_axis := re.search(r"\{\w+\}", text):
+        raise ValueError(f"{unknown_axis[0]} is no axis of the grid: {', '.join(at)}")
     return text
 
 
 class MethodRow(_Entry):
-    """A row of a paper's table: a method, and what the paper prints for it by column; a pair is a
-    mean and its deviation.
+    """A row of a paper's table: a method, and the printed figures by column.
+
+    A pair is a mean and its standard deviation.
     """
 
     algorithm: str
     best_of: tuple[str, ...] = ()
-    """Rows of the same table, one of which this row stands for: for each seed the one that is best
-    on validation samples.
+    """Rows of the same table. For each seed, this row stands for the best of them on validation
+    samples.
     """
     paper: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
 
     def printed(self, column: str) -> tuple[float | None, float | None]:
-        """The paper's figure and standard deviation, as far as it gives them."""
-        given = self.paper.get(column)
-        return given if isinstance(given, tuple) else (given, None)
+        """Return the printed figure and its standard deviation; None where there is none."""
+        figure = self.paper.get(column)
+        return figure if isinstance(figure, tuple) else (figure, None)
 
 
 class Table(BaseModel):
@@ -137,20 +136,20 @@ class Table(BaseModel):
     notes: str = ""
     claims: tuple[str, ...] = ()
     headlines: dict[str, str] = Field(default_factory=dict)
-    """Of these claims the few that the paper stands for, each with a sentence for people."""
+    """The main claims of the paper, each with a sentence that explains it."""
     findings: str = ""
-    """What we make of what came out; the last words on the table's page."""
+    """Our interpretation of the result, at the end of the table's page."""
     settings: Settings = Field(default_factory=dict)
     reduced: Settings = Field(default_factory=dict)
     smoke: Settings = Field(default_factory=dict)
     grids: tuple[Grid, ...] = ()
     columns: tuple[Column, ...]
-    """Those that are written out, then the grids'."""
+    """The explicit columns, followed by those of the grids."""
     rows: tuple[MethodRow, ...]
 
     @model_validator(mode="after")
     def _candidates_are_runs(self) -> Table:
-        """A row that is the best of others names at least two, which are runs themselves."""
+        """Check that `best_of` names at least two rows without `best_of`."""
         runs = {row.name for row in self.rows if not row.best_of}
         for row in self.rows:
             if row.best_of and not (len(row.best_of) > 1 and runs.issuperset(row.best_of)):
@@ -162,64 +161,65 @@ class Table(BaseModel):
 
     @model_validator(mode="after")
     def _headlines_are_claims(self) -> Table:
-        """What the paper stands for is among its claims."""
+        """Check that the headlines are claims."""
         if other := next((claim for claim in self.headlines if claim not in self.claims), None):
             raise ValueError(f"the headline {other} is none of the claims")
         return self
 
     @model_validator(mode="before")
     @classmethod
-    def _with_grids(cls, given: Any) -> Any:
-        """The grids' columns beside the others; no name twice, as runs' folders are called so."""
-        if not isinstance(given, dict) or "grids" not in given:
-            return given
-        grids = [Grid.model_validate(grid) for grid in given["grids"]]
-        columns = [Column.model_validate(column) for column in given.get("columns", ())]
+    def _with_grids(cls, values: Any) -> Any:
+        """Add the columns of the grids; names must be unique, as they are folder names."""
+        if not isinstance(values, dict) or "grids" not in values:
+            return values
+        grids = [Grid.model_validate(grid) for grid in values["grids"]]
+        columns = [Column.model_validate(column) for column in values.get("columns", ())]
         columns += [column for grid in grids for column in grid.columns()]
         names = [column.name for column in columns]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"two columns are called {twice}")
-        return given | {"grids": grids, "columns": columns}
+        return values | {"grids": grids, "columns": columns}
 
     def at(self, scale: Scale) -> Settings:
-        """What replaces the settings at a scale; `seeds`, `columns` and `rows` are about the table
-        itself.
+        """Return the settings that a scale overrides.
+
+        Their entries `seeds`, `columns` and `rows` concern the table, not the runs.
         """
         return {"full": {}, "reduced": self.reduced, "smoke": self.smoke}[scale]
 
     def seeds(self, scale: Scale) -> int:
-        """Under how many seeds each method is run."""
-        many: int = self.at(scale).get("seeds", self.trials)
-        return many
+        """Return the number of seeds of each method."""
+        count: int = self.at(scale).get("seeds", self.trials)
+        return count
 
-    def chosen(self, scale: Scale) -> tuple[list[Column], list[MethodRow]]:
-        """The columns and rows of a scale."""
-        asked = self.at(scale)
-        columns = [c for c in self.columns if c.name in asked.get("columns", [c.name])]
-        return columns, [r for r in self.rows if r.name in asked.get("rows", [r.name])]
+    def select(self, scale: Scale) -> tuple[list[Column], list[MethodRow]]:
+        """Return the columns and rows of a scale."""
+        overrides = self.at(scale)
+        columns = [c for c in self.columns if c.name in overrides.get("columns", [c.name])]
+        return columns, [r for r in self.rows if r.name in overrides.get("rows", [r.name])]
 
     def with_candidates(self, rows: Sequence[MethodRow]) -> list[MethodRow]:
-        """Some rows and those that the best is chosen of, in the table's order."""
-        wanted = {name for row in rows for name in (row.name, *row.best_of)}
-        return [row for row in self.rows if row.name in wanted]
+        """Return rows and the candidates of their `best_of`, in the order of the table."""
+        names = {name for row in rows for name in (row.name, *row.best_of)}
+        return [row for row in self.rows if row.name in names]
 
     def run_settings(self, run: str, row: MethodRow, scale: Scale) -> Settings:
-        """The settings of one run of a row."""
-        mine = [c for c in self.columns if c.runs == run]
-        layers: list[Mapping[str, Any]] = [self.settings, *(c.settings for c in mine), row.settings]
-        layers += [self.at(scale), *(c.at(scale) for c in mine), row.at(scale)]
-        made = {
+        """Return the settings of one run of a row."""
+        columns = [c for c in self.columns if c.runs == run]
+        layers: list[Mapping[str, Any]] = [self.settings, *(c.settings for c in columns)]
+        layers += [row.settings, self.at(scale), *(c.at(scale) for c in columns), row.at(scale)]
+        settings = {
             name: value
             for layer in layers
             for name, value in layer.items()
             if name not in ("seeds", "columns", "rows")
         }
-        return made | {"algorithm": row.algorithm}
+        return settings | {"algorithm": row.algorithm}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """An ordering that a paper asserts: `better` above `worse`, in every column or in one."""
+    """An ordering that a paper claims: a better and a worse row, in every column or in one."""
 
     text: str
 
@@ -231,18 +231,18 @@ class Claim:
         return better.strip(), worse.strip(), column.strip()
 
     def covers(self, order: str, column: str) -> bool:
-        """Whether "better > worse" in that column is a part of it."""
+        """Return whether the claim includes "better > worse" in that column."""
         better, worse, only = self.parts
         return order == f"{better} > {worse}" and only in ("", column)
 
 
 def names() -> list[str]:
-    """All papers' tables by name, as in dbe/table5."""
-    found = sorted(
+    """Return the names of all tables, as in dbe/table5."""
+    paths = sorted(
         HERE.glob("*/*.toml"),
         key=lambda p: (p.parent.name, p.stem.rstrip("0123456789abc"), _number(p.stem), p.stem),
     )
-    return [f"{path.parent.name}/{path.stem}" for path in found]
+    return [f"{path.parent.name}/{path.stem}" for path in paths]
 
 
 def _number(stem: str) -> int:
@@ -250,7 +250,10 @@ def _number(stem: str) -> int:
 
 
 def table(name: str) -> Table:
-    """A table by its name, or by the path of a TOML file of a user's own."""
+    """Return a table by its name, or by the path of a user's TOML file.
+
+    Raises UsageError if the name is unknown, and ComityError if the file is not valid.
+    """
     path = Path(name) if name.endswith(".toml") else HERE / f"{name}.toml"
     if not name.endswith(".toml") and name not in names():
         raise unknown("experiment", name, names())
@@ -268,17 +271,17 @@ def table(name: str) -> Table:
 
 
 def catalogue() -> list[dict[str, object]]:
-    """What `comity list experiments` shows."""
+    """Return the rows that `comity list experiments` prints."""
     rows: list[dict[str, object]] = []
     for name in names():
-        made = table(name)
+        paper_table = table(name)
         rows.append(
             {
                 "name": name,
-                "rows": len(made.rows),
-                "columns": len(made.columns),
-                "description": made.title,
-                "source": made.source,
+                "rows": len(paper_table.rows),
+                "columns": len(paper_table.columns),
+                "description": paper_table.title,
+                "source": paper_table.source,
             }
         )
     return rows

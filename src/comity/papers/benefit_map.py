@@ -1,7 +1,6 @@
-"""When does which method help? The page and the picture of `comity/map`, made of its figures and of
-nothing else.
+"""The page and the picture of `comity/map`: in which settings which method helps.
 
-All conclusions are drawn by rules, so that none can be older than the figures.
+All conclusions on the page are computed from the figures.
 """
 
 from __future__ import annotations
@@ -21,47 +20,45 @@ from comity.units import size
 MAP = "comity/map"
 SOLO = "solo"
 BY_CHANCE = 0.025
-"""How often a 95% interval lies above zero where nothing is, and as often below."""
+"""The probability that a 95% interval lies above zero without any effect; as likely below."""
 SLICES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Samples and label skew", ("plane-*",)),
     ("Feature shift", ("plane-30-10", "plane-100-10", "shift-*")),
     ("Number of parties", ("parties-5", "plane-30-0.3", "parties-30", "parties-100")),
     ("Digits", ("digits-*",)),
 )
-"""The map's tables: which columns each has, in this order; a column may stand in two."""
+"""The tables of the page, with the patterns of their columns; a column may be in two."""
 
 
 @dataclass(frozen=True)
-class Help:
-    """A method beside SOLO in one place of the map."""
+class MethodGain:
+    """A method and SOLO in one place of the map."""
 
     method: str
     values: Mapping[int, float]
     """The parties' mean accuracy in percent, by seed."""
     solo: Mapping[int, float]
     bytes: float
-    """A party's part of all that crossed, mean over seeds."""
+    """The bytes per party, mean over seeds."""
 
     @property
     def gains(self) -> list[float]:
-        """Points above SOLO, by the seeds that both have."""
-        return _less(self.values, self.solo)
+        """The gains over SOLO in points, for the seeds that both have."""
+        return _differences(self.values, self.solo)
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """The mean gain over seeds."""
         return statistics.fmean(self.gains)
 
     @property
     def sign(self) -> int:
-        """1 if it clearly helps, -1 if it clearly hurts: if the 95% interval over seeds does not
-        hold zero.
-        """
-        return _side(self.gains)
+        """1 or -1 if the 95% interval of the gain over seeds lies above or below zero, else 0."""
+        return _sign(self.gains)
 
     @property
-    def shown(self) -> str:
-        """The gain and half of its interval's width, bold where the sign is clear."""
+    def text(self) -> str:
+        """The gain and half the width of its interval, in bold where the sign is clear."""
         if len(self.gains) < 2:
             return f"{self.mean:+.1f}"
         low, high = interval_over_seeds(self.gains)
@@ -71,47 +68,49 @@ class Help:
 
 @dataclass(frozen=True)
 class Place:
-    """One place of the map: a setting, SOLO there, and every method beside it."""
+    """One place of the map: a setting, SOLO's accuracy, and the gains of all methods."""
 
     title: str
     settings: Mapping[str, Any]
     solo: Mapping[int, float]
-    methods: Sequence[Help]
+    methods: Sequence[MethodGain]
 
     @property
-    def best(self) -> Help | None:
-        """The method with the largest gain of those that clearly help."""
+    def best(self) -> MethodGain | None:
+        """The method with the largest gain among those that clearly help."""
         return max(
-            (one for one in self.methods if one.sign > 0), key=lambda one: one.mean, default=None
+            (method for method in self.methods if method.sign > 0),
+            key=lambda method: method.mean,
+            default=None,
         )
 
     @property
-    def cheapest(self) -> Help | None:
-        """Of those that clearly help and are not clearly worse than the best, the one that sends
-        least.
+    def cheapest(self) -> MethodGain | None:
+        """The method with the fewest bytes among those that clearly help and are not clearly worse
+        than the best.
         """
         if (best := self.best) is None:
             return None
         near = [
-            one
-            for one in self.methods
-            if one.sign > 0 and _side(_less(best.values, one.values)) <= 0
+            method
+            for method in self.methods
+            if method.sign > 0 and _sign(_differences(best.values, method.values)) <= 0
         ]
-        return min([best, *near], key=lambda one: one.bytes)
+        return min([best, *near], key=lambda method: method.bytes)
 
     @property
     def tested(self) -> int:
-        """On how many samples each party is tested."""
+        """The number of test samples of each party."""
         return int(_number(parse(str(self.settings["test"])).options["size"]))
 
     @property
     def at(self) -> tuple[float, float]:
-        """Where it lies on the plane: samples a party, and alpha."""
-        given = {
+        """Its coordinates on the plane: training samples per party, and alpha."""
+        options = {
             spec.name: spec.options
             for spec in map(parse, split(str(self.settings["partition"]), "|"))
         }
-        return _number(given["keep"]["samples"]), _number(given["mixture"]["alpha"])
+        return _number(options["keep"]["samples"]), _number(options["mixture"]["alpha"])
 
 
 def _number(value: object) -> float:
@@ -119,56 +118,58 @@ def _number(value: object) -> float:
     return value
 
 
-def _less(one: Mapping[int, float], two: Mapping[int, float]) -> list[float]:
-    return [one[seed] - two[seed] for seed in one if seed in two]
+def _differences(values: Mapping[int, float], base: Mapping[int, float]) -> list[float]:
+    return [values[seed] - base[seed] for seed in values if seed in base]
 
 
-def _side(differences: Sequence[float]) -> int:
-    """On which side of zero the 95% interval lies; 0 if it holds zero, or one seed is all there is."""
+def _sign(differences: Sequence[float]) -> int:
+    """Return the sign of the 95% interval; 0 if it contains zero, or there is only one seed."""
     if len(differences) < 2:
         return 0
     low, high = interval_over_seeds(differences)
     return 1 if low > 0 else -1 if high < 0 else 0
 
 
-def places(made: Reproduction) -> dict[str, Place]:
-    """The map's places by column, as far as SOLO and a method were run there."""
-    found: dict[str, Place] = {}
-    for name in dict.fromkeys(cell.column.name for cell in made.cells):
+def places(reproduction: Reproduction) -> dict[str, Place]:
+    """Return the places of the map by column, where SOLO and at least one method were run."""
+    by_column: dict[str, Place] = {}
+    for name in dict.fromkeys(cell.column.name for cell in reproduction.cells):
         here = {
-            cell.row.name: cell for cell in made.cells if cell.column.name == name and cell.figures
+            cell.row.name: cell
+            for cell in reproduction.cells
+            if cell.column.name == name and cell.figures
         }
         if SOLO not in here or len(here) < 2:
             continue
         values = {
-            row: {seed: one.value for seed, one in cell.figures.items()}
+            row: {seed: figure.value for seed, figure in cell.figures.items()}
             for row, cell in here.items()
         }
-        settings = made.settings[here[SOLO].column.runs][SOLO]
+        settings = reproduction.settings[here[SOLO].column.runs][SOLO]
         methods = []
         for row, cell in here.items():
-            if row != SOLO and _less(values[row], values[SOLO]):
-                each = statistics.fmean(one.bytes for one in cell.figures.values()) / int(
-                    settings["parties"]
-                )
-                methods.append(Help(cell.row.title, values[row], values[SOLO], each))
-        found[name] = Place(here[SOLO].column.title, settings, values[SOLO], methods)
-    return found
+            if row != SOLO and _differences(values[row], values[SOLO]):
+                total = statistics.fmean(figure.bytes for figure in cell.figures.values())
+                per_party = total / int(settings["parties"])
+                methods.append(MethodGain(cell.row.title, values[row], values[SOLO], per_party))
+        by_column[name] = Place(here[SOLO].column.title, settings, values[SOLO], methods)
+    return by_column
 
 
-def page(made: Reproduction) -> str:
-    """The page: what was run, a table a slice, what to use where, and how sure that is."""
-    found = places(made)
-    table = made.table
+def page(reproduction: Reproduction) -> str:
+    """Return the page: what was run, tables of gains and recommendations, and their certainty."""
+    all_places = places(reproduction)
+    seeds = len(reproduction.seeds)
+    table = reproduction.table
     parts = [
         f"# {table.title}",
-        made.origin,
-        f"{len(found)} settings, seeds {', '.join(map(str, made.seeds))}.",
+        reproduction.origin,
+        f"{len(all_places)} settings, seeds {', '.join(map(str, reproduction.seeds))}.",
         table.notes,
         (
             "The tables have the parties' mean accuracy in points above SOLO, and half the width"
             " of its 95% interval over seeds (Student's t, paired by seed). **Bold**: the interval"
-            f" does not hold zero, the method clearly helps or hurts. Over {len(made.seeds)} seeds"
+            f" does not hold zero, the method clearly helps or hurts. Over {seeds} seeds"
             " intervals are wide: what is not bold may still be there."
         ),
         (
@@ -177,14 +178,16 @@ def page(made: Reproduction) -> str:
         ),
     ]
     for title, patterns in SLICES:
-        if mine := _of(found, patterns):
-            parts += [f"## {title}", _gains(mine), _use(mine)]
-    return "\n\n".join([*parts, "## How sure is that?", *_sure(list(found.values()))]) + "\n"
+        if selected := _matching(all_places, patterns):
+            parts += [f"## {title}", _gains(selected), _recommendations(selected)]
+    return (
+        "\n\n".join([*parts, "## How sure is that?", *_certainty(list(all_places.values()))]) + "\n"
+    )
 
 
-def _of(found: Mapping[str, Place], patterns: Sequence[str]) -> list[Place]:
+def _matching(by_column: Mapping[str, Place], patterns: Sequence[str]) -> list[Place]:
     return [
-        place for pattern in patterns for name, place in found.items() if fnmatch(name, pattern)
+        place for pattern in patterns for name, place in by_column.items() if fnmatch(name, pattern)
     ]
 
 
@@ -193,33 +196,31 @@ def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in [heads, rule, *rows])
 
 
-def _titles(every: Sequence[Place]) -> list[str]:
-    return list(dict.fromkeys(one.method for place in every for one in place.methods))
+def _titles(selected: Sequence[Place]) -> list[str]:
+    return list(dict.fromkeys(gain.method for place in selected for gain in place.methods))
 
 
-def _gains(mine: Sequence[Place]) -> str:
-    titles = _titles(mine)
+def _gains(selected: Sequence[Place]) -> str:
+    titles = _titles(selected)
     rows = []
-    for place in mine:
-        by = {one.method: one.shown for one in place.methods}
+    for place in selected:
+        by_method = {gain.method: gain.text for gain in place.methods}
         tested = f"{place.tested} × {place.settings['parties']}"
         rows.append(
             [
                 place.title,
                 tested,
                 f"{statistics.fmean(place.solo.values()):.1f}",
-                *(by.get(title, "") for title in titles),
+                *(by_method.get(title, "") for title in titles),
             ]
         )
     return _markdown(["setting", "tested on (a party × parties)", "SOLO", *titles], rows)
 
 
-def _use(mine: Sequence[Place]) -> str:
-    """What to use where: the best that clearly helps, and the cheapest that is as good as far as
-    seeds can tell.
-    """
+def _recommendations(selected: Sequence[Place]) -> str:
+    """Return a table with the best method that clearly helps, and the cheapest as good as it."""
     rows = []
-    for place in mine:
+    for place in selected:
         best, cheapest = place.best, place.cheapest
         if best is None or cheapest is None:
             rows.append([place.title, "stay alone: nothing clearly helps", "", ""])
@@ -238,25 +239,25 @@ def _use(mine: Sequence[Place]) -> str:
     )
 
 
-def _sure(every: Sequence[Place]) -> list[str]:
-    """By method, how often it helps and hurts, and how much of that chance would do."""
-    all_of = [one for place in every for one in place.methods]
+def _certainty(selected: Sequence[Place]) -> list[str]:
+    """Return how often each method helps and hurts, and how often that is expected by chance."""
+    all_gains = [gain for place in selected for gain in place.methods]
     rows = []
-    for title in _titles(every):
-        mine = [one for one in all_of if one.method == title]
-        up, down = (sum(one.sign == sign for one in mine) for sign in (1, -1))
-        sent = statistics.median(one.bytes for one in mine)
-        mean = statistics.fmean(one.mean for one in mine)
+    for title in _titles(selected):
+        of_method = [gain for gain in all_gains if gain.method == title]
+        up, down = (sum(gain.sign == sign for gain in of_method) for sign in (1, -1))
+        per_party = statistics.median(gain.bytes for gain in of_method)
+        mean = statistics.fmean(gain.mean for gain in of_method)
         rows.append(
             [
                 title,
-                f"{up} of {len(mine)}",
-                f"{down} of {len(mine)}",
+                f"{up} of {len(of_method)}",
+                f"{down} of {len(of_method)}",
                 f"{mean:+.1f}",
-                size(round(sent)),
+                size(round(per_party)),
             ]
         )
-    up, down = (sum(one.sign == sign for one in all_of) for sign in (1, -1))
+    up, down = (sum(gain.sign == sign for gain in all_gains) for sign in (1, -1))
     heads = [
         "method",
         "clearly helps",
@@ -264,36 +265,36 @@ def _sure(every: Sequence[Place]) -> list[str]:
         "mean gain, all settings",
         "bytes a party, median setting",
     ]
-    chance = BY_CHANCE * len(all_of)
-    told = (
-        f"Of {len(all_of)} figures, {up} clearly help and {down} clearly hurt; if no method did"
+    chance = BY_CHANCE * len(all_gains)
+    text = (
+        f"Of {len(all_gains)} figures, {up} clearly help and {down} clearly hurt; if no method did"
         f" anything, about {chance:.0f} of each would come out so by chance. The best of several is"
         " named after looking, so its gain is flattered: trust what neighbouring settings repeat."
     )
-    return [_markdown(heads, rows), told]
+    return [_markdown(heads, rows), text]
 
 
-# The picture. Plain SVG, so that equal figures are equal bytes.
+# The picture is written as plain SVG, so that equal figures give equal bytes.
 
 BLUE, WHITE, ORANGE = (33, 102, 172), (255, 255, 255), (217, 95, 2)
-"""Helps, nothing, hurts: told apart by people who do not see red and green apart, too."""
+"""Colours for help, no effect and hurt that people with red-green blindness can distinguish."""
 MOST = 15
-"""Points at which colours are full."""
+"""The gain in points at which colours are saturated."""
 ACROSS = 3
 CELL = (58, 34)
 PANEL = 292
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
-def picture(made: Reproduction) -> str:
-    """A map a method over samples a party and label skew, coloured by the gain over SOLO."""
-    plane = [place for name, place in places(made).items() if fnmatch(name, "plane-*")]
+def picture(reproduction: Reproduction) -> str:
+    """Return one map per method over samples per party and label skew, coloured by the gain."""
+    plane = [place for name, place in places(reproduction).items() if fnmatch(name, "plane-*")]
     samples, alphas = (sorted({place.at[axis] for place in plane}) for axis in (0, 1))
     titles = _titles(plane)
-    at = {(one.method, *place.at): one for place in plane for one in place.methods}
+    at = {(gain.method, *place.at): gain for place in plane for gain in place.methods}
     high = 46 + CELL[1] * len(samples)
     wide, tall = 12 + PANEL * ACROSS, 58 + (high + 20) * -(-len(titles) // ACROSS) + 46
-    drawn = [
+    elements = [
         _text(12, 24, "Accuracy above training alone (SOLO), in points", 17, "font-weight='bold'"),
         _text(
             12,
@@ -306,20 +307,22 @@ def picture(made: Reproduction) -> str:
     ]
     for k, title in enumerate(titles):
         x, y = 12 + PANEL * (k % ACROSS), 62 + (high + 20) * (k // ACROSS)
-        drawn.append(_text(x + 42, y + 16, title, 15, "font-weight='bold'"))
-        drawn += [
+        elements.append(_text(x + 42, y + 16, title, 15, "font-weight='bold'"))
+        elements += [
             _text(x + 42 + CELL[0] * (j + 0.5), y + 36, f"{a:g}", 12, "text-anchor='middle'")
             for j, a in enumerate(alphas)
         ]
         for i, n in enumerate(samples):
-            drawn.append(
+            elements.append(
                 _text(
                     x + 36, y + 43 + CELL[1] * (i + 0.5) + 4, f"{n:,.0f}", 12, "text-anchor='end'"
                 )
             )
             for j, a in enumerate(alphas):
-                drawn += _square(x + 42 + CELL[0] * j, y + 43 + CELL[1] * i, at.get((title, n, a)))
-    drawn += _legend(12, tall - 30, len(made.seeds))
+                elements += _square(
+                    x + 42 + CELL[0] * j, y + 43 + CELL[1] * i, at.get((title, n, a))
+                )
+    elements += _legend(12, tall - 30, len(reproduction.seeds))
     head = (
         f"<svg xmlns='http://www.w3.org/2000/svg' width='{wide}' height='{tall}' viewBox='0 0"
         f" {wide} {tall}' role='img' {FONT}>"
@@ -327,18 +330,24 @@ def picture(made: Reproduction) -> str:
     about = "<title>Gain over SOLO by samples a party and label skew, for each method</title>"
     return (
         "\n".join(
-            [head, about, f"<rect width='{wide}' height='{tall}' fill='#fff'/>", *drawn, "</svg>"]
+            [
+                head,
+                about,
+                f"<rect width='{wide}' height='{tall}' fill='#fff'/>",
+                *elements,
+                "</svg>",
+            ]
         )
         + "\n"
     )
 
 
 def colour(gain: float) -> str:
-    """White at nothing, blue where it helps, orange where it hurts."""
-    part = min(1.0, abs(gain) / MOST)
+    """Return the colour of a gain: blue above zero, orange below, white at zero."""
+    saturation = min(1.0, abs(gain) / MOST)
     end = BLUE if gain > 0 else ORANGE
     return "#" + "".join(
-        f"{round(w + part * (c - w)):02x}" for w, c in zip(WHITE, end, strict=True)
+        f"{round(w + saturation * (c - w)):02x}" for w, c in zip(WHITE, end, strict=True)
     )
 
 
@@ -348,22 +357,20 @@ def _text(x: float, y: float, text: str, points: int, more: str = "", fill: str 
     )
 
 
-def _square(x: float, y: float, one: Help | None) -> list[str]:
-    """A place: bold where the sign is clear, in brackets where it is not, a dash where nothing was
-    run.
-    """
+def _square(x: float, y: float, gain: MethodGain | None) -> list[str]:
+    """Return a cell: bold where the sign is clear, else in brackets; a dash where nothing ran."""
     inner = f"x='{x + 1:g}' y='{y + 1:g}' width='{CELL[0] - 2}' height='{CELL[1] - 2}'"
     middle = x + CELL[0] / 2, y + CELL[1] / 2 + 5
-    if one is None:
+    if gain is None:
         return [
             f"<rect {inner} fill='#fff' stroke='#ddd'/>",
             _text(*middle, "–", 13, "text-anchor='middle'", "#888"),
         ]
-    text, weight = (f"{one.mean:+.1f}", "bold") if one.sign else (f"({one.mean:+.1f})", "normal")
-    fill = "#fff" if one.mean > 0.6 * MOST else "#111"
+    text, weight = (f"{gain.mean:+.1f}", "bold") if gain.sign else (f"({gain.mean:+.1f})", "normal")
+    fill = "#fff" if gain.mean > 0.6 * MOST else "#111"
     more = f"text-anchor='middle' font-weight='{weight}'"
     return [
-        f"<rect {inner} fill='{colour(one.mean)}' stroke='#ddd'/>",
+        f"<rect {inner} fill='{colour(gain.mean)}' stroke='#ddd'/>",
         _text(*middle, text.replace("-", "−"), 13, more, fill),
     ]
 
@@ -386,8 +393,8 @@ def _legend(x: float, y: float, seeds: int) -> list[str]:
                 "#fff" if gain > 0.6 * MOST else "#111",
             )
         )
-    told = (
+    text_below = (
         f"bold: clear, by the 95% interval over {seeds} paired seeds; (in brackets): may be chance;"
         " –: not run"
     )
-    return [*bars, _text(x + 34 * 7 + 16, y + 13, told, 13, fill="#444")]
+    return [*bars, _text(x + 34 * 7 + 16, y + 13, text_below, 13, fill="#444")]

@@ -1,5 +1,5 @@
-"""What a paper prints and what was measured for it, cell by cell of a table: every seed, its
-course, and the end of it.
+"""The cells of a paper's table: the printed and the measured figures, with all seeds and their
+curves over the rounds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from comity.errors import ComityError, UsageError, unknown
 from comity.measure import conventions, targets
 from comity.measure.conventions import Line, last_tenth
 from comity.papers import Column, MethodRow
-from comity.papers.chosen import choices, told
+from comity.papers.best_of import choose_runs, describe_choice
 from comity.papers.reproduce import Outcome, Run
 from comity.privacy.account import read_epsilon
 from comity.runs.folder import RunFolder
@@ -25,38 +25,34 @@ ROUNDING = 0.05
 
 @dataclass(frozen=True)
 class Figure:
-    """What one run came to, by the measure of a column."""
+    """The figure of one run, by the measure of a column."""
 
     value: float
-    """As the paper takes it."""
+    """The value, in the convention of the paper."""
     rounds: int
-    """How many rounds the run had."""
+    """The number of rounds of the run."""
     bytes: int
-    """All that crossed, but for evaluation."""
+    """All bytes except those of evaluation."""
     seconds: float
     curve: Line = field(default_factory=dict)
-    """What the measure looks at by evaluated round, in percent; empty where it is no matter of
-    rounds.
-    """
+    """The measured accuracy by evaluated round, in percent; empty for measures of the whole run."""
     loss: Line = field(default_factory=dict)
     """The parties' mean test loss by evaluated round."""
     tuned: bool = False
-    """Whether the models were fine-tuned after the last round: then those of earlier ones are not
-    what a party ends with.
+    """Whether the models were fine-tuned after the last round. Then the curve before that has the
+    figures of other models.
     """
 
     @property
     def end(self) -> list[float]:
-        """The evaluated rounds of the run's last tenth; of models that were tuned at the end, the
-        last alone.
-        """
-        found = last_tenth(self.curve, self.rounds)
-        return found[-1:] if self.tuned else found
+        """The values in the last tenth of the run; for fine-tuned models, the last one only."""
+        values = last_tenth(self.curve, self.rounds)
+        return values[-1:] if self.tuned else values
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What the paper prints in a cell, and what was measured, by seed, or why nothing was."""
+    """A cell: the printed figure and the measured figures by seed, or why there are none."""
 
     column: Column
     row: MethodRow
@@ -70,7 +66,7 @@ class Cell:
 
     @property
     def measured(self) -> list[float]:
-        """By the paper's measure, a figure a seed."""
+        """The measured values, one per seed."""
         return [figure.value for figure in self.figures.values()]
 
     @property
@@ -80,22 +76,21 @@ class Cell:
 
     @property
     def std(self) -> float | None:
-        """The standard deviation over seeds (population), where there are several."""
+        """The population standard deviation over seeds; None for one seed."""
         return statistics.pstdev(self.measured) if len(self.figures) > 1 else None
 
     @property
     def difference(self) -> float | None:
-        """Measured less printed."""
+        """Measured minus printed."""
         printed = self.paper[0]
         return None if self.mean is None or printed is None else self.mean - printed
 
     @property
     def within(self) -> bool | None:
-        """Whether the difference is at most two of the paper's standard deviations, where it gives
-        one.
+        """Whether the difference is at most two of the paper's standard deviations.
 
-        Printed figures are rounded, and so may be off by half of their last digit; a printed
-        deviation of 0.0, too.
+        It is None where the paper prints no deviation. `ROUNDING` allows for the rounding of the
+        printed figures.
         """
         std = self.paper[1]
         return (
@@ -106,7 +101,7 @@ class Cell:
 
     @property
     def ends(self) -> dict[int, float]:
-        """The mean over each run's last tenth, by seed, where the measure is a matter of rounds."""
+        """The mean over the last tenth of each run, by seed, where the measure has a curve."""
         return {
             seed: statistics.fmean(figure.end)
             for seed, figure in self.figures.items()
@@ -115,74 +110,66 @@ class Cell:
 
     @property
     def swing(self) -> float | None:
-        """How far a run moves from evaluation to evaluation in its last tenth: standard deviation,
-        mean over seeds.
-        """
-        each = [
+        """The standard deviation of the values in a run's last tenth, mean over seeds."""
+        deviations = [
             statistics.stdev(figure.end) for figure in self.figures.values() if len(figure.end) > 1
         ]
-        return statistics.fmean(each) if each else None
+        return statistics.fmean(deviations) if deviations else None
 
     @property
-    def judged(self) -> dict[int, float]:
-        """What claims are judged by, by seed: where the paper takes the last round, the mean over
-        the last tenth instead.
+    def compared(self) -> dict[int, float]:
+        """The values that claims are tested on, by seed.
+
+        Where the paper takes the last round, this is the mean over the last tenth instead.
         """
-        if self.column.measure.partition(":")[0] in LAST_ROUND and len(self.ends) == len(
-            self.figures
-        ):
+        is_last_round = self.column.measure.partition(":")[0] in LAST_ROUND
+        if is_last_round and len(self.ends) == len(self.figures):
             return self.ends
         return {seed: figure.value for seed, figure in self.figures.items()}
 
 
 def collect(
     runs: Sequence[Run],
-    done: Mapping[tuple[str, str], Sequence[Outcome]],
+    finished: Mapping[tuple[str, str], Sequence[Outcome]],
     columns: Sequence[Column],
     rows: Sequence[MethodRow],
 ) -> list[Cell]:
-    """The table's cells, column by column; rows with `best_of` have the runs that were chosen for
-    them.
+    """Return the cells of the table, column by column.
+
+    Rows with `best_of` have the runs that are best on validation samples.
     """
-    done = {**done, **choices(rows, done)}
+    outcomes = {**finished, **choose_runs(rows, finished)}
     why = {(run.name, run.row.name): run.why for run in runs}
     cells = []
     for column in columns:
-        mine = {row.name: done.get((column.runs, row.name), []) for row in rows}
+        by_row = {row.name: outcomes.get((column.runs, row.name), []) for row in rows}
         printed = {
-            row.name: mine[row.name] for row in rows if row.printed(column.name)[0] is not None
+            row.name: by_row[row.name] for row in rows if row.printed(column.name)[0] is not None
         }
         for row in rows:
             try:
-                found = {
-                    one.summary["seed"]: _figure(column.measure, one, printed)
-                    for one in mine[row.name]
+                figures = {
+                    outcome.summary["seed"]: _figure(column.measure, outcome, printed)
+                    for outcome in by_row[row.name]
                 }
             except ComityError as problem:
                 cells.append(Cell(column, row, why=str(problem)))
                 continue
-            reason = told(row, mine[row.name]) if row.best_of else why[column.runs, row.name]
-            if None in found.values():
-                cells.append(
-                    Cell(
-                        column,
-                        row,
-                        why=reason or NONE.get(column.measure.partition(":")[0], "never reached"),
-                    )
-                )
+            reason = (
+                describe_choice(row, by_row[row.name])
+                if row.best_of
+                else why[column.runs, row.name]
+            )
+            defined = {seed: figure for seed, figure in figures.items() if figure is not None}
+            if len(defined) < len(figures):
+                name = column.measure.partition(":")[0]
+                cells.append(Cell(column, row, why=reason or NONE.get(name, "never reached")))
             else:
-                cells.append(
-                    Cell(
-                        column,
-                        row,
-                        {seed: one for seed, one in found.items() if one is not None},
-                        reason,
-                    )
-                )
+                cells.append(Cell(column, row, defined, reason))
     return cells
 
 
-# Figures of a run, by the names that tables use. All accuracies are in percent.
+# Measures by the names in the tables' files. All accuracies are in percent.
 
 CONVENTIONS = {
     "mean": "mean_last",
@@ -197,85 +184,86 @@ CONVENTIONS = {
     "std": "P_std",
 }
 LAST_ROUND = ("mean", "weighted", "global", "party")
-"""Measures that papers take in the last round alone."""
+"""Measures that papers take in the last round."""
 AGAINST_OTHERS = ("rounds_to_lowest",)
-"""Measures that depend on what the column's other rows came to."""
+"""Measures that depend on the other rows of the column."""
 NONE = {"epsilon": "infinite", "epsilon_server": "infinite"}
-"""What is said where a run has no such figure; if not this, that it was never reached."""
+"""The text for a run without such a figure; for other measures it is "never reached"."""
 LESS_IS_BETTER = (
-    *(
-        "std",
-        "rounds_to_lowest",
-        "seconds_per_round",
-        "minutes_per_round",
-        "mbytes",
-        "mdl",
-        "best_round",
-    ),
+    "std",
+    "rounds_to_lowest",
+    "seconds_per_round",
+    "minutes_per_round",
+    "mbytes",
+    "mdl",
+    "best_round",
     *NONE,
 )
 
 
-def _figure(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) -> Figure | None:
-    """What a run came to, or None if it never came to it; `column` holds all runs that have a
-    printed figure in the column.
+def _figure(
+    measure: str, outcome: Outcome, column: Mapping[str, Sequence[Outcome]]
+) -> Figure | None:
+    """Return the figure of a run; None if it has none.
+
+    `column` has all runs with a printed figure in the column.
     """
-    value = _value(measure, one, column)
+    value = _value(measure, outcome, column)
     if value is None:
         return None
-    rows = RunFolder(one.folder).read_metrics()
+    rows = RunFolder(outcome.folder).read_metrics()
     return Figure(
         value,
-        one.summary["rounds"],
-        one.summary["bytes"]["total"],
-        one.summary["seconds"]["total"],
-        {t: 100 * share for t, share in _curve(measure, one).items() if t},
+        outcome.summary["rounds"],
+        outcome.summary["bytes"]["total"],
+        outcome.summary["seconds"]["total"],
+        {t: 100 * share for t, share in _curve(measure, outcome).items() if t},
         {t: loss for t, loss in conventions.curve(rows, metric="loss").items() if t},
-        one.summary["accuracy"].get("unfinished") is not None,
+        outcome.summary["accuracy"].get("unfinished") is not None,
     )
 
 
-def _value(measure: str, one: Outcome, column: Mapping[str, Sequence[Outcome]]) -> float | None:
-    """The figure as the paper takes it."""
+def _value(measure: str, outcome: Outcome, column: Mapping[str, Sequence[Outcome]]) -> float | None:
+    """Return the value of a measure, in the convention of the paper."""
     name, _, argument = measure.partition(":")
     if name in CONVENTIONS:
-        return _percent(name, conventions.run_figures(one.folder)[CONVENTIONS[name]])
+        return _percent(name, conventions.run_figures(outcome.folder)[CONVENTIONS[name]])
     if name == "party":
-        per: dict[str, float | None] = one.summary["accuracy"]["per_party"]
+        per_party: dict[str, float | None] = outcome.summary["accuracy"]["per_party"]
         for party in argument.split(","):
-            if party not in per:
-                raise unknown("party called", party, per)
-        return statistics.fmean(_percent(party, per[party]) for party in argument.split(","))
+            if party not in per_party:
+                raise unknown("party called", party, per_party)
+        return statistics.fmean(_percent(party, per_party[party]) for party in argument.split(","))
     if name == "rounds_to_lowest":
-        return _rounds_to_lowest(one, column, argument)
+        return _rounds_to_lowest(outcome, column, argument)
     if name == "mdl":
         from comity.measure.study import description_length
 
-        return description_length(
-            one.folder, argument, trust=True
-        )  # its code has just run: the run is this reproduction's
+        # The run belongs to this reproduction, which has run its code already.
+        return description_length(outcome.folder, argument, trust=True)
     if name in NONE:
-        privacy = one.summary["privacy"]
-        trusted = (
-            privacy["trusted_server"] if name == "epsilon_server" else None
-        )  # what holds whoever reads holds then, too
+        privacy = outcome.summary["privacy"]
+        # A guarantee against everybody holds with a trusted server, too.
+        trusted = privacy["trusted_server"] if name == "epsilon_server" else None
         return _epsilon(trusted or privacy, argument)
     if name not in FIGURES:
         raise UsageError(f"{measure} cannot be measured yet.")
-    return FIGURES[name](one.summary)
+    return FIGURES[name](outcome.summary)
 
 
-def _curve(measure: str, one: Outcome) -> Line:
-    """Of which curve a measure takes a point, or several; empty if it is of none."""
+def _curve(measure: str, outcome: Outcome) -> Line:
+    """Return the curve that a measure is taken from; empty if there is none."""
     name, _, argument = measure.partition(":")
-    rows = RunFolder(one.folder).read_metrics()
+    rows = RunFolder(outcome.folder).read_metrics()
     if name == "party":
-        each = conventions.party_curves(rows)
-        return conventions.mean_curve([each[party] for party in argument.split(",")])
+        curves = conventions.party_curves(rows)
+        return conventions.mean_curve([curves[party] for party in argument.split(",")])
     whom = name.rpartition("_")[2]
     if name not in CONVENTIONS or whom not in conventions.WHOM:
         return {}
-    sizes = {party: len(right) for party, right in RunFolder(one.folder).read_outcomes().items()}
+    sizes = {
+        party: len(right) for party, right in RunFolder(outcome.folder).read_outcomes().items()
+    }
     return conventions.curve(rows, whom, sizes)
 
 
@@ -290,25 +278,26 @@ def _seconds(summary: dict[str, Any]) -> float:
 
 
 def _newcomers(summary: dict[str, Any]) -> float:
-    late = [new["joined"] for new in summary["newcomers"].values()]
-    return _percent("newcomers'", statistics.fmean(late) if late else None)
+    accuracies = [new["joined"] for new in summary["newcomers"].values()]
+    return _percent("newcomers'", statistics.fmean(accuracies) if accuracies else None)
 
 
-def weaker(unit: str, than: str) -> bool:
-    """Whether protecting a unit leaves another unprotected."""
+def is_weaker(unit: str, than: str) -> bool:
+    """Return whether the protection of `unit` does not protect the unit `than`."""
     order = list(UNITS)
     return order.index(unit) < order.index(than)  # type: ignore[arg-type]
 
 
 def _epsilon(account: Mapping[str, Any], unit: str) -> float | None:
-    """What is guaranteed a `unit` (a row, a record; unless told, whatever is protected) of the
-    party with least; None if nothing.
+    """Return the epsilon of a `unit` at the party with the weakest guarantee; None without any.
 
-    A party's epsilon holds for each of its records, and a record's for the row that it makes, but
-    not the other way round.
+    The default unit is the one that is protected. The epsilon of a party holds for each of its
+    records, and that of a record for its row, but not the other way round.
     """
-    found = read_epsilon(account["epsilon"])
-    return None if math.isinf(found) or (unit and weaker(account["unit"], unit)) else found
+    epsilon = read_epsilon(account["epsilon"])
+    if math.isinf(epsilon) or (unit and is_weaker(account["unit"], unit)):
+        return None
+    return epsilon
 
 
 FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
@@ -323,23 +312,23 @@ FIGURES: dict[str, Callable[[dict[str, Any]], float | None]] = {
 
 
 def _rounds_to_lowest(
-    one: Outcome, column: Mapping[str, Sequence[Outcome]], party: str
+    outcome: Outcome, column: Mapping[str, Sequence[Outcome]], party: str
 ) -> float | None:
-    """The first round that reaches the lowest accuracy that any of the column's methods ends with
-    (ADCOL, Table 2).
+    """Return the first round that reaches the lowest final accuracy of the column's methods (ADCOL,
+    Table 2).
     """
 
     def line(outcome: Outcome) -> Line:
         rows = RunFolder(outcome.folder).read_metrics()
         return conventions.party_curves(rows)[party] if party else conventions.curve(rows)
 
-    seed = one.summary["seed"]
+    seed = outcome.summary["seed"]
     lines = {
         name: line(o)
         for name, outcomes in column.items()
         for o in outcomes
         if o.summary["seed"] == seed
     }
-    lines = lines or {"": line(one)}
-    t = targets.rounds_to_target(line(one), targets.common_target(lines))
+    lines = lines or {"": line(outcome)}
+    t = targets.rounds_to_target(line(outcome), targets.common_target(lines))
     return None if t is None else float(t)

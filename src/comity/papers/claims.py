@@ -1,5 +1,5 @@
-"""What became of a paper's claims: one method above another, seed by seed, with an interval and one
-of four words.
+"""Tests of a paper's claims that one method is better than another: paired over seeds, with an
+interval and a verdict.
 """
 
 from __future__ import annotations
@@ -13,41 +13,42 @@ from comity.papers import Claim, Table
 from comity.papers.cells import LESS_IS_BETTER, Cell
 
 LEAST_SEEDS = 3
-"""With fewer, an interval over seeds is wider than anything that it could tell."""
+"""The fewest seeds of an interval; with fewer it would be too wide to be of use."""
 WORDS = ("reproduced", "direction reproduced", "contradicted", "undecided")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one claim in one column.
+    """The verdict on one claim in one column.
 
-    The claim is *reproduced* if the 95% interval of the difference lies on the claimed side and the
-    printed difference within it, allowing for two of the printed standard deviations, in the
-    paper's own setting; its *direction* is, if only the first holds. It is *contradicted* if the
-    interval lies on the other side, and *undecided* if it holds zero or seeds are too few.
+    The claim is *reproduced* if the setting is that of the paper, the 95% interval of the
+    difference lies on the claimed side, and the printed difference lies within it, allowing for two
+    of the printed standard deviations. Its *direction* is reproduced if only the interval lies on
+    the claimed side. It is *contradicted* if the interval lies on the other side, and *undecided*
+    if it contains zero or there are too few seeds.
     """
 
     claim: str
     column: str
     differences: tuple[float, ...]
-    """Better less worse, a figure a seed; what is better is above zero, whatever the measure's
-    direction.
+    """The differences between the better and the worse method, one per seed. A difference above
+    zero supports the claim, also for measures of which lower values are better.
     """
     printed: float | None
-    """The same of the paper's figures, where it prints both."""
+    """The difference of the printed figures, where the paper prints both."""
     slack: float
-    """Two of the standard deviations that the paper prints for them, together."""
+    """Twice the sum of the printed standard deviations."""
     as_printed: bool
-    """Whether the setting is the paper's own."""
+    """Whether the setting is that of the paper."""
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """The mean difference over seeds."""
         return statistics.fmean(self.differences)
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95%, over paired seeds; None if they are too few."""
+        """The 95% interval over paired seeds; None if there are too few."""
         return (
             interval_over_seeds(self.differences) if len(self.differences) >= LEAST_SEEDS else None
         )
@@ -60,12 +61,12 @@ class Verdict:
         low, high = self.interval
         if high < 0:
             return "contradicted"
-        known = self.printed is not None and low - self.slack <= self.printed <= high + self.slack
-        return "reproduced" if self.as_printed and known else "direction reproduced"
+        agrees = self.printed is not None and low - self.slack <= self.printed <= high + self.slack
+        return "reproduced" if self.as_printed and agrees else "direction reproduced"
 
     @property
-    def shown(self) -> str:
-        """The difference, with its interval or how few seeds there are."""
+    def text(self) -> str:
+        """The difference, with its interval or the number of seeds."""
         if self.interval is None:
             return (
                 f"{self.mean:+.2f} ({len(self.differences)}"
@@ -75,13 +76,13 @@ class Verdict:
 
     def __str__(self) -> str:
         printed = "" if self.printed is None else f", printed {self.printed:+.2f}"
-        return f"{self.claim} in {self.column}: {self.word}, {self.shown}{printed}"
+        return f"{self.claim} in {self.column}: {self.word}, {self.text}{printed}"
 
 
 def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verdict]:
-    """Each claim that was put to the test, in each of its columns."""
+    """Return the verdicts on the claims that could be tested, one for each of their columns."""
     by = {(cell.column.name, cell.row.name): cell for cell in cells}
-    made = []
+    results = []
     for text in table.claims:
         better, worse, only = Claim(text).parts
         for column in dict.fromkeys(
@@ -93,28 +94,27 @@ def verdicts(table: Table, cells: Sequence[Cell], as_printed: bool) -> list[Verd
                 and both[1]
                 and (verdict := _verdict(f"{better} > {worse}", both[0], both[1], as_printed))
             ):
-                made.append(verdict)
-    return made
+                results.append(verdict)
+    return results
 
 
-def untested(table: Table, found: Sequence[Verdict]) -> list[str]:
-    """The claims that were put to the test in no column."""
+def untested(table: Table, results: Sequence[Verdict]) -> list[str]:
+    """Return the claims that were tested in no column."""
     return [
         text
         for text in table.claims
-        if not any(Claim(text).covers(verdict.claim, verdict.column) for verdict in found)
+        if not any(Claim(text).covers(verdict.claim, verdict.column) for verdict in results)
     ]
 
 
 def _verdict(claim: str, better: Cell, worse: Cell, as_printed: bool) -> Verdict | None:
-    """What two cells of a column say, by the seeds that both have; None if they have none."""
+    """Compare two cells of a column, by the seeds that both have; None if there are none."""
     sign = -1 if better.column.measure.partition(":")[0] in LESS_IS_BETTER else 1
-    one, two = better.judged, worse.judged
-    differences = tuple(sign * (one[seed] - two[seed]) for seed in one if seed in two)
+    high, low = better.compared, worse.compared
+    differences = tuple(sign * (high[seed] - low[seed]) for seed in high if seed in low)
     if not differences:
         return None
-    (above, its), (below, their) = better.paper, worse.paper
+    (above, above_std), (below, below_std) = better.paper, worse.paper
     printed = None if above is None or below is None else sign * (above - below)
-    return Verdict(
-        claim, better.column.name, differences, printed, 2 * ((its or 0) + (their or 0)), as_printed
-    )
+    slack = 2 * ((above_std or 0) + (below_std or 0))
+    return Verdict(claim, better.column.name, differences, printed, slack, as_printed)

@@ -1,9 +1,9 @@
-"""A paper's table that was run in parts, some seeds, rows or columns at a time, put together again.
+"""Join the parts of a paper's table that were run separately, such as seeds, rows or columns.
 
-The page of what was joined names all commands and commits. A run that is in two parts counts as it
-was first, and the page says how far such runs came out apart: a processor of another kind rounds in
-its own way, and other code would show there, too. What is measured against other runs of its column
-is joined only with the same rows.
+The page of a joined table names all commands and commits. Of a run that is in two parts, the first
+counts, and the page says how far the two differ: processors of different kinds round differently,
+and a change of the code would show, too. Measures that depend on other runs of the column are
+joined only if both parts have the same rows.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from comity.papers.cells import AGAINST_OTHERS, Cell, Figure
 from comity.papers.reproduction import Reproduction
 
 AND = " && "
-"""Between the commands of what was joined."""
+"""The separator between the commands of the parts."""
 SAME = 1e-9
-"""Percent: below this two figures are one."""
+"""The largest difference, in percent, at which two figures count as equal."""
 ByRun = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 
-def joined(first: Reproduction, more: Reproduction) -> Reproduction:
-    """Both parts as one reproduction, whose command is both commands; what was joined before is not
-    joined again.
+def join(first: Reproduction, more: Reproduction) -> Reproduction:
+    """Join two parts into one reproduction; a part that was joined before is not joined again.
+
+    Raises UsageError if the parts differ in table, scale or settings.
     """
     if (first.name, first.scale, first.changes) != (more.name, more.scale, more.changes):
         raise UsageError(
@@ -51,26 +52,28 @@ def joined(first: Reproduction, more: Reproduction) -> Reproduction:
 
 
 def _settings(table: str, first: ByRun, more: ByRun) -> ByRun:
-    """Of all runs; those of one that is in both must be the same."""
-    made = {run: dict(rows) for run, rows in first.items()}
+    """Return the settings of all runs; those of a run in both parts must be equal."""
+    settings_by_run = {run: dict(rows) for run, rows in first.items()}
     for run, rows in more.items():
-        mine = made.setdefault(run, {})
+        by_row = settings_by_run.setdefault(run, {})
         for row, settings in rows.items():
-            if mine.setdefault(row, settings) != settings:
+            if by_row.setdefault(row, settings) != settings:
                 raise UsageError(
                     f"{table}: {row} on {run} was run with other settings before, so the parts"
                     " cannot be joined."
                 )
-    return made
+    return settings_by_run
 
 
 def _cells(first: Reproduction, more: Reproduction) -> list[Cell]:
-    """All cells in the table's order."""
+    """Return all cells in the order of the table."""
     table = first.table
-    one, two = _by_place(first), _by_place(more)
-    made = []
+    first_cells, more_cells = _by_place(first), _by_place(more)
+    cells = []
     for column in table.columns:
-        rows = [{row for name, row in part if name == column.name} for part in (one, two)]
+        rows = [
+            {row for name, row in part if name == column.name} for part in (first_cells, more_cells)
+        ]
         if all(rows) and rows[0] != rows[1] and column.measure.partition(":")[0] in AGAINST_OTHERS:
             raise UsageError(
                 f"{first.name}: {column.title} is measured against all rows at once, so the parts"
@@ -79,16 +82,16 @@ def _cells(first: Reproduction, more: Reproduction) -> list[Cell]:
         for row in table.rows:
             parts = [
                 part[column.name, row.name]
-                for part in (one, two)
+                for part in (first_cells, more_cells)
                 if (column.name, row.name) in part
             ]
             if parts:
-                made.append(_cell(parts))
-    return made
+                cells.append(_cell(parts))
+    return cells
 
 
 def _cell(parts: list[Cell]) -> Cell:
-    """A cell with the seeds of all its parts."""
+    """Return a cell with the seeds of all its parts."""
     figures = {seed: figure for part in reversed(parts) for seed, figure in part.figures.items()}
     why = "; ".join(
         dict.fromkeys(part.why for part in parts if part.why and (part.figures or not figures))
@@ -97,31 +100,31 @@ def _cell(parts: list[Cell]) -> Cell:
 
 
 def _by_place(part: Reproduction) -> dict[tuple[str, str], Cell]:
-    """Its cells by column and row."""
+    """Return the cells by column and row."""
     return {(cell.column.name, cell.row.name): cell for cell in part.cells}
 
 
 def _in_both(first: Reproduction, more: Reproduction) -> list[tuple[Figure, Figure]]:
-    """What came of the runs that are in both parts: in the first, in the other."""
-    known = _by_place(first)
+    """Return the figures of the runs that are in both parts, as pairs."""
+    cells = _by_place(first)
     return [
-        (known[place].figures[seed], figure)
+        (cells[place].figures[seed], figure)
         for place, cell in _by_place(more).items()
         for seed, figure in cell.figures.items()
-        if place in known and seed in known[place].figures
+        if place in cells and seed in cells[place].figures
     ]
 
 
 def _apart(both: Sequence[tuple[Figure, Figure]]) -> str:
-    """How far runs that are in both parts came out apart."""
+    """Return a sentence on how far the runs that are in both parts differ."""
     if not both:
         return ""
-    gaps = [abs(one.value - two.value) for one, two in both]
+    gaps = [abs(a.value - b.value) for a, b in both]
     same = sum(gap < SAME for gap in gaps)
-    told = f"Of {len(gaps)} figures that two parts have both, {same} came out the same"
+    text = f"Of {len(gaps)} figures that two parts have both, {same} came out the same"
     if same < len(gaps):
-        told += (
+        text += (
             f", the others at most {max(gaps):.2f} apart, as on a processor of another kind or with"
             " other code"
         )
-    return f"{told}."
+    return f"{text}."

@@ -1,6 +1,4 @@
-"""The pages of `docs/results`: a table's reproduction for people, and all claims of all papers on
-one page.
-"""
+"""The pages of `docs/results`: one per reproduced table, and one with all claims of all papers."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from comity.measure.conventions import mean_curve
 from comity.papers import Claim, benefit_map
 from comity.papers.cells import Cell
 from comity.papers.claims import Verdict, untested, verdicts
-from comity.papers.joining import joined
+from comity.papers.joining import join as join_parts
 from comity.papers.reproduction import RESULT, Reproduction, read
 from comity.runs.checkpoint import write_atomically
 from comity.units import duration, size
 
-KEPT = "data"
-"""The folder beside the pages that holds what they are made of."""
+DATA_FOLDER = "data"
+"""The folder beside the pages with the files that they are generated from."""
 WORDS = ("intro.txt", "prices.txt")
-"""What is written by hand there: the first and the last words of the page of all claims."""
+"""Handwritten files in it: the first and the last part of the page of all claims."""
 OWN_NAMES = {benefit_map.MAP: "when-it-helps"}
-"""Tables whose page is not called as they are."""
+"""The file names of pages that do not have the name of their table."""
 COURSE = 8
-"""So many rounds of a run are shown, evenly spread."""
+"""The number of evenly spaced rounds in the table of a run's course."""
 VERDICT = ("printed", "measured (95% interval)", "seeds", "verdict")
 HEADS = (
     "column",
@@ -40,15 +38,15 @@ HEADS = (
 )
 
 
-def lines(cells: Sequence[Cell]) -> list[list[str]]:
-    """The cells as text: one line each, columns one below the other."""
+def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
+    """Return one row of text per cell, ordered by column."""
 
     def number(value: float | None, std: float | None = None, sign: str = "") -> str:
         return (
             "" if value is None else f"{value:{sign}.2f}" + ("" if std is None else f" ± {std:.2f}")
         )
 
-    made = []
+    rows = []
     for cell in cells:
         measured = number(cell.mean, cell.std) or cell.why
         within = {True: "yes", False: "no", None: ""}[cell.within]
@@ -61,23 +59,23 @@ def lines(cells: Sequence[Cell]) -> list[list[str]]:
             ends,
             number(cell.swing),
         ]
-        made.append([cell.column.title, cell.row.title, *figures])
-    return made
+        rows.append([cell.column.title, cell.row.title, *figures])
+    return rows
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    every = [heads, ("---",) * len(heads), *rows]
+    """Return a table in Markdown."""
+    lines = [heads, ("---",) * len(heads), *rows]
     return (
         "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in every
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in lines
         )
         + "\n"
     )
 
 
 def write_csv(path: Path, cells: Sequence[Cell]) -> None:
-    """The table for programs: numbers in full, every seed."""
+    """Write the cells as CSV, with the values of all seeds."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -94,61 +92,61 @@ def write_csv(path: Path, cells: Sequence[Cell]) -> None:
             )
         )
         for cell in cells:
-            each = " ".join(f"{v:.6g}" for v in cell.measured)
+            values = " ".join(f"{v:.6g}" for v in cell.measured)
             which = cell.column.name, cell.row.name, cell.row.algorithm
-            writer.writerow((*which, *cell.paper, cell.mean, cell.std, each, cell.why))
+            writer.writerow((*which, *cell.paper, cell.mean, cell.std, values, cell.why))
 
 
-def page(made: Reproduction) -> str:
-    """A table's reproduction: what was run, what it cost, every cell, the course of the runs, what
-    became of the claims.
-    """
-    table = made.table
-    found = verdicts(table, made.cells, made.as_printed)
-    seeds = ", ".join(map(str, made.seeds))
+def page(reproduction: Reproduction) -> str:
+    """Return the page of a table: settings, cost, cells, curves, and verdicts on the claims."""
+    table = reproduction.table
+    results = verdicts(table, reproduction.cells, reproduction.as_printed)
+    seeds = ", ".join(map(str, reproduction.seeds))
     parts = [
-        f"# {made.name}: {table.title}",
-        f"{table.source}. Scale {made.scale}, seeds {seeds}; {cost(made)}.",
-        made.origin,
+        f"# {reproduction.name}: {table.title}",
+        f"{table.source}. Scale {reproduction.scale}, seeds {seeds}; {cost(reproduction)}.",
+        reproduction.origin,
         table.notes,
         "Settings of each run:",
-        "\n".join(f"- {text}" for text in settings_of(made.settings)),
-        markdown(HEADS, lines(made.cells)).rstrip(),
+        "\n".join(f"- {text}" for text in format_settings(reproduction.settings)),
+        markdown(HEADS, format_cells(reproduction.cells)).rstrip(),
         (
             "*last tenth*: mean over the evaluated rounds in the last tenth of a run and over"
             " seeds; *swing*: the standard deviation from evaluation to evaluation."
         ),
-        *_course(made.cells),
-        *_claims(found, untested(table, found), made),
+        *_course(reproduction.cells),
+        *_claims(results, untested(table, results), reproduction),
         *(["## What we make of it", table.findings] if table.findings else []),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def cost(made: Reproduction) -> str:
-    """What a reproduction took: its runs' times added up, as the clock had them, whatever else the
-    machine was doing.
+def cost(reproduction: Reproduction) -> str:
+    """Return the time and memory of a reproduction as text.
+
+    The time is the sum of the wall-clock times of all runs.
     """
-    return f"{duration(made.seconds)} of all runs together, at most {size(made.memory)} of memory"
+    time, memory = duration(reproduction.seconds), size(reproduction.memory)
+    return f"{time} of all runs together, at most {memory} of memory"
 
 
-def settings_of(settings: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """What each run's settings are: once what all its rows share, and a row's own where it differs."""
-    told = []
+def format_settings(settings: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Return lines with the settings of each run: those of all rows, then those that differ."""
+    lines = []
     for name, rows in settings.items():
-        every = {
-            row: {k: v for k, v in mine.items() if k not in ("algorithm", "seed")}
-            for row, mine in rows.items()
+        by_row = {
+            row: {k: v for k, v in of_row.items() if k not in ("algorithm", "seed")}
+            for row, of_row in rows.items()
         }
-        first, *others = every.values()
+        first, *others = by_row.values()
         shared = {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}
-        told.append(f"{name}: {_list(shared)}")
-        told += [
-            f"{name}, {row}: {_list(own)}"
-            for row, mine in every.items()
-            if (own := {k: v for k, v in mine.items() if k not in shared and v})
+        lines.append(f"{name}: {_list(shared)}")
+        lines += [
+            f"{name}, {row}: {_list(different)}"
+            for row, of_row in by_row.items()
+            if (different := {k: v for k, v in of_row.items() if k not in shared and v})
         ]
-    return told
+    return lines
 
 
 def _list(settings: Mapping[str, Any]) -> str:
@@ -156,28 +154,28 @@ def _list(settings: Mapping[str, Any]) -> str:
 
 
 def _course(cells: Sequence[Cell]) -> list[str]:
-    """Accuracy and loss by round, where several rounds were looked at."""
-    told = []
+    """Return tables of accuracy and loss by round, where at least three were evaluated."""
+    parts = []
     for name in dict.fromkeys(cell.column.name for cell in cells):
-        mine = [cell for cell in cells if cell.column.name == name and cell.figures]
-        rounds = _some(
-            list(mean_curve([f.curve for f in mine[0].figures.values()])) if mine else []
-        )
-        if len(rounds) < 3:  # a beginning and an end are no course
+        of_column = [cell for cell in cells if cell.column.name == name and cell.figures]
+        if not of_column:
+            continue
+        rounds = _spread(list(mean_curve([f.curve for f in of_column[0].figures.values()])))
+        if len(rounds) < 3:  # the first and the last round alone show no course
             continue
         rows = []
-        for cell in mine:
+        for cell in of_column:
             accuracy = mean_curve([figure.curve for figure in cell.figures.values()])
             loss = mean_curve([figure.loss for figure in cell.figures.values()])
             rows.append([cell.row.title, *(_both(accuracy.get(t), loss.get(t)) for t in rounds)])
-        told += [
+        parts += [
             (
-                f"{mine[0].column.title} by round, with the parties' mean test loss in brackets,"
-                " mean over seeds:"
+                f"{of_column[0].column.title} by round, with the parties' mean test loss in"
+                " brackets, mean over seeds:"
             ),
             markdown(["method", *map(str, rounds)], rows).rstrip(),
         ]
-    return told
+    return parts
 
 
 def _both(accuracy: float | None, loss: float | None) -> str:
@@ -186,61 +184,72 @@ def _both(accuracy: float | None, loss: float | None) -> str:
     )
 
 
-def _some(rounds: Sequence[int]) -> list[int]:
-    """Some of the rounds, evenly spread, with the last among them."""
+def _spread(rounds: Sequence[int]) -> list[int]:
+    """Return at most `COURSE` evenly spaced rounds, including the last."""
     if len(rounds) <= COURSE:
         return list(rounds)
     return [rounds[round((k + 1) * len(rounds) / COURSE) - 1] for k in range(COURSE)]
 
 
-def _claims(found: Sequence[Verdict], rest: Sequence[str], made: Reproduction) -> list[str]:
-    """What became of the claims, and of which nothing is known."""
-    if not found and not rest:
+def _claims(
+    results: Sequence[Verdict], not_tested: Sequence[str], reproduction: Reproduction
+) -> list[str]:
+    """Return the section on the claims: the verdicts, and the claims that were not tested."""
+    if not results and not not_tested:
         return []
-    titles = _titles(made)
+    titles = _titles(reproduction)
     rows = [
-        [_titled(verdict.claim, titles), titles[verdict.column], *_judged(verdict, "**")]
-        for verdict in found
+        [
+            _with_titles(verdict.claim, titles),
+            titles[verdict.column],
+            *_verdict_cells(verdict, "**"),
+        ]
+        for verdict in results
     ]
-    told = ["## The claims", *filter(None, [_table(("claim", "column", *VERDICT), rows)])]
-    if rest:
-        told.append(
-            "Not put to the test: " + "; ".join(_titled(text, titles) for text in rest) + "."
-        )
-    return told
+    parts = ["## The claims", *filter(None, [_table(("claim", "column", *VERDICT), rows)])]
+    if not_tested:
+        claims = "; ".join(_with_titles(text, titles) for text in not_tested)
+        parts.append(f"Not put to the test: {claims}.")
+    return parts
 
 
-def _judged(verdict: Verdict, mark: str = "") -> list[str]:
-    """What stands below the heads of `VERDICT`."""
+def _verdict_cells(verdict: Verdict, mark: str = "") -> list[str]:
+    """Return the cells of the columns `VERDICT`."""
     printed = "" if verdict.printed is None else f"{verdict.printed:+.2f}"
-    return [printed, verdict.shown, str(len(verdict.differences)), f"{mark}{verdict.word}{mark}"]
+    return [printed, verdict.text, str(len(verdict.differences)), f"{mark}{verdict.word}{mark}"]
 
 
-def _titles(made: Reproduction) -> dict[str, str]:
-    """What rows and columns are called, by name."""
-    return {entry.name: entry.title for entry in (*made.table.rows, *made.table.columns)}
+def _titles(reproduction: Reproduction) -> dict[str, str]:
+    """Return the titles of rows and columns, by name."""
+    return {
+        entry.name: entry.title for entry in (*reproduction.table.rows, *reproduction.table.columns)
+    }
 
 
-def _titled(claim: str, titles: Mapping[str, str]) -> str:
-    """A claim with the rows' titles."""
+def _with_titles(claim: str, titles: Mapping[str, str]) -> str:
+    """Return a claim with titles in place of names."""
     order, at, column = claim.partition(" @ ")
-    named = " > ".join(titles.get(name.strip(), name) for name in order.split(">"))
-    return f"{named} ({titles.get(column, column)})" if at else named
+    text = " > ".join(titles.get(name.strip(), name) for name in order.split(">"))
+    return f"{text} ({titles.get(column, column)})" if at else text
 
 
-def overview(every: Sequence[Reproduction], intro: str, prices: str) -> str:
-    """All claims on one page: first the main ones, then all of theirs, then our own questions, last
-    what was too dear.
+def overview(reproductions: Sequence[Reproduction], intro: str, prices: str) -> str:
+    """Return the page of all claims.
+
+    It has the main claims, all claims of the papers, our own questions, and `prices`, a text on
+    experiments that were too expensive to run.
     """
-    own = [made for made in every if made.name.startswith("comity/")]
+    own_questions = [
+        reproduction for reproduction in reproductions if reproduction.name.startswith("comity/")
+    ]
     sections = {
         "The main claims": _table(
-            ("what is claimed", "where", *VERDICT, "time of all runs"), _headlines(every)
+            ("what is claimed", "where", *VERDICT, "time of all runs"), _headlines(reproductions)
         ),
         "All claims of the papers that were put to the test": _tested(
-            [made for made in every if made not in own]
+            [reproduction for reproduction in reproductions if reproduction not in own_questions]
         ),
-        "Questions of our own": _tested(own),
+        "Questions of our own": _tested(own_questions),
     }
     parts = [
         intro.rstrip(),
@@ -251,47 +260,49 @@ def overview(every: Sequence[Reproduction], intro: str, prices: str) -> str:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown; nothing, if there is nothing in it."""
+    """Return a table in Markdown; an empty text if there are no rows."""
     return markdown(heads, rows).rstrip() if rows else ""
 
 
-def _headlines(every: Sequence[Reproduction]) -> list[list[str]]:
-    """What each table is known for, in words, and what became of it in each of its columns."""
+def _headlines(reproductions: Sequence[Reproduction]) -> list[list[str]]:
+    """Return a row for each main claim and each of its columns."""
     rows = []
-    for made in every:
-        titles = _titles(made)
-        found = verdicts(made.table, made.cells, made.as_printed)
-        for claim, sentence in made.table.headlines.items():
-            mine = [
-                verdict for verdict in found if Claim(claim).covers(verdict.claim, verdict.column)
+    for reproduction in reproductions:
+        titles = _titles(reproduction)
+        results = verdicts(reproduction.table, reproduction.cells, reproduction.as_printed)
+        for claim, sentence in reproduction.table.headlines.items():
+            of_claim = [
+                verdict for verdict in results if Claim(claim).covers(verdict.claim, verdict.column)
             ]
-            link = f"[{made.name}]({file_of(made.name)})"
+            link = f"[{reproduction.name}]({file_of(reproduction.name)})"
             rows += [
                 [
                     f"{sentence} ({link})",
                     titles[verdict.column],
-                    *_judged(verdict),
-                    duration(made.seconds),
+                    *_verdict_cells(verdict),
+                    duration(reproduction.seconds),
                 ]
-                for verdict in mine
+                for verdict in of_claim
             ] or [[f"{sentence} ({link})", "", "", "not run", "", "", ""]]
     return rows
 
 
-def _tested(every: Sequence[Reproduction]) -> str:
-    """A table of all claims that were put to the test."""
+def _tested(reproductions: Sequence[Reproduction]) -> str:
+    """Return a table of all claims that were tested."""
     rows = []
-    for made in every:
-        titles = _titles(made)
-        for k, verdict in enumerate(verdicts(made.table, made.cells, made.as_printed)):
-            link = f"[{made.name}]({file_of(made.name)})" if k == 0 else ""
-            time = duration(made.seconds) if k == 0 else ""
+    for reproduction in reproductions:
+        titles = _titles(reproduction)
+        for k, verdict in enumerate(
+            verdicts(reproduction.table, reproduction.cells, reproduction.as_printed)
+        ):
+            link = f"[{reproduction.name}]({file_of(reproduction.name)})" if k == 0 else ""
+            time = duration(reproduction.seconds) if k == 0 else ""
             rows.append(
                 [
                     link,
-                    _titled(verdict.claim, titles),
+                    _with_titles(verdict.claim, titles),
                     titles[verdict.column],
-                    *_judged(verdict),
+                    *_verdict_cells(verdict),
                     time,
                 ]
             )
@@ -299,69 +310,68 @@ def _tested(every: Sequence[Reproduction]) -> str:
 
 
 OWN_PAGES: dict[str, Callable[[Reproduction], str]] = {benefit_map.MAP: benefit_map.page}
-"""Tables whose page is made in another way, by name."""
+"""Functions for the pages of tables with another layout, by name."""
 PICTURES: dict[str, Callable[[Reproduction], str]] = {benefit_map.MAP: benefit_map.picture}
-"""Tables with a picture, as SVG, beside their page and called as it is."""
+"""Functions for the SVG pictures of tables that have one, by name."""
 
 
-def files(made: Reproduction) -> dict[str, str]:
-    """A table's page, and its picture where it has one, by the files' names."""
-    name = file_of(made.name)
-    written = {name: OWN_PAGES.get(made.name, page)(made)}
-    if made.name in PICTURES:
-        written[str(Path(name).with_suffix(".svg"))] = PICTURES[made.name](made)
+def files(reproduction: Reproduction) -> dict[str, str]:
+    """Return the page of a table, and its picture if it has one, by file name."""
+    name = file_of(reproduction.name)
+    written = {name: OWN_PAGES.get(reproduction.name, page)(reproduction)}
+    if reproduction.name in PICTURES:
+        written[str(Path(name).with_suffix(".svg"))] = PICTURES[reproduction.name](reproduction)
     return written
 
 
-def leave(made: Reproduction, folder: Path) -> None:
-    """A reproduction beside its runs: a page for people, the same for programs, and what other
-    pages are made of.
-    """
-    made.write(folder / RESULT)
-    write_atomically(folder / "table.md", page(made))
-    if made.name in OWN_PAGES:
-        for name, text in files(made).items():
+def write_reproduction(reproduction: Reproduction, folder: Path) -> None:
+    """Write a reproduction beside its runs: a page, a table as text and CSV, and `result.json`."""
+    reproduction.write(folder / RESULT)
+    write_atomically(folder / "table.md", page(reproduction))
+    if reproduction.name in OWN_PAGES:
+        for name, text in files(reproduction).items():
             write_atomically(folder / name, text)
-    texts = [HEADS, *lines(made.cells)]
+    texts = [HEADS, *format_cells(reproduction.cells)]
     write_atomically(folder / "table.txt", "\n".join("\t".join(row) for row in texts) + "\n")
-    write_csv(folder / "table.csv", made.cells)
+    write_csv(folder / "table.csv", reproduction.cells)
 
 
 def file_of(name: str) -> str:
-    """The page of a table: dbe-table9.md; that of a user's own by its file's name alone."""
-    own = OWN_NAMES.get(name, name.replace("/", "-"))
-    return f"{Path(name).stem if name.endswith('.toml') else own}.md"
+    """Return the file name of a table's page: dbe-table9.md, or the name of the user's file."""
+    if name.endswith(".toml"):
+        return f"{Path(name).stem}.md"
+    return f"{OWN_NAMES.get(name, name.replace('/', '-'))}.md"
 
 
-def rewrite(pages: Path, runs: Path | None, join: bool = False) -> list[Path]:
-    """Write all pages again, from what is kept beside them and what lies below `runs`, which is
-    kept from now on.
+def rewrite_pages(pages: Path, runs: Path | None, join: bool = False) -> list[Path]:
+    """Write all pages, from the data beside them and from reproductions below `runs`.
 
-    It takes the place of what was kept of its table, or, where asked to `join`, is added to it.
+    The new reproductions are copied to the data. They replace the previous data of their table or,
+    with `join`, are joined with them. Returns the paths of the pages.
     """
-    kept = pages / KEPT
-    kept.mkdir(parents=True, exist_ok=True)
-    made: dict[Path, Reproduction] = {}
+    data = pages / DATA_FOLDER
+    data.mkdir(parents=True, exist_ok=True)
+    updates: dict[Path, Reproduction] = {}
     for result in sorted(runs.rglob(RESULT)) if runs else ():
         new = read(result)
-        path = kept / Path(file_of(new.name)).with_suffix(".json")
-        before = made.get(path) or (read(path) if path.exists() else None)
-        made[path] = joined(before, new) if join and before else new
-    for (
-        path,
-        one,
-    ) in (
-        made.items()
-    ):  # all or none: a part that cannot be joined is found before anything is written
-        one.write(path)
-    every = [read(path) for path in sorted(kept.glob("*.json"))]
-    written = {pages / name: text for made in every for name, text in files(made).items()}
-    written[pages / "README.md"] = overview(every, *(_words(kept / name) for name in WORDS))
+        path = data / Path(file_of(new.name)).with_suffix(".json")
+        before = updates.get(path) or (read(path) if path.exists() else None)
+        updates[path] = join_parts(before, new) if join and before else new
+    # Nothing is written before all parts are joined, as that may fail.
+    for path, reproduction in updates.items():
+        reproduction.write(path)
+    all_data = [read(path) for path in sorted(data.glob("*.json"))]
+    written = {
+        pages / name: text
+        for reproduction in all_data
+        for name, text in files(reproduction).items()
+    }
+    written[pages / "README.md"] = overview(all_data, *(_read_text(data / name) for name in WORDS))
     for path, text in written.items():
         write_atomically(path, text)
     return list(written)
 
 
-def _words(path: Path) -> str:
-    """What somebody wrote by hand for the page of all claims; nothing, if nobody has."""
+def _read_text(path: Path) -> str:
+    """Return the text of a file; an empty text if there is no file."""
     return path.read_text(encoding="utf-8") if path.exists() else ""

@@ -1,4 +1,4 @@
-"""A paper's table again: every row and column that can be run here, run or taken as it is."""
+"""Run the experiments of a paper's table; finished runs are used as they are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ABSENT = "not yet implemented"
 
 @dataclass(frozen=True)
 class Run:
-    """One row of a table on one run's data: an experiment for each seed, or why there is none."""
+    """One row of a table on one run's data: an experiment for each seed, or why it cannot run."""
 
     name: str
     row: MethodRow
@@ -34,18 +34,18 @@ class Run:
     why: str = ""
 
     def folder(self, out: Path, seed: int) -> Path:
-        """Where one seed's run goes."""
+        """Return the folder of the run of one seed."""
         return out / self.name / folder_name(self.row.name) / f"seed-{seed}"
 
 
 def implemented(algorithm: str) -> bool:
-    """Whether Comity has all parts of a method."""
-    known = algorithms.names()
-    return all(parse(part).name in known for part in split(algorithm, "+"))
+    """Return whether Comity has all parts of a method."""
+    names = algorithms.names()
+    return all(parse(part).name in names for part in split(algorithm, "+"))
 
 
 federation_for = cached_federations()
-"""The data of an experiment; rows on the same data share them."""
+"""Returns the data of an experiment, which rows on the same data share."""
 
 
 def plan_runs(
@@ -56,40 +56,40 @@ def plan_runs(
     rows: Sequence[MethodRow],
     changes: dict[str, Any],
 ) -> list[Run]:
-    """All runs that the columns and rows ask for; `changes` are a user's own settings, which come
-    last.
+    """Return the runs that the columns and rows need.
+
+    `changes` are settings of the user, which override those of the table.
     """
-    made = []
+    runs = []
     for name in dict.fromkeys(column.runs for column in columns):
         for row in rows:
-            if row.best_of:  # its candidates are run
+            if row.best_of:  # only its candidates are run
                 continue
             if not implemented(row.algorithm):
-                made.append(Run(name, row, why=ABSENT))
+                runs.append(Run(name, row, why=ABSENT))
                 continue
             settings = table.run_settings(name, row, scale) | changes
-            made.append(
-                _checked(
-                    Run(name, row, tuple(experiment(settings | {"seed": seed}) for seed in seeds))
-                )
-            )
-    _check_choices(rows, made)
-    return made
+            experiments = tuple(experiment(settings | {"seed": seed}) for seed in seeds)
+            runs.append(_check(Run(name, row, experiments)))
+    _check_choices(rows, runs)
+    return runs
 
 
 def _check_choices(rows: Sequence[MethodRow], runs: Sequence[Run]) -> None:
-    """Refuse beforehand what could not be chosen in the end."""
-    unseen = {run.row.name for run in runs if not run.why and not run.experiments[0].validation}
+    """Raise UsageError if a row is the best of runs without validation samples."""
+    not_validated = {
+        run.row.name for run in runs if not run.why and not run.experiments[0].validation
+    }
     for row in rows:
-        if unseen.intersection(row.best_of):
+        if not_validated.intersection(row.best_of):
             raise UsageError(
                 f"The row {row.name} is chosen on validation samples, so validation must be more"
                 " than 0."
             )
 
 
-def _checked(run: Run) -> Run:
-    """The run, or why it cannot be."""
+def _check(run: Run) -> Run:
+    """Return the run, or one with the reason why it cannot run."""
     try:
         prepare(run.experiments[0], federation_for(run.experiments[0]))
     except DatasetNotFound as why:
@@ -99,8 +99,8 @@ def _checked(run: Run) -> Run:
     return run
 
 
-def jobs(runs: Sequence[Run]) -> Iterator[tuple[Run, SimulatedRun]]:
-    """The first seed's job of all runs that can be."""
+def prepare_first_seeds(runs: Sequence[Run]) -> Iterator[tuple[Run, SimulatedRun]]:
+    """Yield each run that can run, with the prepared run of its first seed."""
     for run in runs:
         if not run.why:
             yield run, prepare(run.experiments[0], federation_for(run.experiments[0]))
@@ -109,41 +109,41 @@ def jobs(runs: Sequence[Run]) -> Iterator[tuple[Run, SimulatedRun]]:
 def settings_by_row(
     table: Table, scale: Scale, runs: Sequence[Run], changes: dict[str, Any]
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """What the runs that can be were asked for, by their names and by row."""
-    made: dict[str, dict[str, dict[str, Any]]] = {}
+    """Return the settings of the runs that can run, by the names of run and row."""
+    settings: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         if not run.why:
-            made.setdefault(run.name, {})[run.row.name] = (
+            settings.setdefault(run.name, {})[run.row.name] = (
                 table.run_settings(run.name, run.row, scale) | changes
             )
-    return made
+    return settings
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What a reproduction took."""
+class Resources:
+    """The time and memory of a reproduction."""
 
     seconds: float
     memory: int
 
 
-def spent(done: dict[tuple[str, str], list[Outcome]]) -> Spent:
-    """The time of all its runs, and the most memory that one of them took."""
-    every = [one for some in done.values() for one in some]
+def measure_resources(finished: dict[tuple[str, str], list[Outcome]]) -> Resources:
+    """Return the total time of all runs, and the peak memory of the largest."""
+    outcomes = [outcome for of_row in finished.values() for outcome in of_row]
     peak = 0
-    for one in every:
-        peak = max([peak, *(row.memory for row in RunFolder(one.folder).read_timing())])
-    return Spent(sum(one.summary["seconds"]["total"] for one in every), peak)
+    for outcome in outcomes:
+        peak = max([peak, *(row.memory for row in RunFolder(outcome.folder).read_timing())])
+    return Resources(sum(outcome.summary["seconds"]["total"] for outcome in outcomes), peak)
 
 
-def code_of(done: dict[tuple[str, str], list[Outcome]]) -> str:
-    """The code that the runs were made with."""
-    found = dict.fromkeys(
-        RunFolder(one.folder).read_environment().get("code", "an unknown commit")
-        for some in done.values()
-        for one in some
+def code_of(finished: dict[tuple[str, str], list[Outcome]]) -> str:
+    """Return the commits that the runs were made with."""
+    commits = dict.fromkeys(
+        RunFolder(outcome.folder).read_environment().get("code", "an unknown commit")
+        for of_row in finished.values()
+        for outcome in of_row
     )
-    return " and ".join(found)
+    return " and ".join(commits)
 
 
 @dataclass(frozen=True)
@@ -161,27 +161,30 @@ def execute(
     track: Trackers | None = None,
     at_once: int = 1,
 ) -> dict[tuple[str, str], list[Outcome]]:
-    """Run what is not finished yet, seed after seed so that all rows of a seed share its data, or
-    several `at_once`.
+    """Run all runs that are not finished, and return the outcomes by the names of run and row.
+
+    All rows of a seed run one after the other, as they share its data; `at_once` is the number of
+    parallel runs.
     """
     costs = (
-        {(run.name, run.row.name): Cost.of(job) for run, job in jobs(runs)} if at_once > 1 else {}
+        {(run.name, run.row.name): Cost.of(job) for run, job in prepare_first_seeds(runs)}
+        if at_once > 1
+        else {}
     )
     several = len({run.name for run in runs}) > 1
     planned: list[tuple[tuple[str, str], Planned]] = []
-    able = [run for run in runs if not run.why]
-    for k in range(max((len(run.experiments) for run in able), default=0)):
-        for run in able:
-            one = with_one_worker(run.experiments[k], at_once)
-            title = f"{run.name} " * several + f"{run.row.name} seed {one.seed}"
+    runnable = [run for run in runs if not run.why]
+    for k in range(max((len(run.experiments) for run in runnable), default=0)):
+        for run in runnable:
+            of_seed = with_one_worker(run.experiments[k], at_once)
+            title = f"{run.name} " * several + f"{run.row.name} seed {of_seed.seed}"
             which = (run.name, run.row.name)
-            planned.append(
-                (which, Planned(title, one, run.folder(out, one.seed), costs.get(which, Cost())))
-            )
-    done: dict[tuple[str, str], list[Outcome]] = {}
+            folder = run.folder(out, of_seed.seed)
+            planned.append((which, Planned(title, of_seed, folder, costs.get(which, Cost()))))
+    finished: dict[tuple[str, str], list[Outcome]] = {}
     with closing(
         run_all([run for _, run in planned], federation_for, progress, track, jobs=at_once)
     ) as summaries:
-        for (which, made), summary in zip(planned, summaries, strict=True):
-            done.setdefault(which, []).append(Outcome(made.folder, summary))
-    return done
+        for (which, plan), summary in zip(planned, summaries, strict=True):
+            finished.setdefault(which, []).append(Outcome(plan.folder, summary))
+    return finished

@@ -1,9 +1,8 @@
-"""What came of a paper's table, small enough to keep: all figures of all seeds, with the settings,
-the code and the cost.
+"""The result of a reproduced table: all figures of all seeds, with the settings, the code and the
+cost.
 
-Run folders are large. What the pages in `docs/results` are made of is a file a table,
-`result.json`, which a reproduction leaves beside its runs; from it and from the paper's table alone
-a page can be written again.
+Run folders are large. The pages in `docs/results` are generated from one small file per table,
+`result.json`, which a reproduction writes beside its runs, and from the paper's table.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ RESULT = "result.json"
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A paper's table as it was run."""
+    """A reproduced table of a paper."""
 
     name: str
-    """As in dbe/table9."""
+    """The name of the table, as in dbe/table9."""
     scale: Scale
     command: str
     code: str
-    """The commits that its runs were made with."""
+    """The commits that the runs were made with."""
     seconds: float
-    """Of all runs together, by the clock."""
+    """The total wall-clock time of all runs."""
     memory: int
-    """The most that one of its processes took, in bytes."""
+    """The peak memory of one run, in bytes."""
     changes: Mapping[str, Any]
-    """Settings of whoever ran it, in place of the table's."""
+    """Settings of the user, which override those of the table."""
     settings: Mapping[str, Mapping[str, Mapping[str, Any]]]
-    """By the runs' names and by row."""
+    """The settings, by the names of run and row."""
     cells: Sequence[Cell]
     warning: str = ""
-    """Where it was put together of parts: how far those agree."""
+    """For a table that was joined from parts: how far these agree."""
 
     @property
     def table(self) -> Table:
@@ -53,45 +52,49 @@ class Reproduction:
 
     @property
     def origin(self) -> str:
-        """What it was made by, for a page."""
+        """The command and the code of the runs, as text for a page."""
         return f"`{self.command}`, run at {self.code}. {self.warning}".rstrip()
 
     @property
     def seeds(self) -> list[int]:
-        """All that were used."""
+        """All seeds."""
         return sorted({seed for cell in self.cells for seed in cell.figures})
 
     @property
     def as_printed(self) -> bool:
-        """Whether its setting is the paper's own, as far as that is known."""
+        """Whether the setting is that of the paper, as far as it is known."""
         return not self._differing("full", {})
 
     def stale(self) -> list[str]:
-        """The runs whose settings in the table's file are no longer what they were run with."""
+        """Return the runs whose settings in the table's file have changed since they ran."""
         return self._differing(self.scale, self.changes)
 
     def _differing(self, scale: Scale, changes: Mapping[str, Any]) -> list[str]:
-        """The runs whose settings are not those of the table at a scale; how often they were
-        evaluated does not matter.
+        """Return the runs whose settings differ from those of the table at a scale.
+
+        The frequency of evaluation is ignored.
         """
         table = self.table
         rows = {row.name: row for row in table.rows}
-        known = {column.runs for column in table.columns}
-        found = []
-        for run, mine in self.settings.items():
-            for row, settings in mine.items():
-                asked = (
+        run_names = {column.runs for column in table.columns}
+        differing = []
+        for run, by_row in self.settings.items():
+            for row, settings in by_row.items():
+                expected = (
                     {**table.run_settings(run, rows[row], scale), **changes}
-                    if row in rows and run in known
+                    if row in rows and run in run_names
                     else {}
                 )
-                if _plain({**asked, "eval_every": 0}) != _plain({**settings, "eval_every": 0}):
-                    found.append(f"{run}, {row}")
-        return found
+                if _plain({**expected, "eval_every": 0}) != _plain({**settings, "eval_every": 0}):
+                    differing.append(f"{run}, {row}")
+        return differing
 
     def write(self, path: Path) -> None:
-        """Keep it as a file."""
-        plain = {name: value for name, value in self.__dict__.items() if name != "cells"}
+        """Write it to a file."""
+        plain = {
+            name: value for name, value in vars(self).items() if name not in ("cells", "warning")
+        }
+        plain["remark"] = self.warning  # the name of the field in the file
         plain["cells"] = [
             {
                 "column": cell.column.name,
@@ -107,7 +110,10 @@ class Reproduction:
 
 
 def read(path: Path) -> Reproduction:
-    """A reproduction from its file."""
+    """Read a reproduction from its file.
+
+    Raises ComityError if the file cannot be read, or does not fit the paper's table.
+    """
     try:
         plain = without_crc(json.loads(path.read_text(encoding="utf-8")))
     except OSError as why:
@@ -140,17 +146,17 @@ def read(path: Path) -> Reproduction:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: names are texts, tuples are lists."""
+    """Convert to the types of JSON: keys become texts, tuples become lists."""
     return json.loads(json.dumps(value))
 
 
 def _shortened(figure: Figure) -> dict[str, Any]:
-    """A figure with as many digits as anybody reads."""
-    made = asdict(figure)
-    made["curve"] = {t: round(value, 3) for t, value in figure.curve.items()}
-    made["loss"] = {t: round(value, 4) for t, value in figure.loss.items()}
-    made["seconds"] = round(figure.seconds, 1)
-    return made
+    """Return a figure as a dict, with rounded values."""
+    plain = asdict(figure)
+    plain["curve"] = {t: round(value, 3) for t, value in figure.curve.items()}
+    plain["loss"] = {t: round(value, 4) for t, value in figure.loss.items()}
+    plain["seconds"] = round(figure.seconds, 1)
+    return plain
 
 
 def _figure(plain: Mapping[str, Any]) -> Figure:

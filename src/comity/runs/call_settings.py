@@ -105,8 +105,8 @@ def check_federation(call: str, method: str | Sequence[str], value: object) -> N
     example = f"comity.{call}({method!r}, "
     if isinstance(value, Dataset):
         hint = (
-            f"A dataset is not yet dealt to parties: {example}dataset.partition('{value.default_partition}',"
-            " parties=10), ...)."
+            "A dataset is not yet dealt to parties:"
+            f" {example}dataset.partition('{value.default_partition}', parties=10), ...)."
         )
     elif isinstance(value, str | Path):
         hint = (

@@ -81,7 +81,7 @@ def noise_for(algorithm: AnyAlgorithm, budget: Budget, planned: Planned) -> floa
 
 
 def unprotected(algorithm: AnyAlgorithm, asked: Asked) -> list[tuple[str, str]]:
-    """What a method's parties send as it is, by field and work, as far as it is known before a run."""
+    """Fields that leave parties without noise, with their calls, as far as known before a run."""
     found: list[tuple[str, str]] = []
     for _, depth, function in planned_calls(algorithm, asked.training):
         said = releases_of(algorithm, depth, function, asked)
@@ -103,7 +103,7 @@ def check_budget(algorithm: AnyAlgorithm, budget: Budget, asked: Asked, name: st
 
 
 def server_release(algorithm: AnyAlgorithm, info: Info, cohort: Sequence[int]) -> Release | None:
-    """What a trusted server makes known in a round, if it adds noise: the outermost that says so."""
+    """The release of a trusted server in a round, if it adds noise: that of the outermost wrapper."""
     return next(
         filter(None, (one.accounting.server_release(info, cohort) for one in chain(algorithm))),
         None,

@@ -114,14 +114,14 @@ def compare(
     base = judged_by(base, data(base.but(seed=seeds[0])).classes)
     experiments = [experiment_of(base, method, seed) for seed in seeds for method in methods]
     check_settings(base, methods)
-    shown: set[str] = set()
+    passed_on: set[str] = set()
 
     def warn_once(texts: Iterable[str]) -> None:
         """Pass on each text once: warnings about the data are the same for all methods."""
         for text in texts:
-            if text not in shown:
+            if text not in passed_on:
                 warn(text)
-            shown.add(text)
+            passed_on.add(text)
 
     parties: dict[int, Parties] = {}
     runs: list[Planned] = []
@@ -221,10 +221,12 @@ def findings(
     open_to_all = [method for method in summaries if shares[method] not in ("nothing", "data")]
     picked = max(1, len(open_to_all))
     same = same_parties(of_seed.shares for of_seed in parties.values())
-    few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
+    too_few = {summary["seed"]: summary.get("too_few", ()) for summary in summaries[SOLO]}
     gained = {m: _gains(m, parties, out, metric.name) for m in summaries}
     rows = {
-        m: method_summary(display_name(m), summaries[m], gained[m], few, same, picked, metric.name)
+        m: method_summary(
+            display_name(m), summaries[m], gained[m], too_few, same, picked, metric.name
+        )
         for m in summaries
     }
     class_names = next(iter(parties.values())).class_names

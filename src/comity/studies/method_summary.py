@@ -129,7 +129,7 @@ def method_summary(
     algorithm: str,
     summaries: Sequence[Mapping[str, Any]],
     gains: Mapping[int, Sequence[Gain]],
-    few: Mapping[int, Collection[str]],
+    too_few: Mapping[int, Collection[str]],
     same: bool,
     methods: int,
     metric: str = ACCURACY.name,
@@ -140,13 +140,13 @@ def method_summary(
         algorithm: The name of the method.
         summaries: The summaries of its finished runs.
         gains: The parties' gains over SOLO, by seed.
-        few: The parties with too few test samples, by seed. They count in the mean gain only.
+        too_few: The parties with too few test samples, by seed. They count in the mean gain only.
         same: Whether parties are the same under all seeds (see `party_verdicts.estimates`).
         methods: The number of methods to choose the best of (Bonferroni).
         metric: The name of the metric.
     """
     by = METRICS[metric]
-    reliable = without_few(gains, few, same)
+    reliable = without_few(gains, too_few, same)
     newcomers = [new for summary in summaries for new in summary["newcomers"].values()]
     # Runs of other versions may have other kinds of bytes.
     kinds = summaries[0]["bytes"] if summaries else ()

@@ -18,7 +18,7 @@ CHEAPER = 1.5
 """The factor in bytes from which on a method counts as cheaper."""
 WHOM = "Whom?"
 QUESTIONS = ("Does collaborating help?", WHOM, "At what cost?", "How sure is that?")
-NAMED = 3
+MOST_NAMED = 3
 """The most parties that a sentence names; more are counted."""
 SUMMED: dict[Verdict, tuple[str, str]] = {
     "gains": ("gains clearly by some method", "gain clearly by some method"),
@@ -98,13 +98,13 @@ def _helps(
 
 def _without_few(best: MethodSummary, answers: Sequence[PartyVerdict]) -> str:
     """Return a sentence on the mean gain without parties that have too few samples, if any."""
-    few = [answer.party for answer in answers if answer.verdict == "too few"]
-    if not few or best.gain_of_judged is None:
+    excluded = [answer.party for answer in answers if answer.verdict == "too few"]
+    if not excluded or best.gain_of_judged is None:
         return ""
-    who = ", ".join(few) if len(few) <= NAMED else f"{len(few)} parties"
+    who = ", ".join(excluded) if len(excluded) <= MOST_NAMED else f"{len(excluded)} parties"
     return (
-        f" Without {who}, which {'has' if len(few) == 1 else 'have'} too few samples to judge by:"
-        f" {best.gain_of_judged}."
+        f" Without {who}, which {'has' if len(excluded) == 1 else 'have'} too few samples to"
+        f" judge by: {best.gain_of_judged}."
     )
 
 
@@ -139,7 +139,7 @@ def _those(best: MethodSummary, how: str) -> str:
     verb = {"helped": ("gains", "gain"), "hurt": ("is clearly hurt", "are clearly hurt")}[how]
     if not names:
         return f"none {verb[0]}"
-    listed = f" ({', '.join(names)})" if len(names) <= NAMED else ""
+    listed = f" ({', '.join(names)})" if len(names) <= MOST_NAMED else ""
     return f"{len(names)}{listed} {verb[len(names) > 1]}"
 
 

@@ -79,7 +79,7 @@ class SampleCounts:
 
     train: tuple[int, ...]
     test: tuple[int, ...]
-    few: bool = False
+    too_few: bool = False
     """Whether the party, which does not report counts by class, says that it has too few of one."""
     withheld: bool = False
     """Whether the site policy withholds the party's test figures."""
@@ -135,14 +135,16 @@ def counts_by_party(parties: Mapping[int, Parties], same: bool) -> dict[str, lis
 
 
 def without_few(
-    gains: Mapping[int, Sequence[Gain]], few: Mapping[int, Collection[str]], same: bool
+    gains: Mapping[int, Sequence[Gain]], too_few: Mapping[int, Collection[str]], same: bool
 ) -> dict[int, list[Gain]]:
     """Return the gains by seed, without those of parties with too few test samples.
 
-    `few` has the names of these parties by seed. Where parties are the same under all seeds, a
+    `too_few` has the names of these parties by seed. Where parties are the same under all seeds, a
     party with too few under one seed is left out under all.
     """
-    excluded = {party_label(party, seed, same) for seed, names in few.items() for party in names}
+    excluded = {
+        party_label(party, seed, same) for seed, names in too_few.items() for party in names
+    }
     return {
         seed: [gain for gain in of_seed if party_label(gain.party, seed, same) not in excluded]
         for seed, of_seed in gains.items()
@@ -243,8 +245,8 @@ def _verdict(
 ) -> PartyVerdict:
     if not gains and any(of_seed.withheld for of_seed in counts):
         return PartyVerdict(party, "not judged", WITHHELD, None, gains)
-    if few := _too_few(counts, metric, class_names):
-        return PartyVerdict(party, "too few", few, None, gains)
+    if reason := _too_few(counts, metric, class_names):
+        return PartyVerdict(party, "too few", reason, None, gains)
     if not gains:
         return PartyVerdict(
             party,
@@ -273,9 +275,9 @@ def _verdict(
 
 def _too_few(counts: Sequence[SampleCounts], metric: Metric, class_names: Sequence[str]) -> str:
     """Return a phrase if there are too few samples for a verdict, with the smallest counts."""
-    if not any(of_seed.few or has_too_few(of_seed.test, metric) for of_seed in counts):
+    if not any(of_seed.too_few or has_too_few(of_seed.test, metric) for of_seed in counts):
         return ""
-    if any(of_seed.few for of_seed in counts):
+    if any(of_seed.too_few for of_seed in counts):
         return "too few test samples to say, or too few of a class, by its own word"
     if len(counts[0].test) != TWO:
         return f"too few test samples ({min(sum(of_seed.test) for of_seed in counts)}) to say"

@@ -87,15 +87,15 @@ class Trials:
     def verdict(self) -> str:
         """A sentence: the best trial, its distance to the next, and whether that may be chance."""
         best, *others = self.trials
-        chosen = f"Chosen on validation data: {best.name.replace(',', ', ')}."
+        choice = f"Chosen on validation data: {best.name.replace(',', ', ')}."
         if not others:
-            return chosen
+            return choice
         ahead = [
             METRICS[self.metric].sign * (a - b)
             for a, b in zip(best.validations, others[0].validations, strict=True)
         ]
         sentence = (
-            f"{chosen} The next is {others[0].name.replace(',', ', ')},"
+            f"{choice} The next is {others[0].name.replace(',', ', ')},"
             f" {100 * statistics.mean(ahead):.1f} points behind on them"
         )
         if len(ahead) == 1:

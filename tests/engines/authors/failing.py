@@ -21,7 +21,7 @@ class Failing(FedAvg):
     how: Literal["raised", "shapes", "in torch"] = option("raised", "what goes wrong in the loss")
     caught: bool = option(False, "whether the work goes on")
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         try:
             return (await party.fit(self.loss, theta, key)).theta
         except (ValueError, RuntimeError):

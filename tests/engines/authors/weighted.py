@@ -27,7 +27,7 @@ class ClassWeights:
 class Weighted(FedAvg):
     way: Literal["own", "common", "closure"] = option("own", "where the loss finds its weights")
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         counts = np.bincount(party.data.train.y.numpy(), minlength=party.task.classes)
         if self.way == "common":
             counts = np.arange(party.task.classes)

@@ -36,7 +36,7 @@ class Writing(FedAvg):
         "dict", "nested", "list", "tensor", "common", "array", "theta", "letter", "late"
     ] = option("dict", "what it writes to")
 
-    async def trained(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
+    async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
         if self.to == "letter":
             return (await party.fit(self.to_letter, theta, key, m)).theta
         own = Given(

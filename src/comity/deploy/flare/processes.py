@@ -170,7 +170,8 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
             signal.signal(number, handler)
     if not signals:
         raise ComityError(
-            f"NVIDIA FLARE's process {describe_exit(flare.returncode)}: {kit / 'log.txt'} may say why."
+            f"NVIDIA FLARE's process {describe_exit(flare.returncode)}: {kit / 'log.txt'} may say"
+            " why."
         )
 
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from comity.algorithms import card, names
 from comity.errors import ComityError, UsageError
-from comity.measure.caveats import caveats
-from comity.measure.caveats import join_names as join_names
+from comity.measure.caveats import caveats, join_names
 from comity.measure.targets import TargetReached, common_target, reach_target
 from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.reporting.blocks import Block, Facts, Section, Table, Text

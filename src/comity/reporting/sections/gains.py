@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from comity.measure.caveats import join_names as join_names
+from comity.measure.caveats import join_names
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_from_answers, paired_gain
 from comity.metrics.metrics import ACCURACY, Metric
