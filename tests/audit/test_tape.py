@@ -223,5 +223,5 @@ def test_there_is_none_between_sites(
         capsys, monkeypatch, "run", "fedavg", *FEW, "--record-messages", "--federation", tmp_path
     )
     assert code != 0
-    assert "between real sites there is none" in err
+    assert "messages between real sites are not recorded" in err
     assert err.count("\n") == 1
