@@ -35,7 +35,7 @@ FIRST, AWAY = 8, 2  # rounds before the kill, and the least number of rounds tha
 DEADLINE = "30"  # seconds; the first request after the kill waits that long
 # Lines that explain the columns of a comparison are left out: docs/compare.md explains them.
 EXPLANATIONS = ("over SOLO:", "Points of")
-JOB = re.compile(r"^ordered as \S+ from")
+JOB = re.compile(r"^submitted as \S+ to")
 WIDTH = 120
 COMITY = [sys.executable, "-m", "comity.cli"]
 
@@ -126,7 +126,7 @@ class Demo:
         """Change the policy of one site, so the tables can be compared whole at the end."""
         policy = self.folder / "switzerland" / "site.toml"
         text = policy.read_text(encoding="utf-8")
-        policy.write_text(text.replace("records = 10 ", "records = 9  "), encoding="utf-8")
+        policy.write_text(text.replace("records = 10\n", "records = 9\n"), encoding="utf-8")
         say(
             "switzerland",
             "writes records = 9 into site.toml: otherwise the figure of its 9 validation patients"
@@ -177,7 +177,7 @@ class Demo:
             try:
                 for line in process.stdout:
                     if not line.startswith(EXPLANATIONS):
-                        say("", JOB.sub("ordered from", line.rstrip()))
+                        say("", JOB.sub("submitted to", line.rstrip()))
             except BaseException:
                 process.terminate()  # `disturb` waits as long as this process runs
                 raise

@@ -167,7 +167,7 @@ def disclose(
                 "The folder of this run is temporary and would be deleted with its page: choose"
                 " another place with out='folder'."
             )
-        return write(what.folder, party, out_folder, made=what.job, trust=trust)
+        return write(what.folder, party, out_folder, server_run=what.job, trust=trust)
     if not isinstance(what, str | Path):
         raise UsageError(
             f"disclose takes the folder of a run or a result, not a {type(what).__name__}."

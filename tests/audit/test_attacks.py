@@ -17,7 +17,7 @@ from comity.auditing.audit import Audited, audit_run
 from comity.auditing.decoding import ridge
 from comity.auditing.finding import Finding, Untried
 from comity.auditing.first_layer import FirstLayer
-from comity.auditing.inverting import samples_of, unmistakable
+from comity.auditing.inverting import match_samples, recover_samples
 from comity.auditing.view import View
 from comity.base.key import Key
 
@@ -79,8 +79,8 @@ def test_noise_takes_the_power_away_and_that_is_said() -> None:
     for attack in ("membership: rows, first weights", "membership: rows, colluder's model"):
         found = finding(noisy, attack)
         assert not found.power
-        assert "has no power here" in found.says
-        assert "does not show that nothing can be learned" in found.says
+        assert "has no power here" in found.sentence
+        assert "does not show that nothing can be learned" in found.sentence
         assert found.epsilon == 0.0
 
 
@@ -94,7 +94,7 @@ def test_own_first_weights_leave_the_colluders_model_only() -> None:
 def test_of_some_rows_nobody_knows_whose_they_are() -> None:
     (untried,) = attacked("adcol(sampling=0.5)").untried
     assert untried.attack == "decoder"
-    assert "nobody knows which row is whose" in untried.says
+    assert "it is not known which sample a row is of" in untried.sentence
 
 
 def test_a_linear_encoder_is_inverted_exactly() -> None:
@@ -162,14 +162,14 @@ def test_gradients_of_small_batches_give_their_samples_away() -> None:
 
 def test_gradients_of_large_batches_are_not() -> None:
     found = attacked("fed-sps", rounds=1, batch=100, steps=1)
-    assert "at least as many samples as a sample has values" in found.untried[0].says
+    assert "at least as many samples as a sample has values" in found.untried[0].sentence
     assert not finding(found, "inversion: gradients").power
 
 
 def test_a_first_layer_that_is_no_matrix_is_said() -> None:
     found = attacked("fed-sps", rounds=1, batch=100, steps=1, model="lenet5")
     assert [type(one) for one in found.untried] == [Untried, Untried]
-    assert all("not dense" in one.says for one in found.untried)
+    assert all("not dense" in one.sentence for one in found.untried)
 
 
 def relu_layer(x: Tensor, units: int, seed: int) -> FirstLayer:
@@ -185,20 +185,20 @@ def test_a_batch_is_computed_from_its_gradient(samples: int) -> None:
     x = torch.randn(
         samples, 30, generator=torch.Generator().manual_seed(samples), dtype=torch.float64
     )
-    found = samples_of(relu_layer(x, 150, 0), Key(0))
+    found = recover_samples(relu_layer(x, 150, 0), Key(0))
     assert found is not None
     assert torch.cdist(found, x).amin(0).max() < 1e-3
 
 
 def test_a_batch_that_is_too_large_is_not() -> None:
     x = torch.randn(40, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert samples_of(relu_layer(x, 150, 0), Key(0)) is None
-    assert samples_of(FirstLayer(torch.zeros(4, 3), torch.zeros(4)), Key(0)) is None
+    assert recover_samples(relu_layer(x, 150, 0), Key(0)) is None
+    assert recover_samples(FirstLayer(torch.zeros(4, 3), torch.zeros(4)), Key(0)) is None
 
 
 def test_what_is_close_to_two_samples_is_neither() -> None:
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 5.0]])
-    certain, which, _ = unmistakable(torch.tensor([[0.1, 0.0], [0.5, 0.0], [0.0, 4.0]]), x)
+    certain, which, _ = match_samples(torch.tensor([[0.1, 0.0], [0.5, 0.0], [0.0, 4.0]]), x)
     assert certain.tolist() == [True, False, True]
     assert which[[0, 2]].tolist() == [0, 2]
 
@@ -220,7 +220,7 @@ def test_samples_that_are_sent_need_no_attack() -> None:
 def test_what_is_sent_and_not_attacked_is_said() -> None:
     assert any(
         "how many samples there are of each class was not tried" in text
-        for text in attacked("relay").says
+        for text in attacked("relay").sentences
     )
 
 
@@ -229,7 +229,7 @@ def test_a_party_alone_tells_nothing() -> None:
     assert attacked("solo").rows() == [
         ["solo", "none", "", "", "", "", "0", "", attacked("solo").rows()[0][8], "0 B"]
     ]
-    assert "Nothing was sent" in attacked("solo").says[0]
+    assert "Nothing was sent" in attacked("solo").sentences[0]
 
 
 @pytest.mark.long
@@ -246,13 +246,14 @@ def test_test_samples_that_were_not_drawn_show_no_epsilon() -> None:
 
 def test_a_claim_that_an_attack_exceeds_is_refuted() -> None:
     claims = replace(attacked("adcol"), claimed=1.0, unit="record")
-    assert claims.shown is not None
+    assert claims.epsilon_shown is not None
     assert (
-        claims.says[0] == "adcol: The claim is refuted: epsilon 1 is claimed, and an attack shows"
-        f" {claims.shown:.2f}."
+        claims.sentences[0]
+        == "adcol: The claim is refuted: epsilon 1 is claimed, and an attack shows"
+        f" {claims.epsilon_shown:.2f}."
     )
-    assert "refuted" not in " ".join(replace(claims, claimed=100.0).says)
-    assert "refuted" not in " ".join(replace(claims, unit="party").says), (
+    assert "refuted" not in " ".join(replace(claims, claimed=100.0).sentences)
+    assert "refuted" not in " ".join(replace(claims, unit="party").sentences), (
         "what hides a party from others is no claim here"
     )
     assert claims.rows()[0][6] == "1"

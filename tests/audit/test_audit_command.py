@@ -16,6 +16,7 @@ import comity
 from comity.checksums import without_crc
 from comity.cli import main
 from comity.data import Dataset
+from comity.runs.folder import MESSAGES
 
 FEW: dict[str, Any] = {"parties": 3, "partition": "iid", "model": "mlp2(width=100)", "rounds": 1}
 
@@ -68,7 +69,9 @@ def test_one_table_of_all_runs(
     assert methods == ["adcol"] * 4 + ["fedavg"] * 3 + ["solo"]
     assert "0.500" in out
     assert "One that fails shows nothing" in out
-    assert f"{several / 'other'} has no tape, and is left out." in err.replace("\n", " ")
+    assert f"{several / 'other'} has no recorded messages, and is left out." in err.replace(
+        "\n", " "
+    )
 
 
 def test_figures_are_in_a_file(
@@ -140,8 +143,8 @@ def test_a_damaged_tape_is_not_attacked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     comity.run("fedavg", out=tmp_path / "run", record_messages=True, **FEW)
-    record_messages = tmp_path / "run" / "tape" / "messages"
-    record_messages.write_bytes(record_messages.read_bytes()[:-1] + b"?")
+    messages = tmp_path / "run" / MESSAGES
+    messages.write_bytes(messages.read_bytes()[:-1] + b"?")
     code, _, err = command(capsys, monkeypatch, "audit", tmp_path / "run")
     assert code != 0
     assert "damaged" in err
@@ -163,7 +166,7 @@ def test_counts_behind_noise_are_not_said_to_be_in_the_open(tmp_path: Path) -> N
     for name in ("relay", "relay+ldp(noise=2)"):
         comity.run(name, out=tmp_path / name, record_messages=True, **FEW)
         told = comity.audit(tmp_path / name)
-        said[name] = " ".join(each.says for one in told for each in one.untried)
+        said[name] = " ".join(each.sentence for one in told for each in one.untried)
     assert "they are sent as they are" in said["relay"]
     assert "as they are" not in said["relay+ldp(noise=2)"]
     assert "they are behind noise" in said["relay+ldp(noise=2)"]

@@ -20,7 +20,7 @@ from comity.auditing.audit import audit_run
 from comity.auditing.canaries import CANARIES, Mechanism, Step, attack
 from comity.auditing.private_training import mechanism
 from comity.base.key import Key
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.privacy.accounting import gaussian_sigma
 from comity.training.descent import train
 from comity.training.requests import FitRequest, Fitted
@@ -61,7 +61,7 @@ def test_the_right_mechanism_passes(claimed: float) -> None:
     assert found.power
     assert found.epsilon is not None
     assert found.epsilon <= claimed
-    assert "do not refute" in found.says
+    assert "do not refute" in found.sentence
 
 
 @pytest.mark.parametrize("claimed", [0.5, 2.0])
@@ -75,7 +75,7 @@ def test_a_tenth_of_the_noise_is_caught(claimed: float) -> None:
         trials=2000,
     )
     assert found.refuted
-    assert "refuted" in found.says
+    assert "refuted" in found.sentence
     anything = attack(
         gaussian(gaussian_sigma(claimed, DELTA) / 10), GRADIENTS, claimed, DELTA, trials=1000
     )
@@ -103,7 +103,7 @@ def test_where_it_has_no_power_it_says_so() -> None:
     assert not found.power
     assert found.epsilon is None
     assert not found.refuted
-    assert "no power" in found.says
+    assert "no power" in found.sentence
 
 
 def trained(
@@ -111,7 +111,7 @@ def trained(
 ) -> Mechanism:
     """The trainer of `+dp`, as the audit of a run attacks it."""
     network = models.build("linear", (12,), 2)
-    row = Spent(
+    row = PrivacyCharge(
         1,
         "local",
         "p0",
@@ -192,5 +192,5 @@ def test_a_private_run_is_attacked_by_canaries(tmp_path: Path) -> None:
     assert whole.canaries.power
     assert not whole.canaries.refuted
     assert whole.rows()[-1][1] == "canaries"
-    assert "refuted" not in whole.says[0]
+    assert "refuted" not in whole.sentences[0]
     assert all(one.epsilon is None or one.epsilon <= whole.claimed for one in whole.findings)

@@ -10,7 +10,14 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from comity.auditing.chance import Scored, area, caught, one_run_epsilon, share, shown_epsilon
+from comity.auditing.chance import (
+    Scored,
+    area,
+    epsilon_from_guesses,
+    one_run_epsilon,
+    positive_rates,
+    share,
+)
 from comity.auditing.finding import Finding, membership
 from comity.base.key import Key
 
@@ -54,16 +61,18 @@ def test_true_positives_where_false_ones_are_few() -> None:
     member = torch.arange(1200) < 200
     scores = torch.cat([torch.full((200,), 5.0), torch.arange(1000) / 1000])
     scores[:50] = -1.0
-    found = caught([Scored(scores, member)], 0.01)
+    found = positive_rates([Scored(scores, member)], 0.01)
     assert found is not None
     assert found.members.value == pytest.approx(0.75)
     assert found.others.value == pytest.approx(0.01)
-    assert found.beyond
+    assert found.significant
     assert not any(
-        few.beyond for seed in range(50) if (few := caught([normal(300, 300, 0.0, seed)], 0.01))
+        few.significant
+        for seed in range(50)
+        if (few := positive_rates([normal(300, 300, 0.0, seed)], 0.01))
     )
-    assert caught([Scored(scores, member)], 0.001) is not None
-    assert caught([Scored(scores[:300], member[:300])], 0.001) is None, (
+    assert positive_rates([Scored(scores, member)], 0.001) is not None
+    assert positive_rates([Scored(scores[:300], member[:300])], 0.001) is None, (
         "100 others cannot show one in a thousand"
     )
 
@@ -80,7 +89,7 @@ def test_randomized_response_never_shows_more_than_its_epsilon(epsilon: float) -
         truly = torch.rand(400, generator=source) < 1 / (1 + math.exp(-epsilon))
         said = torch.where(truly, member, ~member)
         found.append(
-            shown_epsilon(
+            epsilon_from_guesses(
                 [Scored(said + 0.01 * torch.rand(400, generator=source), member)], 0.0, Key(seed)
             )
         )
@@ -99,13 +108,13 @@ def test_few_samples_that_are_found_for_sure_are_power() -> None:
     assert isinstance(found, Finding)
     assert found.low < 0.5
     assert found.power
-    assert "over all no better than guessing" in found.says
-    assert "0.10% of others" in found.says
+    assert "over all no better than guessing" in found.sentence
+    assert "0.10% of others" in found.sentence
 
 
 def test_who_knows_everything_shows_much() -> None:
     member = torch.arange(2000) < 1000
-    assert shown_epsilon([Scored(member.float(), member)], 1e-5, Key(0)) > 3
+    assert epsilon_from_guesses([Scored(member.float(), member)], 1e-5, Key(0)) > 3
 
 
 def test_one_run_epsilon_by_hand() -> None:

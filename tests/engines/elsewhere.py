@@ -17,7 +17,7 @@ from cryptography.x509.oid import NameOID
 
 import comity
 from comity.data.importing import import_federation
-from comity.deploy.data import bring
+from comity.deploy.data import import_site_data
 from comity.deploy.handler import RequestHandler
 from comity.deploy.key_exchange import Identity, Signer
 from comity.deploy.policy import NAME, write
@@ -27,7 +27,7 @@ from comity.runs.folder import RunFolder
 OPEN = {  # a law that allows what a simulation does
     'never = ["centralized", "fed-sps(mode=samples)"]': "never = []",
     '"gradients"]': '"gradients", "class counts", "samples"]',
-    "records = 10 ": "records = 0 ",
+    "records = 10\n": "records = 0\n",
     "outcomes = false": "outcomes = true",
 }
 
@@ -121,7 +121,7 @@ class Sites:
             )
             at += learn + test
             self.site(name).mkdir()
-            bring(files / f"{name}.npz", self.site(name) / "data", None, classes=classes)
+            import_site_data(files / f"{name}.npz", self.site(name) / "data", None, classes=classes)
             write(self.site(name), name, "data")
             self.change(name, changes)
         import_federation(files, folder / "pooled", classes=classes)

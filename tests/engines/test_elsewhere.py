@@ -14,8 +14,8 @@ from elsewhere import OPEN, Sites
 from matrix import STEEP, TABLES, compositions
 from sweeps import over_methods
 
-from comity.deploy import afterwards
-from comity.deploy.comparing import compare_sites
+from comity.deploy import site_results
+from comity.deploy.comparison import compare_sites
 from comity.deploy.job_submission import SubmittedJob
 from comity.deploy.server import FAILURE
 from comity.measure import gains
@@ -37,8 +37,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without models and pages at the sites, which take seconds and have a test of their own."""
-    monkeypatch.setattr(afterwards, "export", lambda *_: [])
-    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+    monkeypatch.setattr(site_results, "export", lambda *_: [])
+    monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
 
 
 def usual(method: str) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def note(run: SubmittedJob, name: str, *lines: str) -> None:
 
 def back(run: SubmittedJob, *there: str, before: set[str] | None = None) -> str:
     jobs: Any = Connected(*there)
-    return run._returned(jobs, {}, set() if before is None else before)
+    return run._returned_site(jobs, {}, set() if before is None else before)
 
 
 def test_who_is_back(run: SubmittedJob) -> None:
@@ -92,5 +92,5 @@ def test_the_last_job_is_ended(run: SubmittedJob) -> None:
         (Connected(status="FINISHED:COMPLETED"), []),
         (Connected(known=False), []),
     ):
-        run._end_last(cast(Any, jobs))
+        run._abort_last_job(cast(Any, jobs))
         assert jobs.aborted == ended

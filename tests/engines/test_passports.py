@@ -18,11 +18,11 @@ from elsewhere import Root, Sites, ended, watched
 
 from comity.base.call import CallId
 from comity.base.record import Cipher, Model, Sealed, leaves, seal, set_origin, unseal
-from comity.deploy import afterwards
+from comity.deploy import site_results
 from comity.deploy.key_exchange import Identity, Signer, keys_of
 from comity.deploy.messages import (
-    ANSWERED,
-    ASKED,
+    REPLIES,
+    REQUESTS,
     Begin,
     Failed,
     Introduced,
@@ -117,7 +117,7 @@ def test_a_kit_that_cannot_be_read(tmp_path: Path, root: Root) -> None:
     (tmp_path / "client.crt").write_bytes(east.certificate.public_bytes(pem))
     (tmp_path / "rootCA.pem").write_bytes(root.certificate.public_bytes(pem))
     (tmp_path / "client.key").write_bytes(own_key().private_bytes(*plain))
-    with pytest.raises(UsageError, match="signs nothing"):
+    with pytest.raises(UsageError, match="cannot sign"):
         Identity.read(tmp_path)
     assert isinstance(east.signer, type(root.key))
     (tmp_path / "client.key").write_bytes(east.signer.private_bytes(*plain))
@@ -223,8 +223,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(afterwards, "export", lambda *_: [])
-    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+    monkeypatch.setattr(site_results, "export", lambda *_: [])
+    monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
 
 
 @pytest.mark.parametrize("method", ["fed-sps", "relay-p2p"])
@@ -266,7 +266,7 @@ def test_a_server_that_puts_in_a_key_of_its_own(sites: Sites) -> None:
     def ask(requests: Any, seconds: float) -> Any:
         changed = {}
         for name, request in requests.items():
-            head, body = unpack(request, ASKED, 1 << 30)
+            head, body = unpack(request, REQUESTS, 1 << 30)
             if isinstance(head, Begin):
                 swapped = {
                     who: replace(one, public=mine) if who == "east" else one
@@ -291,7 +291,7 @@ def test_a_server_that_withholds_keys(sites: Sites) -> None:
     def ask(requests: Any, seconds: float) -> Any:
         changed = {}
         for name, request in requests.items():
-            head, body = unpack(request, ASKED, 1 << 30)
+            head, body = unpack(request, REQUESTS, 1 << 30)
             changed[name] = (
                 pack(replace(head, signed_keys={}), body) if isinstance(head, Begin) else request
             )
@@ -299,14 +299,14 @@ def test_a_server_that_withholds_keys(sites: Sites) -> None:
 
     transport.ask = ask
     folder = sites.run("fed-sps", "withheld", transport, **USUAL)
-    refusals = [unpack(message, ANSWERED, 1 << 30)[0] for _, message in seen if _is_answer(message)]
+    refusals = [unpack(message, REPLIES, 1 << 30)[0] for _, message in seen if _is_answer(message)]
     assert any(isinstance(one, Failed) and "There is no key of" in one.why for one in refusals)
     assert not (folder / "summary.json").exists() or ended(folder)["discarded"]
 
 
 def _is_answer(message: bytes) -> bool:
     try:
-        unpack(message, ANSWERED, 1 << 30)
+        unpack(message, REPLIES, 1 << 30)
     except ComityError:
         return False
     return True
@@ -323,7 +323,7 @@ def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
     def ask(requests: Any, seconds: float) -> Any:
         changed = {}
         for name, request in requests.items():
-            head, body = unpack(request, ASKED, 1 << 30)
+            head, body = unpack(request, REQUESTS, 1 << 30)
             if isinstance(head, RunCall) and head.inbox:
                 old = kept.setdefault(name, head.inbox)
                 head = replace(head, inbox=old) if name == "north" else head
@@ -352,7 +352,7 @@ def test_a_parcel_that_holds_something_else(sites: Sites, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Lock, "_close", close)
     summary = ended(sites.run("fed-sps", "foreign", **USUAL))
-    assert any("A parcel of east is refused" in text for text in summary["remarks"])
+    assert any("A sealed message of east is refused" in text for text in summary["remarks"])
 
 
 def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
         if (folder / FAILURE).exists()
         else str(ended(folder)["remarks"])
     )
-    assert "Without certificates no parcel can be sealed between sites." in told
+    assert "Without certificates no message can be sealed between sites." in told
 
 
 def test_introductions_hold_nothing_but_public_halves(sites: Sites) -> None:
@@ -380,9 +380,7 @@ def test_introductions_hold_nothing_but_public_halves(sites: Sites) -> None:
     assert not any(secret in carried or secret.hex().encode() in carried for secret in secrets)
     assert (
         sum(
-            isinstance(unpack(m, ANSWERED, 1 << 30)[0], Introduced)
-            for _, m in seen
-            if _is_answer(m)
+            isinstance(unpack(m, REPLIES, 1 << 30)[0], Introduced) for _, m in seen if _is_answer(m)
         )
         == 3
     )

@@ -22,7 +22,7 @@ from comity.deploy import handler as desks
 from comity.deploy import messages as wire
 from comity.deploy.handler import FAULT, LOG, RequestHandler
 from comity.deploy.messages import (
-    ANSWERED,
+    REPLIES,
     Answered,
     Begin,
     Done,
@@ -35,7 +35,7 @@ from comity.deploy.messages import (
     pack,
     unpack,
 )
-from comity.deploy.server import settled
+from comity.deploy.server import site_settings
 from comity.deploy.site_store import SECRET, secret_of
 from comity.engines import site as engine_site
 from comity.metrics.evaluation import Answers
@@ -63,13 +63,13 @@ class Server:
         self.run = run
         given = {"algorithm": method, "model": MODEL, "rounds": 3, "test": "official", **settings}
         self.settings = json.dumps(
-            settled(config.experiment(given)).model_dump(mode="json", exclude_none=True)
+            site_settings(config.experiment(given)).model_dump(mode="json", exclude_none=True)
         )
         self.others = {n: sites.handler(n) for n in sites.names if n != name}
         self.name = name
 
     def say(self, head: Any, body: bytes = b"") -> Any:
-        return unpack(self.handler.answer(pack(head, body)), ANSWERED, 1 << 30)[0]
+        return unpack(self.handler.answer(pack(head, body)), REPLIES, 1 << 30)[0]
 
     def refused(self, head: Any, body: bytes = b"") -> str:
         """The sentence that a request is refused with."""
@@ -87,7 +87,7 @@ class Server:
         heard = {self.name: self.introduce()}
         asked = pack(Introduce(self.run, self.settings, version("comity"), ""))
         heard |= {
-            name: unpack(handler.answer(asked), ANSWERED, 1 << 30)[0]
+            name: unpack(handler.answer(asked), REPLIES, 1 << 30)[0]
             for name, handler in self.others.items()
         }
         self.said = {name: heard[name] for name in sorted(heard)}
@@ -97,7 +97,7 @@ class Server:
             {n: one.signed_key for n, one in self.said.items()},
         )
         assert self.say(self.head) == Done()
-        task = self.handler._run.seat.site.party.task  # type: ignore[union-attr]
+        task = self.handler._run.active.site.party.task  # type: ignore[union-attr]
         self.theta = task.init(Key.root(0))
         return self
 
@@ -138,7 +138,7 @@ GARBAGE = {
 
 @pytest.mark.parametrize("what", GARBAGE)
 def test_garbage(what: str, server: Server) -> None:
-    said, _ = unpack(server.handler.answer(GARBAGE[what]), ANSWERED, 1 << 20)
+    said, _ = unpack(server.handler.answer(GARBAGE[what]), REPLIES, 1 << 20)
     assert isinstance(said, Failed)
     assert said.why != FAULT  # it is refused, not stumbled over
     assert server.say(server.call(), server.message).steps == 3
@@ -147,7 +147,7 @@ def test_garbage(what: str, server: Server) -> None:
 def test_every_truncated_request(server: Server) -> None:
     whole = pack(server.call(), server.message)
     for length in {*range(0, len(whole), 97), *range(40), *range(len(whole) - 20, len(whole))}:
-        said, _ = unpack(server.handler.answer(whole[:length]), ANSWERED, 1 << 20)
+        said, _ = unpack(server.handler.answer(whole[:length]), REPLIES, 1 << 20)
         assert isinstance(said, Failed), length
 
 
@@ -172,7 +172,7 @@ def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
     tracemalloc.start()
     for body in bodies:
         assert "damaged or foreign" in server.refused(server.call(), body)
-        assert isinstance(unpack(server.handler.answer(body), ANSWERED, 1 << 20)[0], Failed)
+        assert isinstance(unpack(server.handler.answer(body), REPLIES, 1 << 20)[0], Failed)
     assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
 
@@ -184,11 +184,11 @@ def test_more_than_the_largest_message(sites: Sites, server: Server) -> None:
         request = pack(server.call(), bytes(5_000_000))
         before = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        said, _ = unpack(server.handler.answer(request), ANSWERED, 1 << 20)
+        said, _ = unpack(server.handler.answer(request), REPLIES, 1 << 20)
         assert tracemalloc.get_traced_memory()[1] - before < 1_000_000  # it was not even copied
         tracemalloc.stop()
         assert isinstance(said, Failed)
-        assert "no more than 20,000 may pass" in said.why
+        assert "at most 20,000 bytes are allowed" in said.why
     finally:
         sites.change("north", {'message = "20 kB"': 'message = "1 GB"'})
 
@@ -200,7 +200,7 @@ def test_parcels_as_large_as_messages_may_be() -> None:
         Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,)
     )
     head, _ = unpack(
-        pack(RunCall("r", ("assist", 0, 1, 0), None, False, {0: sealed})), wire.ASKED, 10**9
+        pack(RunCall("r", ("assist", 0, 1, 0), None, False, {0: sealed})), wire.REQUESTS, 10**9
     )
     assert head.inbox[0].size == 1
 
@@ -255,7 +255,7 @@ def test_calls_that_are_none(call: Any, words: str, server: Server) -> None:
         rest = request[16 + inner : 8 + length]
         first = len(body).to_bytes(8, "little") + body + rest
         request = len(first).to_bytes(8, "little") + first + server.message
-    said, _ = unpack(server.handler.answer(request), ANSWERED, 1 << 20)
+    said, _ = unpack(server.handler.answer(request), REPLIES, 1 << 20)
     assert isinstance(said, Failed)
     assert words in said.why
 
@@ -308,7 +308,7 @@ def test_work_before_the_run_has_begun(sites: Sites) -> None:
     server = Server(sites, "early")
     assert server.refused(server.call()) == "north takes no part in that run."
     assert isinstance(server.introduce(), Introduced)
-    words = "north was asked to work before the run has begun."
+    words = "north was called before the run has begun."
     assert server.refused(server.call()) == words
     assert server.refused(Evaluate("early", None, 1, True, ""), encode(Empty())) == words
     assert server.refused(wire.EvaluateAlone("early", 1)) == words
@@ -373,7 +373,7 @@ def test_only_a_fixed_sentence_leaves_when_a_work_fails(
 
     monkeypatch.setattr(engine_site.Site, "begin", fail)
     answer = server.handler.answer(pack(server.call(), server.message))
-    assert unpack(answer, ANSWERED, 1 << 20)[0] == Failed(FAULT)
+    assert unpack(answer, REPLIES, 1 << 20)[0] == Failed(FAULT)
     assert MARKER.encode() not in answer
     assert MARKER in (server.site / LOG).read_text()
 
@@ -391,7 +391,7 @@ def test_what_lies_where_at_a_site_is_its_own_matter(sites: Sites, server: Serve
     try:
         sites.change("north", {"rounds = 1000": 'rounds = "seven"'})
         said = server.refused(server.call(), server.message)
-        assert said == "The law of this site cannot be read; its own log says why."
+        assert said == "The policy of this site cannot be read; the site's log says why."
         assert "must be a whole number, not 'seven'" in (server.site / LOG).read_text()
         (server.site / "site.toml").unlink()
         assert server.refused(server.call(), server.message) == said
@@ -410,12 +410,12 @@ LAWS: dict[str, tuple[dict[str, str], str]] = {
     "kinds": ({'kinds = ["weights", ': "kinds = ["}, "(kinds: weights)"),
     "submitters": (
         {'submitters = ["*"]': "submitters = []"},
-        "takes no orders from 'lead@comity' (submitters)",
+        "does not accept runs submitted by 'lead@comity' (submitters)",
     ),
     "rounds": ({"rounds = 1000": "rounds = 2"}, "2 rounds at most, not in 3 (rounds)"),
     "bytes": ({'bytes = "10 GB"': "bytes = 100"}, "may send 100 B (bytes)"),
     "budget": ({'bytes = "100 GB"': "bytes = 100"}, "may send 100 B (budget: bytes)"),
-    "records": ({"records = 0 ": "records = 100 "}, "fewer than 100 training samples (records)"),
+    "records": ({"records = 0\n": "records = 100\n"}, "fewer than 100 training samples (records)"),
     "epsilon": ({'epsilon = "inf"': "epsilon = 1"}, "(budget: epsilon)"),
 }
 
@@ -447,7 +447,7 @@ def test_the_name_in_the_law_is_the_certificates(sites: Sites, tmp_path: Path) -
         handler.answer(
             pack(Introduce("names", Server(sites, "names").settings, version("comity"), ""))
         ),
-        ANSWERED,
+        REPLIES,
         1 << 20,
     )
     assert isinstance(said, Failed)

@@ -116,7 +116,7 @@ RULES: list[tuple[dict[str, str], str, dict[str, Any], str]] = [
         {'submitters = ["*"]': 'submitters = ["chief@*"]'},
         "fedavg",
         {},
-        "takes no orders from 'lead@comity' (submitters)",
+        "does not accept runs submitted by 'lead@comity' (submitters)",
     ),
     (
         {"rounds = 1000": "rounds = 3"},

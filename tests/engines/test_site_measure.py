@@ -15,10 +15,10 @@ from matrix import STEEP
 import comity
 from comity import cli
 from comity.data.prepared import save
-from comity.deploy import afterwards
-from comity.deploy.afterwards import measure
-from comity.deploy.data import bring
-from comity.deploy.site_store import SEATS
+from comity.deploy import site_results
+from comity.deploy.data import import_site_data
+from comity.deploy.site_results import measure
+from comity.deploy.site_store import ROSTER
 from comity.errors import CorruptedFile, UsageError
 from comity.measure import conventions
 from comity.measure.mdl import LEAST, Settings
@@ -40,8 +40,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 @pytest.fixture(autouse=True)
 def _quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without models and pages at the sites, which take seconds and have a test of their own."""
-    monkeypatch.setattr(afterwards, "export", lambda *_: [])
-    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+    monkeypatch.setattr(site_results, "export", lambda *_: [])
+    monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
 
 
 def settings(method: str) -> dict[str, Any]:
@@ -202,25 +202,27 @@ def test_what_cannot_be_measured_is_refused_in_a_sentence(tmp_path: Path) -> Non
         measure(at, run)
     run.summary.write_bytes(summary)
 
-    seats = (run.path / SEATS).read_text()
-    (run.path / SEATS).write_text(seats.replace('"train": 4', '"train": 5'))
+    seats = (run.path / ROSTER).read_text()
+    (run.path / ROSTER).write_text(seats.replace('"train": 4', '"train": 5'))
     with pytest.raises(CorruptedFile, match=r"seats\.json cannot be read: it is damaged"):
         measure(at, run)
-    (run.path / SEATS).unlink()
-    with pytest.raises(UsageError, match="did not keep who else took part"):
+    (run.path / ROSTER).unlink()
+    with pytest.raises(UsageError, match="did not store who else took part"):
         measure(at, run)
-    (run.path / SEATS).write_text(seats)
+    (run.path / ROSTER).write_text(seats)
 
     view = (run.path / "view.safetensors").read_bytes()
     (run.path / "view.safetensors").unlink()
     with pytest.raises(
-        UsageError, match=r"has no view\.safetensors: its model was not asked for at the end"
+        UsageError, match=r"has no view\.safetensors: its model was not evaluated at the end"
     ):
         measure(at, run)
     (run.path / "view.safetensors").write_bytes(view)
     assert measure(at, run, mdl=None)["party"] == "north"
 
-    other = bring(tmp_path / "sites" / "files" / "south.npz", tmp_path / "other", None, classes=10)
+    other = import_site_data(
+        tmp_path / "sites" / "files" / "south.npz", tmp_path / "other", None, classes=10
+    )
     for path in (at / "data").iterdir():
         path.unlink()
     save(other, at / "data")

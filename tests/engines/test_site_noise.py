@@ -14,8 +14,8 @@ from elsewhere import Handed, Sites, ended
 from comity.base.key import Key, SecretKey
 from comity.base.record import leaves
 from comity.core.server import Server
-from comity.deploy import afterwards
-from comity.deploy.messages import ANSWERED, ASKED, RunCall, unpack
+from comity.deploy import site_results
+from comity.deploy.messages import REPLIES, REQUESTS, RunCall, unpack
 from comity.wire.codec import decode
 
 USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official", "lr": 0.05}
@@ -23,8 +23,8 @@ USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "officia
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(afterwards, "export", lambda *_: [])
-    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+    monkeypatch.setattr(site_results, "export", lambda *_: [])
+    monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +59,12 @@ def replies(transport: Handed) -> dict[tuple[str, Any], Any]:
     found: dict[tuple[str, Any], Any] = {}
 
     def lost(name: str, request: bytes) -> str:
-        asked[name] = unpack(request, ASKED, 1 << 30)[0]
+        asked[name] = unpack(request, REQUESTS, 1 << 30)[0]
         return ""
 
     def changed(name: str, answer: bytes) -> bytes:
         if isinstance(asked[name], RunCall):
-            found[name, asked[name].call] = decode(unpack(answer, ANSWERED, 1 << 30)[1])
+            found[name, asked[name].call] = decode(unpack(answer, REPLIES, 1 << 30)[1])
         return answer
 
     transport.lost, transport.changed = lost, changed
@@ -117,7 +117,7 @@ def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
     requests: list[tuple[str, bytes]] = []
 
     def lost(name: str, request: bytes) -> str:
-        if isinstance(unpack(request, ASKED, 1 << 30)[0], RunCall):
+        if isinstance(unpack(request, REQUESTS, 1 << 30)[0], RunCall):
             requests.append((name, request))
         return ""
 

@@ -16,11 +16,11 @@ from elsewhere import Handed, Sites, ended, same_as_planned, watched
 
 from comity.base.record import Empty, Model
 from comity.core.server import Note
-from comity.deploy import afterwards, site_store
+from comity.deploy import site_results, site_store
 from comity.deploy.handler import FAULT, LOG
 from comity.deploy.messages import (
-    ANSWERED,
-    ASKED,
+    REPLIES,
+    REQUESTS,
     Done,
     Evaluate,
     Failed,
@@ -45,9 +45,9 @@ USUAL: dict[str, Any] = {"model": MODEL, "rounds": 3, "test": "official", "lr": 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        afterwards, "export", lambda *_: []
+        site_results, "export", lambda *_: []
     )  # it takes seconds, and has a test of its own
-    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+    monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
 
@@ -69,13 +69,13 @@ def reply_of(
         asked: dict[str, Any] = {}
 
         def lost(who: str, request: bytes) -> str:
-            asked[who] = unpack(request, ASKED, 1 << 30)[0]
+            asked[who] = unpack(request, REQUESTS, 1 << 30)[0]
             return ""
 
         def changed(who: str, answer: bytes) -> bytes:
             head = asked[who]
             if who == name and isinstance(head, RunCall) and head.call[2] in rounds:
-                said, body = unpack(answer, ANSWERED, 1 << 30)
+                said, body = unpack(answer, REPLIES, 1 << 30)
                 return change(said, body)
             return answer
 
@@ -109,17 +109,17 @@ MALICE: dict[str, tuple[Callable[[Any, bytes], bytes], str]] = {
     "a dict": (of(lambda m: m.theta), "should be Model"),
     "nothing": (of(None), "should be Model"),
     "garbage": (lambda said, body: b"\x00" * 40, "damaged or foreign"),
-    "empty": (lambda said, body: b"", "not whole"),
+    "empty": (lambda said, body: b"", "incomplete"),
     "half": (lambda said, body: pack(said, body)[:-5], "damaged or foreign"),
     "another head": (lambda said, body: pack(Done(), body), "answered something else"),
     "steps": (lambda said, body: pack(replace(said, steps=-5), body), "steps"),
     "others": (
         lambda said, body: pack(replace(said, unusable=(0, 1)), body),
-        "parcels that it was not sent",
+        "sealed messages that it was not sent",
     ),
     "nobody": (
         lambda said, body: pack(replace(said, unusable=(99,)), body),
-        "parcels that it was not sent",
+        "sealed messages that it was not sent",
     ),
     "many words": (lambda said, body: pack(Failed("no\x1b[2J" * 100_000)), "no"),
 }
@@ -185,12 +185,12 @@ def test_figures_that_cannot_be(what: str, open_sites: Sites) -> None:
     asked: dict[str, Any] = {}
 
     def lost(who: str, request: bytes) -> str:
-        asked[who] = unpack(request, ASKED, 1 << 30)[0]
+        asked[who] = unpack(request, REQUESTS, 1 << 30)[0]
         return ""
 
     def changed(who: str, answer: bytes) -> bytes:
         if who == "east" and isinstance(asked[who], Evaluate) and asked[who].final:
-            said, body = unpack(answer, ANSWERED, 1 << 30)
+            said, body = unpack(answer, REPLIES, 1 << 30)
             return pack(said, encode(FIGURES[what](decode(body))))
         return answer
 
@@ -217,7 +217,7 @@ def test_introductions_that_cannot_be(what: str, open_sites: Sites) -> None:
     transport = open_sites.transport()
 
     def changed(who: str, answer: bytes) -> bytes:
-        said, body = unpack(answer, ANSWERED, 1 << 30)
+        said, body = unpack(answer, REPLIES, 1 << 30)
         return (
             pack(INTRODUCED[what](said), body)
             if who == "east" and isinstance(said, Introduced)
@@ -276,7 +276,7 @@ def test_a_full_disk_at_a_site(
     asked: list[Any] = []
 
     def lost(who: str, request: bytes) -> str:
-        head = unpack(request, ASKED, 1 << 30)[0]
+        head = unpack(request, REQUESTS, 1 << 30)[0]
         full["now"] = who == "east" and isinstance(head, RunCall) and head.call[2] == 2
         asked.append(head)
         return ""
@@ -293,7 +293,9 @@ def test_a_full_disk_at_a_site(
 
     monkeypatch.setattr(site_store, "write_state", failing(write_state, "state"))
     monkeypatch.setattr(site_store, "write_atomically", failing(write_atomically, "index"))
-    monkeypatch.setattr(site_store.Book, "_add", failing(site_store.Book._add, "ledger"))
+    monkeypatch.setattr(
+        site_store.SiteTables, "_append", failing(site_store.SiteTables._append, "ledger")
+    )
     name = f"full{where}{method.replace('+', '')}"
     folder = open_sites.run(method, name, transport, **USUAL)
     monkeypatch.undo()
@@ -310,41 +312,41 @@ def test_rows_that_a_full_disk_cut_off(tmp_path: Path) -> None:
     """Half a row is taken back, or the next one would be written behind it, and both would be lost
     or wrong.
     """
-    book = site_store.Book(tmp_path, "north")
-    book.up(1, "local", "up", 100)
+    book = site_store.SiteTables(tmp_path, "north")
+    book.charge_sent(1, "local", "up", 100)
     with (tmp_path / "ledger.csv").open("a") as file:
         file.write("2,local,north,server,up,12")  # of 1234: the process was killed here
-    book = site_store.Book(tmp_path, "north")
+    book = site_store.SiteTables(tmp_path, "north")
     assert book.sent == 100
-    book.up(2, "local", "up", 1234)
-    assert [row.bytes for row in site_store.Book(tmp_path, "north").ledger()] == [100, 1234]
+    book.charge_sent(2, "local", "up", 1234)
+    assert [row.bytes for row in site_store.SiteTables(tmp_path, "north").ledger()] == [100, 1234]
     text = (tmp_path / "ledger.csv").read_text()
     (tmp_path / "ledger.csv").write_text(text.replace("up,100", "up,1x0"))
     with pytest.raises(ComityError, match=r"ledger\.csv is damaged"):
-        site_store.Book(tmp_path, "north")
+        site_store.SiteTables(tmp_path, "north")
 
 
 def test_a_damaged_ledger_of_another_run(tmp_path: Path) -> None:
     """How much has left in all is not known then: nothing more leaves before somebody has looked."""
     (tmp_path / "runs" / "before").mkdir(parents=True)
-    site_store.Book(tmp_path / "runs" / "before", "north").up(1, "local", "up", 100)
-    assert site_store.spent(tmp_path, "north") == 100
+    site_store.SiteTables(tmp_path / "runs" / "before", "north").charge_sent(1, "local", "up", 100)
+    assert site_store.bytes_sent(tmp_path, "north") == 100
     with (tmp_path / "runs" / "before" / "ledger.csv").open("a") as file:
         file.write("what is this?\n")
     with pytest.raises(CorruptedFile, match="how much has left this site in all is not known"):
-        site_store.spent(tmp_path, "north")
+        site_store.bytes_sent(tmp_path, "north")
 
 
 def test_figures_of_a_round_that_is_made_again(tmp_path: Path) -> None:
     """The round that counts is the later one: others may have been absent from it, and then its
     figures differ.
     """
-    book = site_store.Book(tmp_path, "north")
+    book = site_store.SiteTables(tmp_path, "north")
     note = Note(2, "north", "test", "accuracy", 0.5)
-    book.note([Note(1, "north", "test", "accuracy", 0.25), note])
-    book.note([note])
-    book = site_store.Book(tmp_path, "north")
-    book.note([note._replace(value=0.75), note._replace(metric="loss", value=2.0)])
-    assert [(row.round, row.metric, row.value) for row in site_store.Book(tmp_path, "north").metrics()] == [
+    book.add_metrics([Note(1, "north", "test", "accuracy", 0.25), note])
+    book.add_metrics([note])
+    book = site_store.SiteTables(tmp_path, "north")
+    book.add_metrics([note._replace(value=0.75), note._replace(metric="loss", value=2.0)])
+    assert [(row.round, row.metric, row.value) for row in site_store.SiteTables(tmp_path, "north").metrics()] == [
         (1, "accuracy", 0.25), (2, "accuracy", 0.75), (2, "loss", 2.0),
     ]  # fmt: skip

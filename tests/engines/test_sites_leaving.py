@@ -10,9 +10,9 @@ import pytest
 import torch
 from elsewhere import Sites, ended, figures, watched
 
-from comity.deploy import afterwards, site_store
-from comity.deploy.data import own_federation
-from comity.deploy.messages import ANSWERED, ASKED, Done, RunCall, unpack
+from comity.deploy import site_results, site_store
+from comity.deploy.data import site_federation
+from comity.deploy.messages import REPLIES, REQUESTS, Done, RunCall, unpack
 from comity.deploy.server import FAILURE
 from comity.errors import CorruptedFile
 from comity.runs import config
@@ -27,9 +27,9 @@ USUAL: dict[str, Any] = {"model": MODEL, "rounds": 3, "test": "official", "lr": 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        afterwards, "export", lambda *_: []
+        site_results, "export", lambda *_: []
     )  # it takes seconds, and has a test of its own
-    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+    monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
 
@@ -43,7 +43,7 @@ def labels(sites: Sites, name: str) -> list[bytes]:
     """A site's labels of its training and test samples, as any number that a tensor may hold them
     in.
     """
-    data = own_federation(
+    data = site_federation(
         name,
         sites.site(name) / "data",
         config.experiment({"test": "official", "partition": "natural"}),
@@ -64,7 +64,7 @@ def test_labels_answers_and_class_counts_stay_at_home(strict: Sites) -> None:
         said = json.loads((folder / "parties.json").read_text())[name]
         assert said["said"]["counts"] is None
     for _, message in seen:
-        with_body = [kinds for kinds in (ASKED, ANSWERED) if _reads(message, kinds)]
+        with_body = [kinds for kinds in (REQUESTS, REPLIES) if _reads(message, kinds)]
         head, body = unpack(message, with_body[0], 1 << 30)
         if isinstance(head, Done) and body:
             assert decode(body).answers is None
@@ -114,20 +114,20 @@ def test_nobodys_figures_are_told(strict: Sites) -> None:
     midst, no figure is made up.
     """
     for name in strict.names:
-        strict.change(name, {"records = 10 ": "records = 25 "})
+        strict.change(name, {"records = 10\n": "records = 25\n"})
     folder = strict.run("fedavg", "none", **USUAL)
     assert (
-        (folder / FAILURE).read_text().startswith("No site would tell a figure of its test samples")
+        (folder / FAILURE).read_text().startswith("No site would send a score of its test samples")
     )
     for name in strict.names:
-        strict.change(name, {"records = 25 ": "records = 5 "})
+        strict.change(name, {"records = 25\n": "records = 5\n"})
     transport = strict.transport()
 
     def lost(who: str, request: bytes) -> str:
-        head = unpack(request, ASKED, 1 << 30)[0]
+        head = unpack(request, REQUESTS, 1 << 30)[0]
         if isinstance(head, RunCall) and (head.call[2], who) == (1, "south"):
             for name in strict.names:
-                strict.change(name, {"records = 5 ": "records = 25 "})
+                strict.change(name, {"records = 5\n": "records = 25\n"})
         return ""
 
     transport.lost = lost
@@ -164,7 +164,7 @@ def test_a_method_that_tells_class_counts_is_refused_by_all(strict: Sites) -> No
 def test_means_of_classes_with_few_samples(strict: Sites) -> None:
     for name in strict.names:
         strict.change(name, {'"gradients"]': '"gradients", "class counts"]'})
-    strict.change("north", {"records = 10 ": "records = 1 "})
+    strict.change("north", {"records = 10\n": "records = 1\n"})
     folder = strict.run("relay", "means", **USUAL)
     warnings = ended(folder)["remarks"]
     assert sum("whose mean would leave (records)" in text for text in warnings) == 2
@@ -184,14 +184,14 @@ def test_bytes_of_a_run_and_of_all_runs(strict: Sites) -> None:
     )
     rows = [r for r in RunFolder(folder).read_ledger() if r.src == "north" and r.kind != "setup"]
     assert 0 < sum(r.bytes for r in rows) <= once // 2
-    sent = site_store.spent(strict.site("north"), "north")
+    sent = site_store.bytes_sent(strict.site("north"), "north")
     strict.change(
         "north",
         {f"bytes = {once // 2}": 'bytes = "10 GB"', 'bytes = "100 GB"': f"bytes = {sent + 100}"},
     )
     folder = strict.run("fedavg", "three", **USUAL)
     assert any("(budget: bytes)" in text for text in ended(folder)["remarks"])
-    assert site_store.spent(strict.site("north"), "north") <= sent + 100
+    assert site_store.bytes_sent(strict.site("north"), "north") <= sent + 100
 
 
 def test_the_largest_message_that_may_leave(strict: Sites) -> None:

@@ -18,9 +18,9 @@ from matrix import TABLES
 
 from comity.base.call import CallId
 from comity.checksums import with_crc
-from comity.deploy import afterwards, site_run
-from comity.deploy.data import bring
-from comity.deploy.messages import ASKED, Committed, Evaluate, RunCall, unpack
+from comity.deploy import site_results, site_run
+from comity.deploy.data import import_site_data
+from comity.deploy.messages import REQUESTS, Committed, Evaluate, RunCall, unpack
 from comity.deploy.server import FAILURE, serve
 from comity.deploy.site_store import INDEX, STATES, States
 from comity.engines.saved import STATE_FILE
@@ -42,9 +42,9 @@ METHODS = ["fedavg", "scaffold", "adcol(hidden=4)", "fedavg+dbe"]
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        afterwards, "export", lambda *_: []
+        site_results, "export", lambda *_: []
     )  # it takes seconds, and has a test of its own
-    monkeypatch.setattr(afterwards, "report", lambda *_, **__: None)
+    monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
     monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
 
 
@@ -142,7 +142,7 @@ def test_a_site_that_was_restarted_waits_for_the_next_job(sites: Sites) -> None:
     replaced: list[str] = []
 
     def lost(name: str, request: bytes) -> str:
-        head = unpack(request, ASKED, 1 << 30)[0]
+        head = unpack(request, REQUESTS, 1 << 30)[0]
         if name == "east" and isinstance(head, RunCall) and head.call[2] == 2 and not replaced:
             transport.desks["east"] = sites.handler("east")
             replaced.append(name)
@@ -161,7 +161,7 @@ MISSED = ["scaffold", "fedavg+dbe", "fed-sps", "relay"]
 
 def missing(who: str, how: str, when: Callable[[Any], bool]) -> Callable[[str, bytes], str]:
     return lambda name, request: (
-        how if name == who and when(unpack(request, ASKED, 1 << 30)[0]) else ""
+        how if name == who and when(unpack(request, REQUESTS, 1 << 30)[0]) else ""
     )
 
 
@@ -253,7 +253,7 @@ def test_data_that_changed_since_a_run_was_begun(tmp_path: Path) -> None:
     file = tmp_path / "other.npz"
     with np.load(tmp_path / "files" / "east.npz") as old:
         np.savez(file, **{name: old[name][:-1] for name in old})
-    bring(file, sites.site("east") / "newer", None, classes=10)
+    import_site_data(file, sites.site("east") / "newer", None, classes=10)
     sites.change("east", {'data = "data"': 'data = "newer"'})
     summary = ended(sites.run("fedavg", "changed", **USUAL))
     assert (
@@ -295,7 +295,7 @@ def test_sites_that_cannot_take_part_from_the_start(
         for text in summary["remarks"]
     )
     monkeypatch.undo()
-    monkeypatch.setattr(site_run, "schema_mark", lambda schema: "another")
+    monkeypatch.setattr(site_run, "schema_digest", lambda schema: "another")
     folder = sites.run("fedavg", "schema", **USUAL)
     assert (folder / FAILURE).read_text().count("follow another schema than the server's") == 3
 
@@ -328,7 +328,7 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
     original, done = transport.ask, []
 
     def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
-        heads = [unpack(request, ASKED, 1 << 30)[0] for request in requests.values()]
+        heads = [unpack(request, REQUESTS, 1 << 30)[0] for request in requests.values()]
         if any(isinstance(head, RunCall) and head.call[2] == 3 for head in heads):
             done.append(1)
             raise Killed
@@ -379,7 +379,7 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
         def ask(
             requests: Mapping[str, bytes], seconds: float
         ) -> Iterator[tuple[str, bytes | None]]:
-            heads = [unpack(request, ASKED, 1 << 30)[0] for request in requests.values()]
+            heads = [unpack(request, REQUESTS, 1 << 30)[0] for request in requests.values()]
             if any(isinstance(head, RunCall) and head.call[2] == at for head in heads):
                 raise Killed
             yield from original(requests, seconds)
@@ -393,7 +393,7 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     transport = stopped(4)
     transport.lost = lambda name, request: (
-        "offline" if isinstance(unpack(request, ASKED, 1 << 30)[0], Committed) else ""
+        "offline" if isinstance(unpack(request, REQUESTS, 1 << 30)[0], Committed) else ""
     )
     with pytest.raises(Killed):
         sites.run("scaffold", "older", transport, **settings)

@@ -16,12 +16,12 @@ from elsewhere import Root, Sites, ended
 
 from comity import cli
 from comity.data.tables import agreed_schema
-from comity.deploy import afterwards
-from comity.deploy.comparing import compare_sites
-from comity.deploy.data import bring
+from comity.deploy import site_results
+from comity.deploy.comparison import compare_sites
+from comity.deploy.data import import_site_data
 from comity.deploy.handler import FAULT, LOG
 from comity.deploy.job_submission import SubmittedJob
-from comity.deploy.messages import ASKED, End, unpack
+from comity.deploy.messages import REQUESTS, End, unpack
 from comity.deploy.policy import write
 from comity.deploy.server import FAILURE, SCHEMA
 from comity.errors import ComityError
@@ -70,7 +70,7 @@ class TableSites(Sites):
         agreed_schema([files], label="days", kinds={"days": "number"}, scale="own").write(schema)
         for name in self.names:
             self.site(name).mkdir()
-            bring(files / f"{name}.csv", self.site(name) / "data", schema)
+            import_site_data(files / f"{name}.csv", self.site(name) / "data", schema)
             write(self.site(name), name, "data")
 
 
@@ -168,9 +168,9 @@ def test_a_policy_that_is_relaxed_during_the_run(sites: Sites) -> None:
     transport = sites.transport()
 
     def lost(name: str, request: bytes) -> str:
-        head, _ = unpack(request, ASKED, 1 << 30)
+        head, _ = unpack(request, REQUESTS, 1 << 30)
         if getattr(head, "call", ("", 0, 0, 0))[2] == 2 and name == "south":
-            sites.change("east", {"records = 10 ": "records = 5 "})
+            sites.change("east", {"records = 10\n": "records = 5\n"})
         return ""
 
     transport.lost = lost
@@ -181,13 +181,13 @@ def test_a_policy_that_is_relaxed_during_the_run(sites: Sites) -> None:
 
 
 def test_a_policy_that_is_tightened_during_the_run(sites: Sites) -> None:
-    sites.change("east", {"records = 10 ": "records = 5 "})
+    sites.change("east", {"records = 10\n": "records = 5\n"})
     transport = sites.transport()
 
     def lost(name: str, request: bytes) -> str:
-        head, _ = unpack(request, ASKED, 1 << 30)
+        head, _ = unpack(request, REQUESTS, 1 << 30)
         if getattr(head, "call", ("", 0, 0, 0))[2] == 1 and name == "south":
-            sites.change("east", {"records = 5 ": "records = 10 "})
+            sites.change("east", {"records = 5\n": "records = 10\n"})
         return ""
 
     transport.lost = lost
@@ -212,10 +212,10 @@ def test_a_run_that_is_resumed_after_its_last_round(sites: Sites) -> None:
 def test_all_sites_are_small(sites: Sites) -> None:
     """The run is refused in a sentence before anybody trains."""
     for name in sites.names:
-        sites.change(name, {"records = 10 ": "records = 25 "})
+        sites.change(name, {"records = 10\n": "records = 25\n"})
     folder = sites.run("fedavg", "none", **USUAL)
     assert (
-        (folder / FAILURE).read_text().startswith("No site would tell a figure of its test samples")
+        (folder / FAILURE).read_text().startswith("No site would send a score of its test samples")
     )
 
 
@@ -227,7 +227,7 @@ def test_nobody_but_the_small_site_is_left(metric: str, sites: Sites) -> None:
 
     def lost(name: str, request: bytes) -> str:
         nonlocal working
-        head, _ = unpack(request, ASKED, 1 << 30)
+        head, _ = unpack(request, REQUESTS, 1 << 30)
         working = working or hasattr(head, "round") or hasattr(head, "call")
         return "offline" if working and name != "east" else ""
 
@@ -248,7 +248,7 @@ def test_a_site_without_test_samples(sites: Sites) -> None:
     np.savez(sites.folder / "few.npz", x=np.zeros((1, 8, 8, 1), np.float32), y=np.zeros(1, int))
     for path in (sites.site("east") / "data").iterdir():
         path.unlink()
-    bring(sites.folder / "few.npz", sites.site("east") / "data", None, classes=10)
+    import_site_data(sites.folder / "few.npz", sites.site("east") / "data", None, classes=10)
     summary = ended(sites.run("fedavg", "zero", **USUAL | {"test": "own(0.25)"}))
     [text] = [text for text in summary["remarks"] if text.startswith("east takes no part: ")]
     assert "sample" in text
@@ -261,7 +261,7 @@ def test_a_site_without_test_samples(sites: Sites) -> None:
 @pytest.mark.parametrize("records", [10, 20])
 def test_a_newcomer_keeps_its_model_and_its_report(records: int, sites: Sites) -> None:
     """South is the last by name: it joins after the last round, with 17 test samples."""
-    sites.change("south", {"records = 10 ": f"records = {records} "})
+    sites.change("south", {"records = 10\n": f"records = {records}\n"})
     folder = sites.run("fedavg", "late", **USUAL, newcomers=1)
     summary = ended(folder)
     assert summary["failed_endings"] == {}
@@ -300,7 +300,7 @@ def test_an_ending_that_fails_is_told_and_can_be_repeated(
 ) -> None:
     """The server has a sentence, and nothing of the error; the other sites end as they should."""
     function, site_of, error = PARTS[part]
-    true = getattr(afterwards, function)
+    true = getattr(site_results, function)
     broken = {"east"}
 
     def fails(*given: Any, **more: Any) -> Any:
@@ -308,7 +308,7 @@ def test_an_ending_that_fails_is_told_and_can_be_repeated(
             raise error
         return true(*given, **more)
 
-    monkeypatch.setattr(afterwards, function, fails)
+    monkeypatch.setattr(site_results, function, fails)
     folder = sites.run("fedavg", "fails", **USUAL)
     summary = ended(folder)
     assert summary["failed_endings"].keys() == {"east"}
@@ -335,7 +335,7 @@ def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
     transport = sites.transport()
 
     def lost(name: str, request: bytes) -> str:
-        is_end = isinstance(unpack(request, ASKED, 1 << 30)[0], End)
+        is_end = isinstance(unpack(request, REQUESTS, 1 << 30)[0], End)
         return "offline" if name == "east" and is_end else ""
 
     transport.lost = lost
@@ -349,7 +349,9 @@ def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
 def test_a_site_that_refuses_when_the_run_is_resumed(sites: Sites) -> None:
     transport = sites.transport()
     transport.lost = lambda name, request: (
-        "offline" if name == "east" and isinstance(unpack(request, ASKED, 1 << 30)[0], End) else ""
+        "offline"
+        if name == "east" and isinstance(unpack(request, REQUESTS, 1 << 30)[0], End)
+        else ""
     )
     folder = sites.run("fedavg", "refuses", transport, **USUAL)
     sites.change("east", {"rounds = 1000": "rounds = 1"})
@@ -363,7 +365,7 @@ def test_a_site_that_answers_nonsense_at_the_end(sites: Sites) -> None:
 
     def lost(name: str, request: bytes) -> str:
         nonlocal is_end
-        is_end = isinstance(unpack(request, ASKED, 1 << 30)[0], End) and name == "east"
+        is_end = isinstance(unpack(request, REQUESTS, 1 << 30)[0], End) and name == "east"
         return ""
 
     transport.lost = lost
@@ -423,7 +425,7 @@ def test_the_exit_code_of_a_run_whose_ending_failed(
 ) -> None:
     hub, out = researcher.folder / "hub", tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(afterwards, "finish", broken_at("east"))
+        patch.setattr(site_results, "finish", broken_at("east"))
         words = ("run", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
         code, said, err = command(capsys, monkeypatch, *words)
     assert code == 1
@@ -439,7 +441,7 @@ def test_the_exit_code_of_a_run_whose_ending_failed(
 
 
 def broken_at(name: str) -> Callable[..., Any]:
-    true = afterwards.finish
+    true = site_results.finish
 
     def finish(run: Any, *given: Any) -> Any:
         if run.party == name:
@@ -483,7 +485,7 @@ def test_a_comparison_with_an_ending_that_failed(
     hub, out = researcher.folder / "hub", tmp_path / "out"
     words = ("compare", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
     with monkeypatch.context() as patch:
-        patch.setattr(afterwards, "finish", broken_at("north"))
+        patch.setattr(site_results, "finish", broken_at("north"))
         code, said, err = command(capsys, monkeypatch, *words)
     assert code == 1
     assert "The run was not completed at north" in said
@@ -498,7 +500,7 @@ def test_a_comparison_with_an_ending_that_failed(
 
 def test_the_python_side_of_a_comparison(researcher: Sites, tmp_path: Path) -> None:
     """Everybody but one withholds its figures."""
-    researcher.change("south", {"records = 10 ": "records = 20 "})
+    researcher.change("south", {"records = 10\n": "records = 20\n"})
     base = config.experiment({**USUAL, "metric": "macro_f1"})
 
     def conduct(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:
@@ -520,7 +522,7 @@ def test_a_site_says_no_more_than_it_may(sites: Sites, monkeypatch: pytest.Monke
     def no_model(result: object, party: str, out: Path) -> list[str]:
         raise ComityError(f"There is no model in {out}.")
 
-    monkeypatch.setattr(afterwards, "export", no_model)
+    monkeypatch.setattr(site_results, "export", no_model)
     endings = ended(sites.run("fedavg", "path", **USUAL))["failed_endings"]
     assert (
         endings["east"] == "its model was not written: There is no model in east/runs/path/model."

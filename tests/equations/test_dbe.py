@@ -347,7 +347,7 @@ def test_hosts_that_make_no_sense_are_refused(text: str) -> None:
 
 def test_table3_no_noise_is_the_identity() -> None:
     z = noise(1000, seed=5)
-    assert torch.equal(Dbe(host=FedAvg()).noised(z, Key(3)), z)
+    assert torch.equal(Dbe(host=FedAvg()).add_mean_noise(z, Key(3)), z)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,9 @@ def test_table3_noise_has_mean_1_minus_q_and_variance_s2(s: float, q: float) -> 
     """(1 - q) z + N(0, s^2) over 100,000 values; four standard errors are allowed."""
     n, value = 100_000, 3.0
     noised = (
-        Dbe(host=FedAvg(), noise_s=s, noise_q=q).noised(torch.full((n,), value), Key(3)).double()
+        Dbe(host=FedAvg(), noise_s=s, noise_q=q)
+        .add_mean_noise(torch.full((n,), value), Key(3))
+        .double()
     )
     assert noised.mean().item() == pytest.approx((1 - q) * value, abs=4 * s / n**0.5 + 1e-6)
     assert noised.var().item() == pytest.approx(s * s, rel=4 * (2 / n) ** 0.5)

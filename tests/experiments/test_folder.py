@@ -16,7 +16,7 @@ from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError, UsageError
 from comity.metrics.evaluation import Answers
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.runs.folder import NEVER_OVERWRITTEN, RunFolder
 from comity.runs.tables import (
     ABSENCES,
@@ -150,7 +150,7 @@ NOTES = [
 CHARGES = [Charge(1, "local", "north", "server", "up", 12)]
 TIMES = [Timing(0, 0.5, 0.25, 0.0, 1024)]
 GIVEN = [
-    Spent(
+    PrivacyCharge(
         1,
         "local",
         "p1",
@@ -168,7 +168,7 @@ GIVEN = [
         0,
         0,
     ),
-    Spent(
+    PrivacyCharge(
         1, "local", "a, b", "A.z", "", "none", 0.0, 0.0, 1.0, 1, math.inf, 1e-5, "", "server", 0, 0
     ),
 ]

@@ -80,7 +80,7 @@ def test_1_a_swapped_record_moves_the_rows_of_others_so_that_a_row_is_what_is_pr
     x[0], y[0] = 1.0, (y[0] + 1) % 10
     moved = (rows(Samples(x, y)) - rows(train_part)).abs().sum(1)
     assert (moved[1:] > 1e-4).float().mean() > 0.9  # rows of records that were not touched
-    with pytest.warns(UserWarning, match="of the record nothing is guaranteed"):
+    with pytest.warns(UserWarning, match="nothing is guaranteed for the record"):
         told = comity.run("adcol", federation, noise="lap_l1", epsilon=1.0, **SMALL).summary[
             "privacy"
         ]
@@ -142,7 +142,7 @@ def test_3_each_round_is_accounted_for_as_it_was(federation: comity.Federation) 
 def test_4_weights_beside_noisy_rows_leave_nothing_guaranteed(
     federation: comity.Federation,
 ) -> None:
-    with pytest.warns(UserWarning, match="protects is a row"):
+    with pytest.warns(UserWarning, match="protects a row"):
         told = comity.run(
             "adcol", federation, noise="lap_l1", epsilon=1.0, aggregate="model", **SMALL
         ).summary["privacy"]
@@ -433,7 +433,7 @@ class Chatty(Adcol):
         return state, More(reps.z, reps.shared, float(party.data.train.x.mean()))
 ''')
     federation = comity.load("digits").partition("iid", parties=2, seed=0)
-    with pytest.warns(UserWarning, match="protects is a row"):
+    with pytest.warns(UserWarning, match="protects a row"):
         told = comity.run(str(method), federation, noise="lap_l1", epsilon=1.0, **SMALL).summary[
             "privacy"
         ]

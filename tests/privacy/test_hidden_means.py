@@ -152,7 +152,7 @@ def test_adcols_rows_have_the_noise_that_was_asked_for() -> None:
         assert gaussian_sigma(gaussian_epsilon(sigma, 1e-9), 1e-9) == pytest.approx(sigma, rel=1e-6)
     made = chain(algorithms.compose("adcol+ldp(noise=2.5)"))[-1]
     assert isinstance(made, PrivateRows)
-    z = made.released(torch.zeros(400, 50), Key(3))
+    z = made.add_row_noise(torch.zeros(400, 50), Key(3))
     assert z.std().item() == pytest.approx(2.5, rel=0.03)
 
 
@@ -178,7 +178,7 @@ def check_plan(result: comity.Result) -> None:
 def test_a_row_a_record_behind_private_training_or_a_party(
     host: str, federation: comity.Federation
 ) -> None:
-    with pytest.warns(UserWarning, match="of the record nothing is guaranteed"):
+    with pytest.warns(UserWarning, match="nothing is guaranteed for the record"):
         alone = run(f"{host}+ldp(noise=4)", federation)
     told = alone.summary["privacy"]
     assert (told["unit"], told["unprotected"]) == ("row", [])
@@ -188,7 +188,7 @@ def test_a_row_a_record_behind_private_training_or_a_party(
     # more.
     calls = {(row.round, row.call, row.party) for row in alone.privacy}
     assert len(calls) == len(alone.privacy)
-    release = alone.privacy[0].made()
+    release = alone.privacy[0].to_release()
     assert release
     assert release.multiplier == pytest.approx(4)
     most = max(sum(party == each for _, _, party in calls) for each in ("north", "east", "south"))
@@ -277,7 +277,7 @@ class Chatty(Fd):
     [
         (
             "Answers(*class_means(party.data.train.x.flatten(1)[:, :10], party.data.train.y, 10))",
-            "looks at a party's samples",
+            "reads a party's samples",
         ),
         (
             "Answers(*[self.told(party, lambda x: task.logits(F_i, x), key) for _ in range(2)][1])",

@@ -24,7 +24,7 @@ from comity.privacy.accounting import (
     sampled_gaussian_epsilon,
     sampled_gaussian_rdp,
 )
-from comity.privacy.mechanisms import bounded, noised
+from comity.privacy.mechanisms import add_noise, bound_rows
 from comity.training.descent import train
 from comity.training.requests import Private
 
@@ -97,26 +97,28 @@ def test_two_bounded_rows_differ_by_at_most_one(
     seed: int, kind: tuple[str, int], scale: float
 ) -> None:
     how, order = kind
-    z = bounded(scale * torch.randn(2, 9, generator=Key(seed).generator()), how)
+    z = bound_rows(scale * torch.randn(2, 9, generator=Key(seed).generator()), how)
     assert torch.linalg.vector_norm(z[0] - z[1], ord=order) <= 1 + 1e-5
 
 
 def test_small_rows_are_left_alone_and_large_ones_shrunk() -> None:
     z = torch.tensor([[0.1, -0.2], [3.0, 4.0]])
-    torch.testing.assert_close(bounded(z, "gauss_l2"), torch.tensor([[0.1, -0.2], [0.3, 0.4]]))
-    torch.testing.assert_close(bounded(z, "lap_l1"), torch.tensor([[0.1, -0.2], [3 / 14, 4 / 14]]))
+    torch.testing.assert_close(bound_rows(z, "gauss_l2"), torch.tensor([[0.1, -0.2], [0.3, 0.4]]))
     torch.testing.assert_close(
-        bounded(torch.tensor([[1.0, 3.0, 2.0]]), "paper"), torch.tensor([[0.0, 1.0, 0.5]])
+        bound_rows(z, "lap_l1"), torch.tensor([[0.1, -0.2], [3 / 14, 4 / 14]])
     )
-    assert torch.equal(bounded(z, "none"), z)
-    assert noised(z, "none", 1.0, 0.1, Key(0)) is z
+    torch.testing.assert_close(
+        bound_rows(torch.tensor([[1.0, 3.0, 2.0]]), "paper"), torch.tensor([[0.0, 1.0, 0.5]])
+    )
+    assert torch.equal(bound_rows(z, "none"), z)
+    assert add_noise(z, "none", 1.0, 0.1, Key(0)) is z
 
 
 def test_the_papers_rows_can_differ_by_their_width() -> None:
     """From 0 to 1 each: (0, 1, 1, ...) and (1, 0, 0, ...) are d apart in l1, so a release costs d
     times what the paper says.
     """
-    z = bounded(torch.tensor([[0.0, 5.0, 5.0, 5.0], [5.0, 0.0, 0.0, 0.0]]), "paper")
+    z = bound_rows(torch.tensor([[0.0, 5.0, 5.0, 5.0], [5.0, 0.0, 0.0, 0.0]]), "paper")
     assert (z[0] - z[1]).abs().sum() == 4
     for kind, costs in (("paper", 8.0), ("lap_l1", 2.0)):
         (release,) = Adcol(noise=kind, epsilon=2.0).row_releases("Reps.z", 4)["Reps.z"]  # type: ignore[arg-type]
@@ -126,7 +128,7 @@ def test_the_papers_rows_can_differ_by_their_width() -> None:
 @pytest.mark.parametrize("how", ["paper", "lap_l1"])
 def test_laplace_noise_has_the_scale_one_over_epsilon(how: str) -> None:
     z = torch.rand(200, 300, generator=Key(1).generator())
-    noise = noised(z, how, 4.0, 0.1, Key(2)) - bounded(z, how)
+    noise = add_noise(z, how, 4.0, 0.1, Key(2)) - bound_rows(z, how)
     assert noise.mean().item() == pytest.approx(0, abs=0.01)
     assert noise.abs().mean().item() == pytest.approx(0.25, rel=0.02)
     assert noise.square().mean().item() == pytest.approx(2 * 0.25**2, rel=0.05)
@@ -134,7 +136,7 @@ def test_laplace_noise_has_the_scale_one_over_epsilon(how: str) -> None:
 
 def test_gaussian_noise_has_the_analytic_scale() -> None:
     z = torch.rand(200, 300, generator=Key(1).generator())
-    noise = noised(z, "gauss_l2", 1.0, 1e-5, Key(2)) - bounded(z, "gauss_l2")
+    noise = add_noise(z, "gauss_l2", 1.0, 1e-5, Key(2)) - bound_rows(z, "gauss_l2")
     assert noise.std().item() == pytest.approx(
         3.7306, rel=0.02
     )  # Balle and Wang's mechanism at (1, 1e-5)
@@ -242,7 +244,7 @@ def test_b12_epsilon_adds_up_over_rounds_and_is_said_to_be_a_rows(
     """Each round releases the same samples again: parallel composition, as the paper has it, needs
     disjoint data.
     """
-    with pytest.warns(UserWarning, match="of the record nothing is guaranteed"):
+    with pytest.warns(UserWarning, match="nothing is guaranteed for the record"):
         result = comity.run(
             "adcol", federation, rounds=2, noise="lap_l1", epsilon=0.5, model="mlp2", hidden=16
         )

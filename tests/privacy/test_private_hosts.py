@@ -36,7 +36,7 @@ REFUSED = {
     "fedavg+dbe": "couples the records of a batch",
     "fedper+mr": "couples the records of a batch",
     "adcol": "of single records",
-    "adcol(noise=lap_l1,rep_mode=last_epoch)": "looks at a party's samples itself",
+    "adcol(noise=lap_l1,rep_mode=last_epoch)": "reads a party's samples itself",
 }
 
 
@@ -92,7 +92,7 @@ def test_a_network_with_batchnorm_is_refused(federation: comity.Federation) -> N
 
 
 PEEKS = {
-    "looks at samples": ("len(party.data.train.y.unique())", "looks at a party's samples itself"),
+    "looks at samples": ("len(party.data.train.y.unique())", "reads a party's samples itself"),
     "folds": ("await party.fold(lambda s, b: s, m.theta, key)", "makes steps of its own"),
     "brings samples": (
         "(await party.fit(plain, m.theta, key, samples=Samples(None, None)))",
@@ -136,7 +136,7 @@ def test_rows_of_a_private_model_are_records(
     is of.
     """
     text = "adcol(noise=gauss_l2,epsilon=1,delta=1e-5,disc=linear)"
-    with pytest.warns(UserWarning, match="protects is a row"):
+    with pytest.warns(UserWarning, match="protects a row"):
         rows = run(text, federation, rounds=1)
     recwarn.clear()
     both = run(f"{text}+dp(noise=2)", federation, rounds=1)

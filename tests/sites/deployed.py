@@ -66,7 +66,7 @@ class Deployed:
                 if name == "server"
                 else [self.site(name), self.site(name) / startup_kits.KIT]
             )
-            env = os.environ | {"COMITY_SITES_DESK": self.handler}
+            env = os.environ | {"COMITY_SITES_HANDLER": self.handler}
             env["PYTHONPATH"] = os.pathsep.join(
                 filter(None, [str(HERE), os.environ.get("PYTHONPATH")])
             )

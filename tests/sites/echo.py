@@ -80,6 +80,6 @@ class Echo:
         return request
 
 
-def open_desk(folder: Path, submitter: str) -> Echo:
+def open_handler(folder: Path, submitter: str) -> Echo:
     """A site's desk."""
     return Echo(folder, submitter)

@@ -104,7 +104,7 @@ class JobRequest:
         self.said: list[str] = []
         self._ended: dict[str, Any] | BaseException | None = None
         self._thread = threading.Thread(target=self._conduct, daemon=True)
-        ordered.told = self.said.append
+        ordered.report_progress = self.said.append
         self._thread.start()
 
     def _conduct(self) -> None:

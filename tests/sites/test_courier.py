@@ -95,7 +95,7 @@ def test_an_aborted_job_is_nobodys_silence() -> None:
 def test_a_site_that_is_gone_does_not_cost_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     from comity.deploy.flare import apps
 
-    monkeypatch.setattr(apps, "EVERY", 0.05)
+    monkeypatch.setattr(apps, "PING_INTERVAL", 0.05)
     transport = apps.FlareTransport(
         {"gone": Far(later(5), there=False), "works": Far(later(0.5))}, lambda: False
     )

@@ -17,7 +17,7 @@ import pytest
 
 from comity.data.importing import read_federation
 from comity.data.prepared import save
-from comity.deploy.job_submission import ORDER, SubmittedJob
+from comity.deploy.job_submission import SUBMISSION, SubmittedJob
 from comity.errors import ComityError
 from comity.runs.folder import RunFolder
 from comity.wire.ledger import Charge
@@ -203,7 +203,7 @@ def test_a_researcher_who_stops(real: Real, tmp_path: Path, undisturbed: Path) -
     first = real.command(
         "run", "scaffold", "--federation", str(real.hub), "--out", str(out), *words
     )
-    until((out / ORDER).exists, "ordered", 60)
+    until((out / SUBMISSION).exists, "ordered", 60)
     until(lambda: done(real.run_of(out)) >= 1, "round 1", 90)
     first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=60)
@@ -230,12 +230,12 @@ def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
     out = tmp_path / "run"
     settings = USUAL | {"metric": "macro_f1"}
     words = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    real.sites.change("east", {"records = 0 ": "records = 10 "})
+    real.sites.change("east", {"records = 0\n": "records = 10\n"})
     try:
         command = real.command(
             "run", "fedavg", "--federation", str(real.hub), "--out", str(out), *words
         )
-        until((out / ORDER).exists, "ordered", 60)
+        until((out / SUBMISSION).exists, "ordered", 60)
         own = RunFolder(real.site("east") / "runs" / SubmittedJob.read(out).run)
         obstacle = own.path / ".checksums.json"
         obstacle.mkdir(parents=True)
@@ -260,7 +260,7 @@ def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
         assert summary is not None
         assert summary["macro_f1"]["per_party"].keys() == {"east"}
     finally:
-        real.sites.change("east", {"records = 10 ": "records = 0 "})
+        real.sites.change("east", {"records = 10\n": "records = 0\n"})
     real.check_idle()
 
 

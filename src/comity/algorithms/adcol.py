@@ -36,7 +36,7 @@ from comity.components.server_steps import shared_names
 from comity.components.views import Supervision, supervision
 from comity.core import *
 from comity.core.diagnostics import CurveByRound
-from comity.privacy.mechanisms import bounded
+from comity.privacy.mechanisms import bound_rows
 from comity.privacy.options import PrivateRows, PrivateRowsAccounting
 
 SEEN = "adcol.seen"
@@ -144,7 +144,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             return self.round_by_cohort(s, server, t)
         R = server.call(self.local, dict.fromkeys(server.sample(t), s))  # l.3-5
         D = self.train_discriminator(s.D, R, {i: i for i in server.info.parties}, server)  # l.6-9
-        self.made_known(server, list(R), {"Game.shared"} if s.shared else set())
+        self.charge_server(server, list(R), {"Game.shared"} if s.shared else set())
         self.log_discriminator(D, R, {i: i for i in server.info.parties}, server)
         return Game(D, self.average_shared(R, server) if s.shared else {})
 
@@ -155,7 +155,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         task = self.discriminator(server.info.width, len(slot))
         data = labelled({slot[i]: reps.z for i, reps in R.items()})
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None)
-        return self.fitted(server, task, D, data, server.key("discriminator"), how)
+        return self.fit_on_server(server, task, D, data, server.key("discriminator"), how)
 
     @on_party
     async def local(
@@ -172,7 +172,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
                 z = torch.where(seen.isnan(), z, seen)
             if self.sampling < 1:
                 z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
-            return self.released(z, key.fold("noise"))
+            return self.add_row_noise(z, key.fold("noise"))
 
         z = party.represent(self.supervision.task(party.task), F_i, rows_to_send)  # l.18
         past = [] if m.untrained else [m.D, *earlier][: self.past - 1]
@@ -202,7 +202,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         for D in judges.past:
             disc = self.discriminator(task.width, len(D["out.bias"]))
             value = value + self.mu / len(judges.past) * kl_from_uniform(
-                disc.logits(D, bounded(z, self.noise))
+                disc.logits(D, bound_rows(z, self.noise))
             )
         return value
 
@@ -236,7 +236,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         D = carried(s.D, new, self.disc_carry)
         R = server.call(self.local, dict.fromkeys(cohort, replace(s, D={})))  # i and ii
         D = self.train_discriminator(D, R, slot, server)  # iii
-        self.made_known(server, list(R), set())
+        self.charge_server(server, list(R), set())
         self.log_discriminator(D, R, slot, server)
         server.call(self.align, dict.fromkeys(R, Game(D, {})))  # iv and v
         return Game(D, {})

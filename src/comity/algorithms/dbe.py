@@ -226,7 +226,7 @@ class Dbe(NoisyMean, Piloted):
             z = in_chunks(lambda x: task.features(done.theta, x), party.data.train.x).mean(0)
         else:
             z = done.scratch.get(MEAN, torch.zeros_like(state.extra.z))
-        return state, Mean(self.noised(z, key.fold("noise")))
+        return state, Mean(self.add_mean_noise(z, key.fold("noise")))
 
     def running(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
         """The plain loss; the mean runs along in the scratch."""

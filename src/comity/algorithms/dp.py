@@ -38,7 +38,7 @@ from comity.core import *
 from comity.core.aggregate import NoisyAveraging
 from comity.core.release import ALL, STAGES, Asked, Release, Releases
 from comity.core.wrapper import AsHost
-from comity.privacy.guard import guarded
+from comity.privacy.guard import hide_samples
 from comity.training.requests import Private
 
 
@@ -115,7 +115,7 @@ class Dp(AsHost[None]):
         if self.level == "party":
             return party
         how = Private(party.data.train, self.clip, self.sigma, [] if made is None else made)
-        return replace(party, data=guarded(party.data), private=how)
+        return replace(party, data=hide_samples(party.data), private=how)
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)

@@ -29,7 +29,7 @@ from comity.components.hidden_means import SendsMeans, release
 from comity.core import *
 from comity.core.release import NOTHING, Asked, Releases
 from comity.core.wrapper import as_host
-from comity.privacy.guard import guarded
+from comity.privacy.guard import hide_samples
 from comity.privacy.options import ROW, TRAINED_OPENLY, PrivateRows
 from comity.training.requests import HiddenMeans, Level
 
@@ -95,7 +95,7 @@ class Ldp(Wrapper[None]):
             )
         if self.noise and self.noise != "auto" and self.host.noise == "none":
             object.__setattr__(
-                self, "host", self.host.behind(self.noise)
+                self, "host", self.host.with_row_noise(self.noise)
             )  # the method's own noise, which its loss knows of
 
     @property
@@ -112,7 +112,7 @@ class Ldp(Wrapper[None]):
             return party
         samples = party.private.samples if party.private else party.data.train
         how = HiddenMeans(samples, self.level, self.clip, self.sigma, [] if made is None else made)
-        return replace(party, data=guarded(party.data), hidden_means=how)
+        return replace(party, data=hide_samples(party.data), hidden_means=how)
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
         @wraps(function)

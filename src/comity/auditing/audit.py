@@ -1,4 +1,4 @@
-"""`comity audit RUN`: all attacks on a run that kept its messages, or on all such runs in a folder,
+"""`comity audit RUN`: all attacks on a run with recorded messages, or on all such runs in a folder,
 in one table.
 """
 
@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-from comity.auditing.canaries import Shown
+from comity.auditing.canaries import CanaryResult
 from comity.auditing.chance import RATES
-from comity.auditing.decoding import decoded
+from comity.auditing.decoding import attack_by_decoder
 from comity.auditing.finding import Finding, Outcome, Untried
-from comity.auditing.inverting import inverted
-from comity.auditing.membership_gradients import by_gradients
-from comity.auditing.membership_means import by_means
-from comity.auditing.membership_rows import by_rows
-from comity.auditing.membership_updates import by_updates
-from comity.auditing.membership_weights import by_weights
+from comity.auditing.inverting import attack_by_inversion
+from comity.auditing.membership_gradients import attack_gradients
+from comity.auditing.membership_means import attack_means
+from comity.auditing.membership_rows import attack_rows
+from comity.auditing.membership_updates import attack_updates
+from comity.auditing.membership_weights import attack_weights
 from comity.auditing.pictures import sheet
-from comity.auditing.private_training import private_training
-from comity.auditing.unprotected import in_the_open
+from comity.auditing.private_training import attack_private_training
+from comity.auditing.unprotected import attack_samples
 from comity.auditing.view import View
 from comity.checksums import with_crc
 from comity.core.traits import LEAVES
@@ -39,16 +39,16 @@ from comity.units import size
 JSON, PAGE, PICTURES = "audit.json", "audit.html", "audit"
 Attack = Callable[[View], list[Outcome]]
 ATTACKS: dict[Attack, str] = {
-    in_the_open: "samples",
-    by_rows: "representations",
-    by_means: "means",
-    by_updates: "weights",
-    by_weights: "weights",
-    by_gradients: "gradients",
-    decoded: "representations",
-    inverted: "gradients",
+    attack_samples: "samples",
+    attack_rows: "representations",
+    attack_means: "means",
+    attack_updates: "weights",
+    attack_weights: "weights",
+    attack_gradients: "gradients",
+    attack_by_decoder: "representations",
+    attack_by_inversion: "gradients",
 }
-"""Each attack, and the kind of what it is made on (of `core.algorithm.LEAVES`)."""
+"""The attacks, each with the kind of values that it uses (of `core.algorithm.LEAVES`)."""
 HEADS = (
     "method",
     "attack",
@@ -62,7 +62,8 @@ HEADS = (
     "bytes",
 )
 WORDS = 2
-"""How many of these columns are words."""
+"""How many of these columns are words, not numbers."""
+NO_ATTACK = "Nothing was sent that an attack is known for here."
 CANNOT = (
     "An attack that succeeds shows that what was sent tells so much. One that fails shows nothing:"
     " a better one may succeed."
@@ -71,59 +72,52 @@ CANNOT = (
 
 @dataclass(frozen=True)
 class Audited:
-    """What attacks on one run found."""
+    """The results of all attacks on one run."""
 
     folder: Path
     name: str
-    """The method, with its seed where there are several."""
+    """The method, with its seed if there are several."""
     sent: int
-    """Bytes, without those of evaluation."""
+    """Bytes of all messages except those of evaluation."""
     accuracy: float | None
     claimed: float | None
-    """The epsilon that the run claims; None: infinite."""
+    """The epsilon that the run claims; None if it is infinite."""
     unit: str
-    """Whom that protects: a record, a row, a party."""
+    """What the claim protects: a record, a row, or a party."""
     delta: float
     findings: tuple[Finding, ...]
     untried: tuple[Untried, ...]
-    canaries: Shown | None
-    """What canaries show of private training, if there was some."""
+    canaries: CanaryResult | None
+    """What canaries show about private training, if there was some."""
     pictures: dict[str, bytes]
     """PNG files, by attack."""
 
     @property
-    def shown(self) -> float | None:
+    def epsilon_shown(self) -> float | None:
         """The largest epsilon that an attack shows; None if none was measured."""
-        return max(
-            (
-                one.epsilon
-                for one in (*self.findings, self.canaries)
-                if one and one.epsilon is not None
-            ),
-            default=None,
-        )
+        results = (*self.findings, self.canaries)
+        epsilons = (result.epsilon for result in results if result)
+        return max((epsilon for epsilon in epsilons if epsilon is not None), default=None)
 
     @property
-    def says(self) -> list[str]:
-        """What came out, a sentence each."""
-        said = [one.says for one in (*self.findings, self.canaries, *self.untried) if one]
-        if not said:
-            said.append("Nothing was sent that an attack is known for here.")
-        if (
-            self.claimed is not None
-            and self.unit == "record"
-            and self.shown is not None
-            and self.shown > self.claimed
-        ):
-            said.insert(
-                0,
-                f"The claim is refuted: epsilon {self.claimed:g} is claimed, and an attack shows"
-                f" {self.shown:.2f}.",
+    def sentences(self) -> list[str]:
+        """The results, one sentence each."""
+        results = (*self.findings, self.canaries, *self.untried)
+        sentences = [result.sentence for result in results if result]
+        if not sentences:
+            sentences.append(NO_ATTACK)
+        shown = self.epsilon_shown
+        claimed = self.claimed if self.unit == "record" else None
+        if claimed is not None and shown is not None and shown > claimed:
+            refuted = (
+                f"The claim is refuted: epsilon {claimed:g} is claimed, and an attack shows"
+                f" {shown:.2f}."
             )
-        return [f"{self.name}: {text}" for text in said]
+            sentences.insert(0, refuted)
+        return [f"{self.name}: {text}" for text in sentences]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The results as audit.json has them."""
         return {
             "run": str(self.folder),
             "method": self.name,
@@ -131,45 +125,39 @@ class Audited:
             "accuracy": self.accuracy,
             "epsilon_claimed": "infinite" if self.claimed is None else self.claimed,
             "unit": self.unit,
-            "epsilon_shown": self.shown,
+            "epsilon_shown": self.epsilon_shown,
             "delta": self.delta,
-            "attacks": [one.plain() for one in self.findings],
+            "attacks": [finding.plain() for finding in self.findings],
             "canaries": None if self.canaries is None else asdict(self.canaries),
-            "untried": [{"attack": one.attack, "why": one.why} for one in self.untried],
-            "says": self.says,
+            "untried": [{"attack": attack.attack, "why": attack.why} for attack in self.untried],
+            "says": self.sentences,
         }
 
     def rows(self) -> list[list[str]]:
-        """Its lines of the table, one an attack."""
+        """The rows of the table for this run, one for each attack."""
         accuracy = "" if self.accuracy is None else f"{self.accuracy:.1%}"
-        claimed = (
-            "infinite"
-            if self.claimed is None
-            else f"{self.claimed:.3g}" + (f" ({self.unit})" * (self.unit not in ("", "record")))
-        )
-        made = [
+        unit = "" if self.unit in ("", "record") else f" ({self.unit})"
+        claimed = "infinite" if self.claimed is None else f"{self.claimed:.3g}{unit}"
+        sent = size(self.sent)
+        rows = [
             [
                 self.name,
-                one.attack,
-                f"{one.text(one.success)} ({one.text(one.low)} to {one.text(one.high)})"
-                + ("" if one.power else " *"),
-                one.text(one.prior),
-                *(_found(one.figures, f"tpr_at_{rate:g}") for rate in RATES),
+                finding.attack,
+                f"{finding.interval}{'' if finding.power else ' *'}",
+                finding.text(finding.prior),
+                *(_true_positives(finding.figures, f"tpr_at_{rate:g}") for rate in RATES),
                 claimed,
-                "" if one.epsilon is None else f"{one.epsilon:.2f}",
+                "" if finding.epsilon is None else f"{finding.epsilon:.2f}",
                 accuracy,
-                size(self.sent),
+                sent,
             ]
-            for one in self.findings
+            for finding in self.findings
         ]
         if self.canaries:
-            shown = (
-                "no power *" if self.canaries.epsilon is None else f"{self.canaries.epsilon:.2f}"
-            )
-            made.append(
-                [self.name, "canaries", "", "", "", "", claimed, shown, accuracy, size(self.sent)]
-            )
-        return made or [[self.name, "none", "", "", "", "", claimed, "", accuracy, size(self.sent)]]
+            epsilon = self.canaries.epsilon
+            shown = "no power *" if epsilon is None else f"{epsilon:.2f}"
+            rows.append([self.name, "canaries", "", "", "", "", claimed, shown, accuracy, sent])
+        return rows or [[self.name, "none", "", "", "", "", claimed, "", accuracy, sent]]
 
 
 def audit(
@@ -180,43 +168,49 @@ def audit(
     trust: bool = False,
     told: Callable[[str], None] = lambda text: None,
 ) -> list[Audited]:
-    """Attack the run in a folder, or all runs in it that kept their messages; leaves audit.json,
-    audit.html and pictures there.
+    """Attack the run in a folder, or all runs below it that recorded their messages.
 
-    Data and models that were given from Python are given again. `trust` lets the files run that a
-    stranger's run names. `told` hears what is being done, and of runs that are left out.
+    The folder gets audit.json, audit.html and pictures.
+
+    Arguments:
+        folder: the folder of a run, or one with several runs
+        federation: the data, if they were given from Python
+        model: the model, if it was given from Python
+        trust: run the Python files that the settings of the runs name
+        told: is called with a text about each run that is attacked or left out
 
     Examples:
         >>> import comity, tempfile
+        >>> settings = {"parties": 2, "rounds": 1, "model": "linear", "record_messages": True}
         >>> with tempfile.TemporaryDirectory() as home:
-        ...     done = comity.run("fedavg", parties=2, rounds=1, model="linear", record_messages=True, out=f"{home}/run")
-        ...     [found.attack for found in comity.audit(f"{home}/run")[0].findings]
+        ...     run = comity.run("fedavg", out=f"{home}/run", **settings)
+        ...     [finding.attack for finding in comity.audit(f"{home}/run")[0].findings]
         ['membership: updates', 'membership: weights', 'inversion: updates']
     """
     from comity.auditing.page import page
 
     place = Path(folder)
-    found = []
+    audited = []
     runs = runs_in(place)
     several = len({run.parent for run in runs}) < len(runs)
     for run in runs:
         if not RunFolder(run).recorded and run != place:
-            told(f"{run} has no tape, and is left out.")
+            told(f"{run} has no recorded messages, and is left out.")
             continue
         told(f"attacking {run}")
-        found.append(audit_run(run, federation, model, several=several, trust=trust))
-    if not found:
+        audited.append(audit_run(run, federation, model, several=several, trust=trust))
+    if not audited:
         raise UsageError(
-            f"No run in {place} has a tape: messages are kept by runs with --record-messages (in"
-            " Python record_messages=True)."
+            f"No run in {place} has recorded messages: run it with --record-messages (in Python"
+            " record_messages=True)."
         )
-    write(place, found)
-    write_atomically(place / PAGE, page(place, found))
-    return found
+    write(place, audited)
+    write_atomically(place / PAGE, page(place, audited))
+    return audited
 
 
 def runs_in(place: Path) -> list[Path]:
-    """The folder itself if it is a run's, else all runs below it."""
+    """The folder itself if it is that of a run, else the folders of all runs below it."""
     if not place.is_dir():
         raise UsageError(f"There is no folder {place}.")
     if RunFolder(place).begun:
@@ -235,22 +229,24 @@ def audit_run(
     several: bool = False,
     trust: bool = False,
 ) -> Audited:
-    """All attacks on one run; one of several seeds is called by its own."""
+    """Make all attacks on one run. With `several` seeds its name includes the seed."""
     view = View(folder, federation, model, trust)
     experiment, summary = view.job.experiment, view.summary
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # equal bits, as in a run
+    torch.set_num_threads(1)  # bitwise reproducible, as in a run
     try:
-        canaries = private_training(view)
-        by_kind = [(kind, one) for attack, kind in ATTACKS.items() for one in attack(view)]
+        canaries = attack_private_training(view)
+        by_kind = [(kind, outcome) for attack, kind in ATTACKS.items() for outcome in attack(view)]
     finally:
         torch.set_num_threads(threads)
-    outcomes = [one for _, one in by_kind] + _without(
-        view.leaves - {kind for kind, _ in by_kind}, view.claimed is None
-    )
-    findings = tuple(one for one in outcomes if isinstance(one, Finding))
-    drawn = {
-        one.attack: sheet(view.job.federation, one.pictures) for one in findings if one.pictures
+    other_kinds = view.leaves - {kind for kind, _ in by_kind}
+    outcomes = [outcome for _, outcome in by_kind]
+    outcomes += _without_attack(other_kinds, view.claimed is None)
+    findings = tuple(outcome for outcome in outcomes if isinstance(outcome, Finding))
+    sheets = {
+        finding.attack: sheet(view.job.federation, finding.pictures)
+        for finding in findings
+        if finding.pictures
     }
     block = summary.get(experiment.metric) or {}
     return Audited(
@@ -262,45 +258,49 @@ def audit_run(
         view.unit,
         view.delta,
         findings,
-        tuple(one for one in (canaries, *outcomes) if isinstance(one, Untried)),
-        canaries if isinstance(canaries, Shown) else None,
-        {attack: made for attack, made in drawn.items() if made is not None},
+        tuple(outcome for outcome in (canaries, *outcomes) if isinstance(outcome, Untried)),
+        canaries if isinstance(canaries, CanaryResult) else None,
+        {attack: png for attack, png in sheets.items() if png is not None},
     )
 
 
-def _without(kinds: Collection[str], bare: bool) -> list[Outcome]:
-    """What is said of kinds of values that parties send, `bare` if some without noise, and that no
-    attack was made on.
+def _without_attack(kinds: Collection[str], unprotected: bool) -> list[Outcome]:
+    """Why kinds of values that parties send were not attacked.
+
+    `unprotected` says whether some of them are sent without noise.
     """
-    return [Untried(f"an attack on {LEAVES[kind]}", _why(kind, bare)) for kind in sorted(kinds)]
+    return [
+        Untried(f"an attack on {LEAVES[kind]}", _why_untried(kind, unprotected))
+        for kind in sorted(kinds)
+    ]
 
 
-def _why(kind: str, bare: bool) -> str:
-    if kind == "class counts" and bare:
+def _why_untried(kind: str, unprotected: bool) -> str:
+    if kind == "class counts" and unprotected:
         return "they are sent as they are, and whoever gets them has them"
     if kind == "class counts":
-        return "they are behind noise, or not told, and no attack on that is known here"
+        return "they are behind noise, or not sent, and no attack on that is known here"
     return "the method says that parties send them, but they have no form that is known here"
 
 
-def _found(figures: Mapping[str, Any], name: str) -> str:
-    """True positives where false ones are few, if they can be measured."""
+def _true_positives(figures: Mapping[str, Any], name: str) -> str:
+    """The true positive rate at a low false positive rate, if it can be measured."""
     if name not in figures:
         return ""
     return "too few" if figures[name] is None else f"{figures[name][0]:.1%}"
 
 
 def file_name(audited: Audited, attack: str) -> str:
-    """What a picture's file is called."""
+    """The name of the file with an attack's pictures."""
     text = f"{audited.name} {attack}"
     return "-".join("".join(c if c.isalnum() else " " for c in text).split()) + ".png"
 
 
-def write(place: Path, found: list[Audited]) -> None:
-    """Leave figures and pictures in a folder."""
-    told = {"runs": [one.plain() for one in found], "note": CANNOT}
-    write_atomically(place / JSON, json.dumps(with_crc(told), indent=2) + "\n")
-    for one in found:
-        for attack, blob in one.pictures.items():
+def write(place: Path, audited: list[Audited]) -> None:
+    """Write audit.json and the pictures into a folder."""
+    content = {"runs": [run.plain() for run in audited], "note": CANNOT}
+    write_atomically(place / JSON, json.dumps(with_crc(content), indent=2) + "\n")
+    for run in audited:
+        for attack, png in run.pictures.items():
             (place / PICTURES).mkdir(exist_ok=True)
-            (place / PICTURES / file_name(one, attack)).write_bytes(blob)
+            (place / PICTURES / file_name(run, attack)).write_bytes(png)

@@ -1,16 +1,16 @@
-"""The epsilon of private training, shown by an attack: canaries whose gradient nobody else's
-touches (white box).
+"""A lower bound on the epsilon of private training, by an attack with canaries (white box).
 
-A mechanism gets the gradients of a batch's samples, one a row, and returns their noisy clipped
-mean. Some of the rows are canaries, whose gradient is one coordinate and nothing else (Dirac), as
-long as can be; half of them, drawn anew in each trial, are zeros, as if they were not there. The
-attacker sees what comes out of each step and looks at their coordinates. How often it is right
-bounds epsilon from below: a mechanism that claims less is broken (Jagielski et al. 2020). Where
-each step sees all samples, the claim is that of Gaussian noise, whose errors are known at every
-threshold: then the bound is tighter by far (Nasr et al. 2023).
+A mechanism gets the gradients of a batch's samples, one in each row, and returns their noisy
+clipped mean. Some of the rows are canaries: their gradient is zero except in one coordinate of
+their own (Dirac), and so long that it is clipped. A random half of them, drawn anew in each trial,
+is set to zero, as if it were not there. The attacker sees the result of each step and looks at the
+canaries' coordinates. Its success bounds epsilon from below: a mechanism that claims less is broken
+(Jagielski et al. 2020). If each step uses all samples, the claim is that of Gaussian noise, whose
+error rates are known at every threshold. The bound is then much tighter (Nasr et al. 2023).
 
-An attack that catches nothing shows nothing. So the same attack is made on the same mechanism with
-a tenth of its noise, which is broken for sure: if it is not caught, nothing is reported but that.
+An attack that detects nothing shows nothing. Therefore the same attack is made on the mechanism
+with a tenth of its noise, which is certainly broken. If the attack does not detect that, it has no
+power, and only this is reported.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from comity.privacy.accounting import gaussian_delta
 from comity.training.task import Batch, LearningTask
 
 Step = Callable[[Tensor], Tensor]
-"""step(gradients of n samples, one a row: (n, d)) -> their noisy clipped mean (d). Each call draws
-noise of its own.
+"""Maps the gradients of n samples (n, d) to their noisy clipped mean (d). Each call draws new
+noise.
 """
 Outcomes = tuple[int, int]
-"""How often, of how often."""
+"""The number of successes, and the number of trials."""
 Mechanism = Callable[[float], Step]
-"""The mechanism with its noise multiplied: by 1 it is what runs, by a tenth it is broken."""
+"""Maps a factor to the step with its noise multiplied by that factor; 1 is the step of the run."""
 
 TRIALS = 4000
 CANARIES = 50
-"""That are tried at once."""
+"""The number of canaries in one trial."""
 BROKEN = 0.1
 LEVEL = 0.002
-"""How often a right mechanism is refuted, at most: an audit that cried wolf in one run of twenty
-would not be believed.
+"""The largest chance that a correct mechanism is refuted. It is small, because an audit with a
+false alarm in one of twenty runs would not be trusted.
 """
 LENGTH = 1e4
-"""How long a canary's gradient is: any clipping makes it as long as can be."""
+"""The length of a canary's gradient before clipping."""
 MOST = 100.0
-"""Larger epsilons are not told apart."""
+"""The largest epsilon that is reported."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What canaries show of a mechanism."""
+class CanaryResult:
+    """What canaries show about a mechanism."""
 
     claimed: float
     delta: float
     epsilon: float | None
-    """The least epsilon that it can have, at 99.8%; None if the attack has no power."""
+    """A lower bound on the mechanism's epsilon, at 99.8%; None if the attack has no power."""
     broken: float
-    """What the same attack shows of the same mechanism with a tenth of its noise."""
+    """The lower bound for the same mechanism with a tenth of its noise."""
 
     @property
     def power(self) -> bool:
-        """Whether the attack catches the broken mechanism."""
+        """Whether the attack detects the broken mechanism."""
         return self.broken > self.claimed
 
     @property
@@ -73,8 +73,8 @@ class Shown:
         return self.epsilon is not None and self.epsilon > self.claimed
 
     @property
-    def says(self) -> str:
-        """It in a sentence."""
+    def sentence(self) -> str:
+        """The result in a sentence."""
         if self.epsilon is None:
             return (
                 "Canaries have no power here: with a tenth of the noise they show epsilon"
@@ -97,17 +97,22 @@ def attack(
     steps: int = 1,
     whole: bool = False,
     trials: int = TRIALS,
-) -> Shown:
-    """What canaries show of `steps` steps of a mechanism on these gradients, and of the same with a
-    tenth of its noise.
+) -> CanaryResult:
+    """Attack a mechanism with canaries, with its own noise and with a tenth of it.
 
-    `claimed` is the epsilon, at `delta`, of adding or removing a sample over all steps. `whole`
-    says that each step sees all samples, so that the claim is that of Gaussian noise.
+    Arguments:
+        mechanism: the mechanism to attack
+        gradients: the gradients of the other samples
+        claimed: the epsilon, at `delta`, of adding or removing a sample over all steps
+        delta: the delta of the claim
+        steps: how many steps an attack sees
+        whole: whether each step uses all samples, so that the claim is that of Gaussian noise
+        trials: the number of trials with a canary, and of trials without it
     """
     broken = least_epsilon(mechanism(BROKEN), gradients, delta, steps, whole, trials)
     if broken <= claimed:
-        return Shown(claimed, delta, None, broken)
-    return Shown(
+        return CanaryResult(claimed, delta, None, broken)
+    return CanaryResult(
         claimed,
         delta,
         least_epsilon(mechanism(1.0), gradients, delta, steps, whole, trials),
@@ -118,69 +123,72 @@ def attack(
 def least_epsilon(
     step: Step, gradients: Tensor, delta: float, steps: int, whole: bool, trials: int
 ) -> float:
-    """The largest epsilon that the outcomes with and without a canary show from below, at 99.8%.
+    """A lower bound on epsilon, at 99.8%, from trials with and without a canary.
 
-    A threshold is chosen by the first half of the trials, and judged by the second.
+    The threshold is chosen on the first half of the trials, and the bound computed on the second.
     """
-    inside, without = _seen(step, gradients, steps, trials)
-    halves = [(part[: len(part) // 2], part[len(part) // 2 :]) for part in (inside, without)]
-    bound = _gaussian if whole else _any
-    first, judged = ([half[k] for half in halves] for k in (0, 1))
+    present, absent = _run_trials(step, gradients, steps, trials)
+    halves = [(part[: len(part) // 2], part[len(part) // 2 :]) for part in (present, absent)]
+    bound = _gaussian_bound if whole else _general_bound
+    first, second = ([half[k] for half in halves] for k in (0, 1))
     values = torch.cat(first).quantile(torch.linspace(0.005, 0.995, 199)).tolist()
-    chosen = max(values, key=lambda at: bound(*_above(first, at), delta))
-    return bound(*_above(judged, chosen), delta)
+    threshold = max(values, key=lambda value: bound(*_count_above(first, value), delta))
+    return bound(*_count_above(second, threshold), delta)
 
 
-def _above(parts: Sequence[Tensor], at: float) -> tuple[Outcomes, Outcomes]:
-    """How many values with a canary, and without, are above a threshold, and of how many."""
-    inside, without = ((int((part > at).sum()), len(part)) for part in parts)
-    return inside, without
+def _count_above(parts: Sequence[Tensor], threshold: float) -> tuple[Outcomes, Outcomes]:
+    """How many values with a canary, and without it, are above a threshold, and of how many."""
+    present, absent = ((int((part > threshold).sum()), len(part)) for part in parts)
+    return present, absent
 
 
-def _seen(step: Step, gradients: Tensor, steps: int, trials: int) -> tuple[Tensor, Tensor]:
-    """What steps leave in canaries' coordinates, added up: where the canary was there, and where it
-    was not.
+def _run_trials(step: Step, gradients: Tensor, steps: int, trials: int) -> tuple[Tensor, Tensor]:
+    """The sums over steps of the results in the canaries' coordinates.
 
-    Each has a coordinate of its own, so that many are tried at once: noise is claimed to be
-    independent there.
+    Returns those of trials with the canary, and those of trials without it. Each canary has a
+    coordinate of its own, in which the noise is claimed to be independent, so that many are tried
+    at once.
     """
     n, d = gradients.shape
     others = torch.cat([gradients, gradients.new_zeros(n, CANARIES)], 1)
     source = torch.Generator().manual_seed(0)
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    with_canary: list[Tensor] = []
+    without: list[Tensor] = []
     for _ in range(-(-2 * trials // CANARIES)):
-        there = torch.rand(CANARIES, generator=source) < 0.5
+        present = torch.rand(CANARIES, generator=source) < 0.5
         canaries = torch.cat(
-            [gradients.new_zeros(CANARIES, d), LENGTH * torch.diag(there.to(gradients))], 1
+            [gradients.new_zeros(CANARIES, d), LENGTH * torch.diag(present.to(gradients))], 1
         )
         rows = torch.cat([others, canaries])
-        left = torch.stack([step(rows)[d:] for _ in range(steps)]).sum(0)
-        found[0].append(left[there])
-        found[1].append(left[~there])
-    return torch.cat(found[0]), torch.cat(found[1])
+        sums = torch.stack([step(rows)[d:] for _ in range(steps)]).sum(0)
+        with_canary.append(sums[present])
+        without.append(sums[~present])
+    return torch.cat(with_canary), torch.cat(without)
 
 
-def _any(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
-    """Epsilon from below, by how often a canary was seen where there was one, and where there was
-    none.
+def _general_bound(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
+    """A lower bound on epsilon from true positives (`hits`) and false positives (`alarms`).
 
-    An (epsilon, delta) mechanism has hits <= e^epsilon alarms + delta, and the same of right
-    silence and misses. Each share has its interval at LEVEL on both sides, of which one is looked
-    at: together they miss in no more than LEVEL of all cases.
+    An (epsilon, delta) mechanism has hits <= e^epsilon alarms + delta, and the same holds for true
+    and false negatives. Each share has a two-sided interval at LEVEL, of which one side is used:
+    together they miss in at most LEVEL of all cases.
     """
     hit, alarm = share(*hits, LEVEL).low, share(*alarms, LEVEL).high
     pairs = [
-        (much, little) for much, little in ((hit, alarm), (1 - alarm, 1 - hit)) if much > delta
+        (larger, smaller)
+        for larger, smaller in ((hit, alarm), (1 - alarm, 1 - hit))
+        if larger > delta
     ]
-    return max([0.0, *(math.log((much - delta) / little) for much, little in pairs)])
+    return max([0.0, *(math.log((larger - delta) / smaller) for larger, smaller in pairs)])
 
 
-def _gaussian(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
-    """Epsilon of the Gaussian noise that is told apart as well as this, from below."""
+def _gaussian_bound(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
+    """A lower bound on epsilon, if the mechanism adds Gaussian noise to the sum of all samples."""
     hit, alarm = share(*hits, LEVEL).low, share(*alarms, LEVEL).high
     if not 0 < hit <= 1 or not 0 < alarm < 1:
         return 0.0
-    apart = float(norm.ppf(hit) - norm.ppf(alarm))  # the canary's length in spreads of the noise
+    # The canary's length in standard deviations of the noise.
+    apart = float(norm.ppf(hit) - norm.ppf(alarm))
     if apart <= 0:
         return 0.0
     low, high = 0.0, MOST
@@ -191,7 +199,7 @@ def _gaussian(hits: Outcomes, alarms: Outcomes, delta: float) -> float:
 
 
 def row_loss(task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
-    """The loss whose gradient of a sample is the sample itself: with it, a trainer is given
-    gradients as they are.
+    """A loss whose gradient of a sample is the sample itself, so that a trainer gets gradients as
+    its samples.
     """
     return (batch.x @ theta["w"]).mean()

@@ -1,11 +1,11 @@
-"""Reconstruction by a decoder: a colluding party learns, on samples of its own, how inputs look
-behind its representations.
+"""Reconstruction by a decoder: a colluding party learns, on its own samples, to compute inputs from
+representations.
 
-The decoder is a ridge regression from representations to inputs: with the few samples that one
-party has, more would be memorised. It is then given the victim's rows, brought to the means and
-spreads of the colluder's own. A row is re-identified if of all samples that the victim trained on
-the right one is closest to what was decoded. Guessing, for who could tell its class, names one of
-the victim's samples of that class.
+The decoder is a ridge regression, because a larger model would memorise the few samples of one
+party. It is applied to the victim's rows, after these are standardised to the means and spreads of
+the colluder's rows. A row is re-identified if, of all training samples of the victim, the right one
+is closest to the decoded input. Guessing knows the class, and names one of the victim's samples of
+that class.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from comity.auditing.chance import share
-from comity.auditing.finding import Outcome, Pictures, Untried, best_and_median, pieced
-from comity.auditing.membership_rows import even, first_and_last, spread
+from comity.auditing.finding import Outcome, Pictures, Untried, best_and_median, reconstruction
+from comity.auditing.membership_rows import first_and_last, spread, standardise
 from comity.auditing.nearest_neighbours import nearest
 from comity.auditing.observed import Rows
-from comity.auditing.view import FIRST, LAST, Attacker, View, seen_by
+from comity.auditing.view import FIRST, LAST, Attacker, View, represent
 
 ATTACK = "decoder"
 RIDGE = 0.1  # of the mean square of a row
-MOST = 2000  # samples that a decoder learns from
+MOST = 2000  # the largest number of samples that a decoder learns from
 HOW = {
     FIRST: (
         "A colluding party learns to invert the weights that all start from, and is given a party's"
@@ -36,8 +36,8 @@ HOW = {
 }
 
 
-def decoded(view: View) -> list[Outcome]:
-    """Of rows: of the first by weights that everybody starts from, of the last by a colluding
+def attack_by_decoder(view: View) -> list[Outcome]:
+    """Decode the first rows with the common initial weights, and the last rows with a colluding
     party's model.
     """
     first, last = first_and_last(view)
@@ -53,11 +53,12 @@ def decoded(view: View) -> list[Outcome]:
     pictures: dict[str, Pictures] = {}
     for i in sorted(first):
         train = view.party(i).data.train
-        if any(len(found.z) != len(train) for found in (first[i], last[i])):
+        if any(len(sent.z) != len(train) for sent in (first[i], last[i])):
             return [
                 Untried(
                     ATTACK,
-                    "parties sent some of their rows only, so that nobody knows which row is whose",
+                    "parties sent only some of their rows, so that it is not known which sample a"
+                    " row is of",
                 )
             ]
         priors += [len(train.y.unique()) / len(train)] * len(train)
@@ -70,20 +71,20 @@ def decoded(view: View) -> list[Outcome]:
             blind = (flat - attacker.data.x.flatten(1).mean(0)).square().mean()
             errors.setdefault(attacker.by, []).append((float(off.mean()), float(blind)))
             if attacker.by not in pictures:
-                pictures[attacker.by] = _shown(view, i, train.x, guesses.view_as(train.x), off)
+                pictures[attacker.by] = _pictures(view, i, train.x, guesses.view_as(train.x), off)
     prior = sum(priors) / len(priors)
-    found: list[Outcome] = []
-    for by, each in hits.items():
-        every = torch.cat(each)
+    outcomes: list[Outcome] = []
+    for by, hits_by_party in hits.items():
+        all_hits = torch.cat(hits_by_party)
         squared, other = (sum(part) / len(part) for part in zip(*errors[by], strict=True))
         figures = {
             "squared_error": squared,
             "squared_error_of_a_mean_picture": other,
-            "samples": len(every),
+            "samples": len(all_hits),
         }
-        estimate = share(int(every.sum()), len(every))
-        found.append(
-            pieced(
+        estimate = share(int(all_hits.sum()), len(all_hits))
+        outcomes.append(
+            reconstruction(
                 f"{ATTACK}, {by}",
                 HOW[by],
                 "re-identified",
@@ -93,20 +94,18 @@ def decoded(view: View) -> list[Outcome]:
                 pictures=pictures[by],
             )
         )
-    return found
+    return outcomes
 
 
 def _decode(attacker: Attacker, sent: Rows) -> Tensor:
-    """What the attacker takes for the inputs behind rows."""
+    """The attacker's reconstructions of the inputs of rows."""
     x = attacker.data.x[:MOST]
-    own = seen_by(attacker, x)
-    return ridge(own, x.flatten(1))(even(sent.z) * spread(own) + own.mean(0))
+    own = represent(attacker, x)
+    return ridge(own, x.flatten(1))(standardise(sent.z) * spread(own) + own.mean(0))
 
 
 def ridge(z: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
-    """The ridge regression of x on z, by inner products of rows: there may be more values than
-    samples.
-    """
+    """The ridge regression of x on z, in its dual form: there may be more values than rows."""
     middle, centre = z.mean(0), x.mean(0)
     off = z - middle
     products = off @ off.T
@@ -117,7 +116,7 @@ def ridge(z: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda rows: (rows - middle) @ off.T @ weights + centre
 
 
-def _shown(view: View, i: int, x: Tensor, guesses: Tensor, off: Tensor) -> Pictures:
-    """The best reconstructions of a party, and those in the middle."""
-    chosen = best_and_median(off)
-    return Pictures(view.party(i).name, x[chosen], guesses[chosen])
+def _pictures(view: View, i: int, x: Tensor, guesses: Tensor, errors: Tensor) -> Pictures:
+    """The best reconstructions of a party, and those around the median."""
+    indices = best_and_median(errors)
+    return Pictures(view.party(i).name, x[indices], guesses[indices])

@@ -1,6 +1,4 @@
-"""What an attack found: its success beside what guessing gives, how sure that is, and whether it
-can do anything at all here.
-"""
+"""The result of an attack: its success with an interval, beside what guessing gives."""
 
 from __future__ import annotations
 
@@ -11,92 +9,95 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from comity.auditing.chance import RATES, Estimate, Scored, area, caught, shown_epsilon
+from comity.auditing.chance import (
+    RATES,
+    Estimate,
+    Scored,
+    area,
+    epsilon_from_guesses,
+    positive_rates,
+)
 from comity.base.key import Key
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Samples above and what an attack made of them below, the best first and then those in the
-    middle.
-    """
+    """Samples and their reconstructions: the best ones, then those around the median."""
 
     party: str
     originals: Tensor
     guesses: Tensor
 
 
-SHOWN = 6
+COUNT = 6
+"""How many of the best reconstructions are in a picture, and how many around the median."""
 
 
-def best_and_median(off: Tensor) -> Tensor:
-    """Which reconstructions are shown, by how far they are off: the best, and those around the
-    median.
-    """
-    order = off.argsort()
+def best_and_median(errors: Tensor) -> Tensor:
+    """The indices of the reconstructions for a picture: the best, and those around the median."""
+    order = errors.argsort()
     middle = len(order) // 2
-    return torch.cat(
-        [order[:SHOWN], order[max(SHOWN, middle - SHOWN // 2) : max(SHOWN, middle + SHOWN // 2)]]
-    )
+    around = slice(max(COUNT, middle - COUNT // 2), max(COUNT, middle + COUNT // 2))
+    return torch.cat([order[:COUNT], order[around]])
 
 
 @dataclass(frozen=True)
 class Finding:
-    """An attack that was tried."""
+    """The result of an attack that was tried."""
 
     attack: str
     how: str
-    """Who attacks, with what, in a sentence."""
+    """Who attacks, and with what, in a sentence."""
     measure: str
-    """What success is measured by: AUC, or a share of the samples."""
+    """The measure of success: AUC, or a share of the samples."""
     success: float
     low: float
     high: float
     prior: float
     """What guessing gives."""
     epsilon: float | None = None
-    """The least epsilon of a record that explains it, at 95% with all other attacks together; None
-    if that was not measured.
+    """The smallest epsilon of a record that explains it, at 95% for all attacks of a run together;
+    None if that was not measured.
     """
     figures: dict[str, Any] = field(default_factory=dict)
-    """What else there is to know of it."""
+    """Further numbers, by name."""
     sure: str = ""
-    """Where it is right beyond chance of few samples, if over all it is not."""
+    """For which few samples it is right beyond chance, if it is not over all samples."""
     notes: tuple[str, ...] = ()
+    """What limits the result, a sentence each."""
     pictures: Pictures | None = None
 
     @property
     def power(self) -> bool:
-        """Whether it does better than guessing, beyond chance, over all or of few samples."""
+        """Whether it is better than guessing, beyond chance, over all samples or for a few."""
         return self.low > self.prior or bool(self.sure)
 
     @property
-    def says(self) -> str:
-        """The outcome in a sentence."""
-        told = (
-            f"{self.text(self.success)} ({self.text(self.low)} to {self.text(self.high)}), guessing"
-            f" {self.text(self.prior)}"
-        )
+    def interval(self) -> str:
+        """The success with its interval, as a text."""
+        return f"{self.text(self.success)} ({self.text(self.low)} to {self.text(self.high)})"
+
+    @property
+    def sentence(self) -> str:
+        """The result in a sentence."""
+        result = f"{self.measure} {self.interval}, guessing {self.text(self.prior)}"
         if self.low > self.prior:
-            return f"{self.attack}: {self.measure} {told}."
+            return f"{self.attack}: {result}."
         if self.sure:
-            return (
-                f"{self.attack}: over all no better than guessing ({self.measure} {told}), but"
-                f" {self.sure}."
-            )
+            return f"{self.attack}: over all no better than guessing ({result}), but {self.sure}."
         return (
-            f"{self.attack} has no power here: {self.measure} {told}. That it fails does not show"
-            " that nothing can be learned from what was sent."
+            f"{self.attack} has no power here: {result}. That it fails does not show that nothing"
+            " can be learned from what was sent."
         )
 
     def text(self, value: float) -> str:
-        """A figure as people read it."""
+        """A value of the measure as a text."""
         return f"{value:.3f}" if self.measure == "AUC" else f"{value:.1%}"
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        told = {name: value for name, value in asdict(self).items() if name != "pictures"}
-        return told | {"power": self.power, "says": self.says, "notes": list(self.notes)}
+        """The result as audit.json has it."""
+        values = {name: value for name, value in asdict(self).items() if name != "pictures"}
+        return values | {"power": self.power, "says": self.sentence, "notes": list(self.notes)}
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ class Untried:
     why: str
 
     @property
-    def says(self) -> str:
-        """It in a sentence."""
+    def sentence(self) -> str:
+        """The reason in a sentence."""
         return f"{self.attack} was not tried: {self.why}."
 
 
@@ -118,41 +119,50 @@ Outcome = Finding | Untried
 def membership(
     attack: str, how: str, parties: Sequence[Scored], drawn: bool, delta: float, key: Key
 ) -> Outcome:
-    """What scores of candidates say: the AUC, true positives where false ones are few, and the
-    epsilon that they show.
+    """The result of a membership attack: the AUC, true positives at low false positive rates, and
+    the epsilon that they show.
 
-    `drawn` says whether who is a member was drawn at random: without that other differences look
-    like membership.
+    Arguments:
+        attack: the attack's name
+        how: who attacks, and with what, in a sentence
+        parties: the scores of each party's candidates
+        drawn: whether members were drawn at random; otherwise other differences look like
+            membership, and no epsilon is computed
+        delta: the delta of the epsilon
+        key: the key of the bootstrap
     """
-    some = [one for one in parties if one.member.any() and not one.member.all()]
-    if not some:
+    usable = [party for party in parties if party.member.any() and not party.member.all()]
+    if not usable:
         return Untried(
             attack, "no party has samples of which some were trained on and others were not"
         )
-    if any(not one.scores.isfinite().all() for one in some):
+    if any(not party.scores.isfinite().all() for party in usable):
         return Untried(attack, "a model has diverged, so that its scores are no numbers")
-    found = area(some, key.fold("area"))
+    estimate = area(usable, key.fold("area"))
     members, others = (
-        sum(int((one.member == part).sum()) for one in some) for part in (True, False)
+        sum(int((party.member == part).sum()) for party in usable) for part in (True, False)
     )
     figures: dict[str, Any] = {"members": members, "others": others}
     notes = []
     sure = ""
     for rate in RATES:
-        few = caught(some, rate)
-        figures[f"tpr_at_{rate:g}"] = None if few is None else list(few.members)
-        if few is not None and few.beyond:
-            found_of = f"{few.members.value:.2%} ({few.members.low:.2%} to {few.members.high:.2%})"
-            sure = (
-                f"where {few.others.value:.2%} of others are taken for trained on, {found_of} of"
-                " those that were are found"
+        rates = positive_rates(usable, rate)
+        figures[f"tpr_at_{rate:g}"] = None if rates is None else list(rates.members)
+        if rates is None:
+            notes.append(
+                f"{rate:.1%} of false positives cannot be measured: that takes {1 / rate:.0f}"
+                f" samples that were not trained on, and there are {others:,}."
             )
-        if few is None:
-            notes.append(f"{rate:.1%} of false positives cannot be measured: that takes {1 / rate:.0f} samples that were not "
-                         f"trained on, and there are {others:,}.")  # fmt: skip
+        elif rates.significant:
+            true = rates.members
+            sure = (
+                f"where {rates.others.value:.2%} of others are taken for trained on,"
+                f" {true.value:.2%} ({true.low:.2%} to {true.high:.2%}) of those that were are"
+                " found"
+            )
     epsilon = None
     if drawn:
-        epsilon = shown_epsilon(some, delta, key.fold("epsilon"))
+        epsilon = epsilon_from_guesses(usable, delta, key.fold("epsilon"))
     else:
         notes.append(
             "Which samples were trained on was not drawn at random, so other differences between"
@@ -162,7 +172,7 @@ def membership(
         attack,
         how,
         "AUC",
-        *found,
+        *estimate,
         prior=0.5,
         epsilon=epsilon,
         figures=figures,
@@ -171,8 +181,8 @@ def membership(
     )
 
 
-def pieced(
-    attack: str, how: str, measure: str, found: Estimate, prior: float, **more: Any
+def reconstruction(
+    attack: str, how: str, measure: str, estimate: Estimate, prior: float, **more: Any
 ) -> Finding:
-    """What a reconstruction found."""
-    return Finding(attack, how, measure, *found, prior=prior, **more)
+    """The result of a reconstruction attack."""
+    return Finding(attack, how, measure, *estimate, prior=prior, **more)

@@ -1,5 +1,5 @@
-"""Gradients of a network's first layer, if it is dense: each of its rows is a mixture of the inputs
-of the batch.
+"""The gradient of a dense first layer: each of its rows is a linear combination of the inputs of
+the batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class FirstLayer(NamedTuple):
 
 
 def first_layer(task: LearningTask, shape: tuple[int, ...], grads: Params) -> FirstLayer | None:
-    """That part of a gradient, if the network's first weights are a matrix with a column for each
+    """The gradient of the first layer; None if its weights are no matrix with a column for each
     value of a sample.
     """
     name = next(iter(task.shapes))
@@ -38,8 +38,9 @@ def first_layer(task: LearningTask, shape: tuple[int, ...], grads: Params) -> Fi
 
 
 def span(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A basis of its rows (rank, inputs), and what the units' rows are in it (units, rank); both
-    empty if it is all zeros.
+    """A basis of the rows (rank, inputs), and the rows of the units in this basis (units, rank).
+
+    Both are empty if the weights are all zero.
     """
     left, size, right = torch.linalg.svd(weight, full_matrices=False)
     rank = int((size > NEGLIGIBLE * size[0]).sum()) if size[0] > 0 else 0

@@ -1,14 +1,13 @@
-"""Gradient inversion: from the gradient of a batch back to its samples, exactly, if the first layer
-is dense with ReLU after it.
+"""Gradient inversion: the exact samples of a batch from its gradient, if the first layer is dense
+and followed by ReLU.
 
-The gradient of that layer's weights is D X and that of its bias D 1, with a row of X for each
-sample and a column of D for each: how much each unit's output should change for it. That is 0 where
-ReLU switched the unit off, so that columns of D have many zeros (Dimitrov et al. 2024 go by this).
-With G = L A, L a basis of its columns, a column of D is L q for some q: if one guesses as many
-units as fix q, and all of them happen to be off for one sample, q is its column, and others of its
-zeros prove it. Once all columns are found, X and its scale follow from G and the bias. So it is
-with what one step of SGD takes from weights; several steps mix so many samples that there is
-nothing to find.
+The gradient of that layer's weights is G = D X, and that of its bias D 1. X has a row for each
+sample, and D a column for each: the gradient of the units' outputs. An entry of D is 0 where ReLU
+switched the unit off, so that the columns of D have many zeros (Dimitrov et al. 2024 use this).
+With G = L A, where L is a basis of its columns, a column of D is L q for some q. If as many units
+as determine q are guessed, and all of them are off for one sample, then q gives its column, and
+further zeros prove it. From all columns, X and its scale follow from G and the bias. The same holds
+for the difference of weights after one step of SGD; several steps mix too many samples.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from comity.auditing.chance import share
-from comity.auditing.finding import Outcome, Pictures, Untried, best_and_median, pieced
+from comity.auditing.finding import Outcome, Pictures, Untried, best_and_median, reconstruction
 from comity.auditing.first_layer import FirstLayer, first_layer, span
 from comity.auditing.nearest_neighbours import nearest
 from comity.auditing.observed import gradients, updates
@@ -36,49 +35,49 @@ HOW = {
         " one batch."
     ),
 }
-MOST_PARTIES = 10  # whose batches are looked for
-MOST_MIXED = 13  # samples: of more, guessed units are hardly ever all off for one of them
+MOST_PARTIES = 10  # the largest number of parties that are attacked
+MOST_MIXED = 13  # samples; with more, guessed units are hardly ever all off for one sample
 GUESSES, TIMES = 4000, 5
-LOOKED = 100  # of these, those with the most zeros
-SAME = 0.999  # cosine of two that are one
-ZERO = 1e-4  # of a column's length
-DIFFERENT = 1e-2  # how far from what was found before a column is another one
-PROVED = 4  # zeros beside those that were guessed
+LOOKED = 100  # of the guesses: those with the most zeros
+SAME = 0.999  # the cosine from which two directions count as one
+ZERO = 1e-4  # relative to the length of a column
+DIFFERENT = 1e-2  # the smallest singular value from which a column is a new one
+PROVED = 4  # zeros in addition to those that were guessed
 
 
-def inverted(view: View) -> list[Outcome]:
-    """Of the first gradient that each party sent, and of the first update."""
-    found: list[Outcome] = []
+def attack_by_inversion(view: View) -> list[Outcome]:
+    """Invert the first gradient that each party sent, and the first update."""
+    outcomes: list[Outcome] = []
     for what, sent in (("gradients", _first_gradients(view)), ("updates", _first_updates(view))):
         by_party = dict(islice(sent, MOST_PARTIES))
         if by_party:
-            found.append(_tried(view, what, by_party))
-    return found
+            outcomes.append(_invert(view, what, by_party))
+    return outcomes
 
 
 def _first_gradients(view: View) -> Iterator[tuple[int, Params]]:
-    seen: set[int] = set()
-    for one in gradients(view):
-        if one.party not in seen and any(grad.any() for grad in one.grads.values()):
-            seen.add(one.party)
-            yield one.party, one.grads
+    parties: set[int] = set()
+    for sent in gradients(view):
+        if sent.party not in parties and any(grad.any() for grad in sent.grads.values()):
+            parties.add(sent.party)
+            yield sent.party, sent.grads
 
 
 def _first_updates(view: View) -> Iterator[tuple[int, Params]]:
-    seen: set[int] = set()
-    for one in updates(view):
-        if one.party not in seen:
-            seen.add(one.party)
-            yield (
-                one.party,
-                {k: one.before[k] - v for k, v in one.after.items() if not is_buffer(k)},
-            )
+    parties: set[int] = set()
+    for update in updates(view):
+        if update.party not in parties:
+            parties.add(update.party)
+            difference = {
+                k: update.before[k] - v for k, v in update.after.items() if not is_buffer(k)
+            }
+            yield update.party, difference
 
 
-def _tried(view: View, what: str, sent: dict[int, Params]) -> Outcome:
+def _invert(view: View, what: str, sent: dict[int, Params]) -> Outcome:
     name = f"{ATTACK}: {what}"
     hits = tries = controls = 0
-    made: dict[int, Tensor] = {}
+    batches: dict[int, Tensor] = {}
     pictures: Pictures | None = None
     for i, grads in sent.items():
         train = view.party(i).data.train
@@ -86,21 +85,22 @@ def _tried(view: View, what: str, sent: dict[int, Params]) -> Outcome:
         if layer is None or layer.bias is None:
             return Untried(name, "the network's first layer is not dense, or has no bias")
         mixed = len(span(layer.weight)[0])
-        tries += mixed if what == "gradients" else _used(view, i)
-        batch = samples_of(layer, view.key.fold(name, i))
+        tries += mixed if what == "gradients" else _samples_used(view, i)
+        batch = recover_samples(layer, view.key.fold(name, i))
         if batch is not None:
-            made[i] = batch
-            certain, nearest, off = unmistakable(batch, view.candidates(i).x)
+            batches[i] = batch
+            certain, nearest, off = match_samples(batch, view.candidates(i).x)
             hits += len(nearest[certain & (nearest < len(train))].unique())
-            pictures = pictures or _shown(view, i, batch, nearest, off)
-    for i in made:  # what another party's gradient gives must not look like this one's samples
-        other = next((j for j in made if j != i), None)
+            pictures = pictures or _pictures(view, i, batch, nearest, off)
+    # The control: samples from another party's gradient must not match this party's samples.
+    for i in batches:
+        other = next((j for j in batches if j != i), None)
         if other is not None:
-            certain, nearest, _ = unmistakable(made[other], view.candidates(i).x)
+            certain, nearest, _ = match_samples(batches[other], view.candidates(i).x)
             controls += len(nearest[certain & (nearest < len(view.party(i).data.train))].unique())
-    figures = {"samples": tries, "recovered": hits, "gradients": len(sent), "solved": len(made)}
+    figures = {"samples": tries, "recovered": hits, "gradients": len(sent), "solved": len(batches)}
     estimate = share(min(hits, tries), max(1, tries))
-    return pieced(
+    return reconstruction(
         name,
         HOW[what],
         "recovered",
@@ -111,16 +111,17 @@ def _tried(view: View, what: str, sent: dict[int, Params]) -> Outcome:
     )
 
 
-def _used(view: View, i: int) -> int:
-    """How many samples a training of a party sees."""
+def _samples_used(view: View, i: int) -> int:
+    """How many samples a party uses in one local training."""
     party = view.party(i)
     many = len(party.data.train)
     return min(many, party.training.steps_for(many) * party.training.batch)
 
 
-def samples_of(layer: FirstLayer, key: Key) -> Tensor | None:
-    """The samples of a batch, one a row, from the gradient of the first layer; None if they cannot
-    be told apart.
+def recover_samples(layer: FirstLayer, key: Key) -> Tensor | None:
+    """The samples of a batch, one in each row, from the gradient of the first layer.
+
+    None if they cannot be separated.
     """
     basis, units = span(layer.weight)
     rank = len(basis)
@@ -130,66 +131,64 @@ def samples_of(layer: FirstLayer, key: Key) -> Tensor | None:
     if columns is None:
         return None
     scale = torch.linalg.lstsq(units @ columns, layer.bias[:, None]).solution[:, 0]
-    found: Tensor = torch.linalg.solve(columns, basis) / scale[:, None]
-    return found if found.isfinite().all() else None
+    samples: Tensor = torch.linalg.solve(columns, basis) / scale[:, None]
+    return samples if samples.isfinite().all() else None
 
 
 def _columns(units: Tensor, rank: int, key: Key) -> Tensor | None:
-    """The columns of D in a basis (rank, rank), by guessing units that are off for the same sample."""
+    """The columns of D in a basis (rank, rank), by guessing units that are off for one sample."""
     live = units[units.norm(dim=1) > ZERO * units.norm(dim=1).max()]
     if len(live) < rank + PROVED:
         return None
-    seen: list[tuple[int, Tensor]] = []
+    guesses: list[tuple[int, Tensor]] = []
     for k in range(TIMES):
         draws = torch.rand(GUESSES, len(live), generator=key.fold(k).generator())
         guessed = live[draws.topk(rank - 1, dim=1).indices]
         q = torch.linalg.svd(guessed, full_matrices=True).Vh[:, -1]
         columns = live @ q.T
         zeros = columns.abs() < ZERO * columns.norm(dim=0)
-        seen += _distinct(live, q, zeros, rank - 1 + PROVED)
-    found: list[Tensor] = []
-    for _, q in sorted(
-        seen, key=lambda one: -one[0]
-    ):  # a mixture of columns has fewer zeros than each of them
-        if torch.linalg.svdvals(torch.stack([*found, q]))[-1] > DIFFERENT:
-            found.append(q)
-        if len(found) == rank:
-            return torch.stack(found, 1)
+        guesses += _distinct(live, q, zeros, rank - 1 + PROVED)
+    independent: list[Tensor] = []
+    # A linear combination of columns has fewer zeros than each of them, so that columns come first.
+    for _, q in sorted(guesses, key=lambda guess: -guess[0]):
+        if torch.linalg.svdvals(torch.stack([*independent, q]))[-1] > DIFFERENT:
+            independent.append(q)
+        if len(independent) == rank:
+            return torch.stack(independent, 1)
     return None
 
 
 def _distinct(live: Tensor, q: Tensor, zeros: Tensor, least: int) -> list[tuple[int, Tensor]]:
-    """What was guessed with at least so many zeros, those with the most first, each direction once,
-    and how many it has.
+    """The distinct guesses with at least `least` zeros, by decreasing numbers of zeros.
 
-    Each is found again by all units that are off for it, not only by those guessed: that is more
-    exact.
+    Each comes with its number of zeros. It is recomputed from all units that are off for it, which
+    is more exact than from the guessed ones.
     """
-    many = zeros.sum(0)
-    found: list[tuple[int, Tensor]] = []
-    while len(found) < LOOKED and int(many.max()) >= least:
-        j = int(many.argmax())
-        found.append((int(many[j]), torch.linalg.svd(live[zeros[:, j]]).Vh[-1]))
-        many = many.masked_fill((q @ q[j]).abs() > SAME, 0)
-    return found
+    counts = zeros.sum(0)
+    distinct: list[tuple[int, Tensor]] = []
+    while len(distinct) < LOOKED and int(counts.max()) >= least:
+        j = int(counts.argmax())
+        distinct.append((int(counts[j]), torch.linalg.svd(live[zeros[:, j]]).Vh[-1]))
+        counts = counts.masked_fill((q @ q[j]).abs() > SAME, 0)
+    return distinct
 
 
-def unmistakable(guesses: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each guess: whether it is twice as close to one sample as to any other, which is closest,
-    and how far that is.
+def match_samples(guesses: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Match reconstructions with samples.
+
+    Returns, for each guess, whether it is twice as close to one sample as to any other, the index
+    of the closest sample, and its distance.
     """
-    near, which = nearest(guesses.to(x.dtype), x.flatten(1), 2)
-    return near[:, 0] < near[:, 1] / 2, which[:, 0], near[:, 0]
+    distances, indices = nearest(guesses.to(x.dtype), x.flatten(1), 2)
+    return distances[:, 0] < distances[:, 1] / 2, indices[:, 0], distances[:, 0]
 
 
-def _shown(view: View, i: int, batch: Tensor, nearest: Tensor, off: Tensor) -> Pictures:
-    """The best reconstructions of a batch, and those in the middle, below the samples that are
-    closest to them.
-    """
-    chosen = best_and_median(off)
+def _pictures(view: View, i: int, batch: Tensor, nearest: Tensor, errors: Tensor) -> Pictures:
+    """The best reconstructions and those around the median, with the closest samples."""
+    indices = best_and_median(errors)
     x = view.candidates(i).x
     return Pictures(
         view.party(i).name,
-        x[nearest[chosen]],
-        batch[chosen].to(x.dtype).view(len(chosen), *x.shape[1:]),
+        x[nearest[indices]],
+        batch[indices].to(x.dtype).view(len(indices), *x.shape[1:]),
     )

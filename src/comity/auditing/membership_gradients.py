@@ -1,8 +1,8 @@
-"""Membership by gradients: where the first layer is dense, rows of its gradient mix the inputs of
-the batch, and nothing else.
+"""Membership by gradients: the rows of a dense first layer's gradient are linear combinations of
+the inputs of the batch.
 
-So an input that lies in the space of these rows was in the batch, as long as that has fewer samples
-than a sample has values.
+An input in the span of these rows was in the batch, as long as the batch has fewer samples than a
+sample has values.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ HOW = (
 )
 
 
-def by_gradients(view: View) -> list[Outcome]:
-    """By all gradients that a party sent; the one that a candidate fits best counts."""
+def attack_gradients(view: View) -> list[Outcome]:
+    """Attack all gradients of each party; for a candidate the best fitting one counts."""
     best: dict[int, Tensor] = {}
     full = dense = 0
     for sent in gradients(view):

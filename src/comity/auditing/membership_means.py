@@ -1,8 +1,8 @@
-"""Membership by means: a mean leans towards the samples that are in it.
+"""Membership by means: a mean is closer to the samples that it contains.
 
-For a mean of k samples of a class the score is the logarithm of how much likelier it is with the
-candidate in it than without (Dwork et al. 2015), if samples of a class are normal around what the
-attacker sees of its own, with the spread that it sees.
+For a mean of k samples of a class the score is the log-likelihood ratio of the mean with and
+without the candidate (Dwork et al. 2015). It assumes that the samples of a class are normally
+distributed, with the mean and the covariance that the attacker sees in its own samples.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 from comity.auditing.chance import Scored
 from comity.auditing.finding import Outcome, membership
 from comity.auditing.observed import Means, means
-from comity.auditing.view import FIRST, LAST, Attacker, Candidates, View, seen_by
+from comity.auditing.view import FIRST, LAST, Attacker, Candidates, View, represent
 
 ATTACK = "membership: class means"
-UNTOLD = 10  # samples that a mean is taken to be of, where it is not told
-RIDGE = 0.1  # of the mean variance, added to each: an attacker sees few samples
+DEFAULT_COUNT = 10  # assumed number of samples of a mean, if it is not sent
+RIDGE = 0.1  # of the mean variance, added to the covariance, as an attacker has few samples
 HOW = {
     FIRST: (
         "Whoever sees a party's first class means and knows the weights that all start from"
@@ -30,20 +30,21 @@ HOW = {
 }
 
 
-def by_means(view: View) -> list[Outcome]:
-    """By weights that everybody starts from on first means, and by a colluding party's model on
-    last ones.
+def attack_means(view: View) -> list[Outcome]:
+    """Attack the first means with the common initial weights, and the last means with a colluding
+    party's model.
     """
     first: dict[int, Means] = {}
     last: dict[int, Means] = {}
-    for found in means(view):
-        first.setdefault(found.party, found)
-        last[found.party] = found
+    for sent in means(view):
+        first.setdefault(sent.party, sent)
+        last[sent.party] = sent
     scored: dict[str, list[Scored]] = {}
     for i in sorted(first):
         for attacker in view.attackers(i):
-            there = first[i] if attacker.first else last[i]
-            scored.setdefault(attacker.by, []).append(leaning(attacker, there, view.candidates(i)))
+            sent = first[i] if attacker.first else last[i]
+            scores = likelihood_ratios(attacker, sent, view.candidates(i))
+            scored.setdefault(attacker.by, []).append(scores)
     return [
         membership(
             f"{ATTACK}, {by}", HOW[by], parties, view.drawn, view.delta, view.key.fold(ATTACK, by)
@@ -52,21 +53,24 @@ def by_means(view: View) -> list[Outcome]:
     ]
 
 
-def leaning(attacker: Attacker, sent: Means, candidates: Candidates) -> Scored:
-    """The scores of candidates whose class has a mean."""
+def likelihood_ratios(attacker: Attacker, sent: Means, candidates: Candidates) -> Scored:
+    """The log-likelihood ratios of all candidates whose class has a mean."""
     classes = len(sent.means)
-    own, labels = seen_by(attacker, attacker.data.x, sent.space), attacker.data.y
+    own, labels = represent(attacker, attacker.data.x, sent.space), attacker.data.y
     centres = torch.stack(
         [own[labels == c].mean(0) if (labels == c).any() else own.mean(0) for c in range(classes)]
     )
     spread = own - centres[labels]
     covariance = spread.T @ spread / len(own)
     covariance += RIDGE * covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(len(covariance))
-    shown = sent.counts > 0 if sent.counts is not None else sent.means.abs().sum(1) > 0
-    there = shown[candidates.y]
-    x, y, member = (part[there] for part in candidates)
-    off = seen_by(attacker, x, sent.space) - centres[y]
+    has_mean = sent.counts > 0 if sent.counts is not None else sent.means.abs().sum(1) > 0
+    x, y, member = (part[has_mean[candidates.y]] for part in candidates)
+    off = represent(attacker, x, sent.space) - centres[y]
     whitened: Tensor = torch.linalg.solve(covariance, off.T).T
-    k = sent.counts[y].clamp(min=1) if sent.counts is not None else torch.full_like(y, UNTOLD)
-    lean = (whitened * (sent.means - centres)[y]).sum(1)
-    return Scored(lean - (whitened * off).sum(1) / (2 * k), member)
+    k = (
+        sent.counts[y].clamp(min=1)
+        if sent.counts is not None
+        else torch.full_like(y, DEFAULT_COUNT)
+    )
+    inner = (whitened * (sent.means - centres)[y]).sum(1)
+    return Scored(inner - (whitened * off).sum(1) / (2 * k), member)

@@ -1,7 +1,7 @@
-"""Membership by updates: training moves weights down the gradients of the samples that it sees.
+"""Membership by updates: training moves the weights against the gradients of its samples.
 
-The score of a candidate is the inner product of its gradient, at the weights that the party was
-sent, with what the party took from them, added up over all rounds.
+The score of a candidate is the inner product of its gradient, at the weights that the party got,
+with the difference between these weights and those that the party sent back, summed over rounds.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ HOW = (
 ROWS = 512
 
 
-def by_updates(view: View) -> list[Outcome]:
-    """Over all rounds in which a party was sent weights and sent them back."""
+def attack_updates(view: View) -> list[Outcome]:
+    """Attack all rounds in which a party got weights and sent weights back."""
     scores: dict[int, list[Tensor]] = defaultdict(list)
     for update in updates(view):
         x, y, _ = view.candidates(update.party)
@@ -51,15 +51,16 @@ def by_updates(view: View) -> list[Outcome]:
 
 
 def descents(task: LearningTask, theta: Params, moved: Params, x: Tensor, y: Tensor) -> Tensor:
-    """The inner product of each sample's gradient with `moved`: a derivative along it, which takes
-    no gradient of a sample.
+    """The inner product of each sample's gradient with `moved`.
+
+    It is computed as a directional derivative, without the gradient of each sample.
     """
     parts = []
     fixed = {k: v for k, v in theta.items() if k not in moved}
-    for some, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
+    for inputs, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
 
-        def loss(free: Params, some: Tensor = some, labels: Tensor = labels) -> Tensor:
-            return F.cross_entropy(task.logits(fixed | free, some), labels, reduction="none")
+        def loss(free: Params, inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
+            return F.cross_entropy(task.logits(fixed | free, inputs), labels, reduction="none")
 
         parts.append(jvp(loss, ({k: theta[k] for k in moved},), (moved,))[1])
     return torch.cat(parts).detach()

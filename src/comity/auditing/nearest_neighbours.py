@@ -1,6 +1,4 @@
-"""Which rows are closest to which, a few at a time: a table of all distances may be larger than
-memory.
-"""
+"""Nearest neighbours in batches: a table of all distances may not fit into memory."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ AT_ONCE = 512
 
 
 def nearest(x: Tensor, rows: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
-    """Of each x the distances to the `count` closest rows, and which these are: both (len(x),
+    """For each x, the distances to the `count` closest rows and their indices: both (len(x),
     count).
     """
-    found = [torch.cdist(part, rows).topk(count, dim=1, largest=False) for part in x.split(AT_ONCE)]
-    return torch.cat([one.values for one in found]), torch.cat([one.indices for one in found])
+    parts = [torch.cdist(part, rows).topk(count, dim=1, largest=False) for part in x.split(AT_ONCE)]
+    return torch.cat([part.values for part in parts]), torch.cat([part.indices for part in parts])

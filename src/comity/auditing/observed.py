@@ -1,5 +1,5 @@
-"""What was sent, found on a tape by its form: updates, weights, gradients, rows of representations,
-means by class.
+"""Finds values in the recorded messages by their form: updates, weights, gradients, rows of
+representations, and class means.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from comity.runs.recording import RecordedMessage
 from comity.training.task import LearningTask
 
 NO_WEIGHTS = frozenset(("grads", "c", "dc"))
-"""Fields that hold values by the names of weights, but are not weights: gradients, and SCAFFOLD's
+"""Fields with the names and shapes of weights that are no weights: gradients, and SCAFFOLD's
 control variates.
 """
 
 
 class Update(NamedTuple):
-    """What a party was sent, and what it made of it."""
+    """The weights that a party got, and those that it sent back."""
 
     party: int
     before: Params
@@ -37,7 +37,7 @@ class Gradient(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Representations of a party's samples, one a row."""
+    """Representations of a party's samples, one in each row."""
 
     round: int
     party: int
@@ -45,8 +45,8 @@ class Rows(NamedTuple):
 
 
 class Means(NamedTuple):
-    """A party's means by class, over how many samples each (if it says so), and of what:
-    representations or logits.
+    """A party's class means, with the numbers of samples if it sent them. `space` says whether they
+    are means of representations ("features") or of logits ("logits").
     """
 
     round: int
@@ -57,9 +57,7 @@ class Means(NamedTuple):
 
 
 def inside(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every tensor and every dict of tensors in a message, with the name of the field that it is
-    in.
-    """
+    """Every tensor and every dict of tensors in a message, with the name of its field."""
     if isinstance(tree, Tensor):
         yield name, tree
     elif is_record(tree):
@@ -80,7 +78,7 @@ def inside(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def params_in(tree: Any, task: LearningTask) -> dict[str, Params]:
-    """By field: what has the names and shapes of a model's weights."""
+    """By field: the dicts with the names and shapes of a model's weights."""
     shapes = task.shapes
     return {
         name: node
@@ -91,14 +89,14 @@ def params_in(tree: Any, task: LearningTask) -> dict[str, Params]:
 
 
 def by_parties(view: View) -> Iterator[tuple[int, RecordedMessage]]:
-    """What parties sent, to the server or to each other, without newcomers."""
+    """The messages of parties to the server or to each other, without those of newcomers."""
     for message in view.messages():
         if message.kind != "message" and message.src in view.parties:
             yield message.src, message
 
 
 def updates(view: View) -> Iterator[Update]:
-    """Weights in replies beside those in the letters that they answer, found under the same name."""
+    """The weights in replies with those in the messages that they answer, under the same field."""
     sent_weights: dict[int, Any] = {}
     call = None
     for message in view.messages():
@@ -118,17 +116,17 @@ def updates(view: View) -> Iterator[Update]:
 
 
 def last_weights(view: View) -> dict[int, Params]:
-    """The last weights that each party sent, with its first ones where it kept some to itself."""
-    found: dict[int, Params] = {}
+    """The last weights that each party sent, with the initial ones of layers that it keeps."""
+    weights: dict[int, Params] = {}
     for party, message in by_parties(view):
         for name, theta in params_in(message.content, view.party(party).task).items():
             if name not in NO_WEIGHTS:
-                found[party] = theta
-    return {i: view.first(i) | theta for i, theta in sorted(found.items())}
+                weights[party] = theta
+    return {i: view.first(i) | theta for i, theta in sorted(weights.items())}
 
 
 def gradients(view: View) -> Iterator[Gradient]:
-    """All gradients, one after the other."""
+    """All gradients, in the order of the messages."""
     for party, message in by_parties(view):
         grads = params_in(message.content, view.party(party).task).get("grads")
         if grads:
@@ -136,7 +134,7 @@ def gradients(view: View) -> Iterator[Gradient]:
 
 
 def rows(view: View) -> Iterator[Rows]:
-    """Tables of representations, if the method says that its parties send some."""
+    """The arrays of representations, if the method declares that its parties send some."""
     if "representations" not in view.leaves:
         return
     for party, message in by_parties(view):
@@ -152,8 +150,9 @@ def rows(view: View) -> Iterator[Rows]:
 
 
 def means(view: View) -> Iterator[Means]:
-    """Means by class, if the method says that its parties send some; sets of them where a message
-    has nothing else.
+    """The class means, if the method declares that its parties send some.
+
+    Arrays of several sets of class means count only if a message has no single set.
     """
     if "means" not in view.leaves:
         return
@@ -168,11 +167,11 @@ def means(view: View) -> Iterator[Means]:
         }
         plain = {name: node for name, node in tables.items() if _by_class(node, task)}
         sets = {
-            name: one
+            name: table
             for name, node in tables.items()
             if node.dim() == 3
-            for one in node
-            if _by_class(one, task)
+            for table in node
+            if _by_class(table, task)
         }
         for name, node in (plain or sets).items():
             space = "logits" if name == "logits" or node.shape[1] != task.width else "features"
@@ -186,7 +185,7 @@ def means(view: View) -> Iterator[Means]:
 
 
 def _by_class(table: Tensor, task: LearningTask) -> bool:
-    """Whether it has a row for each class, of representations or of logits."""
+    """Whether an array has a row for each class, of representations or of logits."""
     return (
         table.dim() == 2
         and len(table) == task.classes

@@ -1,4 +1,4 @@
-"""audit.html: the table, what each attack did in words, and pictures of what came back; one file
+"""audit.html: the table, a description of each attack, and pictures of reconstructions, in one file
 that loads nothing.
 """
 
@@ -10,7 +10,8 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from comity.auditing.audit import CANNOT, HEADS, WORDS, Audited
+from comity.auditing.audit import CANNOT, HEADS, NO_ATTACK, WORDS, Audited
+from comity.auditing.finding import Finding
 from comity.reporting.blocks import Block, Table, Text
 from comity.reporting.page import Page
 
@@ -27,23 +28,23 @@ h2, p { overflow-wrap: anywhere; }
   td.word { overflow-wrap: anywhere; min-width: 7rem; }
 }
 """
-"""Ten columns beside each other, and an attack's first sentence told from the rest."""
+"""Narrow columns, as the table has ten, and larger first sentences of attacks."""
 
 
-def page(place: Path, found: list[Audited]) -> str:
-    """The whole file."""
+def page(place: Path, audited: list[Audited]) -> str:
+    """The content of audit.html for the runs in a folder."""
     table = Table(
         "audit",
         "What attacks could do with what was sent",
         HEADS,
-        [row for one in found for row in one.rows()],
+        [row for run in audited for row in run.rows()],
         words=WORDS,
     )
     parts = [_blocks([Text(CANNOT, "lead"), table, Text(READING)])]
-    for one in found:
+    for run in audited:
         parts.append(
-            f"<section><h2>{html.escape(one.name)}</h2><div"
-            f" class=blocks>{_run(one)}</div></section>"
+            f"<section><h2>{html.escape(run.name)}</h2><div"
+            f" class=blocks>{_run(run)}</div></section>"
         )
     title = html.escape(f"Audit of {place.resolve().name}")
     css = (files("comity.reporting") / "page.css").read_text(encoding="utf-8")
@@ -76,50 +77,58 @@ READING = (
 )
 
 
-def _run(one: Audited) -> str:
-    blocks: list[Block] = []
+def _run(run: Audited) -> str:
+    """The section of one run."""
     parts = []
-    for found in one.findings:
-        blocks = [Text(found.says, "lead" if found.power else "missing"), Text(found.how)]
-        rates = [f"{name.removeprefix('tpr_at_')}: {told[0]:.1%} ({told[1]:.1%} to {told[2]:.1%})"
-                 for name, told in found.figures.items() if name.startswith("tpr_at_") and told]  # fmt: skip
-        if rates:
-            counts = (
-                f"{found.figures['members']:,} samples that were trained on,"
-                f" {found.figures['others']:,} that were not"
+    for finding in run.findings:
+        parts.append(_blocks(_finding_blocks(finding)))
+        if finding.attack in run.pictures:
+            parts.append(_figure(finding, run.pictures[finding.attack]))
+    if run.canaries:
+        sentence = run.canaries.sentence
+        parts.append(_blocks([Text(sentence, "plain" if run.canaries.power else "missing")]))
+    parts += [_blocks([Text(attack.sentence, "missing")]) for attack in run.untried]
+    return "".join(parts) or _blocks([Text(NO_ATTACK, "missing")])
+
+
+def _finding_blocks(finding: Finding) -> list[Block]:
+    """The result of an attack in sentences."""
+    figures = finding.figures
+    blocks: list[Block] = [
+        Text(finding.sentence, "lead" if finding.power else "missing"),
+        Text(finding.how),
+    ]
+    rates = [
+        f"{name.removeprefix('tpr_at_')}: {rate[0]:.1%} ({rate[1]:.1%} to {rate[2]:.1%})"
+        for name, rate in figures.items()
+        if name.startswith("tpr_at_") and rate
+    ]
+    if rates:
+        blocks.append(
+            Text(
+                f"True positives at a false positive rate of {'; of '.join(rates)}."
+                f" {figures['members']:,} samples that were trained on, {figures['others']:,} that"
+                " were not."
             )
-            blocks.append(
-                Text(f"True positives at a false positive rate of {'; of '.join(rates)}. {counts}.")
-            )
-        blocks += [Text(text) for text in found.notes]
-        parts.append(_blocks(blocks))
-        if found.attack in one.pictures:
-            source = (
-                "data:image/png;base64," + base64.b64encode(one.pictures[found.attack]).decode()
-            )
-            assert found.pictures is not None
-            caption = (
-                f"Above: samples of {found.pictures.party}. Below: what the attack made of them."
-                " The best, then the median."
-            )
-            parts.append(
-                f'<figure><h3>{html.escape(found.attack)}</h3><img src="{source}"'
-                ' style="max-width:100%" '
-                f'alt="{html.escape(caption)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
-            )
-    if one.canaries:
-        parts.append(
-            _blocks([Text(one.canaries.says, "plain" if one.canaries.power else "missing")])
         )
-    parts += [_blocks([Text(each.says, "missing")]) for each in one.untried]
-    if not parts:
-        parts.append(
-            _blocks([Text("Nothing was sent that an attack is known for here.", "missing")])
-        )
-    return "".join(parts)
+    return [*blocks, *(Text(text) for text in finding.notes)]
+
+
+def _figure(finding: Finding, png: bytes) -> str:
+    """The pictures of a reconstruction attack."""
+    assert finding.pictures is not None
+    source = "data:image/png;base64," + base64.b64encode(png).decode()
+    caption = html.escape(
+        f"Above: samples of {finding.pictures.party}. Below: what the attack made of them."
+        " The best, then the median."
+    )
+    return (
+        f'<figure><h3>{html.escape(finding.attack)}</h3><img src="{source}"'
+        f' style="max-width:100%" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+    )
 
 
 def _blocks(blocks: list[Block]) -> str:
-    """As on a report's page."""
+    """Blocks as on a report's page."""
     page = Page()
     return "".join(page.render(block) for block in blocks)

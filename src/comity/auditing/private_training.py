@@ -1,8 +1,8 @@
-"""Canaries against the trainer that a run trained privately with, with its clip, noise, chance of a
-record and steps.
+"""Canaries against the trainer of a private run, with the run's clipping norm, noise, sampling rate
+and steps.
 
-Of the party with the largest epsilon all releases are taken together, as the account does. The
-trainer itself runs, on a loss whose gradients are what it is given (`canaries.row_loss`).
+All releases of the party with the largest epsilon are attacked together, as the account composes
+them. The trainer itself runs, on a loss whose gradients are its inputs (`canaries.row_loss`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from comity.auditing.canaries import CANARIES, Mechanism, Shown, Step, attack, row_loss
+from comity.auditing.canaries import CANARIES, CanaryResult, Mechanism, Step, attack, row_loss
 from comity.auditing.finding import Untried
 from comity.auditing.view import View
 from comity.base.key import Key
 from comity.base.samples import Samples
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.training.descent import train
 from comity.training.requests import FitRequest, Fitted, Private
 from comity.training.settings import Training
@@ -27,21 +27,22 @@ from comity.training.task import LearningTask
 ATTACK = "canaries"
 WIDTH = 8
 MOST_STEPS = 2000
-"""That are made to see what the noise is like, and as many with a tenth of it."""
+"""The largest number of steps with the run's noise; as many are made with a tenth of it."""
 MOST_TRIALS, LEAST_TRIALS = 4000, 200
 Trainer = Callable[[FitRequest[None]], Fitted]
 
 
-def private_training(view: View, trainer: Trainer = train) -> Shown | Untried | None:
-    """What canaries show of a run's private training; None if it claims nothing for a record."""
+def attack_private_training(view: View, trainer: Trainer = train) -> CanaryResult | Untried | None:
+    """Attack private training with canaries; None if the run claims nothing for a record."""
     if view.claimed is None or view.unit != "record":
         return None
-    worst = max(view.summary["privacy"]["parties"].items(), key=lambda one: one[1])[0]
+    epsilons = view.summary["privacy"]["parties"]
+    worst = max(epsilons, key=lambda name: epsilons[name])
     rows = [
         row for row in view.folder.read_privacy() if row.party == worst and row.unit == "record"
     ]
-    alike = {(row.mechanism, row.sensitivity, row.noise, row.rate) for row in rows}
-    if len(alike) != 1 or rows[0].mechanism != "gaussian" or not rows[0].steps:
+    kinds = {(row.mechanism, row.sensitivity, row.noise, row.rate) for row in rows}
+    if len(kinds) != 1 or rows[0].mechanism != "gaussian" or not rows[0].steps:
         return Untried(
             ATTACK, "not all that protects a record is training with one and the same noise"
         )
@@ -56,20 +57,28 @@ def private_training(view: View, trainer: Trainer = train) -> Shown | Untried | 
             ATTACK,
             f"{worst} has no more than {CANARIES} records, and as many canaries are tried at once",
         )
-    made = mechanism(rows[0], steps, size, view.party(i).task, view.key.fold(ATTACK), trainer)
     gradients = torch.randn(
         size - CANARIES, WIDTH, generator=view.key.fold("gradients").generator()
     )
-    whole = rows[0].rate >= 1
     return attack(
-        made, gradients, view.claimed, view.delta, whole=whole, trials=min(MOST_TRIALS, trials)
+        mechanism(rows[0], steps, size, view.party(i).task, view.key.fold(ATTACK), trainer),
+        gradients,
+        view.claimed,
+        view.delta,
+        whole=rows[0].rate >= 1,
+        trials=min(MOST_TRIALS, trials),
     )
 
 
 def mechanism(
-    row: Spent, steps: int, size: int, task: LearningTask, key: Key, trainer: Trainer = train
+    row: PrivacyCharge,
+    steps: int,
+    size: int,
+    task: LearningTask,
+    key: Key,
+    trainer: Trainer = train,
 ) -> Mechanism:
-    """A trainer as a mechanism: all `steps` of a release's kind at once, on as many rows as the
+    """A trainer as a mechanism that makes all `steps` of a release at once, on as many rows as the
     party has records.
     """
     calls = count()
@@ -80,10 +89,10 @@ def mechanism(
             private = Private(samples, row.sensitivity, factor * row.noise / row.sensitivity, [])
             how = Training("sgd", lr=1.0, batch=max(1, round(row.rate * size)), steps=steps)
             begin = {"w": torch.zeros(rows.shape[1])}
-            asked = FitRequest(
+            request = FitRequest(
                 row_loss, begin, samples, key.fold(next(calls)), how, task, None, private=private
             )
-            return -trainer(asked).theta["w"]
+            return -trainer(request).theta["w"]
 
         return step
 

@@ -1,4 +1,4 @@
-"""Samples in the open: what was sent has the shape of samples, and is them, or nearly."""
+"""Samples in the open: values with the shape of samples that are samples, or nearly."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import defaultdict
 from torch import Tensor
 
 from comity.auditing.chance import share
-from comity.auditing.finding import Outcome, Pictures, Untried, best_and_median, pieced
-from comity.auditing.inverting import unmistakable
+from comity.auditing.finding import Outcome, Pictures, Untried, best_and_median, reconstruction
+from comity.auditing.inverting import match_samples
 from comity.auditing.observed import by_parties, inside
 from comity.auditing.view import View
 
@@ -16,12 +16,10 @@ ATTACK = "samples in the open"
 HOW = "Whoever gets what a party sent looks at it: it has the shape of samples."
 
 
-def in_the_open(view: View) -> list[Outcome]:
-    """How many of the training samples were sent as they are, or so that they cannot be mistaken
-    for others.
-    """
-    found: dict[int, set[int]] = defaultdict(set)
-    looked = False
+def attack_samples(view: View) -> list[Outcome]:
+    """Count the training samples that were sent, exactly or so that they are recognised."""
+    recovered: dict[int, set[int]] = defaultdict(set)
+    has_samples = False
     pictures: Pictures | None = None
     for i, message in by_parties(view):
         x = view.candidates(i).x
@@ -32,24 +30,27 @@ def in_the_open(view: View) -> list[Outcome]:
                 and node.shape[1:] == x.shape[1:]
                 and len(node)
             ):
-                looked = True
-                certain, nearest, off = unmistakable(node.flatten(1), x)
+                has_samples = True
+                certain, nearest, off = match_samples(node.flatten(1), x)
                 members = certain & (nearest < len(view.party(i).data.train))
-                found[i] |= set(nearest[members].tolist())
+                recovered[i] |= set(nearest[members].tolist())
                 if pictures is None and members.any():
-                    chosen = best_and_median(off)
-                    pictures = Pictures(view.party(i).name, x[nearest[chosen]], node[chosen])
-    hits = sum(map(len, found.values()))
+                    indices = best_and_median(off)
+                    pictures = Pictures(view.party(i).name, x[nearest[indices]], node[indices])
+    hits = sum(map(len, recovered.values()))
     if not hits and "samples" not in view.leaves:
         return []
-    if not looked:
+    if not has_samples:
         return [
-            Untried(ATTACK, "the method says that parties send samples, but none is on the tape")
+            Untried(
+                ATTACK,
+                "the method says that parties send samples, but none is in the recorded messages",
+            )
         ]
     tries = sum(len(view.party(i).data.train) for i in view.parties)
     figures = {"samples": tries, "recovered": hits}
     return [
-        pieced(
+        reconstruction(
             ATTACK, HOW, "recovered", share(hits, tries), 0.0, figures=figures, pictures=pictures
         )
     ]

@@ -1,5 +1,5 @@
-"""What an attacker has: what the server saw, what one party besides the victim has itself, and
-samples to be judged.
+"""What an attacker has: the recorded messages, the model and data of a colluding party, and
+candidate samples.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ FIRST, LAST = "first weights", "colluder's model"
 
 
 class Candidates(NamedTuple):
-    """A party's samples to be told apart: it was trained on the members, the others are of the same
-    kind.
+    """A party's training samples (members) and test samples (others), which an attack must tell
+    apart.
     """
 
     x: Tensor
@@ -43,27 +43,27 @@ class Candidates(NamedTuple):
 
 
 class Attacker(NamedTuple):
-    """Weights that somebody besides the victim has, and what it sees through them."""
+    """A colluding party with its weights and data."""
 
     who: str
     task: LearningTask
     theta: Params
     data: Samples
-    """Its own."""
+    """The attacker's own samples."""
     first: bool
-    """Whether these are the weights that everybody starts from: then the victim's first messages
-    are attacked, else its last.
+    """Whether the weights are the common initial ones. Then the victim's first messages are
+    attacked, else its last ones.
     """
 
     @property
     def by(self) -> str:
-        """What is attacked with, in a few words."""
+        """The weights that it attacks with, in words."""
         return FIRST if self.first else LAST
 
 
 class View:
-    """A taped run, as attacks look at it. An attack may use the truth only to see whether it was
-    right.
+    """A run with recorded messages, as attacks see it. An attack may use the parties' data only to
+    check whether it was right.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class View:
         self.summary: dict[str, Any] = self._summary()
         if not self.folder.recorded:
             raise UsageError(
-                f"{folder} has no recorded messages: start the run with --record-messages (in"
-                " Python record_messages=True)."
+                f"{folder} has no recorded messages: run it with --record-messages (in Python"
+                " record_messages=True)."
             )
         self.folder.check()
         self.job: SimulatedRun = reopen(folder, federation, model, trust=trust)
@@ -96,50 +96,48 @@ class View:
 
     @property
     def key(self) -> Key:
-        """Of what attacks draw."""
+        """The key of the attacks' random draws."""
         return Key.root(self.job.experiment.seed).fold("audit")
 
     @property
     def delta(self) -> float:
-        """The delta that epsilon is counted at: the run's own, if it has one."""
+        """The delta of epsilon: that of the run, if it has one."""
         return float(self.summary.get("privacy", {}).get("delta") or DELTA)
 
     @property
     def claimed(self) -> float | None:
-        """The epsilon that the run claims; None if that is infinite."""
-        told = self.summary.get("privacy", {}).get("epsilon", "infinite")
-        return None if told == "infinite" else float(told)
+        """The epsilon that the run claims; None if it is infinite."""
+        epsilon = self.summary.get("privacy", {}).get("epsilon", "infinite")
+        return None if epsilon == "infinite" else float(epsilon)
 
     @property
     def unit(self) -> str:
-        """Whom the claim protects against whoever gets what was sent: a record, a row, a party;
-        nobody if it claims nothing.
+        """What the claim protects from the recipients of messages: a record, a row, or a party;
+        empty if the run claims nothing.
         """
-        told = self.summary.get("privacy", {})
-        return (
-            ""
-            if self.claimed is None
-            else "party"
-            if told.get("trusted_server")
-            else str(told.get("unit") or "")
-        )
+        if self.claimed is None:
+            return ""
+        privacy = self.summary.get("privacy", {})
+        return "party" if privacy.get("trusted_server") else str(privacy.get("unit") or "")
 
     @property
     def leaves(self) -> frozenset[str]:
-        """The kinds of what the method says that its parties send."""
-        return frozenset(kind for each in chain(self.job.algorithm) for kind in each.traits.leaves)
+        """The kinds of values that the method declares that its parties send."""
+        return frozenset(
+            kind for layer in chain(self.job.algorithm) for kind in layer.traits.leaves
+        )
 
     @property
     def drawn(self) -> bool:
-        """Whether each party's test samples were drawn at random from what it has."""
+        """Whether each party's test samples were drawn at random from its samples."""
         return self.job.federation.split.test.startswith("own")
 
     def messages(self) -> Iterator[RecordedMessage]:
-        """All messages, as often as they are asked for."""
+        """All recorded messages, in their order."""
         return self.folder.read_messages()
 
     def party(self, i: int) -> Party:
-        """A party, with its data: the truth."""
+        """A party, with its data."""
         return self.job.parties[i]
 
     @property
@@ -148,7 +146,7 @@ class View:
         return self.job.info.parties
 
     def candidates(self, i: int) -> Candidates:
-        """What a party trained on, and its test samples."""
+        """A party's training samples, and its test samples."""
         data = self.party(i).data
         member = torch.arange(len(data.train) + len(data.test)) < len(data.train)
         return Candidates(
@@ -158,21 +156,22 @@ class View:
         )
 
     def attackers(self, i: int) -> list[Attacker]:
-        """Who attacks a party by looking through weights of its own: the largest of the others,
-        before and after training.
+        """The attackers of a party: the largest other party, with the common initial weights (if
+        there are such) and with its own trained model.
         """
         others = [j for j in self.parties if j != i]
         if not others:
             return []
         c = max(others, key=lambda j: len(self.party(j).data.train))
         who, data = self.party(c).name, self.party(c).data.train
-        found = [Attacker(who, *self._deployed(c), data, first=False)]
+        attackers = [Attacker(who, *self._deployed(c), data, first=False)]
         if (
             self.job.experiment.init == "common"
             and self.party(c).task.shapes == self.party(i).task.shapes
         ):
-            found.insert(0, Attacker(who, self.party(c).task, self.first(c), data, first=True))
-        return found
+            initial = Attacker(who, self.party(c).task, self.first(c), data, first=True)
+            attackers.insert(0, initial)
+        return attackers
 
     def first(self, i: int) -> Params:
         """The weights that a party starts from."""
@@ -184,8 +183,8 @@ class View:
 
     def _deployed(self, i: int) -> tuple[LearningTask, Params]:
         if i not in self._models:
-            made = Result(self.folder.path, self.job, self.summary).model(self.party(i).name)
-            self._models[i] = made.task, made.theta
+            model = Result(self.folder.path, self.job, self.summary).model(self.party(i).name)
+            self._models[i] = model.task, model.theta
         return self._models[i]
 
 
@@ -194,8 +193,8 @@ def losses(task: LearningTask, theta: Params, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(in_chunks(lambda part: task.logits(theta, part), x), y, reduction="none")
 
 
-def seen_by(attacker: Attacker, x: Tensor, space: str = "features") -> Tensor:
-    """What an attacker makes of samples by its own weights: representations, or logits."""
+def represent(attacker: Attacker, x: Tensor, space: str = "features") -> Tensor:
+    """The attacker's representations of samples by its weights, or its logits."""
     task, theta = attacker.task, attacker.theta
-    see = task.logits if space == "logits" else task.features
-    return in_chunks(lambda part: see(theta, part).flatten(1), x)
+    forward = task.logits if space == "logits" else task.features
+    return in_chunks(lambda part: forward(theta, part).flatten(1), x)

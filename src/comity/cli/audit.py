@@ -41,7 +41,7 @@ def audit(
     screen.table(HEADS, rows, f"{folder}: results of the attacks", WORDS)
     screen.print_legend(READING)
     for audit in audits:
-        for text in audit.says:
+        for text in audit.sentences:
             screen.print_sentence(text)
     screen.print_sentence(CANNOT)
     screen.out.print(f"Written to {folder / JSON}; see {folder / PAGE}", soft_wrap=True)

@@ -108,7 +108,7 @@ def join(
     from comity.data.party_files import source_name
     from comity.data.preparation import Schema, Unusable
     from comity.deploy import policy
-    from comity.deploy.data import bring
+    from comity.deploy.data import import_site_data
     from comity.deploy.flare import startup_kits
 
     invitation = startup_kits.Invite.load(invite)
@@ -125,7 +125,7 @@ def join(
         if schema:
             schema_file = folder / "schema.json"
             Schema.from_dict(schema).write(schema_file)
-        dataset = bring(data, folder / "data", schema_file, classes)
+        dataset = import_site_data(data, folder / "data", schema_file, classes)
         policy.write(folder, site_name, "data")
         request = startup_kits.join(invitation, site_name, folder)
     except (Exception, KeyboardInterrupt) as why:
@@ -147,7 +147,7 @@ def join(
     )
     screen.out.print(
         "The operator may ask for the fingerprint of the site's key by telephone:"
-        f" {startup_kits.requested(request_copy).get('public_key_sha256')}",
+        f" {startup_kits.read_request(request_copy).get('public_key_sha256')}",
         soft_wrap=True,
     )
 
@@ -168,7 +168,7 @@ def approve(
 
     if not (federation / startup_kits.ROOT).is_dir():
         raise UsageError(f"{federation} is not an operator's folder: name it with --federation.")
-    content = startup_kits.requested(request)
+    content = startup_kits.read_request(request)
     signed = startup_kits.approve(
         federation, request, Path(request.name.removesuffix(".request.zip") + ".signed.zip"), again
     )
@@ -259,20 +259,20 @@ def _follow(path: Path) -> None:
 def check(site: Site = Path()) -> None:
     """Site: check the policy, the data, the certificate and the connection to the server."""
     from comity.cli import screen
-    from comity.deploy.data import own_federation
+    from comity.deploy.data import site_federation
     from comity.deploy.flare import needs_flare
     from comity.deploy.flare.processes import running
     from comity.deploy.handler import KIT
     from comity.deploy.key_exchange import Identity
     from comity.deploy.policy import SitePolicy
-    from comity.deploy.site_store import spent
+    from comity.deploy.site_store import bytes_sent
     from comity.metrics.metrics import ACCURACY
     from comity.runs.config import Experiment
     from comity.runs.context import PartyInfo
 
     needs_flare()
     policy = SitePolicy.read(site)
-    federation = own_federation(policy.name, policy.data, Experiment())
+    federation = site_federation(policy.name, policy.data, Experiment())
     party = federation.parties[policy.name]
     info = PartyInfo.of(party, federation.classes, ACCURACY, counts=policy.class_counts)
     screen.out.print(
@@ -289,7 +289,7 @@ def check(site: Site = Path()) -> None:
     methods = f"methods {', '.join(policy.methods)}, never {', '.join(policy.never)}"
     screen.out.print(f"policy: {methods}; may leave: {', '.join(policy.kinds)}", soft_wrap=True)
     screen.out.print(
-        f"sent so far: {size(spent(site, policy.name))} of {size(policy.budget_bytes)}"
+        f"sent so far: {size(bytes_sent(site, policy.name))} of {size(policy.budget_bytes)}"
     )
     host, port = _server_of(site / KIT)
     try:
@@ -335,7 +335,7 @@ def report(site: Site = Path()) -> None:
     """Site: list its runs, with the bytes that left, and the figures and folders of its models."""
     from comity.cli import screen
     from comity.deploy.policy import SitePolicy
-    from comity.deploy.site_store import Book, runs_of, spent
+    from comity.deploy.site_store import SiteTables, bytes_sent, runs_of
     from comity.names import display_name
 
     policy = SitePolicy.read(site)
@@ -348,11 +348,18 @@ def report(site: Site = Path()) -> None:
         method = display_name(run.read_experiment().algorithm)
         rounds = str(summary["rounds"]) if summary else "not finished"
         rows.append(
-            [run.path.name, method, rounds, size(Book(run.path, policy.name).sent), figure, model]
+            [
+                run.path.name,
+                method,
+                rounds,
+                size(SiteTables(run.path, policy.name).sent),
+                figure,
+                model,
+            ]
         )
     if not rows:
         raise UsageError(f"{site} has not taken part in a run yet.")
-    title = f"{policy.name}: {size(spent(site, policy.name))} sent in total"
+    title = f"{policy.name}: {size(bytes_sent(site, policy.name))} sent in total"
     screen.table(["run", "method", "rounds", "sent", "figure", "model"], rows, title)
     screen.print_legend(
         "sent: all bytes that left this site, including evaluation. figure: the run's metric on"
@@ -374,7 +381,7 @@ def measure(
 ) -> None:
     """Site: measure the representations of its model on its samples. No result leaves the site."""
     from comity.cli import screen
-    from comity.deploy.afterwards import measure as measure_run
+    from comity.deploy.site_results import measure as measure_run
     from comity.deploy.site_store import runs_of
     from comity.measure import conventions, mdl
 
@@ -391,7 +398,7 @@ def measure(
         split_names(layers),
         samples,
         mdl=mdl.FULL if full else mdl.CHEAP,
-        told=show_progress,
+        report_progress=show_progress,
     )
     measures |= {"accuracy": conventions.party_figures(folder.path, measures["party"])}
     folder.write_measures(measures)

@@ -102,12 +102,12 @@ def resume(
     The result is the same as that of an uninterrupted run.
     """
     from comity.cli import screen
-    from comity.deploy.job_submission import SubmittedJob, was_ordered
+    from comity.deploy.job_submission import SubmittedJob, was_submitted
     from comity.runs.extend import extend
     from comity.runs.folder import RunFolder
     from comity.runs.run import reopen, resume_in
 
-    if was_ordered(run_dir):
+    if was_submitted(run_dir):
         follow_run(SubmittedJob.read(run_dir), run_dir)
         return
     folder = RunFolder(run_dir)
@@ -133,7 +133,7 @@ def show_result(folder: Path, summary: dict[str, Any]) -> None:
     """Print the result of a finished run."""
     from comity.cli import screen
     from comity.measure.caveats import caveats
-    from comity.privacy.account import guarantees
+    from comity.privacy.account import describe_guarantees
     from comity.runs.folder import RunFolder
     from comity.runs.run_metric import metric_of
     from comity.runs.summary import has_diverged
@@ -182,7 +182,7 @@ def show_result(folder: Path, summary: dict[str, Any]) -> None:
         f" {screen.size(traffic['peer'])}, {summary['steps']} steps,"
         f" {screen.duration(summary['seconds']['total'])}"
     )
-    for text in guarantees(summary.get("privacy")):
+    for text in describe_guarantees(summary.get("privacy")):
         screen.out.print(text, soft_wrap=True)
     screen.show_curves({name: [folder]}, metric)
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
@@ -485,7 +485,7 @@ def tune(
 def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
     """Estimate the bytes, memory, time and privacy loss of a run."""
     from comity.cli import screen
-    from comity.privacy.account import guarantees
+    from comity.privacy.account import describe_guarantees
     from comity.runs.build import federation_of, prepare
     from comity.studies.plan import plan as estimate
 
@@ -515,7 +515,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f"memory in addition to torch: data {screen.size(costs.data_bytes)}, party states"
         f" {screen.size(costs.state_bytes)}, messages of a round {screen.size(costs.message_bytes)}"
     )
-    for text in guarantees(job.privacy.guarantees(), always=True):
+    for text in describe_guarantees(job.privacy.guarantees(), always=True):
         screen.out.print(text, soft_wrap=True)
     for name, unit in (("dp", "the clipping norm"), ("ldp", "the sensitivity to one row or party")):
         if noise := job.experiment.set.get(f"{name}.noise"):

@@ -98,7 +98,7 @@ def _follow(job: SubmittedJob, folder: Path) -> dict[str, Any]:
     from comity.cli import screen
     from comity.cli.run_monitor import RunMonitor
 
-    job.told = lambda text: screen.out.print(text, soft_wrap=True)
+    job.report_progress = lambda text: screen.out.print(text, soft_wrap=True)
     monitor = RunMonitor(job.folder.path)
     printed_round = -1
 
@@ -128,7 +128,7 @@ def compare_sites(
     """Run a comparison at the sites of a federation, and print its result."""
     from comity.cli import screen
     from comity.cli.run_commands import show_answers, show_comparison
-    from comity.deploy import comparing
+    from comity.deploy import comparison
     from comity.runs.folder import RunFolder
     from comity.studies.compare import SOLO, run_folder
 
@@ -143,7 +143,7 @@ def compare_sites(
         return summary
 
     with resumable(f"the same command and --out {folder}"):
-        findings = comparing.compare_sites(
+        findings = comparison.compare_sites(
             federation, base, algos, seeds, folder, follow, deadline, wait
         )
     first_run = RunFolder(run_folder(folder, SOLO, seeds[0]))

@@ -1,5 +1,6 @@
-"""Runs between real sites: each party's data and state stay where they are, a server without data
+"""Runs between real sites: each party's data and state stay at its site, and a server without data
 conducts the rounds.
 
-`transport` is what carries requests and answers, `flare` the one that does it with NVIDIA FLARE.
+`transport` is the interface that carries requests and replies; `flare` implements it with NVIDIA
+FLARE.
 """

@@ -1,6 +1,4 @@
-"""A site's own data: imported once by the schema that all have agreed on, and cut anew for each run
-as its settings say.
-"""
+"""A site's data: imported once by the common schema, and split for each run by its settings."""
 
 from __future__ import annotations
 
@@ -21,33 +19,44 @@ from comity.runs.environment import digest
 
 PARTY = "party"
 DATA = "sites"
-"""What the settings of a run between sites say of its data."""
+"""The setting `data` of a run between sites."""
 
 
-def bring(source: Path, out: Path, schema: Path | None, classes: int | None = None) -> Dataset:
-    """Import a site's own file, or its one folder of pictures; a table follows the schema, arrays
-    have so many classes.
+def import_site_data(
+    source: Path, out: Path, schema: Path | None, classes: int | None = None
+) -> Dataset:
+    """Import a site's file, or its folder of pictures, and save the dataset.
+
+    Arguments:
+        source: the file or folder
+        out: the folder that the dataset is written to
+        schema: the file of the common schema, for tables
+        classes: the number of classes, for arrays
     """
-    found = find_party_files(source) if source.is_file() else {source.name: source}
-    made = read_federation(
-        found, source.name, schema=Schema.read(schema) if schema else None, classes=classes
+    files = find_party_files(source) if source.is_file() else {source.name: source}
+    dataset = read_federation(
+        files, source.name, schema=Schema.read(schema) if schema else None, classes=classes
     )
-    save(made, out)
-    return made
+    save(dataset, out)
+    return dataset
 
 
-def own_federation(name: str, data: Path, experiment: Experiment) -> Federation:
-    """A site's data as a federation of one, of the site's name, cut in the parts that the settings
-    ask for.
+def site_federation(name: str, data: Path, experiment: Experiment) -> Federation:
+    """A site's data as a federation of one party, split as the settings of a run say.
 
-    What goes into which part depends on the name, the seed and the data alone, so it is as if all
-    data were in one place.
+    The split depends only on the name, the seed and the data. It is therefore the same as in a
+    simulation with the data of all sites.
+
+    Arguments:
+        name: the site's name, which the party gets
+        data: the folder that `import_site_data` wrote
+        experiment: the settings of the run
     """
     dataset = load_dataset(str(data))
     if dataset.scale == "shared":
         raise UsageError(
-            f"The data of {name} are to be scaled by everybody's figures, which sites do not"
-            " exchange: use own or fixed."
+            f"The data of {name} are to be scaled by the statistics of all parties, which sites do"
+            " not exchange: use own or fixed."
         )
     groups = dataset.groups.get(PARTY)
     if groups is None or len(groups.names) != 1:
@@ -63,6 +72,6 @@ def own_federation(name: str, data: Path, experiment: Experiment) -> Federation:
     )
 
 
-def schema_mark(schema: Schema | None) -> str:
-    """A digest of the schema that data follow; nothing where they are no table."""
+def schema_digest(schema: Schema | None) -> str:
+    """A digest of the schema that the data follow; empty for data that are no table."""
     return digest(json.dumps(schema.to_dict(), sort_keys=True)) if schema else ""

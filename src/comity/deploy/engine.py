@@ -1,9 +1,8 @@
-"""Parties at sites of their own: what is asked of them goes through a courier, and their states
-stay where they are.
+"""The engine of a run between sites: calls go through a transport, and states stay at the sites.
 
-A letter names the state that it is for, so a site needs no other word to go on, be it after a
-restart, a lost reply or a round that did not count. A site that says nothing in time, or refuses,
-is a party that was not heard.
+A message names the state that it continues from. A site therefore needs no other information after
+a restart, a lost reply or a discarded round. A site that does not reply in time, or refuses, counts
+as a party that was not heard.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from comity.base.call import CallId, Edge, EvaluationRequest, Message, PartyResu
 from comity.base.record import Sealed
 from comity.core.validate import MessageValidator
 from comity.deploy.messages import (
-    ANSWERED,
+    REPLIES,
     Answered,
     Committed,
     Done,
@@ -27,7 +26,7 @@ from comity.deploy.messages import (
     EvaluateAlone,
     Failed,
     RunCall,
-    named,
+    call_name,
     pack,
     unpack,
 )
@@ -41,15 +40,22 @@ from comity.runs.server_run import ServerRun
 from comity.text import escape_terminal
 from comity.wire.codec import decode, encode
 
-FIGURES = frozenset((Evaluation, Score, Answers, Gained))
-
-
-MOST_WORDS = 500
-"""Letters of what a site says that are written down."""
+EVALUATION_RECORDS = frozenset((Evaluation, Score, Answers, Gained))
+"""The records that an evaluation may contain."""
+MAX_TEXT = 500
+"""How many characters of a site's text are kept."""
 
 
 class SitesEngine(Engine):
-    """The parties of a run that are elsewhere, by their names."""
+    """Runs party functions and evaluations at the sites of a run.
+
+    Arguments:
+        transport: carries the requests
+        server_run: the run, as the server knows it
+        run: the run's name
+        deadline: how many seconds a site has for a reply
+        most_bytes: the largest reply
+    """
 
     def __init__(
         self,
@@ -59,13 +65,13 @@ class SitesEngine(Engine):
         deadline: float,
         most_bytes: int,
     ) -> None:
-        self._courier = transport
-        self._outline = server_run
+        self._transport = transport
+        self._server_run = server_run
         self._names = server_run.context.roster.names
         self._run = run
         self._deadline = deadline
-        self._most = most_bytes
-        self._gates = [
+        self._most_bytes = most_bytes
+        self._validators = [
             MessageValidator(
                 server_run.algorithm, server_run.context.task(name), len(self._names), most_bytes
             )
@@ -83,73 +89,70 @@ class SitesEngine(Engine):
             i: RunCall(
                 self._run,
                 (call.function, call.depth, call.round, call.occurrence),
-                named(message.after),
+                call_name(message.after),
                 message.first,
                 boxes.get(i, {}),
             )
             for i, message in messages.items()
         }
-        for i, head, body in self._asked(
-            heads, {i: message.content for i, message in messages.items()}, Answered
-        ):
+        contents = {i: message.content for i, message in messages.items()}
+        for i, head, body in self._ask(heads, contents, Answered):
+            validator = self._validators[i]
             try:
                 reply = decode(
                     body,
                     sealed_messages=True,
-                    most_bytes=self._most,
-                    records=self._gates[i].records,
+                    most_bytes=self._most_bytes,
+                    records=validator.records,
                 )
-                self._gates[i].check_reply(call, reply)
-                _check_told(head, boxes.get(i, {}))
+                validator.check_reply(call, reply)
+                _check_answer(head, boxes.get(i, {}))
             except ComityError as why:
-                self._remark(i, str(why))
+                self._warn(i, str(why))
                 continue
-            yield (
-                i,
-                PartyResult(
-                    reply, head.steps, head.keeps, head.ruined, told(head.warning), head.unusable
-                ),
+            result = PartyResult(
+                reply, head.steps, head.keeps, head.ruined, one_line(head.warning), head.unusable
             )
+            yield i, result
 
     def evaluate(
         self, messages: Mapping[int, Message], look: EvaluationRequest
     ) -> Iterator[tuple[int, Evaluation]]:
         self._round = look.round
         heads = {
-            i: Evaluate(self._run, named(message.after), *look) for i, message in messages.items()
+            i: Evaluate(self._run, call_name(message.after), *look)
+            for i, message in messages.items()
         }
-        return self._evaluated(
-            self._asked(heads, {i: message.content for i, message in messages.items()}, Done)
-        )
+        contents = {i: message.content for i, message in messages.items()}
+        return self._evaluations(self._ask(heads, contents, Done))
 
     def evaluate_solo(self, ids: Iterable[int], t: int) -> Iterator[tuple[int, Evaluation]]:
-        return self._evaluated(self._asked({i: EvaluateAlone(self._run, t) for i in ids}, {}, Done))
+        heads = {i: EvaluateAlone(self._run, t) for i in ids}
+        return self._evaluations(self._ask(heads, {}, Done))
 
-    def _evaluated(
-        self, answers: Iterator[tuple[int, Any, bytes]]
+    def _evaluations(
+        self, replies: Iterator[tuple[int, Any, bytes]]
     ) -> Iterator[tuple[int, Evaluation]]:
-        for i, _, body in answers:
+        for i, _, body in replies:
             try:
-                found = decode(body, most_bytes=self._most, records=FIGURES)
-                _check_figures(found, self._outline, i)
+                evaluation = decode(body, most_bytes=self._most_bytes, records=EVALUATION_RECORDS)
+                _check_evaluation(evaluation, self._server_run, i)
             except ComityError as why:
-                self._remark(i, str(why))
+                self._warn(i, str(why))
                 continue
-            yield i, found
+            yield i, evaluation
 
     def commit(self, versions: Mapping[int, CallId | None]) -> None:
-        """Nothing is to be said: the next letter names the state that counts."""
+        """Does nothing: the next message names the state to continue from."""
 
     def save(self, folder: Path, t: int) -> list[Saved]:
-        """Nothing is to be written here: sites have written each state before the reply left that
-        came of it.
-        """
+        """Does nothing: a site writes each state to its own disk before the reply leaves."""
         return []
 
     def checkpoint_written(self, versions: Mapping[int, CallId]) -> None:
-        heads = {i: Committed(self._run, named(version)) for i, version in versions.items()}
-        for _ in self._asked(heads, {}, Done):
-            pass  # who does not hear of it keeps more than it needs to
+        heads = {i: Committed(self._run, call_name(version)) for i, version in versions.items()}
+        for _ in self._ask(heads, {}, Done):
+            pass  # a site that does not get this keeps more states than it needs
 
     def load(
         self,
@@ -158,92 +161,93 @@ class SitesEngine(Engine):
         versions: Mapping[int, CallId],
         workers_by_party: Mapping[int, int],
     ) -> None:
-        """Nothing is to be sent: the next letters name the states."""
+        """Does nothing: the next messages name the states to continue from."""
 
     @property
     def warnings(self) -> list[str]:
         return list(self._warnings)
 
-    def _asked(
+    def _ask(
         self, heads: Mapping[int, Any], contents: Mapping[int, Any], kind: type
     ) -> Iterator[tuple[int, Any, bytes]]:
-        """Ask sites; the heads of this kind that they answer, and what is behind them. One letter
-        for many is encoded once.
+        """Send requests to sites, and yield the replies as (party, head, body).
+
+        Arguments:
+            heads: the head of each party's request
+            contents: the message in each request; a message to many parties is encoded once
+            kind: the type of the expected replies; others become warnings
         """
         bodies: dict[int, bytes] = {}
         for content in contents.values():
             if id(content) not in bodies:
                 bodies[id(content)] = encode(content)
-        there = {self._names[i]: i for i in heads}
+        numbers = {self._names[i]: i for i in heads}
         requests = {
             name: pack(heads[i], bodies[id(contents[i])] if i in contents else b"")
-            for name, i in there.items()
+            for name, i in numbers.items()
         }
-        for name, answer in self._courier.ask(requests, self._deadline):
-            i = there[name]
-            if answer is None:
-                continue  # who was asked and says nothing is written down by the net
+        for name, reply in self._transport.ask(requests, self._deadline):
+            i = numbers[name]
+            if reply is None:
+                continue  # the server records the absence
             try:
-                head, body = unpack(answer, ANSWERED, self._most)
+                head, body = unpack(reply, REPLIES, self._most_bytes)
             except ComityError as why:
-                self._remark(i, str(why))
+                self._warn(i, str(why))
                 continue
             if isinstance(head, kind):
                 yield i, head, body
+            elif isinstance(head, Failed):
+                self._warn(i, head.why)
             else:
-                self._remark(
-                    i,
-                    head.why
-                    if isinstance(head, Failed)
-                    else "it answered something else than it was asked.",
-                )
+                self._warn(i, "it answered something else than it was asked.")
 
-    def _remark(self, i: int, why: str) -> None:
-        self._warnings[f"{self._names[i]} was not heard in round {self._round}: {told(why)}"] = None
+    def _warn(self, i: int, why: str) -> None:
+        warning = f"{self._names[i]} was not heard in round {self._round}: {one_line(why)}"
+        self._warnings[warning] = None
 
 
-def told(text: str) -> str:
-    """What a site says, on one line of a length that anybody reads."""
-    text = escape_terminal(text[: 2 * MOST_WORDS])
-    return text if len(text) <= MOST_WORDS else f"{text[:MOST_WORDS]}..."
+def one_line(text: str) -> str:
+    """A text from a site as one line of limited length, without control characters."""
+    text = escape_terminal(text[: 2 * MAX_TEXT])
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."
 
 
-def _check_told(head: Answered, inbox: Mapping[int, Sealed]) -> None:
-    """Refuse what a site says of a work that it cannot have done, and of parcels that it did not
-    get.
-    """
+def _check_answer(head: Answered, inbox: Mapping[int, Sealed]) -> None:
+    """Refuse a negative number of steps, and complaints about messages that were not sent."""
     if head.steps < 0:
         raise ComityError(f"it says that it took {head.steps} steps.")
     if not set(head.unusable) <= inbox.keys():
-        raise ComityError("it complains of parcels that it was not sent.")
+        raise ComityError("it complains of sealed messages that it was not sent.")
 
 
-def _check_figures(found: Any, server_run: ServerRun, i: int) -> None:
-    """Refuse figures that no evaluation of a party's samples could bring. That they are true nobody
-    but the party can know.
+def _check_evaluation(evaluation: Any, server_run: ServerRun, i: int) -> None:
+    """Refuse scores that are impossible for the party's samples. Whether they are true cannot be
+    checked.
     """
-    if not isinstance(found, Evaluation):
+    if not isinstance(evaluation, Evaluation):
         raise ComityError("it sent something else than an evaluation.")
-    said, classes = server_run.party_infos[i], server_run.info.task.classes
-    known = {metric.name for metric in (*metrics_for(classes), server_run.metric)}
-    for score, samples in ((found.validation, said.validation), (found.test, said.test)):
+    party, classes = server_run.party_infos[i], server_run.info.task.classes
+    metrics = {metric.name for metric in (*metrics_for(classes), server_run.metric)}
+    for score, samples in (
+        (evaluation.validation, party.validation),
+        (evaluation.test, party.test),
+    ):
         if (
             score.count not in (0, samples)
             or not 0 <= score.correct <= score.count
-            or not score.figures.keys() <= known
+            or not score.figures.keys() <= metrics
         ):
             raise ComityError("it sent figures that its samples cannot have.")
-    if (answers := found.answers) is not None:
-        columns = [
-            answers.truth,
-            answers.given,
-            *([] if answers.score is None else [answers.score]),
-        ]
-        if any(column.shape != (said.test,) for column in columns):
+    if (answers := evaluation.answers) is not None:
+        columns = [answers.truth, answers.given]
+        if answers.score is not None:
+            columns.append(answers.score)
+        if any(column.shape != (party.test,) for column in columns):
             raise ComityError("it sent answers for other samples than its own.")
-        if classes and not all(_is_class(column, classes) for column in columns[:2]):
+        if classes and not all(_are_classes(column, classes) for column in columns[:2]):
             raise ComityError("it sent answers that are no classes.")
 
 
-def _is_class(column: Tensor, classes: int) -> bool:
+def _are_classes(column: Tensor, classes: int) -> bool:
     return column.dtype == torch.int32 and bool(((column >= 0) & (column < classes)).all())

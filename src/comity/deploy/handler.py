@@ -1,9 +1,9 @@
-"""A site's desk: whatever the server asks comes here, and nothing leaves but what it answers.
+"""The request handler of a site: it gets every request of the server, and only its replies leave.
 
-A request is looked at in this order: how large it is; what it asks for; whether the site's law
-allows it. Only then is anything made of what a method sent, and checked against what the method
-declares. Replies are checked in the same way before they leave. Of errors, only Comity's own
-sentences leave; the site's log has the rest.
+Each request is checked in this order: its size, its type, and whether the site policy allows it.
+Only then is the content of a message decoded and validated against the declarations of the method.
+Replies are validated in the same way before they leave. Of errors, only Comity's own messages
+leave; everything else goes to the site's log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from comity.deploy import messages
 from comity.deploy.key_exchange import Identity
-from comity.deploy.messages import ASKED, Done, Failed, call_of, pack, unpack
+from comity.deploy.messages import REQUESTS, Done, Failed, pack, to_call_id, unpack
 from comity.deploy.policy import SitePolicy
 from comity.deploy.site_run import SiteRun
 from comity.errors import ComityError, UsageError
@@ -25,52 +25,56 @@ from comity.wire.codec import encode
 
 LOG = "log.txt"
 KIT = "kit"
-LAWLESS = "The law of this site cannot be read; its own log says why."
+UNREADABLE_POLICY = "The policy of this site cannot be read; the site's log says why."
 FAULT = "The site could not answer; its own log says why."
 
 
-def open_desk(folder: Path, submitter: str) -> RequestHandler:
-    """The desk of the site whose folder this is, for a job that somebody has submitted."""
+def open_handler(folder: Path, submitter: str) -> RequestHandler:
+    """The request handler of the site in `folder`, for a job that `submitter` submitted."""
     return RequestHandler(folder, submitter, Identity.read(folder / KIT / "startup"))
 
 
 class RequestHandler:
-    """One site's side of a job."""
+    """One site's side of a job.
+
+    Arguments:
+        folder: the site's folder, with site.toml
+        submitter: who submitted the job, by the name in the certificate
+        identity: the site's certificate and key; without it no message can be sealed
+    """
 
     def __init__(self, folder: Path, submitter: str, identity: Identity | None) -> None:
         self._folder = folder
         self._submitter = submitter
         self._identity = identity
-        """Without one no parcels can be sealed."""
         self._run: SiteRun | None = None
 
     def answer(self, request: bytes) -> bytes:
-        """What a request is answered with. Nothing is ever raised."""
+        """Handle a request and return the reply. Errors become `Failed` replies."""
         try:
-            policy = self._law()
-            head, body = unpack(request, ASKED, policy.message)
-            answer = self._answered(head, body, policy)
-            policy.check_leaving(answer)
-            return answer
+            policy = self._read_policy()
+            head, body = unpack(request, REQUESTS, policy.message)
+            reply = self._dispatch(head, body, policy)
+            policy.check_leaving(reply)
+            return reply
         except ComityError as why:
-            self.say(f"refused: {why}")
-            return pack(
-                Failed(str(why).replace(str(self._folder), self._folder.name))
-            )  # where it lies is nobody's matter
+            self.log(f"refused: {why}")
+            # The path of the site's folder stays at the site.
+            return pack(Failed(str(why).replace(str(self._folder), self._folder.name)))
         except Exception:
-            self.say(f"failed: {traceback.format_exc()}")
+            self.log(f"failed: {traceback.format_exc()}")
             return pack(Failed(FAULT))
 
-    def _law(self) -> SitePolicy:
-        """The site's law, anew: it may have changed since the last request."""
+    def _read_policy(self) -> SitePolicy:
+        """The site policy, read anew because it may have changed since the last request."""
         try:
             return SitePolicy.read(self._folder)
         except UsageError as why:
-            self.say(f"refused: {why}")
-            raise UsageError(LAWLESS) from why
+            self.log(f"refused: {why}")
+            raise UsageError(UNREADABLE_POLICY) from why
 
-    def say(self, text: str) -> None:
-        """Write to the site's own log; a disk that is full keeps nobody from answering."""
+    def log(self, text: str) -> None:
+        """Write to the site's log. Errors of the disk are ignored, so that the site can reply."""
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
         lines = "\n".join(escape_terminal(line) for line in text.rstrip().splitlines())
         try:
@@ -79,49 +83,49 @@ class RequestHandler:
         except OSError:
             return
 
-    def _answered(self, head: Any, body: bytes, policy: SitePolicy) -> bytes:
+    def _dispatch(self, head: Any, body: bytes, policy: SitePolicy) -> bytes:
         if isinstance(head, messages.Introduce):
-            self.say(f"{self._submitter} asks for run {head.run}")
-            self._run = SiteRun.opened(self._folder, head, policy, self._submitter, self._identity)
-            self.say(f"accepted: {self._run.about()}")
+            self.log(f"{self._submitter} asks for run {head.run}")
+            self._run = SiteRun.open(self._folder, head, policy, self._submitter, self._identity)
+            self.log(f"accepted: {self._run.describe()}")
             return pack(self._run.introduced)
         run = self._run
         if run is None or run.name != head.run:
             raise UsageError(f"{policy.name} takes no part in that run.")
-        if not isinstance(head, messages.Committed | messages.End):  # after which nothing leaves
+        # After these two requests nothing of the site's data leaves.
+        if not isinstance(head, messages.Committed | messages.End):
             run.check(policy, self._submitter)
         match head:
             case messages.Begin():
                 run.begin(head, policy)
             case messages.RunCall():
-                return self._worked(run, head, body, policy)
+                return self._run_call(run, head, body, policy)
             case messages.Evaluate():
                 return pack(Done(), encode(run.evaluate(head, body, policy)))
             case messages.EvaluateAlone():
-                return pack(Done(), encode(run.alone(head, policy)))
+                return pack(Done(), encode(run.evaluate_alone(head, policy)))
             case messages.Committed():
-                run.states.forget_before(call_of(head.version))
+                run.states.forget_before(to_call_id(head.version))
             case messages.End():
-                self._ended(run, head, policy)
+                self._end(run, head, policy)
             case _:
-                raise UsageError("A message asks for nothing.")
+                raise UsageError(f"{type(head).__name__} is no request.")
         return pack(Done())
 
-    def _worked(
+    def _run_call(
         self, run: SiteRun, head: messages.RunCall, body: bytes, policy: SitePolicy
     ) -> bytes:
-        before = run.book.sent
-        answer = run.run_call(head, body, policy)
-        self.say(
-            f"round {head.call[2]}: {head.call[0]} is done, {size(run.book.sent - before)} leave,"
-            f" {size(run.book.sent)} in all"
+        sent_before = run.tables.sent
+        reply = run.run_call(head, body, policy)
+        sent = run.tables.sent
+        self.log(
+            f"round {head.call[2]}: {head.call[0]} is done, {size(sent - sent_before)} leave,"
+            f" {size(sent)} in all"
         )
-        return answer
+        return reply
 
-    def _ended(self, run: SiteRun, head: messages.End, policy: SitePolicy) -> None:
-        self.say(
-            f"run {run.name}"
-            f" {f'is over after {head.rounds} rounds' if head.finished else 'was given up'}"
-        )
+    def _end(self, run: SiteRun, head: messages.End, policy: SitePolicy) -> None:
+        outcome = f"is over after {head.rounds} rounds" if head.finished else "was given up"
+        self.log(f"run {run.name} {outcome}")
         if head.finished:
-            run.finish(head.rounds, policy.export, self.say)
+            run.finish(head.rounds, policy.export, self.log)

@@ -1,8 +1,8 @@
-"""A researcher's side of a run between sites: it is ordered, followed and, where it broke off,
-ordered again.
+"""The researcher's side of a run between sites: submit it as a job, follow it, and submit it again
+if the job broke off.
 
-The run's folder grows at the server, in the operator's folder; at the end it is copied to where the
-researcher wants it.
+The server writes the run's folder in the operator's folder. At the end it is copied to the
+researcher's folder.
 """
 
 from __future__ import annotations
@@ -27,37 +27,38 @@ from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.tables import ABSENCES, METRICS, TIMING
 
-ORDER = "federation.json"
-"""In the researcher's folder: which federation a run was ordered from, and under which name."""
-AGAIN = 5
-"""How often a run is ordered again without having come further in between."""
-LOOK = 1.0  # seconds from look to look
-BACK = 20.0  # seconds that a site which is back waits until the run is ordered again for its sake
+SUBMISSION = "federation.json"
+"""In the researcher's folder: the federation that a run was submitted to, and the run's name."""
+MAX_TRIES = 5
+"""How often a run is submitted again without having completed a round in between."""
+POLL = 1.0  # seconds between two looks at the job
+BACK = 20.0  # seconds that a site must be connected again before the run is submitted again with it
 
 
-def was_ordered(out: Path) -> bool:
-    """Whether a folder is a researcher's of a run between sites."""
+def was_submitted(out: Path) -> bool:
+    """Whether a folder is that of a run between sites."""
     try:
-        return (out / ORDER).is_file()
+        return (out / SUBMISSION).is_file()
     except OSError:  # a name that no file can have
         return False
 
 
 @dataclass
 class SubmittedJob:
-    """A run that was ordered from a federation."""
+    """A run that was submitted to a federation."""
 
     federation: Path
     run: str
     settings: dict[str, Any]
     deadline: float
     sites: tuple[str, ...] = ()
-    """Who takes part; empty until it was ordered for the first time."""
+    """The sites that take part; empty until the first job is submitted."""
     wait: float = 60.0
     """Seconds to wait for sites."""
     job: str = ""
-    """The last job of it. Whoever was killed while following one left it running."""
-    told: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    """The last job of the run. It may still be running if its researcher's command was killed."""
+    report_progress: Callable[[str], None] = field(default=lambda text: None, repr=False)
+    """Is called with a text about what happens to the job."""
 
     @property
     def folder(self) -> RunFolder:
@@ -68,7 +69,7 @@ class SubmittedJob:
     def new(
         federation: Path, experiment: Experiment, out: Path, deadline: float, wait: float
     ) -> SubmittedJob:
-        """A new run, whose name is written down where it can be found again."""
+        """A new run; its name is written to the researcher's folder `out`."""
         if not (federation / LEAD).is_dir():
             raise UsageError(
                 f"{federation} is no federation's folder: comity deploy init makes one."
@@ -79,61 +80,63 @@ class SubmittedJob:
                 f" {out}'."
             )
         settings = experiment.model_dump(mode="json", exclude_none=True)
-        made = SubmittedJob(
+        job = SubmittedJob(
             federation.resolve(), secrets.token_hex(8), settings, deadline, wait=wait
         )
         out.mkdir(parents=True, exist_ok=True)
-        made.write(out)
-        return made
+        job.write(out)
+        return job
 
     @staticmethod
     def read(out: Path) -> SubmittedJob:
-        """A run that was ordered before."""
+        """The run whose researcher's folder is `out`."""
         try:
-            held = json.loads((out / ORDER).read_text(encoding="utf-8"))
-            known = (
-                held["settings"],
-                held["deadline"],
-                tuple(held["sites"]),
-                held["wait"],
-                held["job"],
+            content = json.loads((out / SUBMISSION).read_text(encoding="utf-8"))
+            return SubmittedJob(
+                federation=Path(content["federation"]),
+                run=content["run"],
+                settings=content["settings"],
+                deadline=content["deadline"],
+                sites=tuple(content["sites"]),
+                wait=content["wait"],
+                job=content["job"],
             )
-            return SubmittedJob(Path(held["federation"]), held["run"], *known)
         except (OSError, ValueError, KeyError, TypeError) as why:
             raise UsageError(
-                f"{out / ORDER} cannot be read: which run it was is not known."
+                f"{out / SUBMISSION} cannot be read: which run it was is not known."
             ) from why
 
     def write(self, out: Path) -> None:
-        """Write down what it takes to order it again."""
-        held: dict[str, Any] = {
+        """Write everything that is needed to submit the run again."""
+        content = {
             "federation": str(self.federation),
             "run": self.run,
             "settings": self.settings,
-        }
-        held |= {
             "deadline": self.deadline,
             "sites": list(self.sites),
             "wait": self.wait,
             "job": self.job,
         }
-        write_atomically(out / ORDER, json.dumps(held, indent=2) + "\n")
+        write_atomically(out / SUBMISSION, json.dumps(content, indent=2) + "\n")
 
     def conduct(
-        self, out: Path, followed: Callable[[RunFolder], None] = lambda folder: None
+        self, out: Path, follow: Callable[[RunFolder], None] = lambda folder: None
     ) -> dict[str, Any]:
-        """JobRequest the run, and again where it broke off, until it has ended; its summary. Its
-        folder is copied to `out`.
+        """Submit the run, again if a job broke off, until it has ended; return its summary.
 
-        Where its end failed at a site, that is repeated.
+        If the end of the run failed at a site, it is repeated there.
+
+        Arguments:
+            out: the researcher's folder, to which the run's folder is copied at the end
+            follow: is called now and then with the run's folder at the server
         """
         if not self.folder.ended or self._failed_endings():
             with Jobs.at(self.federation / LEAD) as jobs:
-                self._end_last(jobs)
-                self._gather(jobs)
+                self._abort_last_job(jobs)
+                self._wait_for_sites(jobs)
                 self.folder.summary.unlink(missing_ok=True)  # the server writes it at the end
-                self._see_through(jobs, out, followed)
-        followed(self.folder)
+                self._run_jobs(jobs, out, follow)
+        follow(self.folder)
         shutil.copytree(
             self.folder.path, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock")
         )
@@ -142,94 +145,94 @@ class SubmittedJob:
         assert summary is not None
         return summary
 
-    def _see_through(self, jobs: Jobs, out: Path, followed: Callable[[RunFolder], None]) -> None:
-        """One job after the other, until the run has ended."""
-        tries, before = 0, -2
+    def _run_jobs(self, jobs: Jobs, out: Path, follow: Callable[[RunFolder], None]) -> None:
+        """Submit one job after the other until the run has ended."""
+        tries, last_round = 0, -2
         returned: set[str] = set()
         while not self.folder.ended:
-            self._once(jobs, out, followed, returned)
+            self._run_job(jobs, out, follow, returned)
             if self.folder.ended:
                 return
             if failure := self._failure():
                 raise ComityError(failure)
-            come = _done(self.folder)
-            tries = 0 if come > before else tries + 1
-            before = come
-            if tries >= AGAIN:
-                raise ComityError(f"The run broke off {tries} times without having come further.")
+            current_round = _last_round(self.folder)
+            tries = 0 if current_round > last_round else tries + 1
+            last_round = current_round
+            if tries >= MAX_TRIES:
+                raise ComityError(f"The run broke off {tries} times without completing a round.")
 
-    def _end_last(self, jobs: Jobs) -> None:
-        """End the last job if it is still under way, so that the run is not ordered twice."""
+    def _abort_last_job(self, jobs: Jobs) -> None:
+        """Abort the last job if it is still running, so that the run is not computed twice."""
         if self.job and not jobs.status(self.job).startswith("FINISHED"):
-            with suppress(
-                ComityError
-            ):  # a server that was killed lists its job as running, and cannot end it
+            # A server that was killed lists its job as running, and cannot abort it.
+            with suppress(ComityError):
                 jobs.abort(self.job)
 
-    def _gather(self, jobs: Jobs) -> None:
-        """Wait for the sites that are to take part: whoever is there or, of a run that was begun,
-        all that were.
-        """
+    def _wait_for_sites(self, jobs: Jobs) -> None:
+        """Wait for the sites of the run: those of the first job or, before that, for any site."""
         end = time.monotonic() + self.wait
-        while not (there := set(jobs.sites())).issuperset(self.sites) or not there:
+        while not (connected := set(jobs.sites())).issuperset(self.sites) or not connected:
             if time.monotonic() > end:
                 break
-            time.sleep(LOOK)
-        if not there:
+            time.sleep(POLL)
+        if not connected:
             raise ComityError(f"No site is connected to the server of {self.federation}.")
-        self.sites = self.sites or tuple(sorted(there))
+        self.sites = self.sites or tuple(sorted(connected))
 
-    def _once(
-        self, jobs: Jobs, out: Path, followed: Callable[[RunFolder], None], returned: set[str]
+    def _run_job(
+        self, jobs: Jobs, out: Path, follow: Callable[[RunFolder], None], returned: set[str]
     ) -> None:
-        """One job, to its end; it is ended early if a site that was lost is back, as it can join
-        the next job only.
+        """Submit one job and follow it to its end.
 
-        Who is in `returned` is not waited for again until it was heard, or gone, in between: it may
-        be there and refuse.
+        The job is aborted early if a site that was lost is back, because the site can only join the
+        next job. `returned` are the sites for which that was done before. It is done again for
+        such a site only after it replied or was gone in between: it may be connected and refuse.
         """
-        order = {
+        request = {
             "run": self.run,
             "settings": self.settings,
             "sites": list(self.sites),
             "deadline": self.deadline,
         }
         (self.folder.path / FAILURE).unlink(missing_ok=True)  # why an earlier job of it failed
-        self.job = jobs.submit(order)
+        self.job = jobs.submit(request)
         self.write(out)
-        self.told(f"ordered as {self.job} from {', '.join(self.sites)}")
-        back: dict[str, float] = {}
+        self.report_progress(f"submitted as {self.job} to {', '.join(self.sites)}")
+        back_since: dict[str, float] = {}
         try:
             while not jobs.status(self.job).startswith("FINISHED"):
-                followed(self.folder)
+                follow(self.folder)
                 if self.folder.ended or self._failure():
                     jobs.wait(self.job, seconds=60)
                     return
-                if name := self._returned(jobs, back, returned):
-                    self.told(f"{name} is back: the run goes on from its last checkpoint, with it")
+                if name := self._returned_site(jobs, back_since, returned):
+                    self.report_progress(
+                        f"{name} is back: the run goes on from its last checkpoint, with it"
+                    )
                     returned.add(name)
                     jobs.abort(self.job)
                     jobs.wait(self.job, seconds=60)
                     return
-                time.sleep(LOOK)
+                time.sleep(POLL)
         except KeyboardInterrupt:
             jobs.abort(self.job)
             raise
 
-    def _returned(self, jobs: Jobs, back: dict[str, float], before: set[str]) -> str:
-        """A site that missed the last round and has been connected for a while since, if there is
-        one.
+    def _returned_site(self, jobs: Jobs, back_since: dict[str, float], returned: set[str]) -> str:
+        """A site that missed the last round and has been connected again for `BACK` seconds.
+
+        Empty if there is none. `back_since` and `returned` are updated.
         """
-        silent = _silent(self.folder)
+        silent = _silent_sites(self.folder)
         connected = set(jobs.sites()) if silent else set()
-        before &= silent & connected
+        returned &= silent & connected
         now = time.monotonic()
         for name in self.sites:
-            if name in (silent & connected) - before:
-                if now - back.setdefault(name, now) >= BACK:
+            if name in (silent & connected) - returned:
+                if now - back_since.setdefault(name, now) >= BACK:
                     return name
             else:
-                back.pop(name, None)
+                back_since.pop(name, None)
         return ""
 
     def _failed_endings(self) -> bool:
@@ -240,24 +243,22 @@ class SubmittedJob:
         return path.read_text(encoding="utf-8").split("\n")[0] if path.exists() else ""
 
 
-def _done(folder: RunFolder) -> int:
-    """The last round that is over; -1 if there is none."""
+def _last_round(folder: RunFolder) -> int:
+    """The last completed round; -1 if there is none."""
     rows = TIMING.salvage(folder.path).rows if folder.timing.exists() else []
     return rows[-1].round if rows else -1
 
 
-def _silent(folder: RunFolder) -> set[str]:
-    """Who did not answer in the last round that is over, to the end of it: who was only late is
-    heard when it evaluates.
-    """
-    done = _done(folder)
+def _silent_sites(folder: RunFolder) -> set[str]:
+    """The sites that did not reply in the last completed round, not even to its evaluation."""
+    last = _last_round(folder)
     if not (folder.path / ABSENCES.name).exists():
         return set()
     missing = {
         row.party
         for row in ABSENCES.salvage(folder.path).rows
-        if row.round == done and row.how == LOST
+        if row.round == last and row.how == LOST
     }
-    return missing - {
-        note.party for note in METRICS.salvage(folder.path).rows if missing and note.round == done
-    }
+    if not missing:
+        return set()
+    return missing - {row.party for row in METRICS.salvage(folder.path).rows if row.round == last}

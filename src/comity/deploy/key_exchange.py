@@ -1,8 +1,8 @@
-"""Keys for sealed parcels between sites that trust nobody's machine but their own.
+"""Key exchange for sealed messages between sites that do not trust the server.
 
-For each run a site draws an X25519 key and signs its public half, with the run's name, by the
-certificate that it has from the federation's root. Every site checks all others' before it seals
-anything: a server that put in a key of its own is refused.
+For each run a site generates an X25519 key. It signs the public key and the run's name with the key
+of its certificate, which the federation's root has issued. Every site checks the signed keys of all
+others before it seals anything, so that a server cannot put in a key of its own.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Private
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a site is: its certificate, the key that belongs to it, and the root that vouches for
-    everybody.
-    """
+    """A site's certificate, its private key, and the root certificate of the federation."""
 
     certificate: x509.Certificate
     signer: Signer
@@ -40,7 +38,7 @@ class Identity:
 
     @staticmethod
     def read(startup: Path) -> Identity:
-        """Of a site's kit."""
+        """Read the identity in the `startup` folder of a site's startup kit."""
         try:
             pems = [(startup / name).read_bytes() for name in ("client.crt", "rootCA.pem")]
             certificate, root = map(x509.load_pem_x509_certificate, pems)
@@ -51,72 +49,91 @@ class Identity:
                 " them."
             ) from why
         if not isinstance(signer, Signer):
-            raise UsageError(f"The key in {startup} is of a kind that signs nothing.")
+            raise UsageError(f"The key in {startup} is of a kind that cannot sign.")
         return Identity(certificate, signer, root)
 
     @property
     def name(self) -> str:
-        """The name that the certificate was made out to."""
+        """The name that the certificate was issued to."""
         return owner(self.certificate)
 
     def signed_key(self, run: str, key: X25519PrivateKey) -> SignedKey:
-        """The public half of a key, signed for one run."""
+        """The public key that belongs to `key`, signed for one run."""
         public = key.public_key().public_bytes_raw().hex()
-        signature = _signed(self.signer, _bound(run, self.name, public))
+        signature = _sign(self.signer, _signed_text(run, self.name, public))
         pem = self.certificate.public_bytes(Encoding.PEM).decode()
         return SignedKey(self.name, public, pem, signature.hex())
 
     def public_key(self, run: str, name: str, signed_key: SignedKey) -> X25519PublicKey:
-        """The key in somebody's passport, if it is his, for this run, and the root vouches for him."""
+        """The public key in `signed_key`, after all checks.
+
+        Raises `UsageError` if the key is not that of the site `name`, was signed for another run,
+        or has a certificate that the root did not issue or that is not valid now.
+        """
         try:
             certificate = x509.load_pem_x509_certificate(signed_key.certificate.encode())
             certificate.verify_directly_issued_by(self.root)
             now = datetime.now(UTC)
             if owner(certificate) != name or signed_key.name != name:
-                raise ValueError("it is another's")
+                raise ValueError("it has another name")
             if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
                 raise ValueError("it has expired")
             _verify(
                 certificate.public_key(),
                 bytes.fromhex(signed_key.signature),
-                _bound(run, name, signed_key.public),
+                _signed_text(run, name, signed_key.public),
             )
             return X25519PublicKey.from_public_bytes(bytes.fromhex(signed_key.public))
         except (ValueError, TypeError, InvalidSignature) as why:
             raise UsageError(
-                f"The key that is said to be {name}'s is not: parcels for it would be open to"
-                " somebody else."
+                f"The key that is said to be {name}'s is not: somebody else could read what is"
+                " sealed for it."
             ) from why
 
 
 def owner(certificate: x509.Certificate) -> str:
-    """The name in a certificate."""
-    found = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else ""
+    """The common name in a certificate."""
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
 
 
 class SitesKeys:
-    """The keys that one site shares with each of the others: nobody else can compute them."""
+    """The symmetric keys that one site shares with each of the others.
+
+    Called with the numbers of two parties, of which one is this site, it returns their common key.
+    Only these two parties can compute it.
+
+    Arguments:
+        run: the run's name
+        number: the number of this site's party
+        key: this site's private key
+        public_keys: the public keys of the other parties, by number
+    """
 
     def __init__(
-        self, run: str, own: int, key: X25519PrivateKey, others: Mapping[int, X25519PublicKey]
+        self,
+        run: str,
+        number: int,
+        key: X25519PrivateKey,
+        public_keys: Mapping[int, X25519PublicKey],
     ) -> None:
         self._run = run
-        self._own = own
+        self._number = number
         self._key = key
-        self._others = others
+        self._public_keys = public_keys
 
     def __call__(self, one: int, other: int) -> bytes:
-        peer = other if one == self._own else one
-        if self._own not in (one, other):
-            raise UsageError("A parcel between other parties cannot be opened here.")
-        if peer not in self._others:
+        peer = other if one == self._number else one
+        if self._number not in (one, other):
+            raise UsageError("A sealed message between other parties cannot be opened here.")
+        if peer not in self._public_keys:
             raise UsageError(
-                f"There is no key of party {peer}: no parcel can be sealed for it, or opened that"
-                " is said to be its."
+                f"There is no key of party {peer}: no message can be sealed for it, and none from"
+                " it can be opened."
             )
         info = f"comity parcels {self._run} {min(one, other)} {max(one, other)}".encode()
-        return HKDF(SHA256(), KEY, None, info).derive(self._key.exchange(self._others[peer]))
+        secret = self._key.exchange(self._public_keys[peer])
+        return HKDF(SHA256(), KEY, None, info).derive(secret)
 
 
 def keys_of(
@@ -126,28 +143,34 @@ def keys_of(
     names: Sequence[str],
     signed_keys: Mapping[str, SignedKey],
 ) -> SitesKeys:
-    """The keys of this site in a run with parties of these names, each of whose passports is
-    checked.
+    """The keys of this site in a run, after the signed keys of all other sites are checked.
+
+    Arguments:
+        identity: this site's certificate and key
+        run: the run's name
+        key: this site's private key for the run
+        names: the names of all parties, in order
+        signed_keys: the signed keys of the sites that have one, by name
     """
-    own = names.index(identity.name)
-    there = [i for i, name in enumerate(names) if i != own and name in signed_keys]
-    return SitesKeys(
-        run, own, key, {i: identity.public_key(run, names[i], signed_keys[names[i]]) for i in there}
-    )
+    number = names.index(identity.name)
+    public_keys = {
+        i: identity.public_key(run, name, signed_keys[name])
+        for i, name in enumerate(names)
+        if i != number and name in signed_keys
+    }
+    return SitesKeys(run, number, key, public_keys)
 
 
-def _bound(run: str, name: str, public: str) -> bytes:
+def _signed_text(run: str, name: str, public: str) -> bytes:
     return f"comity passport {run} {name} {public}".encode()
 
 
-def _signed(signer: Signer, text: bytes) -> bytes:
+def _sign(signer: Signer, text: bytes) -> bytes:
     if isinstance(signer, rsa.RSAPrivateKey):
         return signer.sign(text, PSS, SHA256())
-    return (
-        signer.sign(text, ec.ECDSA(SHA256()))
-        if isinstance(signer, ec.EllipticCurvePrivateKey)
-        else signer.sign(text)
-    )
+    if isinstance(signer, ec.EllipticCurvePrivateKey):
+        return signer.sign(text, ec.ECDSA(SHA256()))
+    return signer.sign(text)
 
 
 def _verify(public: object, signature: bytes, text: bytes) -> None:
@@ -158,7 +181,7 @@ def _verify(public: object, signature: bytes, text: bytes) -> None:
     elif isinstance(public, ed25519.Ed25519PublicKey):
         public.verify(signature, text)
     else:
-        raise ValueError("a certificate of no known kind")
+        raise ValueError("a certificate of an unknown kind")
 
 
 PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)

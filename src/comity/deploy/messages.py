@@ -1,10 +1,9 @@
-"""What goes between the server and a site: a head that says what is asked or answered and, behind
-it, what a method sends.
+"""The messages between the server and a site: a head that says what is requested or replied, and a
+body with what the method sends.
 
-Both are records as bytes. A head is one of a few types that are named here, and small but for the
-sealed parcels that come with a call; what a method may send its own works declare
-(`core/validator.py`). So each is read only as what it can be, and nothing else is ever made of
-somebody's bytes.
+Both are encoded records. A head has one of the types of this module, and is small except for the
+sealed messages of a call. What a body may contain is declared by the method's party functions
+(`core/validate.py`). So no bytes are ever decoded to anything but the expected types.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from comity.errors import CorruptedFile
 from comity.runs.context import PartyInfo
 from comity.wire.codec import decode, encode
 
-LENGTH = 8  # bytes that say how long the head is
+LENGTH = 8  # bytes at the beginning that hold the length of the head
 
-Named = tuple[str, int, int, int]
-"""A call: the work's name, its owner's depth, the round, its use in that round."""
+CallName = tuple[str, int, int, int]
+"""A call: the party function, its owner's depth in the chain, the round, and the occurrence in that
+round.
+"""
 
 
 @record
 class SignedKey:
-    """A site's public key for parcels in one run, and by which certificate it says that it is its
-    own.
-    """
+    """A site's public key for sealed messages in one run, signed by the key of its certificate."""
 
     name: str
     public: str
@@ -35,12 +34,12 @@ class SignedKey:
     signature: str
 
 
-# What the server asks. Each names the run that it is about.
+# Requests of the server. Each names its run.
 
 
 @record
 class Introduce:
-    """Who are you, in a run with these settings?"""
+    """Asks a site to describe itself, for a run with these settings."""
 
     run: str
     settings: str
@@ -48,12 +47,12 @@ class Introduce:
     comity: str
     """The server's version of Comity."""
     schema: str
-    """A digest of the schema that all have agreed on, or nothing where there is none."""
+    """A digest of the common schema; empty if there is none."""
 
 
 @record
 class Begin:
-    """Everybody who takes part, in order."""
+    """All parties that take part, in order."""
 
     run: str
     parties: dict[str, PartyInfo]
@@ -62,21 +61,21 @@ class Begin:
 
 @record
 class RunCall:
-    """Do a work; its letter is behind the head."""
+    """Asks for a call of a party function; the body is its message."""
 
     run: str
-    call: Named
-    after: Named | None
+    call: CallName
+    after: CallName | None
     first: bool
     inbox: dict[int, Sealed]
 
 
 @record
 class Evaluate:
-    """Evaluate what you would deploy, given what is behind the head."""
+    """Asks for an evaluation of the deployed model; the body is the server's message for it."""
 
     run: str
-    after: Named | None
+    after: CallName | None
     round: int
     final: bool
     stage: str
@@ -84,7 +83,7 @@ class Evaluate:
 
 @record
 class EvaluateAlone:
-    """Evaluate what your own data alone would have given you."""
+    """Asks for an evaluation of the model that the site would have from its own data alone."""
 
     run: str
     round: int
@@ -92,27 +91,27 @@ class EvaluateAlone:
 
 @record
 class Committed:
-    """A checkpoint is on the server's disk: nobody will ask for a state before this one again."""
+    """Tells that a checkpoint is on the server's disk: no earlier state will be needed again."""
 
     run: str
-    version: Named | None
+    version: CallName | None
 
 
 @record
 class End:
-    """The run is over, after so many rounds, or was given up."""
+    """Tells that the run is finished after so many rounds, or was given up."""
 
     run: str
     rounds: int
     finished: bool
 
 
-# What a site answers.
+# Replies of a site.
 
 
 @record
 class Introduced:
-    """What a site says of itself."""
+    """A site's description of itself."""
 
     said: PartyInfo
     shape: list[int]
@@ -120,8 +119,8 @@ class Introduced:
     black: list[float]
     class_names: list[str]
     digest: str
-    """A mark of its data under a secret of its own: whether they are the same again, and nothing
-    else, can be told by it.
+    """A digest of its data under its own secret. It only shows whether the data are the same as
+    before.
     """
     signed_key: SignedKey | None
     comity: str
@@ -129,7 +128,7 @@ class Introduced:
 
 @record
 class Answered:
-    """What came of a work, beside the reply, which is behind the head."""
+    """The result of a call; the body is the reply of the party function."""
 
     steps: int
     keeps: bool
@@ -140,17 +139,17 @@ class Answered:
 
 @record
 class Done:
-    """It is done."""
+    """Tells that a request was carried out."""
 
 
 @record
 class Failed:
-    """It is not done; a sentence that may be told."""
+    """Tells that a request was not carried out, with a reason that may leave the site."""
 
     why: str
 
 
-ASKED = frozenset(
+REQUESTS = frozenset(
     (
         Introduce,
         PartyInfo,
@@ -164,38 +163,44 @@ ASKED = frozenset(
         End,
     )
 )
-ANSWERED = frozenset((Introduced, PartyInfo, SignedKey, Answered, Done, Failed))
+REPLIES = frozenset((Introduced, PartyInfo, SignedKey, Answered, Done, Failed))
 
 
 def pack(head: Any, body: bytes = b"") -> bytes:
-    """A head and what is behind it as one message."""
-    first = encode(head, sealed_messages=True)
-    return b"".join([len(first).to_bytes(LENGTH, "little"), first, body])
+    """A head and a body as the bytes of one message."""
+    encoded_head = encode(head, sealed_messages=True)
+    return b"".join([len(encoded_head).to_bytes(LENGTH, "little"), encoded_head, body])
 
 
 def unpack(message: bytes, kinds: frozenset[type], most: int) -> tuple[Any, bytes]:
-    """A message's head, which is of one of these kinds, and the bytes behind it; `CorruptedFile` if
-    it is no message of that size.
+    """The head and the body of a message.
+
+    Arguments:
+        message: the bytes of the message
+        kinds: the types that the head may have
+        most: the largest size of the message, in bytes
+
+    Raises `CorruptedFile` if the message is too large, incomplete, or of another type.
     """
     length = int.from_bytes(message[:LENGTH], "little")
     if len(message) > most or length > len(message) - LENGTH:
         raise CorruptedFile(
-            f"A message of {len(message):,} bytes is too large, or not whole: no more than {most:,}"
-            " may pass."
+            f"A message of {len(message):,} bytes is too large or incomplete: at most {most:,}"
+            " bytes are allowed."
         )
     head = decode(
         message[LENGTH : LENGTH + length], sealed_messages=True, most_bytes=most, records=kinds
     )
     if type(head) not in kinds:
-        raise CorruptedFile("A message does not say what it is about.")
+        raise CorruptedFile("A message has no head of a known type.")
     return head, message[LENGTH + length :]
 
 
-def call_of(named: Named | None) -> CallId | None:
+def to_call_id(name: CallName | None) -> CallId | None:
     """The call that a message names."""
-    return None if named is None else CallId(*named)
+    return None if name is None else CallId(*name)
 
 
-def named(call: CallId | None) -> Named | None:
+def call_name(call: CallId | None) -> CallName | None:
     """A call as messages name it."""
     return None if call is None else (call.function, call.depth, call.round, call.occurrence)

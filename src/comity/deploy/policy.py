@@ -1,6 +1,7 @@
-"""A site's own law, `site.toml`: what may run there, and what may leave. It is read anew for every request.
+"""The site policy, `site.toml`: what may run at a site, and what may leave it.
 
-What a law does not allow is refused before data are touched, in a sentence that names the line which forbids it.
+The file is read anew for every request. A request that the policy does not allow is refused before
+any data are read, and the error message names the key that forbids it.
 """
 
 from __future__ import annotations
@@ -28,34 +29,63 @@ from comity.units import size
 
 NAME = "site.toml"
 BUDGET = "budget_"
-COUNTS = "class counts"
+CLASS_COUNTS = "class counts"
 SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-TEXT = """\
-# What {name} allows. Comity reads this file before every run; the server and researchers cannot see or change it.
+TEMPLATE = """\
+# Site policy of {name}: what may run here, and what may leave. Comity reads this file before every
+# request. The server and the researchers can neither see nor change it.
+
 name = "{name}"
-data = "{data}"                       # the folder that `comity deploy join` imported this site's files to
-export = true                       # whether the model is written after each run, ready for use
+
+# The folder that `comity deploy join` imported this site's data to.
+data = "{data}"
+
+# Write the model after each run, ready for use.
+export = true
 
 [allow]
-methods = ["*"]                     # as in `comity list algorithms`; "fedavg*" is every method whose name begins so
-never = ["centralized", "fed-sps(mode=samples)"]        # these send samples; an option in parentheses forbids that way only
-kinds = ["weights", "representations", "means", "gradients"]        # of what may leave; others: "class counts", "samples"
-submitters = ["*"]                  # who may order a run, by the name in his certificate
-rounds = 1000                       # at most, in a run
-bytes = "10 GB"                     # that leave, at most, in a run
-message = "1 GB"                    # the largest, either way
-records = 10                        # behind a value that leaves, at least: training samples, and those that a figure is of
-outcomes = false                    # whether may leave which test samples a model got right
+# Methods that may run, by their names in `comity list algorithms`. "fedavg*" allows every method
+# whose name begins with fedavg.
+methods = ["*"]
 
-[budget]                            # over all runs together, from the day that this site joined
+# Methods that never run. Options in parentheses forbid only this setting of a method. These two
+# send samples.
+never = ["centralized", "fed-sps(mode=samples)"]
+
+# Kinds of values that may leave the site. Other kinds are "class counts" and "samples".
+kinds = ["weights", "representations", "means", "gradients"]
+
+# Researchers who may submit a run, by the name in their certificate.
+submitters = ["*"]
+
+# The largest number of rounds of a run.
+rounds = 1000
+
+# The most bytes that may leave the site in a run.
+bytes = "10 GB"
+
+# The largest message, sent or received.
+message = "1 GB"
+
+# Minimum group size: a value leaves only if at least this many records are behind it. It applies to
+# training samples and to the samples that a metric is computed on.
+records = 10
+
+# Allow per-sample test outcomes to leave the site.
+outcomes = false
+
+# Limits over all runs since this site joined.
+[budget]
 bytes = "100 GB"
-epsilon = "inf"                     # of a record, at delta 1e-5; a number allows only methods that bound it, as fedavg+dp
+
+# Largest privacy loss (epsilon) of a record, at delta 1e-5. A number allows only methods that bound
+# the privacy loss, for instance fedavg+dp.
+epsilon = "inf"
 """
-
-
 UNBOUNDED = (
-    "there is no bound on it: things have left in earlier runs without noise, or its inputs are"
-    " scaled or filled in by its own records (a schema with fixed constants does without)"
+    "there is no bound on it: values have left in earlier runs without noise, or the site's own"
+    " records determine how its inputs are scaled or filled in (a schema with fixed constants"
+    " avoids that)"
 )
 
 
@@ -80,37 +110,47 @@ class SitePolicy:
 
     @staticmethod
     def read(folder: Path) -> SitePolicy:
-        """The law of a site's folder; what is not said there is as in a new one, and what is no rule is refused."""
+        """Read the policy in a site's folder.
+
+        A key that is missing has the default of a new site. An unknown key, or a value of the wrong
+        kind, raises `UsageError`.
+        """
         path = folder / NAME
         try:
-            told = tomllib.loads(path.read_text(encoding="utf-8"))
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as why:
             raise UsageError(f"{path} cannot be read: {why}.") from why
-        given = _rules(path, told)
-        if not isinstance(given.get("name"), str) or not isinstance(given.get("data"), str):
+        rules = _rules(path, content)
+        if not isinstance(rules.get("name"), str) or not isinstance(rules.get("data"), str):
             raise UsageError(f"{path} must say the site's name and where its data are.")
-        made = {key: _value(path, key, value) for key, value in given.items()}
-        policy = SitePolicy(**made | {"data": (folder / given["data"]).resolve()})
-        if strange := [kind for kind in policy.kinds if kind not in LEAVES]:
-            raise unknown(f"kind of what leaves in {path} called", strange[0], LEAVES)
+        values = {key: _value(path, key, value) for key, value in rules.items()}
+        policy = SitePolicy(**values | {"data": (folder / rules["data"]).resolve()})
+        if unknown_kinds := [kind for kind in policy.kinds if kind not in LEAVES]:
+            raise unknown(f"kind of what leaves in {path} called", unknown_kinds[0], LEAVES)
         for forbidden in policy.never:
             _check_known(path, forbidden)
         return policy
 
     def check_names(self, experiment: Experiment, submitter: str) -> None:
-        """Refuse a run by what it names, before anything is made of that: a file would run as soon as it is looked at."""
-        if not any(fnmatchcase(submitter, one) for one in self.submitters):
+        """Refuse a run by its submitter and by the names in its settings.
+
+        This comes before anything else, because a setting that names a Python file would run that
+        file as soon as it is resolved.
+        """
+        if not any(fnmatchcase(submitter, pattern) for pattern in self.submitters):
             raise UsageError(
-                f"{self.name} takes no orders from {quote(submitter, 100)} (submitters)."
+                f"{self.name} does not accept runs submitted by {quote(submitter, 100)}"
+                " (submitters)."
             )
-        own = [party.model or "" for party in experiment.party.values()]
-        for text in (experiment.algorithm, experiment.model, experiment.metric, *own):
+        party_models = [party.model or "" for party in experiment.party.values()]
+        names = (experiment.algorithm, experiment.model, experiment.metric, *party_models)
+        for text in names:
             if any(is_code(parse(part).name) for part in split(text, "+") if part):
                 raise UsageError(
                     f"{self.name} runs no files that a run names, as {quote(text, 100)}: install a"
                     " package there."
                 )
-        for text in (experiment.model, *own):
+        for text in (experiment.model, *party_models):
             if base_file(text):
                 raise UsageError(
                     f"{self.name} reads no files that a run names, as {quote(text, 100)}: a base"
@@ -118,7 +158,7 @@ class SitePolicy:
                 )
 
     def check(self, experiment: Experiment, algorithm: AnyAlgorithm, submitter: str) -> None:
-        """Refuse a run that this site does not take part in."""
+        """Refuse a run that the policy does not allow."""
         self.check_names(experiment, submitter)
         name = display_name(experiment.algorithm)
         self._check_method(name, experiment, algorithm)
@@ -128,43 +168,46 @@ class SitePolicy:
                 f" {experiment.rounds} (rounds)."
             )
         if math.isfinite(self.budget_epsilon) and not any(
-            one.traits.protects_records for one in chain(algorithm)
+            layer.traits.protects_records for layer in chain(algorithm)
         ):
-            most = f"{self.budget_epsilon:g}"
             raise UsageError(
-                f"{self.name} allows a privacy loss of {most}, and that of {name} has no bound"
-                " (budget: epsilon)."
+                f"{self.name} allows a privacy loss of {self.budget_epsilon:g}, and that of {name}"
+                " has no bound (budget: epsilon)."
             )
 
-    def check_epsilon(self, found: float, name: str) -> None:
-        """Refuse a run with which this site would have given away more of a record than it allows, over all runs."""
-        if found > self.budget_epsilon:
-            come = f"it would have come to {found:.3g}" if math.isfinite(found) else UNBOUNDED
-            most = f"{self.budget_epsilon:g}"
+    def check_epsilon(self, epsilon: float, name: str) -> None:
+        """Refuse a run with which the privacy loss of all runs would exceed the budget.
+
+        Arguments:
+            epsilon: the privacy loss of all runs, including this one
+            name: how the method is called in the error message
+        """
+        if epsilon > self.budget_epsilon:
+            reason = f"it would be {epsilon:.3g}" if math.isfinite(epsilon) else UNBOUNDED
             raise UsageError(
-                f"{self.name} allows a privacy loss of {most} in all, and with {name} {come}"
-                " (budget: epsilon)."
+                f"{self.name} allows a privacy loss of {self.budget_epsilon:g} in all, and with"
+                f" {name} {reason} (budget: epsilon)."
             )
 
     def _check_method(self, name: str, experiment: Experiment, algorithm: AnyAlgorithm) -> None:
         for part in split(experiment.algorithm, "+"):
             method = parse(part).name
-            if not any(fnmatchcase(method, one) for one in self.methods):
+            if not any(fnmatchcase(method, pattern) for pattern in self.methods):
                 raise UsageError(f"{self.name} does not allow {method} (methods).")
         for forbidden in self.never:
-            if any(_is(one, forbidden) for one in chain(algorithm)):
+            if any(_matches(layer, forbidden) for layer in chain(algorithm)):
                 raise UsageError(f"{self.name} never takes part in {forbidden} (never).")
-        for one in chain(algorithm):
-            if others := sorted(one.traits.leaves - set(self.kinds)):
+        for layer in chain(algorithm):
+            if other_kinds := sorted(layer.traits.leaves - set(self.kinds)):
                 raise UsageError(
-                    f"{self.name} does not let {LEAVES[others[0]]} leave, as {name} would (kinds:"
-                    f" {others[0]})."
+                    f"{self.name} does not let {LEAVES[other_kinds[0]]} leave, as {name} would"
+                    f" (kinds: {other_kinds[0]})."
                 )
 
     @property
     def class_counts(self) -> bool:
-        """Whether others may know how many samples there are of each class."""
-        return COUNTS in self.kinds
+        """Whether the number of samples of each class may leave the site."""
+        return CLASS_COUNTS in self.kinds
 
     def check_leaving(self, message: Sized) -> None:
         """Refuse to send a message that is too large."""
@@ -172,105 +215,121 @@ class SitePolicy:
             raise UsageError(f"{self.name} sends no message of {size(len(message))} (message).")
 
     def check_records(self, train: int, counts: tuple[int, ...], algorithm: AnyAlgorithm) -> None:
-        """Refuse to send what too few records are behind: of so many training samples, of which each class has its `counts`."""
+        """Refuse a run in which values of too few records would leave.
+
+        Arguments:
+            train: how many training samples the site has
+            counts: how many of them each class has
+            algorithm: the method; if it sends class means, each class must be large enough
+        """
         if train < self.records:
             raise UsageError(
                 f"{self.name} has fewer than {self.records} training samples (records)."
             )
-        few = [count for count in counts if 0 < count < self.records]
-        if few and chain(algorithm)[-1].traits.shares == "means":
+        has_small_class = any(0 < count < self.records for count in counts)
+        if has_small_class and chain(algorithm)[-1].traits.shares == "means":
             raise UsageError(
                 f"{self.name} has a class of fewer than {self.records} training samples, whose mean"
                 " would leave (records)."
             )
 
 
-def _rules(path: Path, told: dict[str, Any]) -> dict[str, Any]:
-    """All rules of a file by name, each in the part of it where it belongs."""
+def _rules(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """The rules of the file by their field of `SitePolicy`. Each must be in its table."""
     known = {f.name for f in fields(SitePolicy)}
     budget = {name for name in known if name.startswith(BUDGET)}
-    own = {"name", "data", "export"}
-    parts = {"": (own, ""), "allow": (known - budget - own, ""), "budget": (budget, BUDGET)}
-    tables = {"": {name: value for name, value in told.items() if name not in parts}}
-    found: dict[str, Any] = {}
-    for part, (names, prefix) in parts.items():
-        table = tables[part] if part in tables else told.get(part, {})
+    top_level = {"name", "data", "export"}
+    tables = {
+        "": (top_level, ""),
+        "allow": (known - budget - top_level, ""),
+        "budget": (budget, BUDGET),
+    }
+    rules: dict[str, Any] = {}
+    for title, (names, prefix) in tables.items():
+        table = (
+            content.get(title, {})
+            if title
+            else {name: value for name, value in content.items() if name not in tables}
+        )
         if not isinstance(table, dict):
-            raise UsageError(f"{path}: {part} must be a table, as in [{part}], not {quote(table)}.")
-        given = {prefix + name: value for name, value in table.items()}
-        if strangers := sorted(given.keys() - names):
-            where = (
-                f"rule under [{part}] of {path} called"
-                if part
-                else f"rule before [allow] of {path} called"
+            raise UsageError(
+                f"{path}: {title} must be a table, as in [{title}], not {quote(table)}."
             )
+        values = {prefix + name: value for name, value in table.items()}
+        if unknown_names := sorted(values.keys() - names):
+            where = f"under [{title}]" if title else "before [allow]"
             raise unknown(
-                where,
-                strangers[0].removeprefix(prefix),
+                f"rule {where} of {path} called",
+                unknown_names[0].removeprefix(prefix),
                 {name.removeprefix(prefix) for name in names},
             )
-        found |= given
-    return found
+        rules |= values
+    return rules
 
 
 def _check_known(path: Path, forbidden: str) -> None:
-    """Refuse a line that would forbid nothing, since there is no such method, or none with such an option."""
+    """Refuse an entry of `never` that would forbid nothing: an unknown method or option."""
     spec = parse(forbidden)
-    known = algorithms.options(algorithms.find(spec.name))
-    if strangers := sorted(spec.options.keys() - known.keys()):
-        raise unknown(f"option of {spec.name}, which {path} forbids, called", strangers[0], known)
+    options = algorithms.options(algorithms.find(spec.name))
+    if unknown_options := sorted(spec.options.keys() - options.keys()):
+        raise unknown(
+            f"option of {spec.name}, which {path} forbids, called", unknown_options[0], options
+        )
 
 
-def _is(one: AnyAlgorithm, forbidden: str) -> bool:
-    """Whether a method is what a line forbids: of that name and, if it names options, set so."""
+def _matches(layer: AnyAlgorithm, forbidden: str) -> bool:
+    """Whether a method or wrapper is the one that an entry of `never` names, with its options."""
     spec = parse(forbidden)
-    same = isinstance(one, algorithms.find(spec.name))
-    return same and all(
-        format_value(getattr(one, option, None)) == format_value(value)
+    return isinstance(layer, algorithms.find(spec.name)) and all(
+        format_value(getattr(layer, option, None)) == format_value(value)
         for option, value in spec.options.items()
     )
 
 
-def _value(path: Path, name: str, given: Any) -> Any:
-    """A rule as the law has it."""
+def _value(path: Path, name: str, value: Any) -> Any:
+    """A value of the file, checked and converted to the type of its field."""
     kind = {f.name: str(f.type) for f in fields(SitePolicy)}[name]
     if name in ("bytes", "message", "budget_bytes"):
-        return _bytes(path, name, given)
+        return _bytes(path, name, value)
     if name == "budget_epsilon":
-        return _epsilon(path, given)
+        return _epsilon(path, value)
     if kind.startswith("tuple"):
-        if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
-            raise UsageError(f"{path}: {name} must be a list of names, not {quote(given)}.")
-        return tuple(given)
-    wanted = {"int": "a whole number", "bool": "true or false", "str": "a text", "Path": "a text"}[
-        kind
-    ]
-    if type(given).__name__ != kind.replace("Path", "str") or (kind == "int" and given < 0):
-        raise UsageError(f"{path}: {name} must be {wanted}, not {quote(given)}.")
-    return given
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise UsageError(f"{path}: {name} must be a list of names, not {quote(value)}.")
+        return tuple(value)
+    descriptions = {
+        "int": "a whole number",
+        "bool": "true or false",
+        "str": "a text",
+        "Path": "a text",
+    }
+    if type(value).__name__ != kind.replace("Path", "str") or (kind == "int" and value < 0):
+        raise UsageError(f"{path}: {name} must be {descriptions[kind]}, not {quote(value)}.")
+    return value
 
 
-def _epsilon(path: Path, given: Any) -> float:
+def _epsilon(path: Path, value: Any) -> float:
     try:
-        number = math.nan if isinstance(given, bool) else float(given)
+        number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not number >= 0:  # what is no number is not at least 0 either
-        raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {quote(given)}.")
+    if not number >= 0:  # also true of nan
+        raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {quote(value)}.")
     return number
 
 
-def _bytes(path: Path, name: str, given: Any) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", str(given).strip().upper())
-    if isinstance(given, bool) or not (found or (isinstance(given, int) and given >= 0)):
+def _bytes(path: Path, name: str, value: Any) -> int:
+    """A number of bytes, written as a number or as in "10 GB"."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?B)", str(value).strip().upper())
+    if isinstance(value, bool) or not (match or (isinstance(value, int) and value >= 0)):
         raise UsageError(
-            f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {quote(given)}."
+            f"{path}: {name} must be a number of bytes, as in {size(10**9)!r}, not {quote(value)}."
         )
-    return int(float(found[1]) * SCALES[found[2]]) if found else int(given)
+    return int(float(match[1]) * SCALES[match[2]]) if match else int(value)
 
 
 def write(folder: Path, name: str, data: str) -> Path:
-    """A new site's law, to be read and changed by whoever answers for its data."""
+    """Write the policy of a new site, to be reviewed and edited by the site's data owner."""
     path = folder / NAME
-    path.write_text(TEXT.format(name=name, data=data), encoding="utf-8")
+    path.write_text(TEMPLATE.format(name=name, data=data), encoding="utf-8")
     return path

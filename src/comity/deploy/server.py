@@ -1,10 +1,10 @@
-"""The server of a run between sites: it has no data, conducts the rounds, and keeps the run's
+"""The server of a run between sites: it has no data, conducts the rounds, and writes the run's
 folder.
 
-What a researcher orders is a run's settings and its name. Sites introduce themselves, or refuse
-with a reason; what they said is kept as `parties.json`. A run whose server was stopped is ordered
-again by its name, and goes on from its last checkpoint; if it had ended, sites that have not heard
-of that do so.
+A researcher submits the settings of a run and its name. Sites describe themselves, or refuse with a
+reason; the descriptions are stored as `parties.json`. A run whose server was stopped is submitted
+again under its name, and continues from its last checkpoint. If it had ended already, the sites are
+told so.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from comity.algorithms.dp import Dp
 from comity.base.samples import combine
 from comity.core.wrapper import chain
 from comity.data.preparation import Schema
-from comity.deploy.data import DATA, schema_mark
-from comity.deploy.engine import SitesEngine, told
+from comity.deploy.data import DATA, schema_digest
+from comity.deploy.engine import SitesEngine, one_line
 from comity.deploy.messages import (
-    ANSWERED,
+    REPLIES,
     Begin,
     Done,
     End,
@@ -57,62 +57,69 @@ from comity.track import Trackers
 SCHEMA = "schema.json"
 RUNS = "runs"
 FAILURE = "failure.txt"
-"""Why a run could not go on, in the server's folder of it."""
+"""The file in the server's folder of a run that says why the run could not continue."""
 FAILED_ENDINGS = "failed_endings"
-"""In the summary of a run between sites: where its end failed, and why, by the site's name."""
+"""The key in the summary of a run between sites that says, by site, why the end failed there."""
 NOT_CONNECTED = "it is not connected."
 NO_ANSWER = "it did not answer."
 UNEXPECTED = "it answered something else than it was asked."
 MOST_BYTES = 1 << 34
 MOST_SIDES, MOST_VALUES = 8, 1 << 28
-"""How many sides a sample may have, and how many values."""
+"""The largest number of dimensions of a sample, and of values in it."""
 
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a researcher asks for."""
+    """What a researcher submits."""
 
     run: str
     settings: dict[str, Any]
     sites: tuple[str, ...] = ()
-    """Who is to take part; nobody in particular: whoever is there."""
+    """The sites that take part; empty for all that are connected."""
     deadline: float = 600.0
-    """Seconds that a site has for an answer."""
+    """Seconds that a site has for a reply."""
 
     @staticmethod
-    def read(told: Mapping[str, Any]) -> JobRequest:
-        """An order as it was submitted."""
+    def read(content: Mapping[str, Any]) -> JobRequest:
+        """Check and convert the content of a submitted job."""
         try:
-            made = JobRequest(**{**told, "sites": tuple(told.get("sites", ()))})
-            if not (made.run.isalnum() and len(made.run) <= 64 and made.deadline > 0):
+            request = JobRequest(**{**content, "sites": tuple(content.get("sites", ()))})
+            if not (request.run.isalnum() and len(request.run) <= 64 and request.deadline > 0):
                 raise ValueError
         except (TypeError, ValueError, AttributeError) as why:
             raise UsageError(
-                "What was ordered is no run: it needs a name of letters and digits, settings and a"
-                " deadline."
+                "The job is no run: it needs a name of letters and digits, settings and a deadline."
             ) from why
-        return made
+        return request
 
 
 def serve(
     transport: Transport, order: Mapping[str, Any], folder: Path, progress: Progress | None = None
 ) -> dict[str, Any] | None:
-    """Conduct the run that was ordered; its summary, or None if it failed, and then its folder says
-    why, or was ended.
+    """Conduct the run of a submitted job, and return its summary.
+
+    Returns None if the job was aborted, or if the run failed; in the second case `failure.txt` in
+    the run's folder says why.
+
+    Arguments:
+        transport: carries requests to the sites
+        order: the content of the job, as `JobRequest.read` expects it
+        folder: the operator's folder
+        progress: is told about rounds
     """
-    asked = JobRequest.read(order)
-    there = folder / RUNS / asked.run
-    there.mkdir(parents=True, exist_ok=True)
-    (there / FAILURE).unlink(missing_ok=True)
+    request = JobRequest.read(order)
+    run = folder / RUNS / request.run
+    run.mkdir(parents=True, exist_ok=True)
+    (run / FAILURE).unlink(missing_ok=True)
     try:
-        return conduct(transport, asked, folder, progress or Quiet())
+        return conduct(transport, request, folder, progress or Quiet())
     except Aborted:
-        return None  # it did not fail: whoever ended the job may order the run again
+        return None  # no failure: the run can be submitted again
     except ComityError as why:
-        write_atomically(there / FAILURE, f"{why}\n")
+        write_atomically(run / FAILURE, f"{why}\n")
     except Exception as why:
         write_atomically(
-            there / FAILURE,
+            run / FAILURE,
             f"The server failed ({type(why).__name__}: {why}).\n\n{traceback.format_exc()}",
         )
     return None
@@ -121,55 +128,45 @@ def serve(
 def conduct(
     transport: Transport, order: JobRequest, folder: Path, progress: Progress
 ) -> dict[str, Any]:
-    """The run itself."""
+    """Conduct a run, from its beginning or from its last checkpoint, and return its summary."""
     run = RunFolder(folder / RUNS / order.run)
     begun = run.begun
-    experiment = run.read_experiment() if begun else settled(config.experiment(order.settings))
-    schema = folder / SCHEMA
-    mark = schema_mark(Schema.read(schema)) if schema.exists() else ""
+    experiment = (
+        run.read_experiment() if begun else site_settings(config.experiment(order.settings))
+    )
+    schema_file = folder / SCHEMA
+    schema = schema_digest(Schema.read(schema_file)) if schema_file.exists() else ""
     known = read_parties(run) if begun else None
     if known:
         _check_settings(order, experiment, next(iter(known.values())).classes)
-    wanted = tuple(known) if known else order.sites
-    answers, refused = introduced(transport, order, experiment, mark, wanted)
-    everybody = known or answers
-    if not everybody:
-        raise ComityError(
-            "No site takes part. " + " ".join(f"{name}: {why}" for name, why in refused.items())
-        )
-    for name in [
-        name
-        for name, one in answers.items()
-        if (one.said, one.digest) != (everybody[name].said, everybody[name].digest)
-    ]:
-        del answers[name]
-        refused[name] = "it says something else of itself than when the run began."
-    if not answers:
-        raise ComityError(
-            "No site is there. " + " ".join(f"{name}: {why}" for name, why in refused.items())
-        )
-    experiment = judged_by(experiment, next(iter(everybody.values())).classes)
+    names = tuple(known) if known else order.sites
+    connected, refusals = introduce(transport, order, experiment, schema, names)
+    parties = known or connected
+    if not parties:
+        raise ComityError(f"No site takes part. {_list_reasons(refusals)}")
+    _drop_changed(connected, parties, refusals)
+    if not connected:
+        raise ComityError(f"No site is there. {_list_reasons(refusals)}")
+    experiment = judged_by(experiment, next(iter(parties.values())).classes)
     server_run = server_run_of(
-        experiment, everybody, run.read_plan() if begun else None, run_secret(folder, order.run)
+        experiment, parties, run.read_plan() if begun else None, run_secret(folder, order.run)
     )
-    _begin_everywhere(transport, order, answers, everybody)
+    _begin_at_sites(transport, order, connected, parties)
     with prepared_process(run):
         summary = run.read_summary()
         if summary is not None and not summary.get(FAILED_ENDINGS):
-            _tell(transport, order, answers, End(order.run, summary["rounds"], True))
+            _send_to_all(transport, order, connected, End(order.run, summary["rounds"], True))
             return summary
-        run.summary.unlink(missing_ok=True)  # its endings are repeated
+        run.summary.unlink(missing_ok=True)  # the end is repeated at all sites
         if not begun:
-            _write_beginning(run, server_run, everybody)
+            _write_first_files(run, server_run, parties)
         engine = SitesEngine(transport, server_run, order.run, order.deadline, MOST_BYTES)
-        warnings = [f"{name} takes no part: {why}" for name, why in refused.items()]
+        warnings = [f"{name} takes no part: {why}" for name, why in refusals.items()]
 
-        def end_everywhere(found: Mapping[str, Any]) -> dict[str, Any]:
-            failures = _end_everywhere(transport, order, answers, found["rounds"])
-            failures |= {name: why for name, why in refused.items() if name in everybody}
-            return {
-                FAILED_ENDINGS: {name: failures[name] for name in everybody if name in failures}
-            }
+        def end_run(summary: Mapping[str, Any]) -> dict[str, Any]:
+            failures = _end_at_sites(transport, order, connected, summary["rounds"])
+            failures |= {name: why for name, why in refusals.items() if name in parties}
+            return {FAILED_ENDINGS: {name: failures[name] for name in parties if name in failures}}
 
         try:
             return execute(
@@ -180,201 +177,237 @@ def conduct(
                 Trackers(),
                 resume=begun,
                 warnings=warnings,
-                conclude=end_everywhere,
+                conclude=end_run,
             )
         except Aborted:
-            raise  # nobody can be told
+            raise  # no message reaches the sites
         except BaseException:
-            _tell(transport, order, everybody, End(order.run, 0, False))
+            _send_to_all(transport, order, parties, End(order.run, 0, False))
             raise
 
 
+def _drop_changed(
+    connected: dict[str, Introduced], before: Mapping[str, Introduced], refusals: dict[str, str]
+) -> None:
+    """Move sites that describe themselves otherwise than before from `connected` to `refusals`."""
+    for name in list(connected):
+        now, then = connected[name], before[name]
+        if (now.said, now.digest) != (then.said, then.digest):
+            del connected[name]
+            refusals[name] = "it says something else of itself than when the run began."
+
+
+def _list_reasons(refusals: Mapping[str, str]) -> str:
+    return " ".join(f"{name}: {why}" for name, why in refusals.items())
+
+
 def _check_settings(order: JobRequest, begun: Experiment, classes: int) -> None:
-    """Refuse to go on with a run that was begun with other settings than are ordered now; without
-    any it goes on as it is.
+    """Refuse to continue a run with other settings than it began with.
+
+    A job without settings continues the run as it is.
     """
-    if order.settings and judged_by(settled(config.experiment(order.settings)), classes) != begun:
+    if not order.settings:
+        return
+    if judged_by(site_settings(config.experiment(order.settings)), classes) != begun:
         raise UsageError(f"Run {order.run} was begun with other settings.")
 
 
-def settled(experiment: Experiment) -> Experiment:
-    """The settings of a run between sites: where it is computed, and that each site is a party, is
-    no choice.
-    """
+def site_settings(experiment: Experiment) -> Experiment:
+    """The settings with those values that are fixed for runs between sites."""
     return experiment.but(
         engine="flare", workers=None, device="cpu", data=DATA, partition="natural", parties=None
     )
 
 
 def server_run_of(
-    experiment: Experiment, everybody: Mapping[str, Introduced], plan: str | None, secret: bytes
+    experiment: Experiment, sites: Mapping[str, Introduced], plan: str | None, secret: bytes
 ) -> ServerRun:
-    """The run as the server knows it, of what sites said."""
-    first = next(iter(everybody.values()))
+    """The run as the server knows it.
+
+    Arguments:
+        experiment: the settings
+        sites: the descriptions of all sites that take part, by name
+        plan: the planned absences of a run that was begun
+        secret: the server's secret for noise
+    """
+    first = next(iter(sites.values()))
     check_fits(experiment.metric, first.classes)
-    told = PartyInfos(
-        {name: one.said for name, one in everybody.items()},
+    party_infos = PartyInfos(
+        {name: site.said for name, site in sites.items()},
         tuple(first.shape),
         first.classes,
         tuple(first.black),
         class_names=tuple(first.class_names),
     )
-    common = RunContext(experiment, told)
+    common = RunContext(experiment, party_infos)
     algorithm, info = resolve_method(common)
-    if open_ := undecided(algorithm):
-        who = open_[0]
+    if uncalibrated := undecided(algorithm):
+        wrapper = uncalibrated[0]
         raise UsageError(
-            f"Between sites {who}'s noise is given as a number, as in {who}(noise=1.1): comity plan"
-            " finds it for a budget."
+            f"Between sites {wrapper}'s noise is given as a number, as in {wrapper}(noise=1.1):"
+            " comity plan finds it for a budget."
         )
     if experiment.participation < 1 and any(
-        isinstance(one, Dp) and one.level == "party" and one.amplify for one in chain(algorithm)
+        isinstance(layer, Dp) and layer.level == "party" and layer.amplify
+        for layer in chain(algorithm)
     ):
         raise UsageError(
             "Between sites everybody can compute who is drawn for a round: give dp amplify=false."
         )
-    made = ServerRun(
+    server_run = ServerRun(
         experiment,
         common,
         algorithm,
         info,
-        read_plan(experiment.absent, experiment.seed, told.names, plan),
+        read_plan(experiment.absent, experiment.seed, party_infos.names, plan),
         secret,
     )
-    made.check_judged()
-    if not made.judged("test"):
+    server_run.check_judged()
+    if not server_run.judged("test"):
         raise UsageError(
-            "No site would tell a figure of its test samples: all have too few for that, or none by"
+            "No site would send a score of its test samples: all have too few for that, or none by"
             " this metric."
         )
-    return made
+    return server_run
 
 
-def introduced(
+def introduce(
     transport: Transport,
     order: JobRequest,
     experiment: Experiment,
     schema: str,
-    wanted: tuple[str, ...],
+    names: tuple[str, ...],
 ) -> tuple[dict[str, Introduced], dict[str, str]]:
-    """Who takes part, by name in order, and who does not and why. All must agree on what a sample
-    is.
+    """Ask sites for their descriptions of themselves.
+
+    Arguments:
+        transport: carries the requests
+        order: the submitted job
+        experiment: the settings of the run
+        schema: the digest of the common schema
+        names: the sites to ask; empty for all that are connected
+
+    Returns the descriptions, by name in alphabetical order, and why the other sites take no part.
+    Raises `UsageError` if samples of the sites differ in shape or classes.
     """
-    names = [name for name in wanted or transport.names if name in transport.names]
+    asked = [name for name in names or transport.names if name in transport.names]
     settings = json.dumps(experiment.model_dump(mode="json", exclude_none=True))
-    asked = pack(Introduce(order.run, settings, version("comity"), schema))
-    found: dict[str, Introduced] = {}
-    refused = {name: NOT_CONNECTED for name in wanted if name not in names}
-    for name, answer in transport.ask(dict.fromkeys(names, asked), order.deadline):
-        said = _read(answer)
-        if not isinstance(said, Introduced):
-            refused[name] = said if isinstance(said, str) else UNEXPECTED
-        elif odd := _odd(said):
-            refused[name] = odd
+    request = pack(Introduce(order.run, settings, version("comity"), schema))
+    descriptions: dict[str, Introduced] = {}
+    refusals = {name: NOT_CONNECTED for name in names if name not in asked}
+    for name, reply in transport.ask(dict.fromkeys(asked, request), order.deadline):
+        head = _read_head(reply)
+        if not isinstance(head, Introduced):
+            refusals[name] = head if isinstance(head, str) else UNEXPECTED
+        elif fault := _find_fault(head):
+            refusals[name] = fault
         else:
-            found[name] = said
-    there = {name: found[name] for name in sorted(found)}
-    alike = {
-        (tuple(one.shape), one.classes, tuple(one.class_names), tuple(one.black))
-        for one in there.values()
+            descriptions[name] = head
+    descriptions = {name: descriptions[name] for name in sorted(descriptions)}
+    forms = {
+        (tuple(site.shape), site.classes, tuple(site.class_names), tuple(site.black))
+        for site in descriptions.values()
     }
-    if len(alike) > 1:
+    if len(forms) > 1:
         kinds = "; ".join(
-            f"{name}: samples of shape {one.shape}, {one.classes} classes"
-            for name, one in there.items()
+            f"{name}: samples of shape {site.shape}, {site.classes} classes"
+            for name, site in descriptions.items()
         )
         raise UsageError(f"The sites' data do not fit together: {kinds}.")
-    return there, refused
+    return descriptions, refusals
 
 
-def _read(answer: bytes | None) -> Any:
-    """The head of a site's answer, or why there is none."""
-    if answer is None:
+def _read_head(reply: bytes | None) -> Any:
+    """The head of a site's reply; a text with the reason if there is none."""
+    if reply is None:
         return NO_ANSWER
     try:
-        head, _ = unpack(answer, ANSWERED, MOST_BYTES)
+        head, _ = unpack(reply, REPLIES, MOST_BYTES)
     except ComityError as why:
         return str(why)
-    return told(head.why) if isinstance(head, Failed) else head
+    return one_line(head.why) if isinstance(head, Failed) else head
 
 
-def _odd(one: Introduced) -> str:
-    """What cannot be so of what a site says of itself; nothing if all can."""
-    said = one.said
-    if said.train < 1 or said.validation < 0 or said.test < 0:
-        return "it says that it has no samples to learn from, or fewer than none of others."
-    if said.counts is not None and (
-        len(said.counts) != one.classes or min(said.counts, default=0) < 0
+def _find_fault(site: Introduced) -> str:
+    """What is impossible in a site's description of itself; empty if nothing is."""
+    info = site.said
+    if info.train < 1 or info.validation < 0 or info.test < 0:
+        return "it says that it has no training samples, or a negative number of other samples."
+    if info.counts is not None and (
+        len(info.counts) != site.classes or min(info.counts, default=0) < 0
     ):
-        return "the counts that it tells of its classes are none."
+        return "its class counts are impossible."
     if (
-        one.classes < 0
-        or len(one.shape) > MOST_SIDES
-        or not all(1 <= side <= MOST_VALUES for side in one.shape)
+        site.classes < 0
+        or len(site.shape) > MOST_SIDES
+        or not all(1 <= side <= MOST_VALUES for side in site.shape)
     ):
-        return "its samples are of a shape that nothing can have."
-    return "" if math.prod(one.shape) <= MOST_VALUES else "its samples are too large."
+        return "the shape of its samples is impossible."
+    return "" if math.prod(site.shape) <= MOST_VALUES else "its samples are too large."
 
 
-def _begin_everywhere(
+def _begin_at_sites(
     transport: Transport,
     order: JobRequest,
-    there: Mapping[str, Introduced],
-    everybody: Mapping[str, Introduced],
+    connected: Mapping[str, Introduced],
+    parties: Mapping[str, Introduced],
 ) -> None:
-    """Tell sites who takes part. All must agree to that, or the run does not begin.
+    """Send the descriptions of all parties to the connected sites. If one refuses, the run does not
+    begin.
 
-    For a site that was there when the run began, and is not now, parcels are sealed by the key that
-    it had: nobody has it now.
+    For a site that took part before and is not connected now, messages are sealed with the key that
+    it had then. Nobody has the private half of that key any more.
     """
     signed_keys = {
-        name: one.signed_key for name, one in {**everybody, **there}.items() if one.signed_key
+        name: site.signed_key for name, site in {**parties, **connected}.items() if site.signed_key
     }
-    head = Begin(order.run, {name: one.said for name, one in everybody.items()}, signed_keys)
-    for name, answer in transport.ask(dict.fromkeys(there, pack(head)), order.deadline):
-        if answer is None:
-            continue  # it is not heard, then
+    head = Begin(order.run, {name: site.said for name, site in parties.items()}, signed_keys)
+    for name, reply in transport.ask(dict.fromkeys(connected, pack(head)), order.deadline):
+        if reply is None:
+            continue  # it counts as absent from the rounds
         try:
-            said, _ = unpack(answer, ANSWERED, MOST_BYTES)
+            answer, _ = unpack(reply, REPLIES, MOST_BYTES)
         except ComityError as why:
-            said = Failed(str(why))
-        if not isinstance(said, Done):
-            raise ComityError(
-                f"{name} does not begin:"
-                f" {told(said.why) if isinstance(said, Failed) else 'it answered something else.'}"
+            answer = Failed(str(why))
+        if not isinstance(answer, Done):
+            reason = (
+                one_line(answer.why)
+                if isinstance(answer, Failed)
+                else "it answered something else."
             )
+            raise ComityError(f"{name} does not begin: {reason}")
 
 
-def _tell(transport: Transport, order: JobRequest, everybody: Iterable[str], head: Any) -> None:
-    for _ in transport.ask(
-        {name: pack(head) for name in everybody if name in transport.names}, order.deadline
-    ):
-        pass  # who does not hear of it finds out when it is asked for another run
+def _send_to_all(transport: Transport, order: JobRequest, names: Iterable[str], head: Any) -> None:
+    """Send a head to the connected ones of these sites, whatever they reply."""
+    requests = {name: pack(head) for name in names if name in transport.names}
+    for _ in transport.ask(requests, order.deadline):
+        pass  # a site that does not get it finds out with the next run
 
 
-def _end_everywhere(
+def _end_at_sites(
     transport: Transport, order: JobRequest, sites: Iterable[str], rounds: int
 ) -> dict[str, str]:
-    """End the run at these sites; why that failed, by the site's name."""
-    head = pack(End(order.run, rounds, True))
+    """End the run at these sites; returns, by site, why that failed."""
+    request = pack(End(order.run, rounds, True))
     failures = {name: NOT_CONNECTED for name in sites if name not in transport.names}
     connected = [name for name in sites if name not in failures]
-    for name, answer in transport.ask(dict.fromkeys(connected, head), order.deadline):
-        answer_head = _read(answer)
-        if not isinstance(answer_head, Done):
-            failures[name] = answer_head if isinstance(answer_head, str) else UNEXPECTED
+    for name, reply in transport.ask(dict.fromkeys(connected, request), order.deadline):
+        head = _read_head(reply)
+        if not isinstance(head, Done):
+            failures[name] = head if isinstance(head, str) else UNEXPECTED
     return failures
 
 
-def _write_beginning(
-    run: RunFolder, server_run: ServerRun, everybody: Mapping[str, Introduced]
+def _write_first_files(
+    run: RunFolder, server_run: ServerRun, sites: Mapping[str, Introduced]
 ) -> None:
-    """What a run's folder begins with: settings, and what sites said of themselves in place of a
-    split.
+    """Write the first files of a run's folder: the settings, and the descriptions of the sites in
+    place of a split.
     """
     settings = config.write(server_run.experiment)
-    parties = json.dumps({name: asdict(one) for name, one in everybody.items()}, indent=2) + "\n"
-    fingerprint = combine((name, one.digest) for name, one in everybody.items())
+    parties = json.dumps({name: asdict(site) for name, site in sites.items()}, indent=2) + "\n"
+    fingerprint = combine((name, site.digest) for name, site in sites.items())
     plan = server_run.absences.text
     run.begin(
         settings,
@@ -385,10 +418,9 @@ def _write_beginning(
 
 
 def read_parties(run: RunFolder) -> dict[str, Introduced]:
-    """What sites said of themselves when a run began."""
+    """The descriptions of the sites when a run began, by name."""
     try:
-        told = run.read_parties()
-        return {name: _introduced(**one) for name, one in told.items()}
+        return {name: _introduced(**site) for name, site in run.read_parties().items()}
     except (ValueError, TypeError, KeyError, AttributeError) as why:
         raise ComityError(f"{run.parties} cannot be read: it is damaged.") from why
 

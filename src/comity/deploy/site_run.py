@@ -1,5 +1,5 @@
-"""A run at a site: the party with its data and state, what its law says to it, and what it writes
-down at home.
+"""A run at a site: the party with its data and state, the checks of the site policy, and the site's
+own tables.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.deploy import messages
-from comity.deploy.data import own_federation, schema_mark
+from comity.deploy.data import schema_digest, site_federation
 from comity.deploy.key_exchange import Identity, keys_of
-from comity.deploy.messages import Answered, Introduced, call_of, pack
+from comity.deploy.messages import Answered, Introduced, pack, to_call_id
 from comity.deploy.policy import SitePolicy
 from comity.deploy.site_store import (
-    Book,
+    SiteTables,
     States,
-    given_away,
+    bytes_sent,
+    earlier_charges,
     run_secret,
     runs_of,
     secret_of,
-    spent,
-    write_seats,
+    write_roster,
     write_view,
 )
 from comity.engines.site import Site
@@ -66,29 +66,29 @@ from comity.wire.sealing import Lock, PairKeys
 
 ALONE = "solo"
 DELTA = 1e-5
-"""At which a site counts what it has given away in all its runs."""
+"""The δ at which a site computes its privacy loss over all runs."""
 JOINED = "joined"
 STAGES = ("", "unfinished", "offered", JOINED)
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A site's place in a run that has begun."""
+class ActiveRun:
+    """What a site needs in a run that has begun."""
 
     site: Site
     validator: MessageValidator
     lock: Lock
     server_run: ServerRun
-    """The run, as far as it is about this party."""
+    """The run, restricted to this party."""
 
     def name_of(self, number: int) -> str:
-        """The name of the party with that number."""
+        """The name of the party with this number."""
         return self.server_run.context.roster.names[number]
 
 
 @dataclass
 class SiteRun:
-    """A run that a site takes part in."""
+    """A run in which a site takes part."""
 
     name: str
     at: Path
@@ -97,129 +97,139 @@ class SiteRun:
     experiment: Experiment
     algorithm: AnyAlgorithm
     federation: Federation
-    """The site's own data."""
+    """The site's data."""
     introduced: Introduced
+    """The site's description of itself."""
     identity: Identity | None
     key: X25519PrivateKey
     states: States = field(init=False)
-    book: Book = field(init=False)
-    _seat: Seat | None = None
+    tables: SiteTables = field(init=False)
+    _active: ActiveRun | None = None
     _account: Account | None = None
 
     def __post_init__(self) -> None:
         self.states = States(self.folder.path)
-        self._before = spent(self.at, self.party)
-        self.book = Book(self.folder.path, self.party)
-        self._before -= self.book.sent
+        sent_in_all = bytes_sent(self.at, self.party)
+        self.tables = SiteTables(self.folder.path, self.party)
+        self._sent_before = sent_in_all - self.tables.sent
 
     @property
     def folder(self) -> RunFolder:
-        """Where the site keeps the run."""
+        """The site's folder of the run."""
         return RunFolder(self.at / "runs" / self.name)
 
     @staticmethod
-    def opened(
+    def open(
         at: Path,
-        asked: messages.Introduce,
+        request: messages.Introduce,
         policy: SitePolicy,
         submitter: str,
         identity: Identity | None,
     ) -> SiteRun:
-        """EvaluationRequest at what is ordered and, if the law allows it, begin the run or open it
-        again.
+        """Begin a run, or open it again, if the site policy allows it.
+
+        Arguments:
+            at: the site's folder
+            request: the server's request, with the settings of the run
+            policy: the site policy
+            submitter: who submitted the job
+            identity: the site's certificate and key, if it has them
         """
-        if not asked.run.isalnum() or len(asked.run) > 64:
+        if not request.run.isalnum() or len(request.run) > 64:
             raise UsageError("A run's name must be letters and digits.")
         if identity and identity.name != policy.name:
             raise UsageError(f"The certificate of {policy.name} is made out to {identity.name!r}.")
-        if asked.comity != (here := version("comity")):
+        if request.comity != (here := version("comity")):
             raise UsageError(
-                f"{policy.name} has Comity {here}, the server has {asked.comity}: install the same"
-                " on both sides."
+                f"{policy.name} has Comity {here}, the server has {request.comity}: install the"
+                " same on both sides."
             )
-        chosen = config.experiment(json.loads(asked.settings))
-        policy.check_names(chosen, submitter)
-        algorithm = algorithms.compose(chosen.algorithm, chosen.set)
-        policy.check(chosen, algorithm, submitter)
-        federation = own_federation(policy.name, policy.data, chosen)
-        if asked.schema != schema_mark(federation.schema):
+        experiment = config.experiment(json.loads(request.settings))
+        policy.check_names(experiment, submitter)
+        algorithm = algorithms.compose(experiment.algorithm, experiment.set)
+        policy.check(experiment, algorithm, submitter)
+        federation = site_federation(policy.name, policy.data, experiment)
+        if request.schema != schema_digest(federation.schema):
             raise UsageError(
                 f"The data of {policy.name} follow another schema than the server's: import them"
                 " again by that one."
             )
-        chosen = judged_by(chosen, federation.classes)
-        check_fits(chosen.metric, federation.classes)
-        own = federation.parties[policy.name]
-        policy.check_records(
-            len(own.train), count_by_class(own.train.y, federation.classes), algorithm
-        )
+        experiment = judged_by(experiment, federation.classes)
+        check_fits(experiment.metric, federation.classes)
+        train = federation.parties[policy.name].train
+        policy.check_records(len(train), count_by_class(train.y, federation.classes), algorithm)
         key = X25519PrivateKey.generate()
         introduced = Introduced(
-            said=_said(federation, policy, METRICS[chosen.metric]),
+            said=_party_info(federation, policy, METRICS[experiment.metric]),
             shape=list(federation.shape),
             classes=federation.classes,
             black=list(federation.preprocess.black),
             class_names=list(federation.class_names),
-            digest=data_mark(at, federation),
-            signed_key=identity.signed_key(asked.run, key) if identity else None,
+            digest=data_digest(at, federation),
+            signed_key=identity.signed_key(request.run, key) if identity else None,
             comity=here,
         )
-        _begin_at_home(
-            RunFolder(at / "runs" / asked.run), chosen, federation, introduced.digest, policy.name
+        _begin_folder(
+            RunFolder(at / "runs" / request.run),
+            experiment,
+            federation,
+            introduced.digest,
+            policy.name,
         )
-        made = SiteRun(
-            asked.run, at, policy.name, chosen, algorithm, federation, introduced, identity, key
+        run = SiteRun(
+            name=request.run,
+            at=at,
+            party=policy.name,
+            experiment=experiment,
+            algorithm=algorithm,
+            federation=federation,
+            introduced=introduced,
+            identity=identity,
+            key=key,
         )
-        made._check_amount(policy, payload(introduced))
-        return made
+        run._check_amount(policy, payload(introduced))
+        return run
 
     def check(self, policy: SitePolicy, submitter: str) -> None:
-        """Refuse to go on with what the law has come to forbid."""
+        """Refuse to continue if the site policy, which may have changed, forbids the run."""
         policy.check(self.experiment, self.algorithm, submitter)
-        own = self.federation.parties[self.party].train
+        train = self.federation.parties[self.party].train
         policy.check_records(
-            len(own), count_by_class(own.y, self.federation.classes), self.algorithm
+            len(train), count_by_class(train.y, self.federation.classes), self.algorithm
         )
 
     def check_round(self, round: int) -> None:
-        """Refuse what is asked for a round that the run does not have: newcomers join in one after
-        the last.
-        """
+        """Refuse a round that the run does not have. Newcomers join in one more, after the last."""
         rounds = self.experiment.rounds
         if not 0 <= round <= rounds + bool(self.experiment.newcomers):
             raise UsageError(f"{self.party} is asked for round {round}, and the run has {rounds}.")
 
-    def about(self) -> str:
-        """What the site has agreed to, in a line."""
-        kinds = sorted({kind for one in chain(self.algorithm) for kind in one.traits.leaves})
-        told = (
+    def describe(self) -> str:
+        """One line about the run: its name, the settings that are not defaults, and what leaves."""
+        kinds = sorted({kind for layer in chain(self.algorithm) for kind in layer.traits.leaves})
+        leaving = (
             f"of its data there would leave {', '.join(kinds)}"
             if kinds
             else "nothing of its data would leave"
         )
-        usual = Experiment().model_dump()
-        others = {
-            name: value
-            for name, value in self.experiment.model_dump().items()
-            if value != usual[name] and value
-        }
+        defaults = Experiment().model_dump()
         settings = ", ".join(
             f"{name} {value}"
-            for name, value in others.items()
-            if name not in WHERE | {"data", "partition"}
+            for name, value in self.experiment.model_dump().items()
+            if value and value != defaults[name] and name not in WHERE | {"data", "partition"}
         )
-        return f"run {self.name} ({settings}); {told}"
+        return f"run {self.name} ({settings}); {leaving}"
 
     def begin(self, head: messages.Begin, policy: SitePolicy) -> None:
-        """Everybody has introduced themselves: take a seat."""
+        """Build the party, once the server has sent the descriptions of all parties."""
         if head.parties.get(self.party) != self.introduced.said:
             raise UsageError(f"{self.party} said something else of itself than the server tells.")
-        site, whole = seated(
+        site, server_run = build_site(
             self.folder, self.at, self.party, self.experiment, self.federation, head.parties
         )
-        names, algorithm = whole.context.roster.names, site.algorithm
-        self._account_for(whole, site.party.id, policy)
-        self._seat = Seat(
+        names, algorithm = server_run.context.roster.names, site.algorithm
+        self._open_account(server_run, site.party.id, policy)
+        self._active = ActiveRun(
             site,
             MessageValidator(algorithm, site.party.task, len(names), policy.message),
             Lock(
@@ -227,245 +237,274 @@ class SiteRun:
                 blake2b(self.name.encode(), digest_size=16).digest(),
                 records_of(algorithm),
             ),
-            as_far_as(site.party, whole),
+            restrict_to_party(site.party, server_run),
         )
-        write_seats(self.folder.path, head.parties)
+        write_roster(self.folder.path, head.parties)
 
-    def _account_for(self, server_run: ServerRun, number: int, policy: SitePolicy) -> None:
-        """Open the account of what this site gives away, if the law allows what it will come to
-        with all earlier runs.
-        """
+    def _open_account(self, server_run: ServerRun, number: int, policy: SitePolicy) -> None:
+        """Open the privacy account, if the privacy loss of all runs stays within the budget."""
         if math.isfinite(policy.budget_epsilon):
-            before = [row.made() for row in given_away(self.at, self.name)]
-            total = server_run.privacy.planned_releases()[number] + Counter(
-                made for made in before if made
-            )
+            before = [row.to_release() for row in earlier_charges(self.at, self.name)]
+            planned = server_run.privacy.planned_releases()[number]
+            total = planned + Counter(release for release in before if release)
             bounded = all(before) and not server_run.party_infos[number].own_constants
             policy.check_epsilon(
                 epsilon(total, DELTA) if bounded else math.inf,
                 display_name(self.experiment.algorithm),
             )
         self._account = server_run.privacy.account()
-        self._account.restore(self.book.privacy())
+        self._account.restore(self.tables.privacy())
 
     @property
     def account(self) -> Account:
-        """What this site gives away in the run, once it has begun."""
+        """The privacy account of this site in a run that has begun."""
         assert self._account is not None
         return self._account
 
     def _keys(self, head: messages.Begin, names: tuple[str, ...]) -> PairKeys:
-        """The keys for parcels; without a certificate there are none."""
+        """The keys for sealed messages; without a certificate there are none."""
         if self.identity is None:
             return _no_keys
         return keys_of(self.identity, self.name, self.key, names, head.signed_keys)
 
     def run_call(self, head: messages.RunCall, body: bytes, policy: SitePolicy) -> bytes:
-        """Do a work. What came of it is on the disk before the reply leaves."""
-        seat, call, after = self.seat, CallId(*head.call), call_of(head.after)
-        seat.validator.check_call(call)
+        """Run a party function, and return the packed reply.
+
+        The new state and all rows of the site's tables are on the disk before the reply leaves.
+        """
+        active, call, after = self.active, CallId(*head.call), to_call_id(head.after)
+        active.validator.check_call(call)
         self.check_round(call.round)
-        content = decode(body, most_bytes=policy.message, records=seat.validator.records)
-        seat.validator.check_message(call, content)
-        number = seat.site.party.id
-        opened = self._opened(head.inbox, call)
-        self.book.down(call.round, call.function, "down", payload(content))
+        content = decode(body, most_bytes=policy.message, records=active.validator.records)
+        active.validator.check_message(call, content)
+        number = active.site.party.id
+        inbox = self._open_inbox(head.inbox, call)
+        self.tables.charge_received(call.round, call.function, "down", payload(content))
         for sender, sealed in sorted(head.inbox.items()):
-            self.book.down(call.round, call.function, "peer", sealed.size, src=seat.name_of(sender))
-        if not (again := self.book.is_done(call)):
+            name = active.name_of(sender)
+            self.tables.charge_received(call.round, call.function, "peer", sealed.size, src=name)
+        repeated = self.tables.is_done(call)
+        if not repeated:
             self.account.charge_call(call, [number])
-            self.book.spend(self.account.take())  # before anything can leave
-        site = self.brought(after)
-        answer = site.run(call, Message(content, after, head.first), opened)
-        seat.validator.check_reply(call, answer.reply)
-        sealed_messages = {
-            id(sealed): sealed for sealed in sealed_in(answer.reply)
-        }.values()  # one for many may stand there for each
+            self.tables.add_privacy(self.account.take())  # before anything can leave
+        site = self.restore_site(after)
+        result = site.run(call, Message(content, after, head.first), inbox)
+        active.validator.check_reply(call, result.reply)
+        # A message that is sealed for several recipients may occur in the reply several times.
+        sealed_messages = {id(sealed): sealed for sealed in sealed_in(result.reply)}.values()
         to_peers = [
-            (seat.name_of(recipient), sealed.size)
+            (active.name_of(recipient), sealed.size)
             for sealed in sealed_messages
             for recipient in sealed.to
         ]
-        sent = payload(answer.reply)
+        sent = payload(result.reply)
         self._check_amount(policy, sent + sum(weight for _, weight in to_peers))
-        told = Answered(
-            answer.steps, answer.keeps, answer.ruined, answer.warning, tuple(answer.unusable)
+        answer = Answered(
+            result.steps, result.keeps, result.ruined, result.warning, tuple(result.unusable)
         )
-        made = pack(told, encode(seat.lock.close(answer.reply), sealed_messages=True))
-        policy.check_leaving(made)
-        if not again:
-            self.account.note_reply(call, number, answer.reply)
-            self.book.spend(self.account.take())
-        if answer.keeps:
+        packed = pack(answer, encode(active.lock.close(result.reply), sealed_messages=True))
+        policy.check_leaving(packed)
+        if not repeated:
+            self.account.note_reply(call, number, result.reply)
+            self.tables.add_privacy(self.account.take())
+        if result.keeps:
             self.states.write(number, call, site.versions.blob())
-        self.book.worked(call, answer.steps)
-        self.book.up(call.round, call.function, "up", sent)
+        self.tables.add_steps(call, result.steps)
+        self.tables.charge_sent(call.round, call.function, "up", sent)
         for recipient, weight in to_peers:
-            self.book.up(call.round, call.function, "peer", weight, dst=recipient)
-        return made
+            self.tables.charge_sent(call.round, call.function, "peer", weight, dst=recipient)
+        return packed
 
-    def _opened(self, inbox: dict[int, Sealed], call: CallId) -> dict[int, Sealed]:
-        """Parcels as their senders made them, if they hold what parcels of this method do."""
+    def _open_inbox(self, inbox: dict[int, Sealed], call: CallId) -> dict[int, Sealed]:
+        """Decrypt and validate the sealed messages of other parties."""
         if not inbox:
             return {}
-        seat = self.seat
-        number = seat.site.party.id
-        opened = seat.lock.open({number: inbox}, call)[number]
+        active = self.active
+        number = active.site.party.id
+        opened = active.lock.open({number: inbox}, call)[number]
         for sender, sealed in opened.items():
             try:
-                seat.validator.check_sealed_message(unseal(sealed))
+                active.validator.check_sealed_message(unseal(sealed))
             except ComityError as why:
-                raise UsageError(f"A parcel of {seat.name_of(sender)} is refused: {why}") from why
+                raise UsageError(
+                    f"A sealed message of {active.name_of(sender)} is refused: {why}"
+                ) from why
         return opened
 
     def evaluate(self, head: messages.Evaluate, body: bytes, policy: SitePolicy) -> Evaluation:
-        """Evaluate what the site would deploy: what may leave of it. All of it is kept at home."""
-        seat, after = self.seat, call_of(head.after)
+        """Evaluate the deployed model, and return what may leave of the result.
+
+        The site's own tables get the whole result.
+        """
+        active, after = self.active, to_call_id(head.after)
         self.check_round(head.round)
         if head.stage not in STAGES:
             raise UsageError(
                 f"There is no stage {quote(head.stage)} at which models are evaluated."
             )
-        content = decode(body, most_bytes=policy.message, records=seat.validator.records)
-        seat.validator.check_evaluation_message(content)
-        self.book.down(head.round, "evaluate", "eval", payload(content))
-        found = self.brought(after).evaluate(Message(content, after), head.final)
-        self.book.note(self._notes(found, head.round, head.stage, head.final))
+        content = decode(body, most_bytes=policy.message, records=active.validator.records)
+        active.validator.check_evaluation_message(content)
+        self.tables.charge_received(head.round, "evaluate", "eval", payload(content))
+        evaluation = self.restore_site(after).evaluate(Message(content, after), head.final)
+        self.tables.add_metrics(self._metrics(evaluation, head.round, head.stage, head.final))
         if head.final or head.stage == JOINED:
             write_view(self.folder.path, content, after)
-        if head.final and found.answers is not None:
-            self.folder.write_outcomes({self.party: found.answers})
-            found = replace(found, gained=self._gained())
-        return self._leaving(found, policy, head.round, "evaluate")
+        if head.final and evaluation.answers is not None:
+            self.folder.write_outcomes({self.party: evaluation.answers})
+            evaluation = replace(evaluation, gained=self._gain_over_solo())
+        return self._allowed(evaluation, policy, head.round, "evaluate")
 
-    def _gained(self) -> Gained | None:
-        """What this run gives the site over its newest one alone, with the same settings on the
-        same data, if there is such.
+    def _gain_over_solo(self) -> Gained | None:
+        """The gain over the site's newest SOLO run with the same settings on the same data.
+
+        None if there is no such run, or if this run is itself one.
         """
-        alone = [run for run in runs_of(self.at) if run.ended and self._is_alone(run)]
-        if not alone or self.experiment.algorithm == ALONE:
+        solo_runs = [run for run in runs_of(self.at) if run.ended and self._is_solo_baseline(run)]
+        if not solo_runs or self.experiment.algorithm == ALONE:
             return None
-        newest = max(alone, key=lambda run: run.summary.stat().st_mtime)
-        found = gains(self.folder.path, newest.path, self.seat.server_run.metric.name)
-        return Gained(*(getattr(found[0], f.name) for f in fields(Gained))) if found else None
+        newest = max(solo_runs, key=lambda run: run.summary.stat().st_mtime)
+        by_party = gains(self.folder.path, newest.path, self.active.server_run.metric.name)
+        if not by_party:
+            return None
+        return Gained(*(getattr(by_party[0], f.name) for f in fields(Gained)))
 
-    def _is_alone(self, run: RunFolder) -> bool:
-        others = {"algorithm", "set"}
-        chosen = run.read_experiment()
-        same = chosen.model_dump(exclude=others) == self.experiment.model_dump(exclude=others)
+    def _is_solo_baseline(self, run: RunFolder) -> bool:
+        method_settings = {"algorithm", "set"}
+        experiment = run.read_experiment()
+        same_settings = experiment.model_dump(
+            exclude=method_settings
+        ) == self.experiment.model_dump(exclude=method_settings)
         return (
-            chosen.algorithm == ALONE
-            and same
+            experiment.algorithm == ALONE
+            and same_settings
             and run.read_environment()["fingerprint"] == self.introduced.digest
         )
 
-    def alone(self, head: messages.EvaluateAlone, policy: SitePolicy) -> Evaluation:
-        """Evaluate what the site's own data alone would have given it."""
-        seat = self.seat
+    def evaluate_alone(self, head: messages.EvaluateAlone, policy: SitePolicy) -> Evaluation:
+        """Evaluate the model that the site would have from its own data alone."""
         self.check_round(head.round)
-        found = seat.site.evaluate_solo(head.round)
-        self.book.note(self._notes(found, head.round, "alone"))
-        return self._leaving(found, policy, head.round, "alone")
+        evaluation = self.active.site.evaluate_solo(head.round)
+        self.tables.add_metrics(self._metrics(evaluation, head.round, "alone"))
+        return self._allowed(evaluation, policy, head.round, "alone")
 
-    def finish(self, rounds: int, model: bool, say: Callable[[str], None]) -> None:
-        """Write the summary, the page and, if wanted, the model: the run is over."""
-        from comity.deploy.afterwards import finish
+    def finish(self, rounds: int, model: bool, log: Callable[[str], None]) -> None:
+        """Write the summary, the page and, if `model` is set, the model of a finished run."""
+        # Imported here: the report's page takes long to load, and calls do not need it.
+        from comity.deploy.site_results import finish
 
-        finish(self, rounds, model, say)
+        finish(self, rounds, model, log)
 
-    def _leaving(self, found: Evaluation, policy: SitePolicy, round: int, work: str) -> Evaluation:
-        """What of an evaluation may leave: figures that enough samples are behind, and answers if
-        the law says so.
+    def _allowed(
+        self, evaluation: Evaluation, policy: SitePolicy, round: int, call: str
+    ) -> Evaluation:
+        """What of an evaluation may leave: scores on enough samples, and per-sample outcomes if the
+        site policy allows them.
         """
 
-        def enough(score: Score) -> Score:
+        def if_enough(score: Score) -> Score:
             return score if score.count >= policy.records else NOTHING
 
-        enough_tests = found.test.count >= policy.records  # figures could be made of answers, too
-        answers = found.answers if policy.outcomes and enough_tests else None
-        told = Evaluation(
-            enough(found.validation),
-            enough(found.test),
-            answers,
-            found.gained if enough_tests else None,
+        # Scores could be computed from per-sample outcomes, so that these have the same limit.
+        enough_tests = evaluation.test.count >= policy.records
+        allowed = Evaluation(
+            if_enough(evaluation.validation),
+            if_enough(evaluation.test),
+            evaluation.answers if policy.outcomes and enough_tests else None,
+            evaluation.gained if enough_tests else None,
         )
-        self._check_amount(policy, payload(told))
-        self.book.up(round, work, "eval", payload(told))
-        return told
+        self._check_amount(policy, payload(allowed))
+        self.tables.charge_sent(round, call, "eval", payload(allowed))
+        return allowed
 
-    def _notes(
-        self, found: Evaluation, round: int, stage: str, final: bool = False
+    def _metrics(
+        self, evaluation: Evaluation, round: int, stage: str, final: bool = False
     ) -> Iterator[Note]:
-        """The rows of the site's own table of figures."""
-        classes, metric = self.federation.classes, self.seat.server_run.metric.name
-        for split, name, figure in figures(found, classes, metric):
+        """The rows of the site's own metrics.csv."""
+        classes, metric = self.federation.classes, self.active.server_run.metric.name
+        for split, name, figure in figures(evaluation, classes, metric):
             yield Note(round, self.party, f"{split}-{stage}" if stage else split, name, figure)
-        for name, figure in further_figures(found, metric) if final else ():
+        for name, figure in further_figures(evaluation, metric) if final else ():
             yield Note(round, self.party, "test", name, figure)
 
     def _check_amount(self, policy: SitePolicy, more: int) -> None:
-        """Refuse to send more than the law allows, in this run and in all."""
-        if self.book.sent + more > policy.bytes:
+        """Refuse to send more bytes than the site policy allows, in this run and in all runs."""
+        sent = self.tables.sent
+        if sent + more > policy.bytes:
             raise UsageError(
-                f"{self.party} has sent {size(self.book.sent)} in this run, and may send"
+                f"{self.party} has sent {size(sent)} in this run, and may send"
                 f" {size(policy.bytes)} (bytes)."
             )
-        if (before := self._before + self.book.sent) + more > policy.budget_bytes:
+        sent_in_all = self._sent_before + sent
+        if sent_in_all + more > policy.budget_bytes:
             raise UsageError(
-                f"{self.party} has sent {size(before)} in all, and may send"
+                f"{self.party} has sent {size(sent_in_all)} in all, and may send"
                 f" {size(policy.budget_bytes)} (budget: bytes)."
             )
 
     @property
-    def seat(self) -> Seat:
-        """The site's place in the run, once it has begun."""
-        if self._seat is None:
-            raise UsageError(f"{self.party} was asked to work before the run has begun.")
-        return self._seat
+    def active(self) -> ActiveRun:
+        """The run, once it has begun."""
+        if self._active is None:
+            raise UsageError(f"{self.party} was called before the run has begun.")
+        return self._active
 
-    def brought(self, version: CallId | None) -> Site:
-        """The site with the state to go on with: in memory or, after a restart or a round that did
-        not count, from its disk.
+    def restore_site(self, version: CallId | None) -> Site:
+        """The site with the state after the call `version`.
+
+        It is in memory or, after a restart or a discarded round, read from the disk.
         """
-        seat = self.seat
-        if not seat.site.versions.knows(version):
-            fresh = Site(seat.site.algorithm, seat.site.party, seat.site.root)
+        active = self.active
+        if not active.site.versions.knows(version):
+            fresh = Site(active.site.algorithm, active.site.party, active.site.root)
             if version is not None:
                 fresh.restore(self.states.read(version), version)
-            self._seat = replace(seat, site=fresh)
-        return self.seat.site
+            self._active = replace(active, site=fresh)
+        return self.active.site
 
 
-def data_mark(at: Path, federation: Federation) -> str:
-    """A mark of a site's data that only this site can make: are they the same as before?"""
+def data_digest(at: Path, federation: Federation) -> str:
+    """A digest of a site's data under its secret. It only shows whether the data have changed."""
     return hmac.new(secret_of(at), federation.fingerprint().encode(), "sha256").hexdigest()
 
 
-def seated(
+def build_site(
     run: RunFolder,
     at: Path,
     party: str,
     experiment: Experiment,
-    own: Federation,
-    said: Mapping[str, PartyInfo],
+    federation: Federation,
+    infos: Mapping[str, PartyInfo],
 ) -> tuple[Site, ServerRun]:
-    """A site's party as a run begins, and that run; `said` is what all have told of themselves."""
-    told = PartyInfos(
-        said, own.shape, own.classes, own.preprocess.black, class_names=own.class_names
+    """A site's party at the beginning of a run, and the run.
+
+    Arguments:
+        run: the site's folder of the run
+        at: the site's folder
+        party: the site's name
+        experiment: the settings
+        federation: the site's data
+        infos: the descriptions of all parties
+    """
+    party_infos = PartyInfos(
+        infos,
+        federation.shape,
+        federation.classes,
+        federation.preprocess.black,
+        class_names=federation.class_names,
     )
-    common = RunContext(experiment, told)
+    common = RunContext(experiment, party_infos)
     algorithm, info = resolve_method(common)
     names = common.roster.names
     if party not in names:
         raise UsageError(f"{party} is left out of this run.")
-    made = make_party(common, names.index(party), own.parties[party])
+    built_party = make_party(common, names.index(party), federation.parties[party])
     root = SecretKey(Key.root(experiment.seed).bits, run_secret(at, run.path.name))
-    return Site(algorithm, made, root), ServerRun(experiment, common, algorithm, info)
+    return Site(algorithm, built_party, root), ServerRun(experiment, common, algorithm, info)
 
 
-def as_far_as(party: Party, run: ServerRun) -> ServerRun:
-    """A run as far as it is about one party."""
-    own = replace(
+def restrict_to_party(party: Party, run: ServerRun) -> ServerRun:
+    """The run as if it had only this party."""
+    info = replace(
         run.info,
         names=(party.name,),
         sizes=(len(party.data.train),),
@@ -473,38 +512,44 @@ def as_far_as(party: Party, run: ServerRun) -> ServerRun:
         newcomers=(),
         peers=(),
     )
-    return replace(run, info=own)
+    return replace(run, info=info)
 
 
-def _said(federation: Federation, policy: SitePolicy, metric: Metric) -> PartyInfo:
-    """What a site tells of its data: it is judged by samples only if they are enough for their
-    figures to leave.
+def _party_info(federation: Federation, policy: SitePolicy, metric: Metric) -> PartyInfo:
+    """The site's description of its data.
+
+    A part of the data is used to judge models only if it has so many samples that the scores may
+    leave.
     """
-    own, constants = federation.parties[policy.name], federation.own_constants
-    said = PartyInfo.of(
-        own, federation.classes, metric, counts=policy.class_counts, own_constants=constants
+    info = PartyInfo.of(
+        federation.parties[policy.name],
+        federation.classes,
+        metric,
+        counts=policy.class_counts,
+        own_constants=federation.own_constants,
     )
-    enough = {"validation": said.validation >= policy.records, "test": said.test >= policy.records}
-    return replace(said, judged=[split for split in said.judged if enough[split]])
+    enough = {"validation": info.validation >= policy.records, "test": info.test >= policy.records}
+    return replace(info, judged=[split for split in info.judged if enough[split]])
 
 
-def _begin_at_home(
-    run: RunFolder, experiment: Experiment, federation: Federation, mark: str, party: str
+def _begin_folder(
+    run: RunFolder, experiment: Experiment, federation: Federation, data: str, party: str
 ) -> None:
-    """The site's own folder of a run, with what it began with; a run that was begun must be the
-    same.
+    """Write the first files of the site's folder of a run, or check that they are the same.
+
+    `data` is the digest of the site's data.
     """
     settings, split = config.write(experiment), federation.split.to_json()
     if not run.begun:
         run.path.mkdir(parents=True, exist_ok=True)
-        run.begin(settings, environment(settings, mark, split=split), split=split)
+        run.begin(settings, environment(settings, data, split=split), split=split)
         return
     before = run.read_environment()
     if before["config"] != digest(settings):
         raise UsageError(f"Run {run.path.name} was begun with other settings at {party}.")
-    if before["fingerprint"] != mark:
+    if before["fingerprint"] != data:
         raise UsageError(f"The data of {party} have changed since run {run.path.name} was begun.")
 
 
 def _no_keys(one: int, other: int) -> bytes:
-    raise UsageError("Without certificates no parcel can be sealed between sites.")
+    raise UsageError("Without certificates no message can be sealed between sites.")

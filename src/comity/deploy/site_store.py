@@ -1,9 +1,9 @@
-"""What a site keeps of a run, on its own disk: its states, its own rows of every table, its
-answers, its model.
+"""What a site stores of a run on its own disk: states, its rows of every table, the roster, and the
+server's last message.
 
-A state is written before the reply leaves that came of the same work, under the name of the call.
-Whatever the server or the site comes back from, it can name the state to go on with, and the site
-has it until a checkpoint makes it useless.
+The state after a call is written before the reply to that call leaves, under the name of the call.
+After a restart of the server or the site, the server can therefore name the state to continue from.
+The site keeps a state until a later checkpoint makes it obsolete.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from comity.core.server import Note
 from comity.engines.saved import STATE_FILE, Saved, read_state, write_state
 from comity.engines.versions import Version
 from comity.errors import ComityError, CorruptedFile, UsageError
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.runs.checkpoint import flush_to_disk, write_atomically
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
@@ -36,13 +36,13 @@ from comity.wire.ledger import SERVER, Charge
 STATES = "states"
 INDEX = "states.json"
 VIEW = "view.safetensors"
-SEATS = "seats.json"
+ROSTER = "seats.json"
 SECRET = "secret"
 SECRET_BYTES = 32
 
 
 def secret_of(folder: Path) -> bytes:
-    """A secret that whoever has this folder keeps for himself: made once, and never sent."""
+    """The secret of the site or server in `folder`: generated once, and never sent."""
     path = folder / SECRET
     if not path.exists():
         fresh = path.with_name(SECRET + ".new")
@@ -51,78 +51,77 @@ def secret_of(folder: Path) -> bytes:
             file.write(secrets.token_bytes(SECRET_BYTES))
             file.flush()
             os.fsync(file.fileno())
-        fresh.replace(path)  # whole or not at all: of half a secret the noise could be guessed
-    if len(found := path.read_bytes()) != SECRET_BYTES:
+        fresh.replace(path)  # atomic, because noise from an incomplete secret could be guessed
+    secret = path.read_bytes()
+    if len(secret) != SECRET_BYTES:
         raise CorruptedFile(
             f"The secret in {path} is damaged: noise that is drawn from it could be guessed."
         )
-    return found
+    return secret
 
 
 def run_secret(folder: Path, run: str) -> bytes:
-    """The secret for one run, of which noise is drawn."""
+    """The secret of one run, from which its noise is drawn."""
     return blake2b(secret_of(folder) + run.encode(), digest_size=SECRET_BYTES).digest()
 
 
 class States:
-    """The states of one party in one run, by the call that each came of."""
+    """The stored states of one party in one run, by the call after which each was stored."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / STATES
         self._index = folder / INDEX
-        self._kept: dict[CallId, Saved] = {}
+        self._saved: dict[CallId, Saved] = {}
         if self._index.exists():
             try:
-                told = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
-                self._kept = {CallId(*version): Saved(*saved) for version, saved in told["states"]}
+                index = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
+                self._saved = {
+                    CallId(*version): Saved(*saved) for version, saved in index["states"]
+                }
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
                 raise CorruptedFile(
                     f"{self._index} cannot be read: the states of this run are lost."
                 ) from why
 
     def write(self, party: int, version: CallId, blob: bytes) -> None:
-        """Keep a state; it is on the disk when this returns."""
+        """Store the state after a call; it is on the disk when this returns."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        serial = 1 + max(
-            (int(saved.file.split("-")[2].split(".")[0]) for saved in self._kept.values()),
-            default=-1,
-        )
+        serials = (int(saved.file.split("-")[2].split(".")[0]) for saved in self._saved.values())
+        serial = 1 + max(serials, default=-1)
         saved = write_state(self._folder, f"party-{party}-{serial}.safetensors", party, blob)
         flush_to_disk(self._folder / saved.file)
-        self._kept.pop(version, None)  # asked for again: the same state, but the newest
-        self._kept[version] = saved
+        self._saved.pop(version, None)  # a repeated call moves to the end of the order
+        self._saved[version] = saved
         self._write_index()
 
     def read(self, version: CallId) -> Any:
         """The state after a call."""
-        if version not in self._kept:
+        if version not in self._saved:
             raise ComityError(
                 f"This site has no state after {version.function} of round {version.round}, which"
-                " it is to go on with."
+                " it is to continue from."
             )
-        return read_state(self._folder, self._kept[version])
+        return read_state(self._folder, self._saved[version])
 
     def forget_before(self, version: Version) -> None:
-        """Let go of all that is older than a state that a checkpoint names."""
-        if version is None or version not in self._kept:
+        """Delete all states that were stored before the state that a checkpoint names."""
+        if version is None or version not in self._saved:
             return
-        order = list(self._kept)
-        self._kept = {one: self._kept[one] for one in order[order.index(version) :]}
+        order = list(self._saved)
+        self._saved = {later: self._saved[later] for later in order[order.index(version) :]}
         self._write_index()
-        named = {saved.file for saved in self._kept.values()}
+        files = {saved.file for saved in self._saved.values()}
         for path in self._folder.iterdir():
-            if STATE_FILE.fullmatch(path.name) and path.name not in named:
+            if STATE_FILE.fullmatch(path.name) and path.name not in files:
                 path.unlink()
 
     def _write_index(self) -> None:
-        told = {"states": [(version, saved) for version, saved in self._kept.items()]}
-        write_atomically(self._index, json.dumps(with_crc(told)))
+        index = {"states": [(version, saved) for version, saved in self._saved.items()]}
+        write_atomically(self._index, json.dumps(with_crc(index)))
 
 
-class Worked(NamedTuple):
-    """A row of steps.csv: the gradient steps of a work. One that was asked for again stands there
-    again.
-    """
+class CallSteps(NamedTuple):
+    """A row of steps.csv: the gradient steps of a call. A repeated call has a row each time."""
 
     round: int
     call: str
@@ -131,95 +130,98 @@ class Worked(NamedTuple):
     steps: int
 
 
-def _worked(cells: Sequence[str]) -> Worked:
-    return Worked(int(cells[0]), cells[1], *map(int, cells[2:]))
+def _read_steps(cells: Sequence[str]) -> CallSteps:
+    return CallSteps(int(cells[0]), cells[1], *map(int, cells[2:]))
 
 
-STEPS = Table("steps.csv", Worked._fields, _worked)
+STEPS = Table("steps.csv", CallSteps._fields, _read_steps)
 
 
-class Book:
-    """A site's own tables of a run: what crossed, as the server charges it, what its models were
-    worth, and what was done.
+class SiteTables:
+    """A site's own tables of a run: the ledger of bytes, the metrics of its models, the privacy
+    charges, and the gradient steps of its calls.
     """
 
     def __init__(self, folder: Path, party: str) -> None:
         self._folder = folder
         self._party = party
         for table in (METRICS, LEDGER, STEPS, PRIVACY):
-            _mend(folder, table)
-        self._done = {row[:4] for row in STEPS.read(folder)}
+            _repair(folder, table)
+        self._finished_calls = {row[:4] for row in STEPS.read(folder)}
         self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
-        self._noted = {note[:4]: note for note in self.metrics()}
+        """Bytes that left the site in this run."""
+        self._metrics = {row[:4]: row for row in self.metrics()}
 
     def ledger(self) -> list[Charge]:
-        """All that crossed between this site and others."""
+        """The bytes of all messages between this site and others."""
         return LEDGER.read(self._folder)
 
     def metrics(self) -> list[Note]:
-        """All that is known of its models."""
+        """The metrics of the site's models in all rounds."""
         return METRICS.read(self._folder)
 
     @property
     def steps(self) -> int:
-        """Gradient steps of all works whose replies left, each counted once, however often it was
-        asked for.
-        """
+        """Gradient steps of all calls, where a repeated call counts once."""
         return sum({row[:4]: row.steps for row in STEPS.read(self._folder)}.values())
 
     def is_done(self, call: CallId) -> bool:
-        """Whether a work was done before: asked again it gives the same answer, and tells nothing
-        new.
+        """Whether a call was finished before. Repeated, it gives the same reply, which releases
+        nothing new.
         """
-        return (call.round, call.function, call.depth, call.occurrence) in self._done
+        return (call.round, call.function, call.depth, call.occurrence) in self._finished_calls
 
-    def privacy(self) -> list[Spent]:
-        """All that this site has given away in the run."""
+    def privacy(self) -> list[PrivacyCharge]:
+        """What this site has released in the run."""
         return PRIVACY.read(self._folder)
 
-    def spend(self, rows: Sequence[Spent]) -> None:
-        """Something is given away."""
+    def add_privacy(self, rows: Sequence[PrivacyCharge]) -> None:
+        """Write rows of privacy.csv."""
         if rows:
-            self._add(PRIVACY, rows)
+            self._append(PRIVACY, rows)
 
-    def worked(self, call: CallId, steps: int) -> None:
-        """A work is done, of so many steps."""
-        self._done.add((call.round, call.function, call.depth, call.occurrence))
-        self._add(STEPS, [Worked(call.round, call.function, call.depth, call.occurrence, steps)])
+    def add_steps(self, call: CallId, steps: int) -> None:
+        """Write the gradient steps of a finished call."""
+        row = CallSteps(call.round, call.function, call.depth, call.occurrence, steps)
+        self._finished_calls.add(row[:4])
+        self._append(STEPS, [row])
 
-    def down(self, round: int, work: str, kind: str, size: int, src: str = SERVER) -> None:
-        """Something came."""
-        self._charge(Charge(round, work, src, self._party, kind, size))
+    def charge_received(
+        self, round: int, call: str, kind: str, size: int, src: str = SERVER
+    ) -> None:
+        """Write the bytes of a message that the site received."""
+        self._charge(Charge(round, call, src, self._party, kind, size))
 
-    def up(self, round: int, work: str, kind: str, size: int, dst: str = SERVER) -> None:
-        """Something leaves."""
-        self._charge(Charge(round, work, self._party, dst, kind, size))
+    def charge_sent(self, round: int, call: str, kind: str, size: int, dst: str = SERVER) -> None:
+        """Write the bytes of a message that the site sends."""
+        self._charge(Charge(round, call, self._party, dst, kind, size))
         self.sent += size
 
-    def note(self, notes: Iterable[Note]) -> None:
-        """Figures of a round; of one that is evaluated again the later ones stand, as others may be
-        absent from it then.
+    def add_metrics(self, rows: Iterable[Note]) -> None:
+        """Write the metrics of a round.
+
+        If a round is evaluated again, the later metrics replace the earlier ones: other parties may
+        be absent from the repeated round.
         """
-        found = {note[:4]: note for note in notes}
-        known = self._noted
+        later = {row[:4]: row for row in rows}
+        earlier = self._metrics
         changed = any(
-            name in known and not _same(known[name], note) for name, note in found.items()
+            key in earlier and not _is_same(earlier[key], row) for key, row in later.items()
         )
-        fresh = [note for name, note in found.items() if name not in known]
+        merged = earlier | later
         if changed:
-            write_atomically(
-                self._folder / METRICS.name, _lines([METRICS.columns, *(known | found).values()])
-            )
+            lines = _lines([METRICS.columns, *merged.values()])
+            write_atomically(self._folder / METRICS.name, lines)
         else:
-            self._add(METRICS, fresh)
-        self._noted = known | found
+            self._append(METRICS, [row for key, row in later.items() if key not in earlier])
+        self._metrics = merged
 
     def _charge(self, row: Charge) -> None:
         if row.bytes:
-            self._add(LEDGER, [row])
+            self._append(LEDGER, [row])
 
-    def _add(self, table: Table[Any], rows: Sequence[Sequence[Any]]) -> None:
-        _mend(self._folder, table)  # a full disk may have cut off what was written before
+    def _append(self, table: Table[Any], rows: Sequence[Sequence[Any]]) -> None:
+        _repair(self._folder, table)  # a full disk may have cut off the last row
         with (self._folder / table.name).open("a", encoding="utf-8", newline="") as file:
             file.write(_lines(rows))
 
@@ -230,15 +232,13 @@ def _lines(rows: Iterable[Sequence[Any]]) -> str:
     return text.getvalue()
 
 
-def _same(one: Note, other: Note) -> bool:
-    """Whether two figures are the same; what is no number is the same as another that is none."""
+def _is_same(one: Note, other: Note) -> bool:
+    """Whether two rows are equal, where nan equals nan."""
     return one == other or (one.value != one.value and other.value != other.value)
 
 
-def _mend(folder: Path, table: Table[Any]) -> None:
-    """Begin a table, or take back a row that was cut off when the process was killed or the disk
-    was full.
-    """
+def _repair(folder: Path, table: Table[Any]) -> None:
+    """Begin a table, or remove a last row that was cut off by a kill or a full disk."""
     path = folder / table.name
     path.touch()
     with path.open("r+b") as file:
@@ -254,7 +254,7 @@ def _mend(folder: Path, table: Table[Any]) -> None:
 
 
 def write_view(folder: Path, content: Any, version: Version) -> None:
-    """Keep what the server sent for the last evaluation: with the state it makes the model."""
+    """Store the server's message for the last evaluation; with the state it makes the model."""
     fresh = folder / f"{VIEW}.new"
     fresh.write_bytes(
         encode({"content": content, "after": None if version is None else tuple(version)})
@@ -263,66 +263,62 @@ def write_view(folder: Path, content: Any, version: Version) -> None:
 
 
 def read_view(folder: Path) -> tuple[Any, Version]:
-    """What was kept for the model."""
+    """The message that `write_view` stored, and the call whose state it belongs to."""
     try:
-        told = decode((folder / VIEW).read_bytes())
+        view = decode((folder / VIEW).read_bytes())
     except FileNotFoundError as why:
         raise UsageError(
-            f"{folder} has no {VIEW}: its model was not asked for at the end, or it had no test"
+            f"{folder} has no {VIEW}: its model was not evaluated at the end, or it had no test"
             " samples."
         ) from why
-    return told["content"], None if told["after"] is None else CallId(*told["after"])
+    return view["content"], None if view["after"] is None else CallId(*view["after"])
 
 
-def write_seats(folder: Path, said: Mapping[str, PartyInfo]) -> None:
-    """Keep what everybody has said of themselves, as the server told it: a party's number and task
-    follow from that.
-    """
-    write_atomically(
-        folder / SEATS,
-        json.dumps(with_crc({"parties": {name: asdict(one) for name, one in said.items()}})),
-    )
+def write_roster(folder: Path, parties: Mapping[str, PartyInfo]) -> None:
+    """Store what the server says of all parties, which determines a party's number and task."""
+    content = {"parties": {name: asdict(party) for name, party in parties.items()}}
+    write_atomically(folder / ROSTER, json.dumps(with_crc(content)))
 
 
-def read_seats(folder: Path) -> dict[str, PartyInfo]:
-    """What everybody had said of themselves when the run began."""
+def read_roster(folder: Path) -> dict[str, PartyInfo]:
+    """All parties, as the server described them when the run began."""
     try:
-        told = without_crc(json.loads((folder / SEATS).read_text(encoding="utf-8")))["parties"]
-        return {name: PartyInfo(**one) for name, one in told.items()}
+        content = without_crc(json.loads((folder / ROSTER).read_text(encoding="utf-8")))
+        return {name: PartyInfo(**party) for name, party in content["parties"].items()}
     except FileNotFoundError as why:
         raise UsageError(
-            f"{folder} is of a version of Comity that did not keep who else took part: it cannot be"
-            " opened."
+            f"{folder} is of a version of Comity that did not store who else took part: it cannot"
+            " be opened."
         ) from why
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
-        raise CorruptedFile(f"{folder / SEATS} cannot be read: it is damaged.") from why
+        raise CorruptedFile(f"{folder / ROSTER} cannot be read: it is damaged.") from why
 
 
 def runs_of(folder: Path) -> list[RunFolder]:
-    """The runs that a site has taken part in, the first ones first."""
-    found = [RunFolder(path) for path in (folder / "runs").glob("*")]
-    return sorted((run for run in found if run.begun), key=lambda run: run.config.stat().st_mtime)
+    """The runs that a site has taken part in, in the order in which they began."""
+    runs = [RunFolder(path) for path in (folder / "runs").glob("*")]
+    return sorted((run for run in runs if run.begun), key=lambda run: run.config.stat().st_mtime)
 
 
-def spent(folder: Path, party: str) -> int:
-    """Bytes that left this site in all its runs."""
+def bytes_sent(folder: Path, party: str) -> int:
+    """The bytes that left this site in all its runs."""
     total = 0
     for path in sorted((folder / "runs").glob(f"*/{LEDGER.name}")):
-        found = LEDGER.salvage(path.parent)
-        if found.damaged:
+        ledger = LEDGER.salvage(path.parent)
+        if ledger.damaged:
             raise CorruptedFile(
                 f"{path} is damaged: how much has left this site in all is not known."
             )
-        total += sum(row.bytes for row in found.rows if row.src == party)
+        total += sum(row.bytes for row in ledger.rows if row.src == party)
     return total
 
 
-def given_away(folder: Path, but: str) -> list[Spent]:
-    """What this site has given away in all its runs but one."""
-    found: list[Spent] = []
+def earlier_charges(folder: Path, but: str) -> list[PrivacyCharge]:
+    """What this site has released in all its runs, except for the run `but`."""
+    charges: list[PrivacyCharge] = []
     for path in sorted((folder / "runs").glob(f"*/{PRIVACY.name}")):
-        rows = PRIVACY.salvage(path.parent)
-        if rows.damaged:
-            raise CorruptedFile(f"{path} is damaged: what has been given away in all is not known.")
-        found += rows.rows if path.parent.name != but else []
-    return found
+        table = PRIVACY.salvage(path.parent)
+        if table.damaged:
+            raise CorruptedFile(f"{path} is damaged: what has been released in all is not known.")
+        charges += table.rows if path.parent.name != but else []
+    return charges

@@ -1,4 +1,4 @@
-"""Who carries requests from the server to sites and their answers back, whatever lies between them."""
+"""The interface that carries requests from the server to the sites, and their replies back."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from comity.errors import ComityError
 
 
 class Aborted(ComityError):
-    """The job was ended from outside, in mid-run: nobody can be asked any more. The run can be
-    ordered again.
-    """
+    """The job was aborted from outside during the run. The run can be submitted again."""
 
 
 class Transport(Protocol):
-    """Carries requests from the server to sites, by name, and their answers back: bytes in, bytes
-    out.
-    """
+    """Carries requests from the server to sites, by name, and their replies back, all as bytes."""
 
     @property
     def names(self) -> list[str]:
-        """The sites that are connected to this job, by name."""
+        """The names of the sites that are connected to this job."""
         ...
 
     def ask(
         self, requests: Mapping[str, bytes], seconds: float
     ) -> Iterator[tuple[str, bytes | None]]:
-        """Ask all at once; answers come in the order of their arrival.
+        """Send all requests at once, and yield the replies in the order of their arrival.
 
-        None stands for a site that failed or said nothing within `seconds`. No single site's fault
-        raises; `Aborted` is raised when the whole job is ended.
+        Arguments:
+            requests: the request to each site, by its name
+            seconds: how long to wait for the replies
+
+        Yields the name of each site with its reply, or with None if it failed or did not reply in
+        time. An error of a single site raises nothing. Raises `Aborted` if the job is aborted.
         """
         ...

@@ -1,9 +1,9 @@
-"""`comity disclose RUN --party NAME`: what left one party in a finished run, for whoever answers
-for its data.
+"""`comity disclose RUN --party NAME`: what left one party in a finished run, for the owner of its
+data.
 
-`sources` reads the run's folder, `left` finds every kind of value that left, `words` says what each
-is, `content` makes sentences and tables of it all; they are written as a page in HTML and, by
-`pdf`, as sheets of A4.
+`sources` reads the run's folder. `left` finds every kind of value that left, and `words` explains
+each. `content` makes sentences and tables of them, which are written as a page in HTML and, by
+`pdf`, as A4 sheets.
 """
 
 from __future__ import annotations
@@ -27,18 +27,23 @@ def disclose(
     party: str,
     out: Path | None = None,
     *,
-    made: ServerRun | None = None,
+    server_run: ServerRun | None = None,
     federation: Federation | None = None,
     model: CustomModel | None = None,
     trust: bool = False,
 ) -> tuple[Path, Path]:
-    """Write disclosure-PARTY.html and disclosure-PARTY.pdf into a run's folder, or into `out`;
-    where they are.
+    """Write disclosure-PARTY.html and disclosure-PARTY.pdf, and return their paths.
 
-    `made` is the run made concrete, if it is at hand; data and models that were given from Python
-    are given again.
+    Arguments:
+        folder: the folder of a finished run
+        party: the party's name
+        out: the folder to write to; default: the run's folder
+        server_run: the run, if it is in memory
+        federation: the data, if they were given from Python
+        model: the model, if it was given from Python
+        trust: run the Python files that the settings of the run name
     """
-    page = page_of(read(folder, party, made, federation, model, trust))
+    page = page_of(read(folder, party, server_run, federation, model, trust))
     place = out or folder
     if place.exists() and not place.is_dir():
         raise UsageError(
@@ -53,12 +58,11 @@ def disclose(
 
 
 def html(page: Page) -> str:
-    """The page in HTML, complete in itself."""
+    """The page in HTML, which loads nothing from elsewhere."""
     from jinja2 import Environment
 
     template = (files("comity.disclosure") / "disclosure.html").read_text(encoding="utf-8")
     css = (files("comity.reporting") / "page.css").read_text(encoding="utf-8")
-    made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template)
-    return (
-        made.render(page=page, css=css).encode("utf-8", "replace").decode()
-    )  # a party's name need not be text
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    text = environment.from_string(template).render(page=page, css=css)
+    return text.encode("utf-8", "replace").decode()  # a party's name may hold lone surrogates

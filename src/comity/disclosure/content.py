@@ -1,4 +1,4 @@
-"""What the page says, part by part, in sentences that need no other page."""
+"""The content of the disclosure page, section by section."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from comity.disclosure.left import INTRODUCED, Left, kinds_of, what_left
 from comity.disclosure.sources import Source
 from comity.names import display_name
-from comity.privacy.account import FROM_PARTIES, INFINITE, in_words, read_epsilon
+from comity.privacy.account import AGAINST_SERVER, INFINITE, describe_guarantee, read_epsilon
 from comity.reporting.blocks import Facts, Section, Table
 from comity.wire.ledger import SERVER, Charge
 
@@ -22,19 +22,27 @@ HEADS = (
     "Bytes",
     "What protects it",
 )
+ATTACK_HEADS = (
+    "Attack",
+    "How",
+    "Measured by",
+    "Success (and its interval)",
+    "Guessing gives",
+    "So it is",
+)
 MEASURES = {
     "AUC": "how often a record that was trained on is told from one that was not",
     "re-identified": "of how many records a reconstruction is closest to the record itself",
     "recovered": "how many records were computed back",
 }
-"""What the audit measures success by, in words."""
+"""The audit's measures of success, in words."""
 FACTOR_WITHOUT_MEANING = 1000
-"""From here on a bound on a factor protects nobody."""
+"""A bound on the likelihood ratio that is as large as this protects nobody."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """All that is on the page, whatever it is written on."""
+    """The content of the page, in HTML and in PDF."""
 
     title: str
     facts: Facts
@@ -43,10 +51,15 @@ class Page:
 
 
 def page_of(source: Source) -> Page:
-    """The page of a party."""
+    """The content of a party's page."""
     left = what_left(source)
-    parts = [part(source, left) for part in (_first, _table, _guaranteed, _not_guaranteed)]
-    parts.append(_attacked(source))
+    parts = [
+        _unprotected_section(source, left),
+        _table_section(source, left),
+        _guarantee_section(source, left),
+        _limits_section(source, left),
+        _attacks_section(source),
+    ]
     version = source.run.read_environment()
     foot = (
         f"Made from the files of the run in {source.run.path.resolve().name} (ledger.csv,"
@@ -58,7 +71,7 @@ def page_of(source: Source) -> Page:
 
 
 def _facts(source: Source) -> dict[str, str]:
-    server_run, said = source.server_run, source.said
+    server_run, info = source.server_run, source.info
     names = server_run.context.roster.names
     data = (
         "its own data, at the site" if source.place != "simulation" else server_run.experiment.data
@@ -78,8 +91,8 @@ def _facts(source: Source) -> dict[str, str]:
             f" send {kinds_of(source)}"
         ),
         "Data": (
-            f"{data}: {said.train:,} training records, {said.validation:,} for validation,"
-            f" {said.test:,} for tests"
+            f"{data}: {info.train:,} training records, {info.validation:,} for validation,"
+            f" {info.test:,} for tests"
         ),
         "Run": f"{source.summary['rounds']} rounds (exchanges with the others); {source.times()}",
         "Conducted": conducted,
@@ -90,53 +103,53 @@ def _facts(source: Source) -> dict[str, str]:
 
 
 def _epsilon(source: Source, left: list[Left]) -> float:
-    """What the account says of the party; infinite if anything left as it is, be it in the account
-    or not.
+    """ε of the party by the run's account; infinite if anything left without noise, even if the
+    account does not have it.
     """
-    if _bare(left) or _reasons(source):
+    if _unprotected(left) or _coupling_reasons(source):
         return math.inf
     return read_epsilon(source.summary["privacy"]["parties"].get(source.party, 0.0))
 
 
-def _bare(left: list[Left]) -> list[Left]:
-    """What the method sent and nothing protects from whoever gets it."""
+def _unprotected(left: list[Left]) -> list[Left]:
+    """The values that the method sent without protection from their recipient."""
     return [
-        one
-        for one in left
-        if one.training and one.open and not one.route.startswith("from the server")
+        value
+        for value in left
+        if value.training and value.open and not value.route.startswith("from the server")
     ]
 
 
-def _reasons(source: Source) -> list[str]:
-    """Why nothing is protected although noise was added, where that is so."""
-    rows = [
-        row
-        for row in source.spent
-        if row.call == INTRODUCED and row.against == FROM_PARTIES and row.made() is None
+def _coupling_reasons(source: Source) -> list[str]:
+    """Why records are not protected although noise was added; empty if they are."""
+    return [
+        row.release
+        for row in source.privacy_rows
+        if row.call == INTRODUCED and row.against == AGAINST_SERVER and row.to_release() is None
     ]
-    return [row.release for row in rows]
 
 
-def _first(source: Source, left: list[Left]) -> Section:
+def _unprotected_section(source: Source, left: list[Left]) -> Section:
     section = Section("first", "What is not protected")
-    bare = _bare(left)
-    if bare:
-        section.say(f"No noise hides these from whoever gets them: {_listed(bare)}.", "warning")
-    for reason in _reasons(source):
+    unprotected = _unprotected(left)
+    if unprotected:
+        section.say(
+            f"No noise hides these from whoever gets them: {_names(unprotected)}.", "warning"
+        )
+    for reason in _coupling_reasons(source):
         section.say(
             "Not protected, although noise was added: one record changes what others are, by"
             f" {reason}.",
             "warning",
         )
-    if not bare and not _reasons(source):
-        method = [one for one in left if one.training]
+    if not unprotected and not _coupling_reasons(source):
         if math.isinf(_epsilon(source, left)):
             section.say(
                 "There is noise on all that the method sent, but no bound on what it tells: see"
                 " below.",
                 "warning",
             )
-        elif not any(one.rows or one.route for one in method):
+        elif not any(value.rows or value.route for value in left if value.training):
             section.say("The method itself had this party send nothing.", "lead")
         else:
             section.say(
@@ -144,53 +157,55 @@ def _first(source: Source, left: list[Left]) -> Section:
                 " said below.",
                 "lead",
             )
-    beside = [one.words for one in left if not one.training]
-    section.say(f"Not protected in any run: {'; and '.join(beside)}.", "warning")
+    in_any_run = [value.words for value in left if not value.training]
+    section.say(f"Not protected in any run: {'; and '.join(in_any_run)}.", "warning")
     return section
 
 
-def _listed(some: list[Left]) -> str:
-    return "; ".join(dict.fromkeys(one.display_name for one in some))
+def _names(values: list[Left]) -> str:
+    return "; ".join(dict.fromkeys(value.display_name for value in values))
 
 
 # Then everything.
 
 
-def _table(source: Source, left: list[Left]) -> Section:
+def _table_section(source: Source, left: list[Left]) -> Section:
     rows = []
-    shown: dict[tuple[Charge, ...], Left] = {}
-    for one in left:
-        before = shown.get(one.rows) if one.rows else None
+    first_with_rows: dict[tuple[Charge, ...], Left] = {}
+    for value in left:
+        before = first_with_rows.get(value.rows) if value.rows else None
         rows.append(
             [
-                one.display_name,
-                one.form,
-                one.records,
-                _route(source, one),
-                _bytes(source, one, before),
-                one.protection,
+                value.display_name,
+                value.form,
+                value.records,
+                _route(value),
+                _bytes(value, before),
+                value.protection,
             ]
         )
-        if one.rows:
-            shown.setdefault(one.rows, one)
+        if value.rows:
+            first_with_rows.setdefault(value.rows, value)
     section = Section("left", "What left", [Table("left", "", HEADS, rows, words=len(HEADS))])
     total = Counter[str]()
-    for row in source.sent:
+    for row in source.sent_rows:
         total["the server" if row.dst == SERVER else "other parties"] += row.bytes
-    said = " and ".join(f"{amount:,} bytes to {whom}" for whom, amount in total.items())
-    section.say(f"In all: {said or 'nothing'}. Round 0 is before the first round.")
+    amounts = " and ".join(f"{amount:,} bytes to {whom}" for whom, amount in total.items())
+    section.say(f"In all: {amounts or 'nothing'}. Round 0 is before the first round.")
     return section
 
 
-def _route(source: Source, one: Left) -> str:
-    if not one.rows:
-        return one.route or "nobody: it stays at the party"
-    whom = one.route
-    if one.rows[0].dst != SERVER:
-        others = list(dict.fromkeys(row.dst for row in one.rows))
-        named = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
-        whom = f"to {named}, sealed (the server that carries it cannot read it)"
-    rounds = [row.round for row in one.rows]
+def _route(value: Left) -> str:
+    """To whom a value went, in which rounds, and how often."""
+    if not value.rows:
+        return value.route or "nobody: it stays at the party"
+    whom = value.route
+    if value.rows[0].dst != SERVER:
+        others = list(dict.fromkeys(row.dst for row in value.rows))
+        more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+        names = ", ".join(others[:5]) + more
+        whom = f"to {names}, sealed (the server that carries it cannot read it)"
+    rounds = [row.round for row in value.rows]
     when = (
         f"round {rounds[0]}"
         if min(rounds) == max(rounds)
@@ -199,58 +214,70 @@ def _route(source: Source, one: Left) -> str:
     return f"{whom}; {when}; {len(rounds):,} {'time' if len(rounds) == 1 else 'times'}"
 
 
-def _bytes(source: Source, one: Left, before: Left | None) -> str:
+def _bytes(value: Left, before: Left | None) -> str:
+    """The bytes of a value's messages; `before` is an earlier value in the same messages."""
     if before:
-        same = before.together == one.together
+        same = before.together == value.together
         return (
             f"in the same messages as {before.name}"
             if same
             else f"in what is counted for {before.name}"
         )
-    if not one.rows:
-        return "not counted in this folder" if one.name == INTRODUCED else "0"
-    total = f"{sum(row.bytes for row in one.rows):,}"
-    others = [name for name in one.together if name != one.name]
-    if one.mixed:
-        return f"{total} for sealed parcels of all kinds, which this ledger does not tell apart"
+    if not value.rows:
+        return "not counted in this folder" if value.name == INTRODUCED else "0"
+    total = f"{sum(row.bytes for row in value.rows):,}"
+    others = [name for name in value.together if name != value.name]
+    if value.mixed:
+        return f"{total} for sealed messages of all kinds, which this ledger does not separate"
     return f"{total}, with {', '.join(others)}" if others else total
 
 
 # What that guarantees, and what not.
 
 
-def _guaranteed(source: Source, left: list[Left]) -> Section:
+def _guarantee_section(source: Source, left: list[Left]) -> Section:
     section = Section("guaranteed", "What that guarantees")
-    told = source.summary["privacy"]
+    privacy = source.summary["privacy"]
     epsilon = _epsilon(source, left)
-    bare = [*dict.fromkeys(one.display_name for one in _bare(left)), *_reasons(source)]
-    own = {**told, "epsilon": INFINITE if math.isinf(epsilon) else epsilon, "unprotected": bare}
-    section.say(_capital(f"against the server, and whoever reads along: {in_words(own)}."), "lead")
-    if not math.isinf(epsilon) and told["unit"]:
-        section.say(_plainly(epsilon, told))
-    if trusted := told["trusted_server"]:
-        theirs = read_epsilon(trusted["parties"].get(source.party, 0.0))
-        own = {**trusted, "epsilon": trusted["parties"].get(source.party, 0.0)}
+    unprotected = dict.fromkeys(value.display_name for value in _unprotected(left))
+    guarantee = {
+        **privacy,
+        "epsilon": INFINITE if math.isinf(epsilon) else epsilon,
+        "unprotected": [*unprotected, *_coupling_reasons(source)],
+    }
+    section.say(
+        f"Against the server, and whoever reads along: {describe_guarantee(guarantee)}.", "lead"
+    )
+    if not math.isinf(epsilon) and privacy["unit"]:
+        section.say(_explain_epsilon(epsilon, privacy))
+    if trusted := privacy["trusted_server"]:
+        written_epsilon = trusted["parties"].get(source.party, 0.0)
+        guarantee = {**trusted, "epsilon": written_epsilon}
         section.say(
-            f"Against the other parties, if the server is trusted: {in_words(own)}.", "lead"
+            "Against the other parties, if the server is trusted:"
+            f" {describe_guarantee(guarantee)}.",
+            "lead",
         )
-        if not math.isinf(theirs) and trusted["unit"]:
-            section.say(_plainly(theirs, trusted))
-    stated = read_epsilon(told["parties"].get(source.party, 0.0))
+        epsilon_against_parties = read_epsilon(written_epsilon)
+        if not math.isinf(epsilon_against_parties) and trusted["unit"]:
+            section.say(_explain_epsilon(epsilon_against_parties, trusted))
+    stated = read_epsilon(privacy["parties"].get(source.party, 0.0))
     if math.isinf(epsilon) and not math.isinf(stated):
         section.say(
             f"The run's own summary has epsilon {stated:g} for {source.party}. It leaves out what"
             " is not protected above.",
             "warning",
         )
-    if told["assumptions"]:
-        by = "The last sentence names the way in which what several releases tell was added up."
-        section.say(f"What that rests on: {' '.join(told['assumptions'])} {by}")
+    if privacy["assumptions"]:
+        section.say(
+            f"What that rests on: {' '.join(privacy['assumptions'])} The last sentence names the"
+            " method by which the privacy losses of several releases were composed."
+        )
     return section
 
 
-def _plainly(epsilon: float, block: dict[str, Any]) -> str:
-    """What an epsilon means, for whoever has never met one."""
+def _explain_epsilon(epsilon: float, block: dict[str, Any]) -> str:
+    """What an ε means, for a reader who does not know differential privacy."""
     factor = math.exp(epsilon) if epsilon < math.log(1e12) else math.inf
     times = (
         f"{factor:,.3g} times"
@@ -270,24 +297,23 @@ def _plainly(epsilon: float, block: dict[str, Any]) -> str:
     )
 
 
-def _not_guaranteed(source: Source, left: list[Left]) -> Section:
+def _limits_section(source: Source, left: list[Left]) -> Section:
     section = Section("not", "What it does not guarantee")
-    told = source.summary["privacy"]
-    if bare := _bare(left):
+    if unprotected := _unprotected(left):
         section.say(
             "Whoever gets what is not protected may find out things about single records from it:"
-            f" {_listed(bare)}."
+            f" {_names(unprotected)}."
         )
-    if told["unit"] == "row":
+    if source.summary["privacy"]["unit"] == "row":
         section.say(
             "Rows are protected, not records: a record also shapes the model that makes all other"
             " rows, so that more may be learned of a record than of a row."
         )
-    if any(row.dst == SERVER and row.kind == "up" for row in source.sent):
-        section.say("What the server computes of these values it may send to the other parties.")
+    if any(row.dst == SERVER and row.kind == "up" for row in source.sent_rows):
+        section.say("The server may send what it computes from these values to the other parties.")
     section.say(
-        "Other runs on the same records are not on this page. What they gave away adds to what"
-        " stands here."
+        "Other runs on the same records are not on this page. What they released adds to what is"
+        " listed here."
     )
     return section
 
@@ -295,56 +321,38 @@ def _not_guaranteed(source: Source, left: list[Left]) -> Section:
 # What attacks could do.
 
 
-def _attacked(source: Source) -> Section:
+def _attacks_section(source: Source) -> Section:
     section = Section("attacks", "What an attack could do")
-    found = source.audit
-    if found is None:
-        say = (
-            "No audit of this run was made: nobody has tried what can be found out from what left. "
+    audit = source.audit
+    if audit is None:
+        advice = (
+            "To make one, run it again with --record-messages, and then run 'comity audit' on its"
+            " folder."
+            if source.place == "simulation"
+            else (
+                "A run between sites cannot be audited, because it records no messages. Simulate"
+                " the same method with --record-messages on data that may be used for it, and then"
+                " run 'comity audit' on its folder."
+            )
         )
-        if source.place == "simulation":
-            say += (
-                "To make one, run it again so that it keeps its messages (--record-messages), and"
-                " then 'comity audit' with its folder."
-            )
-        else:
-            say += (
-                "Of a run between sites none can be made, as it keeps no messages. Simulate the"
-                " same method on data that may be used for it, with --record-messages, and then"
-                " 'comity audit' with its folder."
-            )
-        section.say(say, "missing")
+        section.say(
+            "No audit of this run was made: nobody has tried what can be found out from what left."
+            f" {advice}",
+            "missing",
+        )
         return section
     section.say(
         "These attacks were tried on what all parties sent, and not on this party's values alone."
     )
-    rows = []
-    for one in found["attacks"]:
-        auc = one["measure"] == "AUC"
-
-        def text(value: float, auc: bool = auc) -> str:
-            return f"{value:.3f}" if auc else f"{value:.1%}"
-
-        measure = MEASURES.get(one["measure"], one["measure"])
-        success = f"{text(one['success'])} ({text(one['low'])} to {text(one['high'])})"
-        better = "better than guessing" if one["low"] > one["prior"] else ""
-        few = f"over all not told from guessing, but {one['sure']}" if one.get("sure") else ""
-        verdict = better or few or "not told from guessing, which shows nothing"
-        rows.append([one["attack"], one["how"], measure, success, text(one["prior"]), verdict])
-    if rows:
-        heads = (
-            "Attack",
-            "How",
-            "Measured by",
-            "Success (and its interval)",
-            "Guessing gives",
-            "So it is",
+    if audit["attacks"]:
+        rows = [_attack_row(attack) for attack in audit["attacks"]]
+        section.blocks.append(Table("attacks", "", ATTACK_HEADS, rows, words=len(ATTACK_HEADS)))
+    if canaries := audit["canaries"]:
+        section.say(
+            _describe_canaries(canaries["epsilon"], canaries["claimed"], canaries["broken"])
         )
-        section.blocks.append(Table("attacks", "", heads, rows, words=len(heads)))
-    if planted := found["canaries"]:
-        section.say(_canaries(planted["epsilon"], planted["claimed"], planted["broken"]))
-    for one in found["untried"]:
-        section.say(f"Not tried: {one['attack']}, as {one['why']}.")
+    for attack in audit["untried"]:
+        section.say(f"Not tried: {attack['attack']}, as {attack['why']}.")
     section.say(
         "An attack that succeeds shows that what left tells so much. One that fails shows nothing:"
         " a better one may succeed."
@@ -352,8 +360,32 @@ def _attacked(source: Source) -> Section:
     return section
 
 
-def _canaries(shown: float | None, claimed: float, broken: float) -> str:
-    """What planted records show of the noise in private training."""
+def _attack_row(attack: dict[str, Any]) -> list[str]:
+    """The row of the table for an attack in audit.json."""
+    is_auc = attack["measure"] == "AUC"
+    success, low, high, prior = (
+        f"{attack[name]:.3f}" if is_auc else f"{attack[name]:.1%}"
+        for name in ("success", "low", "high", "prior")
+    )
+    if attack["low"] > attack["prior"]:
+        verdict = "better than guessing"
+    elif attack.get("sure"):
+        verdict = f"over all not told from guessing, but {attack['sure']}"
+    else:
+        verdict = "not told from guessing, which shows nothing"
+    measure = MEASURES.get(attack["measure"], attack["measure"])
+    interval = f"{success} ({low} to {high})"
+    return [attack["attack"], attack["how"], measure, interval, prior, verdict]
+
+
+def _describe_canaries(shown: float | None, claimed: float, broken: float) -> str:
+    """What canaries show about the noise of private training.
+
+    Arguments:
+        shown: the ε that they show; None if the test has no power
+        claimed: the ε that the run claims
+        broken: the ε that they show with a tenth of the noise
+    """
     how = "The noise was tested with planted records that nothing else looks like (canaries)"
     if shown is None:
         return (
@@ -365,7 +397,3 @@ def _canaries(shown: float | None, claimed: float, broken: float) -> str:
         f"{how}: they show an epsilon of at least {shown:.2f} where {claimed:.2f} is claimed,"
         f" {verdict}."
     )
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""Every kind of value that left a party: what it is, how much, to whom, how often, and what
+"""Finds every kind of value that left a party: what it is, how much, to whom, how often, and what
 protects it.
 """
 
@@ -29,7 +29,7 @@ from comity.core.undeclared import UNDECLARED_SAMPLES
 from comity.core.validate import shapes_on_wire
 from comity.core.wrapper import chain
 from comity.disclosure.sources import Source, to_server
-from comity.privacy.account import FROM_PARTIES, FROM_SERVER, Spent
+from comity.privacy.account import AGAINST_PARTIES, AGAINST_SERVER, PrivacyCharge
 from comity.training.task import LearningTask
 from comity.wire.ledger import Charge
 
@@ -67,37 +67,38 @@ class Left:
 
     words: str
     name: str
-    """Its technical name, as in Model.theta."""
+    """Its technical name, for instance Model.theta."""
     form: str
     """Its shape, in words."""
     records: str
-    """What records are behind it."""
+    """The records from which it was computed, in words."""
     rows: tuple[Charge, ...]
-    """The rows of the ledger of the messages that it was in."""
+    """The rows of the ledger for the messages that contained it."""
     together: tuple[str, ...]
-    """The names of all that was in the same messages."""
+    """The names of all values in the same messages."""
     route: str
-    """To whom, where `rows` do not tell."""
+    """To whom it went, where `rows` do not say it."""
     protection: str
+    """What protects it, in words."""
     open: bool
-    """Whether nothing protects it from whoever gets it."""
+    """Whether nothing protects it from its recipient."""
     training: bool = True
-    """Whether it is part of what the method itself sends, and the account keeps."""
+    """Whether the method itself sends it, so that it is in the privacy account."""
 
     mixed: bool = False
     """Whether the ledger counts these messages together with others."""
 
     @property
     def display_name(self) -> str:
-        """In words, with its technical name."""
+        """Its description with its technical name."""
         return f"{self.words} ({self.name})"
 
 
 def what_left(source: Source) -> list[Left]:
     """All kinds of values that left the party, those without protection first."""
-    found = [*_sent_by_works(source), *_made_known(source)]
-    found.sort(key=lambda one: not one.open)
-    return [*found, *_evaluated(source), *_introduced(source)]
+    by_method = [*_sent_by_functions(source), *_released_by_server(source)]
+    by_method.sort(key=lambda value: not value.open)
+    return [*by_method, *_evaluations(source), *_introduction(source)]
 
 
 # What the method sends.
@@ -105,99 +106,101 @@ def what_left(source: Source) -> list[Left]:
 
 @dataclass(frozen=True)
 class SentMessage:
-    """What works send: the same fields by the same way. Methods that ask for one thing in several
-    works are one message.
-    """
+    """A message of one or several party functions: the same fields to the same recipients."""
 
-    works: tuple[str, ...]
+    functions: tuple[str, ...]
     names: tuple[str, ...]
     rows: tuple[Charge, ...]
     sealed: bool
 
 
-def _sent_by_works(source: Source) -> list[Left]:
+def _sent_by_functions(source: Source) -> list[Left]:
     outermost = source.server_run.algorithm
-    names = list(dict.fromkeys(name for _, name in party_functions(outermost)))
-    sealing = [name for name in names if _sealed_of(source, name)]
-    found: list[SentMessage] = []
-    for function in names:
-        sealed = _sealed_of(source, function)
+    functions = list(dict.fromkeys(name for _, name in party_functions(outermost)))
+    sealing = [function for function in functions if _sealed_fields(source, function)]
+    messages: list[SentMessage] = []
+    for function in functions:
+        sealed = _sealed_fields(source, function)
         plain = [name for name in _declared(source, function) if name not in sealed]
-        found += _message(source, function, plain, to_server(source.sent, function), False)
-        found += (
-            _message(source, function, sealed, _sealed_rows(source, function, sealing), True)
-            if sealed
-            else []
-        )
-    known = {(function, name) for function in names for name in _declared(source, function)}
-    others = {
-        (row.call, name): None for row in _against(source, FROM_PARTIES) for name in _names(row)
+        rows = to_server(source.sent_rows, function)
+        messages += _message(source, function, plain, rows, False)
+        if sealed:
+            rows = _sealed_rows(source, function, sealing)
+            messages += _message(source, function, sealed, rows, True)
+    declared = {(function, name) for function in functions for name in _declared(source, function)}
+    charged = {
+        (row.call, name): None for row in _against(source, AGAINST_SERVER) for name in _names(row)
     }
-    for function, name in others:
-        if (function, name) not in known and function != INTRODUCED:
-            rows = (
-                []
-                if name == KEPT
-                else to_server(source.sent, function, "setup" if function == SCALED else "up")
-            )
-            found.append(SentMessage((function,), (name,), tuple(rows), False))
+    for function, name in charged:
+        if (function, name) not in declared and function != INTRODUCED:
+            kind = "setup" if function == SCALED else "up"
+            rows = [] if name == KEPT else to_server(source.sent_rows, function, kind)
+            messages.append(SentMessage((function,), (name,), tuple(rows), False))
     mixed = source.place != "site" and len(sealing) > 1
-    left = [(one, _left(source, one, name)) for one in _merged(found) for name in one.names]
-    return [replace(each, mixed=mixed and one.sealed) for one, each in left]
+    return [
+        replace(_left(source, message, name), mixed=mixed and message.sealed)
+        for message in _merge(messages)
+        for name in message.names
+    ]
 
 
 def _message(
     source: Source, function: str, names: Sequence[str], rows: list[Charge], sealed: bool
 ) -> list[SentMessage]:
-    """The message of a work, if there was one, with its fields but for those that were empty
-    throughout.
+    """The message of a party function, without fields that were always empty.
+
+    The list is empty if the function sent nothing.
     """
-    noted = {
+    charged = {
         name
-        for row in _against(source, FROM_PARTIES)
+        for row in _against(source, AGAINST_SERVER)
         if row.call == function
         for name in _names(row)
     }
 
-    def may_be_there(name: str) -> bool:
+    def may_be_sent(name: str) -> bool:
         return sealed or (
             _tells_nothing(source, function, name)
             and _is_sent(source, _content(source, function, name))
         )
 
-    there = [name for name in names if name in noted or (rows and may_be_there(name))]
-    if rows and not there:
-        there = list(names) or ["message"]
-    return [SentMessage((function,), tuple(there), tuple(rows), sealed)] if there else []
+    sent = [name for name in names if name in charged or (rows and may_be_sent(name))]
+    if rows and not sent:
+        sent = list(names) or ["message"]
+    return [SentMessage((function,), tuple(sent), tuple(rows), sealed)] if sent else []
 
 
-def _merged(found: list[SentMessage]) -> list[SentMessage]:
-    """Messages with the same fields as one; what is no record's field means something else in each
-    work.
+def _merge(messages: list[SentMessage]) -> list[SentMessage]:
+    """Merge messages with the same fields.
+
+    A value that is not the field of a record has another meaning in each party function, so that
+    such messages are not merged.
     """
-    made: dict[tuple[object, ...], SentMessage] = {}
-    for one in found:
-        key = one.names, one.sealed, None if all("." in name for name in one.names) else one.works
-        before = made.get(key)
-        more = tuple(row for row in one.rows if not before or row not in before.rows)
-        made[key] = (
-            replace(before, works=before.works + one.works, rows=before.rows + more)
-            if before
-            else one
+    merged: dict[tuple[object, ...], SentMessage] = {}
+    for message in messages:
+        only_record_fields = all("." in name for name in message.names)
+        key = message.names, message.sealed, None if only_record_fields else message.functions
+        before = merged.get(key)
+        if before is None:
+            merged[key] = message
+            continue
+        more = tuple(row for row in message.rows if row not in before.rows)
+        merged[key] = replace(
+            before, functions=before.functions + message.functions, rows=before.rows + more
         )
-    return list(made.values())
+    return list(merged.values())
 
 
 def _left(source: Source, message: SentMessage, name: str) -> Left:
-    known = _content(source, message.works[0], name)
-    protection, open_ = _protection(source, message.works, name)
+    known = _content(source, message.functions[0], name)
+    protection, open_ = _protection(source, message.functions, name)
     empty = message.sealed and not _is_sent(source, known)
     words = (
-        f"{known.words}; by the method's settings there is none of it in the parcels"
+        f"{known.words}; by the method's settings the sealed messages contain none of it"
         if empty
         else known.words
     )
-    form = _form(source, message.works[0], name) if name != KEPT else "none"
+    form = _form(source, message.functions[0], name) if name != KEPT else "none"
     return Left(
         words,
         name,
@@ -212,9 +215,9 @@ def _left(source: Source, message: SentMessage, name: str) -> Left:
 
 
 def _is_sent(source: Source, known: Content) -> bool:
-    """Whether the method, as it is set, says that its parties send things of that kind."""
+    """Whether the method with its settings declares that its parties send values of that kind."""
     return not known.kind or any(
-        known.kind in one.traits.leaves for one in chain(source.server_run.algorithm)
+        known.kind in layer.traits.leaves for layer in chain(source.server_run.algorithm)
     )
 
 
@@ -227,7 +230,7 @@ def _declared(source: Source, function: str) -> list[str]:
     )
 
 
-def _sealed_of(source: Source, function: str) -> list[str]:
+def _sealed_fields(source: Source, function: str) -> list[str]:
     outermost = source.server_run.algorithm
     return list(
         dict.fromkeys(
@@ -241,54 +244,53 @@ def _places(source: Source, function: str) -> list[tuple[int, str]]:
 
 
 def _sealed_rows(source: Source, function: str, sealing: list[str]) -> list[Charge]:
-    """The rows of the ledger for what a work sealed. A site charges parcels to the work that seals
-    them, a server to the one that they are opened in: there those of several works are not told
-    apart.
+    """The rows of the ledger for the messages that a party function sealed.
+
+    A site charges a sealed message to the function that seals it. A server charges it to the
+    function that opens it, so that messages of several sealing functions cannot be separated there.
     """
-    rows = [row for row in source.sent if row.kind == "peer"]
-    return (
-        rows
-        if source.place != "site" or len(sealing) == 1
-        else [row for row in rows if row.call == function]
-    )
+    rows = [row for row in source.sent_rows if row.kind == "peer"]
+    if source.place == "site" and len(sealing) > 1:
+        return [row for row in rows if row.call == function]
+    return rows
 
 
-def _against(source: Source, whom: str) -> list[Spent]:
-    return [row for row in source.spent if row.against == whom]
+def _against(source: Source, whom: str) -> list[PrivacyCharge]:
+    return [row for row in source.privacy_rows if row.against == whom]
 
 
-def _names(row: Spent) -> list[str]:
-    """The fields of a row of privacy.csv: a release may be of several."""
-    return [row.release] if row.made() is None else row.release.split(", ")
+def _names(row: PrivacyCharge) -> list[str]:
+    """The fields of a row of privacy.csv: a release may cover several."""
+    return [row.release] if row.to_release() is None else row.release.split(", ")
 
 
 def _releases(source: Source, function: str) -> dict[str, Any]:
     server_run = source.server_run
     i = server_run.context.roster.names.index(source.party)
-    asked = Asked(server_run.info, i, source.said.train, server_run.info.training)
-    found: dict[str, Any] = {}
+    asked = Asked(server_run.info, i, source.info.train, server_run.info.training)
+    releases: dict[str, Any] = {}
     for depth, name in _places(source, function):
-        found |= releases_of(server_run.algorithm, depth, name, asked)
-    return found
+        releases |= releases_of(server_run.algorithm, depth, name, asked)
+    return releases
 
 
 def _tells_nothing(source: Source, function: str, name: str) -> bool:
-    """Whether a method declares of a field that it depends on nobody's data."""
+    """Whether the method declares that a field depends on no data."""
     releases = _releases(source, function).get(name)
     return releases is not None and not releases
 
 
 def _protection(
-    source: Source, works: Sequence[str], name: str, whom: str = FROM_PARTIES
+    source: Source, functions: Sequence[str], name: str, whom: str = AGAINST_SERVER
 ) -> tuple[str, bool]:
-    """What protects a field that works send, in words, and whether nothing does."""
-    rows = [row for row in _against(source, whom) if row.call in works and name in _names(row)]
-    if any(row.made() is None or not row.noise for row in rows):
+    """What protects a field of these functions, in words, and whether nothing does."""
+    rows = [row for row in _against(source, whom) if row.call in functions and name in _names(row)]
+    if any(row.to_release() is None or not row.noise for row in rows):
         return NOTHING, True
     if rows:
-        return behind_noise(rows), False
-    described = _is_described(_content(source, works[0], name))
-    if described and all(_tells_nothing(source, function, name) for function in works):
+        return describe_noise(rows), False
+    described = _is_described(_content(source, functions[0], name))
+    if described and all(_tells_nothing(source, function, name) for function in functions):
         return (
             "nothing, and nothing is needed: the method declares that it depends on no record",
             False,
@@ -296,42 +298,43 @@ def _protection(
     return "nothing that the run's account knows of", True
 
 
-def behind_noise(rows: Sequence[Spent]) -> str:
-    """The noise of some rows of privacy.csv, in words: a sentence for each kind of it."""
-    kinds: dict[tuple[object, ...], list[Spent]] = {}
+def describe_noise(rows: Sequence[PrivacyCharge]) -> str:
+    """The noise of these rows of privacy.csv, with a sentence for each kind of noise."""
+    kinds: dict[tuple[object, ...], list[PrivacyCharge]] = {}
     for row in rows:
         kinds.setdefault(
             (row.mechanism, row.unit, row.neighbours, row.rate, row.drawn_of, row.release), []
         ).append(row)
-    return ". And ".join(map(_one_kind, kinds.values()))
+    return ". And ".join(map(_describe_kind, kinds.values()))
 
 
-def _one_kind(rows: Sequence[Spent]) -> str:
+def _describe_kind(rows: Sequence[PrivacyCharge]) -> str:
     first = rows[0]
     several = len(_names(first)) > 1
     once = f". One noise for {first.release} together, counted once" if several else ""
-    each = sorted({f"{row.epsilon:.3g}" for row in rows}, key=float)
-    span = each[0] if len(each) == 1 else f"{each[0]} to {each[-1]}"
+    epsilons = sorted({f"{row.epsilon:.3g}" for row in rows}, key=float)
+    span = epsilons[0] if len(epsilons) == 1 else f"{epsilons[0]} to {epsilons[-1]}"
     kind = {
         "gaussian": "noise from a bell curve (Gaussian)",
         "laplace": "noise from a Laplace distribution",
     }[first.mechanism]
-    ratio = sorted({row.noise / row.sensitivity if row.sensitivity else math.inf for row in rows})
-    size = f"{ratio[0]:.3g}" if ratio[0] == ratio[-1] else f"{ratio[0]:.3g} to {ratio[-1]:.3g}"
+    ratios = sorted({row.noise / row.sensitivity if row.sensitivity else math.inf for row in rows})
+    low, high = f"{ratios[0]:.3g}", f"{ratios[-1]:.3g}"
+    size = low if ratios[0] == ratios[-1] else f"{low} to {high}"
     unit = UNITS[first.unit]  # type: ignore[index]
-    drawn = ""
+    neighbours = NEIGHBOURS[first.neighbours]  # type: ignore[index]
+    sampling = ""
     if first.rate < 1:
-        drawn = (
+        sampling = (
             f"; in each of {first.steps:,} steps it has a chance of {first.rate:.2%} to take part"
         )
     elif first.drawn_of:
-        drawn = f"; {first.drawn} of {first.drawn_of} are drawn each time"
+        sampling = f"; {first.drawn} of {first.drawn_of} are drawn each time"
+    times = "time" if len(rows) == 1 else "times"
     return (
-        f"{kind}, {size} times as wide as the most that {unit} can change it by{drawn}. Protects"
-        f" {unit}: "
-        f"{NEIGHBOURS[first.neighbours]}. Epsilon (how much can be told at most) {span} at delta (the chance that it is more) "  # type: ignore[index]
-        f"{first.delta:g}, each time; charged {len(rows):,}"
-        f" {'time' if len(rows) == 1 else 'times'}{once}"
+        f"{kind}, {size} times as wide as the most that {unit} can change it by{sampling}. Protects"
+        f" {unit}: {neighbours}. Epsilon (how much can be told at most) {span} at delta (the chance"
+        f" that it is more) {first.delta:g}, each time; charged {len(rows):,} {times}{once}"
     )
 
 
@@ -359,7 +362,7 @@ def _is_described(content: Content) -> bool:
     return not content.words.startswith(UNDESCRIBED)
 
 
-def _sent_by_server(source: Source, name: str) -> str:
+def _content_from_server(source: Source, name: str) -> str:
     """What a field holds that the server sends, in words."""
     kinds = records_in(*wire_types(source.server_run.algorithm))
     described = (record_contents(kind).get(name) for kind in kinds)
@@ -367,22 +370,22 @@ def _sent_by_server(source: Source, name: str) -> str:
 
 
 def kinds_of(source: Source) -> str:
-    """What kinds of things the method has parties send, in words."""
+    """The kinds of values that the method's parties send, in words."""
     kinds = sorted(
-        {kind for one in chain(source.server_run.algorithm) for kind in one.traits.leaves}
+        {kind for layer in chain(source.server_run.algorithm) for kind in layer.traits.leaves}
     )
     return "; ".join(KINDS.get(kind, kind) for kind in kinds) or "nothing of their data"
 
 
 def _records(source: Source, behind: Behind) -> str:
-    said = source.said
+    info = source.info
     return {
-        "training": f"all {said.train:,} training records may be behind it",
+        "training": f"all {info.train:,} training records may be behind it",
         "by class": (
-            f"the {said.train:,} training records, each class by itself; how many are of each this"
-            " page does not say"
+            f"the {info.train:,} training records, each class by itself; this page does not say"
+            " how many there are of each"
         ),
-        "validation": f"the {said.validation:,} validation records",
+        "validation": f"the {info.validation:,} validation records",
         "nothing": "none",
     }[behind]
 
@@ -403,17 +406,10 @@ def _form(source: Source, function: str, name: str) -> str:
         }
         hints.setdefault("message", reply)
     if name in shapes:
-        like = shapes[name]
-        return (
-            _weights(like, "")
-            if isinstance(like, LearningTask)
-            else "numbers, as many as there are"
-            if like is None
-            else _table(like)
-        )
+        return _describe_shape(shapes[name])
     hint = hints.get(name)
     if hint == Params:
-        return _weights(task, "at most ")
+        return _describe_weights(task, "at most ")
     if hint in (int, float, bool, float | None, int | None):
         return "one number"
     if get_origin(hint) is dict:
@@ -423,14 +419,20 @@ def _form(source: Source, function: str, name: str) -> str:
     return "numbers; how many the method does not say"
 
 
-def _weights(task: LearningTask, before: str) -> str:
+def _describe_shape(shape: LearningTask | tuple[int, ...] | None) -> str:
+    if isinstance(shape, LearningTask):
+        return _describe_weights(shape, "")
+    return "numbers, as many as there are" if shape is None else _describe_array(shape)
+
+
+def _describe_weights(task: LearningTask, before: str) -> str:
     count = sum(
         math.prod(shape) for name, (shape, _) in task.shapes.items() if name not in task.private
     )
     return f"{before}{count:,} numbers, in the form of the network {task.network.name}"
 
 
-def _table(shape: tuple[int, ...]) -> str:
+def _describe_array(shape: tuple[int, ...]) -> str:
     sides = [side for side in shape if side != -1]
     inner = " x ".join(map(str, sides))
     if -1 not in shape:
@@ -444,75 +446,73 @@ def _table(shape: tuple[int, ...]) -> str:
 # What leaves beside that.
 
 
-def _made_known(source: Source) -> list[Left]:
-    """What the server makes known of what it got, where it adds noise itself."""
-    found = []
-    for name in dict.fromkeys(
-        name for row in _against(source, FROM_SERVER) for name in _names(row)
-    ):
-        protection, open_ = _protection(source, ["server"], name, FROM_SERVER)
-        words = f"made by the server of all parties' values: {_sent_by_server(source, name)}"
-        route = "from the server to all parties: the server itself gets the value above"
-        known = _records(source, "training")
-        found.append(
+def _released_by_server(source: Source) -> list[Left]:
+    """What a server that adds noise itself sends of the values that it got."""
+    left = []
+    charged = [name for row in _against(source, AGAINST_PARTIES) for name in _names(row)]
+    for name in dict.fromkeys(charged):
+        protection, is_open = _protection(source, ["server"], name, AGAINST_PARTIES)
+        words = f"made by the server of all parties' values: {_content_from_server(source, name)}"
+        left.append(
             Left(
-                words,
-                name,
-                "as it came to the server",
-                known,
-                (),
-                (name,),
-                route,
-                protection,
-                open_,
+                words=words,
+                name=name,
+                form="as it came to the server",
+                records=_records(source, "training"),
+                rows=(),
+                together=(name,),
+                route="from the server to all parties: the server itself gets the value above",
+                protection=protection,
+                open=is_open,
             )
         )
-    return found
+    return left
 
 
-def _evaluated(source: Source) -> list[Left]:
-    found, said = [], source.said
-    for function in dict.fromkeys(row.call for row in source.sent if row.kind == "eval"):
+def _evaluations(source: Source) -> list[Left]:
+    left, info = [], source.info
+    for function in dict.fromkeys(row.call for row in source.sent_rows if row.kind == "eval"):
         words = EVALUATIONS.get(function, "figures of how good a model is")
-        if function == "evaluate" and source.answers_left is not False:
-            sure = (
+        if function == "evaluate" and source.outcomes_left is not False:
+            when = (
                 "in the last round"
-                if source.answers_left
+                if source.outcomes_left
                 else "in the last round perhaps (this folder does not tell)"
             )
-            words += f"; and {sure} for each test record the right answer and the model's"
-        form = "a few numbers each time" + (
-            f", and {said.test:,} pairs of answers" if source.answers_left else ""
-        )
-        records = f"{said.validation:,} validation records and {said.test:,} test records"
-        rows = [row for row in source.sent if row.kind == "eval" and row.call == function]
-        found.append(_beside(words, function, form, records, rows))
-    return found
+            words += f"; and {when} for each test record the right answer and the model's"
+        form = "a few numbers each time"
+        if source.outcomes_left:
+            form += f", and {info.test:,} pairs of answers"
+        records = f"{info.validation:,} validation records and {info.test:,} test records"
+        rows = [row for row in source.sent_rows if row.kind == "eval" and row.call == function]
+        left.append(_outside_method(words, function, form, records, rows))
+    return left
 
 
-def _introduced(source: Source) -> list[Left]:
-    said = source.said
+def _introduction(source: Source) -> list[Left]:
+    info = source.info
     if source.place == "simulation":
         words, form = (
             "the party's name, how many training records it has, and whom it wishes to learn from",
             "a name and a number",
         )
     else:
+        counts = "how many training records there are of each class; "
         words = (
             "the party's name; how many training, validation and test records it has; whether they"
-            " are enough to be judged by;"
-            f" {'how many training records there are of each class; ' if said.counts is not None else ''}the"
-            " form of a record, the names of the classes, and by which constants inputs are scaled"
+            f" are enough to be judged by; {counts if info.counts is not None else ''}the form of a"
+            " record, the names of the classes, and by which constants inputs are scaled"
         )
         form = "names and a few numbers"
     records = (
-        f"{said.train:,} training, {said.validation:,} validation and {said.test:,} test records"
+        f"{info.train:,} training, {info.validation:,} validation and {info.test:,} test records"
     )
-    rows = [row for row in source.sent if row.kind == "setup" and row.call == INTRODUCED]
-    return [_beside(words, INTRODUCED, form, records, rows)]
+    rows = [row for row in source.sent_rows if row.kind == "setup" and row.call == INTRODUCED]
+    return [_outside_method(words, INTRODUCED, form, records, rows)]
 
 
-def _beside(words: str, name: str, form: str, records: str, rows: Iterable[Charge]) -> Left:
+def _outside_method(words: str, name: str, form: str, records: str, rows: Iterable[Charge]) -> Left:
+    """A value that leaves in every run, whatever the method sends."""
     return Left(
         words,
         name,

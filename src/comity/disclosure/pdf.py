@@ -1,185 +1,108 @@
-"""The page as a PDF of A4 sheets, with text that can be searched and copied: headings, paragraphs
-and tables, and no more.
+"""The disclosure page as a PDF of A4 sheets, with text that can be searched and copied.
 
-It uses Helvetica, which every reader of PDF has and no file need contain. That font knows the
-letters of western Europe only: others are shown as question marks, and then a line at the end says
-so.
+The file embeds Noto Sans (Latin, Greek, Cyrillic and Devanagari) and, for letters that Noto Sans
+lacks, FiraGO (Arabic, Hebrew, Thai and Georgian). Both come from the package `pymupdf-fonts` under
+the SIL Open Font License 1.1. A letter that neither font has, for instance a Chinese one, is
+printed as a replacement character, and the last lines of the file list all such letters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import logging
+import unicodedata
+from collections.abc import Sequence
 from itertools import accumulate
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from comity.disclosure.content import Page
 from comity.reporting.blocks import Table, Text
 from comity.reporting.themes import LIGHT
 
+if TYPE_CHECKING:
+    from fpdf import FPDF
+
 WIDTH, HEIGHT, MARGIN = 842.0, 595.0, 36.0  # points: A4, landscape
 SHADES = {"warning": "#fdf1e7", "missing": "#eef3f9"}
-"""Behind paragraphs that are set off, as on the report's page."""
-ENCODING = "cp1252"
-LOST = (
-    "Letters that this font does not have are shown as question marks here: the page in HTML has"
-    " them."
+"""Background of highlighted paragraphs, as on the report's page."""
+FONTS = {"noto": {"": "notos", "B": "notosbo"}, "firago": {"": "figo", "B": "figbo"}}
+"""The font families in order of preference: by style, the font's code in `pymupdf_fonts`."""
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+MISSING = (
+    f"The fonts of this file lack some letters, which are printed as {REPLACEMENT}. The page in"
+    " HTML shows them. They are"
 )
-WIDTHS = [
-    *(
-        278,
-        278,
-        355,
-        556,
-        556,
-        889,
-        667,
-        191,
-        333,
-        333,
-        389,
-        584,
-        278,
-        333,
-        278,
-        278,
-        *[556] * 10,
-        278,
-        278,
-        584,
-        584,
-        584,
-        556,
-    ),
-    *(
-        1015,
-        667,
-        667,
-        722,
-        722,
-        667,
-        611,
-        778,
-        722,
-        278,
-        500,
-        667,
-        556,
-        833,
-        722,
-        778,
-        667,
-        778,
-        722,
-        667,
-        611,
-        722,
-        667,
-        944,
-    ),
-    *(
-        667,
-        667,
-        611,
-        278,
-        278,
-        278,
-        469,
-        556,
-        333,
-        556,
-        556,
-        500,
-        556,
-        556,
-        278,
-        556,
-        556,
-        222,
-        222,
-        500,
-        222,
-        833,
-        556,
-        556,
-    ),
-    *(556, 556, 333, 500, 278, 556, 500, 722, 500, 500, 500, 334, 260, 334, 584),
-]
-"""Of Helvetica's letters from the space to the tilde, in thousandths of its size; others are taken
-for wide ones.
-"""
-WIDE, BOLDER = 1000, 1.1
+"""How the list of letters that could not be printed begins."""
 
 
-def width(text: str, size: float, bold: bool = False) -> float:
-    """How wide a line is, in points; of bold letters and rare ones at most."""
-    total = sum(WIDTHS[ord(c) - 32] if 32 <= ord(c) < 127 else WIDE for c in text)
-    return total * size / 1000 * (BOLDER if bold else 1)
-
-
-def wrapped(text: str, room: float, size: float, bold: bool = False) -> list[str]:
-    """Text in lines that fit; a word that is wider than a line is cut."""
-    lines, line = [], ""
-    for word in text.split():
-        left = word
-        if line and width(f"{line} {left}", size, bold) <= room:
-            line = f"{line} {left}"
-            continue
-        if line:
-            lines.append(line)
-        while width(left, size, bold) > room and len(left) > 1:
-            fit = max(
-                1,
-                sum(
-                    total <= room for total in accumulate(width(sign, size, bold) for sign in left)
-                ),
-            )
-            lines.append(left[:fit])
-            left = left[fit:]
-        line = left
-    return [*lines, line] if line else lines or [""]
-
-
-@dataclass
 class Sheets:
-    """Sheets under construction, from the top down."""
+    """An A4 document under construction, written from the top down."""
 
-    done: list[list[str]] = field(default_factory=lambda: [[]])
-    y: float = HEIGHT - MARGIN
-    lost: bool = False
+    def __init__(self, title: str) -> None:
+        self.document = _new_document(title)
+        self.y = 0.0
+        """Distance from the top of the sheet to where the next line begins."""
+        self.missing: dict[str, None] = {}
+        """The letters that no font has, in the order in which they occurred."""
+        fonts: Any = self.document.fonts
+        self._letters = {
+            style: set[int]().union(*(fonts[f"{family}{style}"].cmap for family in FONTS))
+            for style in ("", "B")
+        }
+        """By style: the code points that at least one font has."""
+        self._add_sheet()
 
-    def room(self, height: float) -> bool:
-        """Begin a new sheet if so much does not fit on this one; whether one was begun."""
-        if self.y - height >= MARGIN:
+    def _add_sheet(self) -> None:
+        self.document.add_page()
+        self.y = MARGIN
+
+    def make_room(self, height: float) -> bool:
+        """Begin a new sheet if `height` points do not fit on this one; return whether it did."""
+        if self.y + height <= HEIGHT - MARGIN:
             return False
-        self.done.append([])
-        self.y = HEIGHT - MARGIN
+        self._add_sheet()
         return True
 
-    def text(
+    def printable(self, text: str, bold: bool = False) -> str:
+        """`text` with a replacement character for each letter that no font has."""
+        letters = self._letters["B" if bold else ""]
+        self.missing |= dict.fromkeys(c for c in text if ord(c) not in letters)
+        return "".join(c if ord(c) in letters else REPLACEMENT for c in text)
+
+    def width(self, text: str, size: float, bold: bool = False) -> float:
+        """The width of a line of text, in points."""
+        self.document.set_font("noto", "B" if bold else "", size)
+        return self.document.get_string_width(text)
+
+    def wrap(self, text: str, room: float, size: float, bold: bool = False) -> list[str]:
+        """Break `text` into lines of at most `room` points; a longer word is cut."""
+        lines: list[str] = []
+        line = ""
+        for word in self.printable(" ".join(text.split()), bold).split(" "):
+            longer = f"{line} {word}"
+            if line and self.width(longer, size, bold) <= room:
+                line = longer
+                continue
+            if line:
+                lines.append(line)
+            rest = word
+            while len(rest) > 1 and self.width(rest, size, bold) > room:
+                ends = accumulate(self.width(letter, size, bold) for letter in rest)
+                fitting = max(1, sum(end <= room for end in ends))
+                lines.append(rest[:fitting])
+                rest = rest[fitting:]
+            line = rest
+        return [*lines, line] if line else lines or [""]
+
+    def write_line(
         self, x: float, y: float, line: str, size: float, bold: bool = False, colour: str = "@text"
     ) -> None:
-        """One line of text."""
-        self.lost |= line.encode(ENCODING, "replace").decode(ENCODING) != line
-        shown = line.encode(ENCODING, "replace").decode("latin-1")
-        for sign in "\\()":
-            shown = shown.replace(sign, f"\\{sign}")
-        font = "F2" if bold else "F1"
-        self.done[-1].append(
-            f"{_rgb(LIGHT[colour])} rg BT /{font} {size:g} Tf {x:.2f} {y:.2f} Td ({shown}) Tj ET"
-        )
-
-    def shade(self, y: float, height: float, colour: str) -> None:
-        """A bar of colour across the sheet, to be written upon."""
-        self.done[-1].append(
-            f"{_rgb(colour)} rg {MARGIN:g} {y:.2f} {WIDTH - 2 * MARGIN:g} {height:.2f} re f"
-        )
-
-    def rule(self) -> None:
-        """A thin line across the sheet."""
-        self.done[-1].append(
-            f"{_rgb(LIGHT['@line'])} RG 0.5 w {MARGIN:g} {self.y:.2f} m {WIDTH - MARGIN:g}"
-            f" {self.y:.2f} l S"
-        )
+        """Write a line of text; `y` is the upper edge of the letters."""
+        self.document.set_font("noto", "B" if bold else "", size)
+        self.document.set_text_color(LIGHT[colour])
+        self.document.set_xy(x, y)
+        self.document.cell(self.document.get_string_width(line), size, line)
 
     def paragraph(
         self,
@@ -190,22 +113,24 @@ class Sheets:
         kind: str = "",
         gap: float = 6,
     ) -> None:
-        """Text across the sheet, set off if it is a warning or says what is missing."""
+        """Write text across the sheet; the kinds of `SHADES` get a background."""
         inset = 6 if kind in SHADES else 0
-        lines = wrapped(text, WIDTH - 2 * MARGIN - 2 * inset, size, bold)
+        lines = self.wrap(text, WIDTH - 2 * MARGIN - 2 * inset, size, bold)
         step = size * 1.35
-        self.room(min(len(lines), 3) * step + 6)
+        self.make_room(min(len(lines), 3) * step + 6)
         while lines:
-            fitting = max(1, int((self.y - MARGIN) / step))
+            fitting = max(1, int((HEIGHT - MARGIN - self.y) / step))
             here, lines = lines[:fitting], lines[fitting:]
             if inset:
-                self.shade(self.y - len(here) * step - 3, len(here) * step + 4, SHADES[kind])
+                self.document.set_fill_color(SHADES[kind])
+                box = (MARGIN, self.y - 2, WIDTH - 2 * MARGIN, len(here) * step + 4)
+                self.document.rect(*box, style="F")
             for line in here:
-                self.y -= step
-                self.text(MARGIN + inset, self.y + size * 0.2, line, size, bold, colour)
+                self.write_line(MARGIN + inset, self.y, line, size, bold, colour)
+                self.y += step
             if lines:
-                self.room(HEIGHT)
-        self.y -= gap
+                self._add_sheet()
+        self.y += gap
 
     def table(
         self,
@@ -214,15 +139,20 @@ class Sheets:
         shares: Sequence[float],
         size: float = 8,
     ) -> None:
-        """Rows of cells, each as high as its longest cell; one that does not fit goes on the next
-        sheet, with the heads again.
+        """Write a table, with its heads repeated on every sheet that it reaches.
+
+        Arguments:
+            heads: the heading of each column
+            rows: the cells of each row
+            shares: the width of each column, relative to the others
+            size: the size of the letters, in points
         """
         whole = WIDTH - 2 * MARGIN
         widths = [whole * share / sum(shares) for share in shares]
         self._row(heads, widths, size, bold=True)
         for row in rows:
             self._row(row, widths, size, heads=heads)
-        self.y -= 6
+        self.y += 6
 
     def _row(
         self,
@@ -232,39 +162,43 @@ class Sheets:
         bold: bool = False,
         heads: Sequence[str] = (),
     ) -> None:
+        """Write one row; a row that is higher than a sheet continues on the next one."""
         step = size * 1.25
         columns = [
-            wrapped(cell, wide - 8, size, bold) for cell, wide in zip(cells, widths, strict=True)
+            self.wrap(cell, width - 8, size, bold)
+            for cell, width in zip(cells, widths, strict=True)
         ]
-        left = max(map(len, columns))
-        if self.room(min(left, int((HEIGHT - 2 * MARGIN) / step) - 3) * step + 6) and heads:
+        lines_left = max(map(len, columns))
+        most_lines = int((HEIGHT - 2 * MARGIN) / step) - 3
+        if self.make_room(min(lines_left, most_lines) * step + 6) and heads:
             self._row(heads, widths, size, bold=True)
         first = 0
-        while left > 0:
-            fitting = min(left, max(1, int((self.y - MARGIN - 4) / step)))
+        while lines_left > 0:
+            fitting = min(lines_left, max(1, int((HEIGHT - MARGIN - self.y - 4) / step)))
             x = MARGIN
-            for column, wide in zip(columns, widths, strict=True):
+            for column, width in zip(columns, widths, strict=True):
                 for k, line in enumerate(column[first : first + fitting]):
-                    self.text(
-                        x, self.y - (k + 1) * step, line, size, bold, "@soft" if bold else "@text"
-                    )
-                x += wide
-            self.y -= fitting * step + 4
-            self.rule()
-            first, left = first + fitting, left - fitting
-            if left > 0:
-                self.room(HEIGHT)
+                    colour = "@soft" if bold else "@text"
+                    self.write_line(x, self.y + k * step + 2, line, size, bold, colour)
+                x += width
+            self.y += fitting * step + 4
+            self.document.set_draw_color(LIGHT["@line"])
+            self.document.line(MARGIN, self.y, WIDTH - MARGIN, self.y)
+            first += fitting
+            lines_left -= fitting
+            if lines_left > 0:
+                self._add_sheet()
 
 
 def pdf(page: Page) -> bytes:
-    """The page as a file."""
-    sheets = Sheets()
+    """The page as the bytes of a PDF file."""
+    sheets = Sheets(page.title)
     sheets.paragraph(page.title, 18, bold=True)
     for name, text in page.facts.rows.items():
         sheets.paragraph(f"{name}: {text}", gap=1)
     for section in page.sections:
-        sheets.room(70)  # a heading is not left alone at the foot of a sheet
-        sheets.y -= 6
+        sheets.make_room(70)  # keeps a heading on the sheet of its first lines
+        sheets.y += 6
         sheets.paragraph(section.title, 13, bold=True)
         for block in section.blocks:
             if isinstance(block, Text):
@@ -272,65 +206,51 @@ def pdf(page: Page) -> bytes:
             elif isinstance(block, Table):
                 sheets.table(block.heads, block.rows, _shares(block))
     sheets.paragraph(page.foot, 8, colour="@soft")
-    if sheets.lost:
-        sheets.paragraph(LOST, 8, colour="@bad")
-    return _file(page.title, sheets.done)
+    if sheets.missing:
+        letters = ", ".join(map(_describe_letter, sheets.missing))
+        sheets.paragraph(f"{MISSING} {letters}.", 8, colour="@bad")
+    # FiraGO and Noto Sans have tables of hints that the subsetter drops, with a warning for each.
+    logging.getLogger("fontTools.subset").setLevel(logging.ERROR)
+    return bytes(sheets.document.output())
+
+
+def _describe_letter(letter: str) -> str:
+    """A letter that cannot be printed: its code point and its name in Unicode."""
+    name = unicodedata.name(letter, "")
+    return f"U+{ord(letter):04X}{f' ({name})' if name else ''}"
 
 
 def _shares(table: Table) -> list[float]:
-    """How wide columns are: by what is in them, but none is crowded out."""
+    """The relative widths of a table's columns: by their longest cell, within limits."""
     longest = [max(len(row[k]) for row in table.rows) for k in range(len(table.heads))]
     return [min(150, max(45, most)) for most in longest]
 
 
-def _rgb(colour: str) -> str:
-    return " ".join(f"{int(colour[k : k + 2], 16) / 255:.3f}" for k in (1, 3, 5))
+def _new_document(title: str) -> FPDF:
+    """An empty document with its fonts and a footer that numbers the sheets."""
+    # Imported here: fpdf loads fontTools and Pillow, which would slow down every command's start.
+    from fpdf import FPDF
+    from pymupdf_fonts import fontbuffers
 
+    class Document(FPDF):
+        def footer(self) -> None:
+            self.set_font("noto", "", 7)
+            self.set_text_color(LIGHT["@soft"])
+            self.set_xy(MARGIN, HEIGHT - MARGIN / 2 - 7)
+            self.cell(WIDTH - 2 * MARGIN, 7, f"sheet {self.page_no()} of {{nb}}", align="R")
 
-def _file(title: str, sheets: Sequence[Sequence[str]]) -> bytes:
-    """The objects of a PDF file: catalogue, list of sheets, two fonts, about; then each sheet and
-    what is on it.
-    """
-    count, first = len(sheets), 6
-    kids = " ".join(f"{first + 2 * k} 0 R" for k in range(count))
-    named = f"<feff{title.encode('utf-16-be', 'replace').hex()}>"
-    objects = [
-        b"<< /Type /Catalog /Pages 2 0 R /Lang (en) >>",
-        f"<< /Type /Pages /Kids [{kids}] /Count {count} /MediaBox [0 0 {WIDTH:g} {HEIGHT:g}] "
-        "/Resources << /Font << /F1 3 0 R /F2 4 0 R >> >> >>".encode(),
-        *(
-            f"<< /Type /Font /Subtype /Type1 /BaseFont /{font} /Encoding /WinAnsiEncoding >>".encode()
-            for font in ("Helvetica", "Helvetica-Bold")
-        ),
-        f"<< /Title {named} /Producer (Comity) >>".encode(),
-    ]
-    for k, lines in enumerate(_numbered(sheets)):
-        stream = "\n".join(lines).encode("latin-1")
-        objects.append(
-            f"<< /Type /Page /Parent 2 0 R /Contents {first + 2 * k + 1} 0 R >>".encode()
-        )
-        objects.append(b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream))
-    made = bytearray(b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n")
-    places = []
-    for number, content in enumerate(objects, 1):
-        places.append(len(made))
-        made += b"%d 0 obj\n%s\nendobj\n" % (number, content)
-    index = len(made)
-    made += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
-    made += b"".join(b"%010d 00000 n \n" % place for place in places)
-    made += b"trailer\n<< /Size %d /Root 1 0 R /Info 5 0 R >>\nstartxref\n%d\n%%%%EOF\n" % (
-        len(objects) + 1,
-        index,
-    )
-    return bytes(made)
-
-
-def _numbered(sheets: Sequence[Sequence[str]]) -> Iterator[list[str]]:
-    """Each sheet with its number at the foot."""
-    for k, lines in enumerate(sheets, 1):
-        text = f"sheet {k} of {len(sheets)}"
-        x = WIDTH - MARGIN - width(text, 7)
-        yield [
-            *lines,
-            f"{_rgb(LIGHT['@soft'])} rg BT /F1 7 Tf {x:.2f} {MARGIN / 2:.2f} Td ({text}) Tj ET",
-        ]
+    document = Document(orientation="landscape", unit="pt", format="A4")
+    document.set_auto_page_break(False)
+    document.set_title(title.encode("utf-8", "replace").decode())
+    document.set_producer("Comity")
+    document.set_lang("en")
+    document.set_line_width(0.5)
+    document.c_margin = 0
+    with TemporaryDirectory(prefix="comity-fonts-") as folder:  # fpdf reads fonts from files only
+        for family, styles in FONTS.items():
+            for style, code in styles.items():
+                file = Path(folder) / f"{code}.ttf"
+                file.write_bytes(fontbuffers[code]())
+                document.add_font(family, style, file)
+    document.set_fallback_fonts(["firago"])
+    return document

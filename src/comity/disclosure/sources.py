@@ -1,5 +1,5 @@
-"""A finished run as its folder tells it, be it a simulation, a run between sites at its server, or
-the same at a site.
+"""Reads the folder of a finished run: that of a simulation, or that of a run between sites, at the
+server or at a site.
 """
 
 from __future__ import annotations
@@ -12,9 +12,14 @@ from typing import Any, Literal
 
 from comity.checksums import without_crc
 from comity.data import Federation
+from comity.deploy.data import site_federation
+from comity.deploy.policy import SitePolicy
+from comity.deploy.server import read_parties, server_run_of
+from comity.deploy.site_run import build_site
+from comity.deploy.site_store import ROSTER, read_roster
 from comity.errors import ComityError, UsageError, unknown
 from comity.models import CustomModel
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.runs.context import PartyInfo
 from comity.runs.folder import RunFolder
 from comity.runs.run import reopen
@@ -28,37 +33,36 @@ AUDIT = "audit.json"
 
 @dataclass(frozen=True)
 class Source:
-    """What a run's folder says that concerns one party."""
+    """What a run's folder contains about one party."""
 
     party: str
     place: Place
     run: RunFolder
     server_run: ServerRun
     summary: dict[str, Any]
-    sent: list[Charge]
-    """All that left the party."""
-    spent: list[Spent]
-    """What that gave away."""
+    sent_rows: list[Charge]
+    """The rows of the ledger for messages of the party."""
+    privacy_rows: list[PrivacyCharge]
+    """The rows of privacy.csv about the party."""
     audit: dict[str, Any] | None
-    """What an audit found of this run, if there was one."""
+    """The results of an audit of this run, if there was one."""
 
     @property
-    def said(self) -> PartyInfo:
-        """What the party told of itself."""
+    def info(self) -> PartyInfo:
+        """The party's description of itself."""
         return self.server_run.context.party_infos.parties[self.party]
 
     @property
-    def answers_left(self) -> bool | None:
-        """Whether its answers to single test records left; None if that cannot be told."""
+    def outcomes_left(self) -> bool | None:
+        """Whether per-sample test outcomes left; None if the folder does not show it."""
         if self.place != "site":
             return self.run.outcomes.exists() and self.party in self.run.read_outcomes()
-        most = max((row.bytes for row in self.sent if row.kind == "eval"), default=0)
-        return (
-            None if most >= 8 * self.said.test else False
-        )  # an answer and what is right take 8 bytes
+        most = max((row.bytes for row in self.sent_rows if row.kind == "eval"), default=0)
+        # The model's answer and the right answer of a sample take 8 bytes.
+        return None if most >= 8 * self.info.test else False
 
     def times(self) -> str:
-        """When it was begun and ended, as far as files tell."""
+        """When the run was begun and when it ended, by the times of its files."""
         stamps = [
             datetime.fromtimestamp(path.stat().st_mtime, UTC)
             for path in (self.run.environment, self.run.summary)
@@ -70,13 +74,15 @@ class Source:
 def read(
     folder: Path,
     party: str,
-    made: ServerRun | None,
+    server_run: ServerRun | None,
     federation: Federation | None,
     model: CustomModel | None,
     trust: bool,
 ) -> Source:
-    """What a folder says of a party; `made` is the run made concrete, if it is at hand. What is
-    damaged is refused.
+    """Read what a folder contains about a party (arguments as of `disclose`).
+
+    Raises `UsageError` if the run is not finished or has no such party, and `ComityError` if a file
+    is damaged.
     """
     run = RunFolder(folder)
     run.check_begun()
@@ -92,82 +98,71 @@ def read(
             " cannot be disclosed."
         )
     place = _place(run)
-    server_run = made or _outline(run, place, federation, model, trust)
+    server_run = server_run or _reopen(run, place, federation, model, trust)
     names = list(server_run.context.roster.names)
-    if place == "site" and party in names and party != (own := _at_home(run)):
-        raise UsageError(f"{folder} is what {own} keeps of the run: of {party} it knows nothing.")
+    if place == "site" and party in names and party != (owner := _site_name(run)):
+        raise UsageError(f"{folder} is the folder of {owner}: it has nothing about {party}.")
     if party not in names:
-        raise unknown("party called", party, [_at_home(run)] if place == "site" else names)
-    ledger, spent = run.read_ledger(), run.read_privacy()
+        raise unknown("party called", party, [_site_name(run)] if place == "site" else names)
+    ledger = run.read_ledger()
     if any(EVERYBODY in (row.src, row.dst) for row in ledger) and EVERYBODY not in names:
         raise UsageError(
             f"In {folder} the bytes of all parties are added up, as there are so many: no single"
             " one can be disclosed."
         )
-    sent = [row for row in ledger if row.src == party]
     return Source(
         party,
         place,
         run,
         server_run,
         summary,
-        sent,
-        [row for row in spent if row.party == party],
-        _audit(run, summary),
+        [row for row in ledger if row.src == party],
+        [row for row in run.read_privacy() if row.party == party],
+        _read_audit(run, summary),
     )
 
 
 def _place(run: RunFolder) -> Place:
-    from comity.deploy.site_store import SEATS
-
-    if (run.path / SEATS).exists():
+    if (run.path / ROSTER).exists():
         return "site"
     return "server" if run.read_experiment().engine == "flare" else "simulation"
 
 
-def _outline(
+def _reopen(
     run: RunFolder,
     place: Place,
     federation: Federation | None,
     model: CustomModel | None,
     trust: bool,
 ) -> ServerRun:
-    """The run made concrete: between sites of what these said of themselves, else of its data."""
+    """The run, from its data or, between sites, from the descriptions of the sites."""
     if place == "simulation":
         return reopen(run.path, federation, model, trust=trust)
     experiment = run.read_experiment()
     check(run.path, run.config.read_text(encoding="utf-8"), code_of(experiment), trust)
     if place == "server":
-        from comity.deploy.server import read_parties, server_run_of
-
         return server_run_of(experiment, read_parties(run), run.read_plan(), b"")
-    from comity.deploy.data import own_federation
-    from comity.deploy.policy import SitePolicy
-    from comity.deploy.site_run import seated
-    from comity.deploy.site_store import read_seats
-
     at = run.path.resolve().parent.parent
     policy = SitePolicy.read(at)
-    return seated(
+    _, server_run = build_site(
         run,
         at,
         policy.name,
         experiment,
-        own_federation(policy.name, policy.data, experiment),
-        read_seats(run.path),
-    )[1]
+        site_federation(policy.name, policy.data, experiment),
+        read_roster(run.path),
+    )
+    return server_run
 
 
-def _at_home(run: RunFolder) -> str:
-    """Whose folder a site's run lies in."""
-    from comity.deploy.policy import SitePolicy
-
+def _site_name(run: RunFolder) -> str:
+    """The name of the site in whose folder a run is."""
     return SitePolicy.read(run.path.resolve().parent.parent).name
 
 
-def _audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | None:
-    """What `comity audit` found of the run: it leaves that in the run's folder, or in the
-    comparison's in which the run lies.
+def _read_audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | None:
+    """The results of `comity audit` for the run, from the run's folder or from that of the
+    comparison to which the run belongs; None if there was no audit.
     """
     here = run.path.resolve()
     for place in (here, here.parent, here.parent.parent):
@@ -175,30 +170,29 @@ def _audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | None:
         if not path.exists():
             continue
         try:
-            found = [
-                one
-                for one in without_crc(json.loads(path.read_text(encoding="utf-8")))["runs"]
-                if _same(one, here, place)
-            ]
+            content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+            entries = [entry for entry in content["runs"] if _is_of_run(entry, here, place)]
             sent = sum(summary["bytes"].get(kind, 0) for kind in ("up", "down", "peer"))
-            if any(one["bytes"] != sent for one in found):
+            if any(entry["bytes"] != sent for entry in entries):
                 raise ComityError(
                     f"{path} is of another run than the one in {run.path}: make it anew with"
                     f" 'comity audit {place}'."
                 )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as why:
             raise ComityError(f"{path} cannot be read: it is damaged.") from why
-        if found:
-            return dict(found[0])
+        if entries:
+            return dict(entries[0])
     return None
 
 
-def _same(told: dict[str, Any], run: Path, place: Path) -> bool:
-    """Whether an entry of an audit is of a run; folders may have been moved together."""
+def _is_of_run(entry: dict[str, Any], run: Path, place: Path) -> bool:
+    """Whether an entry of the audit in `place` is about a run. The folders may have been moved
+    together since.
+    """
     inside = run.relative_to(place).parts
-    return Path(told["run"]).parts[-len(inside) :] == inside if inside else True
+    return Path(entry["run"]).parts[-len(inside) :] == inside if inside else True
 
 
 def to_server(rows: list[Charge], function: str, kind: str = "up") -> list[Charge]:
-    """What went to the server for a work."""
+    """The rows of the ledger for messages to the server in calls of a party function."""
     return [row for row in rows if (row.call, row.kind, row.dst) == (function, kind, SERVER)]

@@ -1,1 +1,1 @@
-"""Mechanisms that make messages private, and the accounts of what was given away."""
+"""Privacy: noise mechanisms, privacy accounting, and the record of what each party released."""

@@ -1,10 +1,9 @@
-"""The account of what parties give away: every release with its noise, and every field that leaves
-without any.
+"""The privacy account of a run: every release with its noise, and every field sent without noise.
 
-A release is charged before a party is asked for it: a reply that is lost may still have been read
-by somebody. What leaves without noise is noted when it comes. Two accounts are kept: what the
-server (or whoever reads along) can tell from what parties send, and, if the server is trusted and
-adds noise itself, what parties can tell from what it sends them.
+A release is charged before the party is called, because somebody may read a reply that the server
+never gets. A field without noise is noted when the reply arrives. The account has two sides: what
+the server (or an eavesdropper) can infer from the messages of the parties and, if a trusted server
+adds the noise, what parties can infer from the messages of the server.
 """
 
 from __future__ import annotations
@@ -45,24 +44,26 @@ from comity.privacy.composition import (
 from comity.wire.ledger import EVERYBODY, MAX_PARTY_ROWS
 
 INFINITE = "infinite"
-"""How an infinite ε is written where numbers are expected."""
-FROM_PARTIES, FROM_SERVER = "server", "parties"
-"""Against whom a release protects: the server, which gets it, or the parties, if the server is
-trusted.
+"""How JSON files write an infinite ε."""
+AGAINST_SERVER, AGAINST_PARTIES = "server", "parties"
+"""Whom a release protects against: the server, which receives it, or the other parties, which
+receive what a trusted server sends.
 """
 
 
 Fields = dict[str, Sequence[Release] | None]
-"""By field: through which mechanisms it leaves; None if as it is."""
+"""By field of a reply: the mechanisms through which it leaves; None for a field without noise."""
 
 
-class BudgetSpent(ComityError):
-    """A call would give away more than the run may: it was not made."""
+class BudgetExceeded(ComityError):
+    """A call would exceed the privacy budget, and was not made."""
 
 
-class Spent(NamedTuple):
-    """A row of privacy.csv: what left a party, or the server, in a call; ε and δ are of this row
-    alone.
+class PrivacyCharge(NamedTuple):
+    """A row of privacy.csv: one release of a party, or of the server, in a call.
+
+    `epsilon` and `delta` are those of this row alone. `mechanism` is "none" for what left without
+    noise.
     """
 
     round: int
@@ -82,21 +83,32 @@ class Spent(NamedTuple):
     drawn: int
     drawn_of: int
 
-    def made(self) -> Release | None:
-        """The release that it is the row of; None if nothing protects what left."""
+    def to_release(self) -> Release | None:
+        """The release of this row; None if there was no noise."""
         if self.mechanism == "none":
             return None
-        kinds: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Release)}
-        return Release(**kinds)
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(Release)}
+        return Release(**values)
 
 
 class Account:
-    """What each party has given away so far."""
+    """What each party has released so far.
+
+    Arguments:
+        algorithm: the method of the run
+        name_of: the name of a party, by its number
+        asked: what is known of a party before it is called, by its number
+        count: how many parties there are
+        budget: the largest ε of a party; a call that would exceed it raises `BudgetExceeded`
+        plan: computes what each party will release in the whole run
+        coupled: why one record of a party changes its other records before any training, for
+            instance by scaling; then no record is protected. Empty where that is not so.
+    """
 
     def __init__(
         self,
         algorithm: AnyAlgorithm,
-        names: Callable[[int], str],
+        name_of: Callable[[int], str],
         asked: Callable[[int], Asked],
         count: int,
         budget: Budget,
@@ -105,138 +117,145 @@ class Account:
     ) -> None:
         self.budget = budget
         self._algorithm = algorithm
-        self._name = names
+        self._name = name_of
         self._asked = asked
         self._plan = plan
         self._coupled = coupled
-        """Why one record of a party moves what others are before anything is trained, if it does:
-        then none is protected.
-        """
         self._planned: Mapping[int, Counter[Release]] | None = None
-        self._together = count > MAX_PARTY_ROWS
-        self._rows: list[Spent] = []
-        self._known: dict[tuple[int, str, int], Fields] = {}
-        self._bare: dict[tuple[int, str], Fields | None] = {}
-        """The fields of works of which nobody declares anything: the same for all parties, of which
-        there may be many.
+        self._aggregated = count > MAX_PARTY_ROWS
+        self._rows: list[PrivacyCharge] = []
+        self._declared: dict[tuple[int, str, int], Fields] = {}
+        self._undeclared: dict[tuple[int, str], Fields | None] = {}
+        """The reply fields of party functions for which no layer of the method declares a release.
+        They are the same for all parties, so that they are computed once.
         """
-        self.history: dict[str, dict[str, Counter[Release]]] = {FROM_PARTIES: {}, FROM_SERVER: {}}
-        """By whom it protects against, and by party: what was released."""
-        self.unprotected: dict[str, dict[tuple[str, str], set[str]]] = {
-            FROM_PARTIES: {},
-            FROM_SERVER: {},
+        self.history: dict[str, dict[str, Counter[Release]]] = {
+            AGAINST_SERVER: {},
+            AGAINST_PARTIES: {},
         }
-        """What left as it is, by work and field, and of whom."""
+        """All releases, by whom they protect against and by party."""
+        self.unprotected: dict[str, dict[tuple[str, str], set[str]]] = {
+            AGAINST_SERVER: {},
+            AGAINST_PARTIES: {},
+        }
+        """The parties whose values left without noise, by party function and field."""
 
-    def restore(self, rows: Iterable[Spent]) -> None:
-        """Go on from what a table says."""
+    def restore(self, rows: Iterable[PrivacyCharge]) -> None:
+        """Continue from the rows of privacy.csv."""
         for row in rows:
-            self._count(row.against, row.party, row.made(), row.call, row.release)
+            self._count(row.against, row.party, row.to_release(), row.call, row.release)
 
-    def take(self) -> list[Spent]:
-        """The rows since the last call."""
+    def take(self) -> list[PrivacyCharge]:
+        """The rows that were added since the last call of `take`."""
         rows, self._rows = self._rows, []
         return rows
 
     def charge_call(self, call: CallId, ids: Iterable[int]) -> None:
-        """Parties are about to be asked: write down what their replies will give away, or refuse if
-        that is more than may be.
+        """Charge what the replies of these parties will release, before they are called.
+
+        Raises `BudgetExceeded`, and charges nothing, if a party would exceed the budget.
         """
-        if self._undeclared(call) is not None:
+        if self._undeclared_fields(call) is not None:
             return  # the method declares no releases: nothing is protected, and nothing charged
-        due = [(i, given) for i in ids if (given := _apart(self._releases(call, i)))]
-        for i, given in due:
-            if not self._affordable(i, Counter(release for release, _ in given)):
-                raise BudgetSpent(self._spent(f"{call.function} in round {call.round}", i))
-        for i, given in due:
-            for release, names in given:
+        charges = [
+            (i, releases) for i in ids if (releases := _fields_by_release(self._fields_of(call, i)))
+        ]
+        for i, releases in charges:
+            if not self._is_affordable(i, Counter(release for release, _ in releases)):
+                raise self._budget_exceeded(f"{call.function} in round {call.round}", i)
+        for i, releases in charges:
+            for release, names in releases:
                 self._add(
                     call.round,
                     call.function,
                     self._name(i),
                     ", ".join(names),
                     release,
-                    FROM_PARTIES,
+                    AGAINST_SERVER,
                 )
                 if release.unit == "record" and (why := self._coupled(i)):
                     self.note_open(call.round, "introduce", i, why)
 
     def note_reply(self, call: CallId, i: int, reply: Any) -> None:
-        """A reply has come: write down, once, what of it left as it is."""
-        said = self._releases(call, i)
-        # What is in parcels that are in no record's field only the work's declaration tells: all
-        # that may be in them.
-        sealed = said if not is_record(reply) and sealed_in(reply) else ()
-        for name in dict.fromkeys((*held_fields(reply), *sealed)):
-            if said.get(name) is None:
+        """Note the fields of a reply that arrived without noise, each once."""
+        declared = self._fields_of(call, i)
+        # The content of sealed messages outside a record's fields cannot be seen. All fields that
+        # the party function declares may be in them.
+        sealed = declared if not is_record(reply) and sealed_in(reply) else ()
+        for name in dict.fromkeys((*fields_with_values(reply), *sealed)):
+            if declared.get(name) is None:
                 self.note_open(call.round, call.function, i, name)
         info = self._asked(i).info
         for name in undeclared_samples(self._algorithm, call.depth, reply, info):
             self.note_open(call.round, call.function, i, f"{UNDECLARED_SAMPLES}{name}")
 
     def note_open(
-        self, round: int, function: str, i: int, name: str, against: str = FROM_PARTIES
+        self, round: int, function: str, i: int, name: str, against: str = AGAINST_SERVER
     ) -> None:
-        """Something of a party left as it is; that is written down once."""
-        party = (
-            EVERYBODY if self._together else self._name(i)
-        )  # of thousands of parties there would be as many rows
+        """Note once that a value of a party left without noise."""
+        # With thousands of parties there would be as many rows.
+        party = EVERYBODY if self._aggregated else self._name(i)
         if party not in self.unprotected[against].get((function, name), ()):
             self._add(round, function, party, name, None, against)
 
     def charge_server(
         self, round: int, name: str, release: Release | None, ids: Iterable[int]
     ) -> None:
-        """The server makes known what it learned from these parties, behind noise of its own or as
-        it is.
+        """Charge what the server makes known of these parties to the others.
+
+        `release` is the server's own noise; None if there is none.
         """
         for i in ids:
             if release:
-                if not self._affordable(i, Counter([release]), FROM_SERVER):
-                    raise BudgetSpent(
-                        self._spent(f"what the server would make known in round {round}", i)
+                if not self._is_affordable(i, Counter([release]), AGAINST_PARTIES):
+                    raise self._budget_exceeded(
+                        f"what the server would make known in round {round}", i
                     )
-                self._add(round, "server", self._name(i), name, release, FROM_SERVER)
+                self._add(round, "server", self._name(i), name, release, AGAINST_PARTIES)
             else:
-                self.note_open(round, "server", i, name, FROM_SERVER)
+                self.note_open(round, "server", i, name, AGAINST_PARTIES)
 
-    def _undeclared(self, call: CallId) -> Fields | None:
-        """The fields of a reply if nobody declares releases of it; None if releases are declared."""
+    def _undeclared_fields(self, call: CallId) -> Fields | None:
+        """The fields of a reply if no layer declares releases of it; None if one does."""
         place = call.depth, call.function
-        if place not in self._bare:
-            declared = declares(self._algorithm, call.depth)
-            self._bare[place] = (
-                None if declared else dict.fromkeys(reply_fields(self._algorithm, *place))
+        if place not in self._undeclared:
+            self._undeclared[place] = (
+                None
+                if declares(self._algorithm, call.depth)
+                else dict.fromkeys(reply_fields(self._algorithm, *place))
             )
-        return self._bare[place]
+        return self._undeclared[place]
 
-    def _releases(self, call: CallId, i: int) -> Fields:
-        if (bare := self._undeclared(call)) is not None:
-            return bare
+    def _fields_of(self, call: CallId, i: int) -> Fields:
+        """The fields of a party's reply to a call, with their releases."""
+        if (undeclared := self._undeclared_fields(call)) is not None:
+            return undeclared
         place = call.depth, call.function
-        if (*place, i) not in self._known:
-            self._known[*place, i] = releases_of(self._algorithm, *place, self._asked(i))
-        return self._known[*place, i]
+        if (*place, i) not in self._declared:
+            self._declared[*place, i] = releases_of(self._algorithm, *place, self._asked(i))
+        return self._declared[*place, i]
 
-    def _spent(self, what: str, i: int) -> str:
-        return (
+    def _budget_exceeded(self, what: str, i: int) -> BudgetExceeded:
+        return BudgetExceeded(
             f"The privacy budget ({self.budget}) is spent: {what} would take {self._name(i)} beyond"
-            " it, and was not to be."
+            " it, and was not done."
         )
 
-    def _affordable(self, i: int, more: Counter[Release], against: str = FROM_PARTIES) -> bool:
+    def _is_affordable(self, i: int, more: Counter[Release], against: str = AGAINST_SERVER) -> bool:
+        """Whether a party stays within the budget with these releases added."""
         if not math.isfinite(self.budget.epsilon):
             return True
         most, delta = self.budget.epsilon, self.budget.delta
         history = self.history[against].get(self._name(i), Counter()) + more
         if renyi_epsilon(history, delta) <= most:
             return True
-        if against == FROM_SERVER:
+        if against == AGAINST_PARTIES:
             return epsilon(history, delta) <= most
         if self._planned is None:
             self._planned = self._plan()
         planned = self._planned.get(i, Counter())
-        # Less than what was planned costs no more: parties' plans are few, their histories many.
+        # A part of a plan costs no more than the whole plan. Plans are few and histories many, so
+        # that the cached ε of a plan saves most computations.
         if history <= planned and epsilon(planned, delta) <= most:
             return True
         return epsilon(history, delta) <= most
@@ -250,49 +269,24 @@ class Account:
         release: Release | None,
         against: str,
     ) -> None:
-        if release:
-            alone = epsilon({release: 1}, self.budget.delta)
-            row = Spent(
-                *(
-                    round,
-                    function,
-                    party,
-                    name,
-                    release.unit,
-                    release.mechanism,
-                    release.sensitivity,
-                    release.noise,
-                    release.rate,
-                ),
-                *(
-                    release.steps,
-                    alone,
-                    self.budget.delta,
-                    release.neighbours,
-                    against,
-                    release.drawn,
-                    release.drawn_of,
-                ),
-            )
-        else:
-            row = Spent(
-                round,
-                function,
-                party,
-                name,
-                "",
-                "none",
-                0.0,
-                0.0,
-                1.0,
-                1,
-                math.inf,
-                self.budget.delta,
-                "",
-                against,
-                0,
-                0,
-            )
+        row = PrivacyCharge(
+            round=round,
+            call=function,
+            party=party,
+            release=name,
+            unit=release.unit if release else "",
+            mechanism=release.mechanism if release else "none",
+            sensitivity=release.sensitivity if release else 0.0,
+            noise=release.noise if release else 0.0,
+            rate=release.rate if release else 1.0,
+            steps=release.steps if release else 1,
+            epsilon=epsilon({release: 1}, self.budget.delta) if release else math.inf,
+            delta=self.budget.delta,
+            neighbours=release.neighbours if release else "",
+            against=against,
+            drawn=release.drawn if release else 0,
+            drawn_of=release.drawn_of if release else 0,
+        )
         self._rows.append(row)
         self._count(against, party, release, function, name)
 
@@ -305,55 +299,64 @@ class Account:
             self.unprotected[against].setdefault((function, name), set()).add(party)
 
     def summary(self, assumptions: Sequence[str]) -> dict[str, Any]:
-        """What `summary.json` says: against the server and, if the server adds noise, against
-        parties that trust it.
+        """The privacy part of `summary.json`.
+
+        It has the guarantee against the server and, if the server adds noise, the guarantee against
+        other parties under the key `trusted_server`.
         """
-        found = self._block(FROM_PARTIES)
-        trusted = self._block(FROM_SERVER) if self.history[FROM_SERVER] else None
-        used = bool(self.history[FROM_PARTIES] or trusted)
-        said = list(assumptions) if used else []
-        said += [f"Epsilon is by {ACCOUNTANTS[accountant()]}."] if used else []
-        return {**found, "trusted_server": trusted, "assumptions": said}
+        against_server = self._guarantee(AGAINST_SERVER)
+        trusted = self._guarantee(AGAINST_PARTIES) if self.history[AGAINST_PARTIES] else None
+        sentences: list[str] = []
+        if self.history[AGAINST_SERVER] or trusted:
+            sentences = [*assumptions, f"Epsilon is by {ACCOUNTANTS[accountant()]}."]
+        return {**against_server, "trusted_server": trusted, "assumptions": sentences}
 
-    def _block(self, against: str) -> dict[str, Any]:
-        return block(self.history[against], self.unprotected[against], self.budget)
+    def _guarantee(self, against: str) -> dict[str, Any]:
+        return guarantee(self.history[against], self.unprotected[against], self.budget)
 
 
-def block(
-    history: Mapping[str, History], opened: Mapping[tuple[str, str], Iterable[str]], budget: Budget
+def guarantee(
+    history: Mapping[str, History],
+    unprotected: Mapping[tuple[str, str], Iterable[str]],
+    budget: Budget,
 ) -> dict[str, Any]:
-    """What is guaranteed to each party, given what it released and, by work and field, of whom
-    something left as it is.
+    """What is guaranteed to each party, as `summary.json` has it.
+
+    Arguments:
+        history: the releases of each party, by name
+        unprotected: by party function and field, the parties whose values left without noise
+        budget: its δ is the one that ε is computed at
     """
-    bare = set().union(*opened.values())
-    everything = {release: 1 for counts in history.values() for release in counts}
-    of = {
-        party: math.inf if party in bare else epsilon(history[party], budget.delta)
-        for party in {*history, *bare}
+    parties_without = set().union(*unprotected.values())
+    all_releases = {release: 1 for counts in history.values() for release in counts}
+    epsilons = {
+        party: math.inf if party in parties_without else epsilon(history[party], budget.delta)
+        for party in {*history, *parties_without}
     }
     return {
-        "unit": weakest_unit(everything) if everything else None,
-        "neighbours": (neighbours_of(everything) or None) if everything else None,
+        "unit": weakest_unit(all_releases) if all_releases else None,
+        "neighbours": (neighbours_of(all_releases) or None) if all_releases else None,
         "delta": budget.delta,
-        "epsilon": written(max(of.values(), default=0.0)),
-        "parties": {party: written(of[party]) for party in sorted(of)},
-        "unprotected": [f"{name} ({function})" for function, name in opened],
+        "epsilon": epsilon_for_json(max(epsilons.values(), default=0.0)),
+        "parties": {party: epsilon_for_json(epsilons[party]) for party in sorted(epsilons)},
+        "unprotected": [f"{name} ({function})" for function, name in unprotected],
     }
 
 
-def written(value: float) -> float | str:
-    """ε as a file has it: a number, or in a word."""
+def epsilon_for_json(value: float) -> float | str:
+    """ε as JSON files have it: a rounded number, or "infinite"."""
     return INFINITE if math.isinf(value) else round(value, 6)
 
 
 def read_epsilon(value: float | str) -> float:
-    """ε as `written` it was."""
+    """The inverse of `epsilon_for_json`."""
     return math.inf if value == INFINITE else float(value)
 
 
-def held_fields(reply: Any) -> Iterator[str]:
-    """The fields of a reply that hold anything, as in "Model.theta"; of a parcel, which nobody
-    sees, all that may be in it.
+def fields_with_values(reply: Any) -> Iterator[str]:
+    """The fields of a reply that are not empty, for instance "Model.theta".
+
+    Of a sealed message, whose content cannot be seen, these are all fields that may be in it.
     """
     if not is_record(reply):
         if payload(reply) or isinstance(reply, Sealed):
@@ -364,65 +367,74 @@ def held_fields(reply: Any) -> Iterator[str]:
         if isinstance(value, Sealed):
             yield from fields_on_wire(resolve_field_type(type(reply), field))
         elif _has_records(value):
-            for inner in (
-                value.values()
-                if isinstance(value, dict)
-                else value
-                if isinstance(value, list | tuple)
-                else [value]
-            ):
-                yield from held_fields(inner)
+            for part in _parts(value):
+                yield from fields_with_values(part)
         elif payload(value):
             yield f"{type(reply).__name__}.{field.name}"
 
 
+def _parts(value: Any) -> Iterable[Any]:
+    """The values of a dict, list or tuple; otherwise the value itself."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else [value]
+
+
 def _has_records(value: Any) -> bool:
     if isinstance(value, dict | list | tuple):
-        return any(map(_has_records, value.values() if isinstance(value, dict) else value))
+        return any(map(_has_records, _parts(value)))
     return is_record(value)
 
 
-def _apart(said: Mapping[str, Sequence[Release] | None]) -> list[tuple[Release, list[str]]]:
-    """Each release of a call once, with all fields that come through it: what is made of one
-    release costs nothing more.
+def _fields_by_release(
+    declared: Mapping[str, Sequence[Release] | None],
+) -> list[tuple[Release, list[str]]]:
+    """Each release of a call once, with all fields that come from it.
 
-    One release is one object; two of the same strength are two.
+    Several fields computed from one release cost no more than one field (post-processing). Releases
+    are told apart by identity: two objects with equal values are two releases.
     """
-    found: dict[int, tuple[Release, list[str]]] = {}
-    for name, releases in said.items():
+    by_identity: dict[int, tuple[Release, list[str]]] = {}
+    for name, releases in declared.items():
         for release in releases or ():
-            found.setdefault(id(release), (release, []))[1].append(name)
-    return list(found.values())
+            by_identity.setdefault(id(release), (release, []))[1].append(name)
+    return list(by_identity.values())
 
 
-def planned(
+def plan_releases(
     algorithm: AnyAlgorithm,
     asked: Callable[[int], Asked],
     parties: Iterable[int],
     rounds: Mapping[int, int],
 ) -> dict[int, Counter[Release]]:
-    """What each party will release in a whole run, if it takes part in so many `rounds`, by the
-    methods' own declarations.
+    """What each party will release in a whole run, by the declarations of the method.
+
+    Arguments:
+        algorithm: the method
+        asked: what is known of a party before it is called, by its number
+        parties: the numbers of the parties
+        rounds: in how many rounds each of them takes part
     """
-    found: dict[int, Counter[Release]] = {}
+    plans: dict[int, Counter[Release]] = {}
     for i in parties:
-        about = asked(i)
+        party = asked(i)
         total: Counter[Release] = Counter()
-        for stage, depth, function in planned_calls(algorithm, about.training):
-            for release, _ in _apart(releases_of(algorithm, depth, function, about)):
+        for stage, depth, function in planned_calls(algorithm, party.training):
+            declared = releases_of(algorithm, depth, function, party)
+            for release, _ in _fields_by_release(declared):
                 total[release] += rounds.get(i, 0) if stage == "round" else 1
-        found[i] = +total
-    return found
+        plans[i] = +total
+    return plans
 
 
-def in_words(block: Mapping[str, Any]) -> str:
-    """What a block of `summary` says, in one sentence."""
+def describe_guarantee(block: Mapping[str, Any]) -> str:
+    """A result of `guarantee` as a phrase."""
     if block["epsilon"] == INFINITE:
-        few = block["unprotected"][:3]
-        more = f" and {len(block['unprotected']) - 3} more" if len(block["unprotected"]) > 3 else ""
+        unprotected = block["unprotected"]
+        more = f" and {len(unprotected) - 3} more" if len(unprotected) > 3 else ""
         why = (
-            f"no noise hides {', '.join(few)}{more}"
-            if few
+            f"no noise hides {', '.join(unprotected[:3])}{more}"
+            if unprotected
             else "there is no noise, or of kinds that cannot be added up"
         )
         return f"no guarantee (epsilon infinite), as {why}"
@@ -432,31 +444,35 @@ def in_words(block: Mapping[str, Any]) -> str:
     return f"epsilon {block['epsilon']:.3g} at delta {block['delta']:g}, for {unit}: {kind}"
 
 
-def guarantees(told: Mapping[str, Any] | None, always: bool = False) -> list[str]:
-    """What a run's account comes to, a sentence each; of runs without any noise nothing is said,
-    unless `always`.
+def describe_guarantees(privacy: Mapping[str, Any] | None, always: bool = False) -> list[str]:
+    """The privacy part of a run's summary as sentences.
+
+    For a run without any noise the list is empty, unless `always` is set.
     """
-    if not told or not (always or told["unit"] or told["trusted_server"]):
+    if not privacy or not (always or privacy["unit"] or privacy["trusted_server"]):
         return []
-    said = [f"privacy: {in_words(told)}"]
-    if told["trusted_server"]:
-        said.append(
-            f"from other parties, if the server is trusted: {in_words(told['trusted_server'])}"
+    sentences = [f"privacy: {describe_guarantee(privacy)}"]
+    if trusted := privacy["trusted_server"]:
+        sentences.append(
+            f"from other parties, if the server is trusted: {describe_guarantee(trusted)}"
         )
-    return said
+    return sentences
 
 
-def account_of(summary: Mapping[str, Any], party: str) -> str:
-    """What a run's summary says of one party, in words; runs of earlier versions have no account."""
-    told = summary.get("privacy")
-    if not told:
+def describe_party_guarantee(summary: Mapping[str, Any], party: str) -> str:
+    """What a run's summary guarantees to one party, as a phrase.
+
+    Summaries of earlier versions have no privacy part.
+    """
+    privacy = summary.get("privacy")
+    if not privacy:
         return "no account was kept"
     blocks = [
-        ("", told),
-        ("against other parties, if the server is trusted, ", told["trusted_server"]),
+        ("", privacy),
+        ("against other parties, if the server is trusted, ", privacy["trusted_server"]),
     ]
     return "; ".join(
-        f"{whom}{in_words({**block, 'epsilon': block['parties'].get(party, 0.0)})}"
+        whom + describe_guarantee({**block, "epsilon": block["parties"].get(party, 0.0)})
         for whom, block in blocks
         if block
     )

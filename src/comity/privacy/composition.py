@@ -1,8 +1,7 @@
-"""ε of everything that a party has given away, at a chosen δ.
+"""Composition: ε at a chosen δ of all releases of a party.
 
-By privacy loss distributions where dp-accounting is installed (`pip install comity[privacy]`), else
-by Rényi accounting of our own: a bound as well, but a looser one. `ACCOUNTANTS` has the words for
-either.
+It is computed by privacy loss distributions if dp-accounting is installed (`pip install
+comity[privacy]`), else by the Rényi accounting of this package, which is a looser bound.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from comity.core.release import UNITS, Release, Unit
 from comity.privacy.accounting import ORDERS, sampled_gaussian_rdp
 
 History = Mapping[Release, int]
-"""What was released, and how often."""
+"""Releases, and how often each occurred."""
 GRID = 1e-3
-"""The grid on which distributions of privacy loss are rounded up: a tenth of it changes ε by a
-ten-thousandth, in ten times the time.
+"""The grid to which privacy losses are rounded up. A grid ten times finer changes ε by one
+ten-thousandth and takes ten times as long.
 """
 ACCOUNTANTS = {
     "pld": "privacy loss distributions (dp-accounting)",
@@ -34,56 +33,55 @@ ACCOUNTANTS = {
 
 
 def accountant() -> str:
-    """Which of ACCOUNTANTS is at hand."""
+    """The key in `ACCOUNTANTS` of the accountant that is used."""
     return "pld" if importlib.util.find_spec("dp_accounting") else "renyi"
 
 
 def weakest_unit(history: History) -> Unit:
-    """The unit that all releases protect: the weakest of theirs, as who protects more protects that
-    as well.
+    """The unit that all releases protect: the weakest of their units, because a release that
+    protects a stronger unit protects the weaker ones as well.
     """
     order = list(UNITS)
     return min((release.unit for release in history), key=order.index, default="party")
 
 
 def epsilon(history: History, delta: float) -> float:
-    """ε at δ of all releases together, for the weakest of their units and one kind of neighbours.
+    """ε at δ of all releases, for the weakest of their units and one neighbouring relation.
 
-    Infinite if they have no kind of neighbours in common.
+    Infinite if the releases have no neighbouring relation in common.
     """
-    alike = _alike(history)
-    return math.inf if alike is None else _epsilon(frozenset(alike.items()), delta)
+    unified = _with_one_relation(history)
+    return math.inf if unified is None else _epsilon(frozenset(unified.items()), delta)
 
 
 def renyi_epsilon(history: History, delta: float) -> float:
-    """The same by Rényi accounting alone, in a thousandth of the time: never below."""
-    alike = _alike(history)
-    return math.inf if alike is None else _renyi(alike, delta)
+    """The same by Rényi accounting alone: an upper bound, in a thousandth of the time."""
+    unified = _with_one_relation(history)
+    return math.inf if unified is None else _renyi(unified, delta)
 
 
 def neighbours_of(history: History) -> str:
-    """What kind of neighbours ε is for; "" if there is none that all releases can be accounted for."""
-    kinds = {release.neighbours for release in history}
-    if len(kinds) < 2:
-        return next(iter(kinds), "blank")
-    return "blank" if _alike(history) is not None else ""
+    """The neighbouring relation that ε is for; "" if the releases have none in common."""
+    relations = {release.neighbours for release in history}
+    if len(relations) < 2:
+        return next(iter(relations), "blank")
+    return "blank" if _with_one_relation(history) is not None else ""
 
 
-def _alike(history: History) -> Counter[Release] | None:
-    """The same releases for one kind of neighbours; None if that cannot be.
+def _with_one_relation(history: History) -> Counter[Release] | None:
+    """The same releases under one neighbouring relation; None if that is not possible.
 
-    Whoever cannot tell one from any other cannot tell it from a blank: what holds for `replaced`
-    holds for `blank`, and never the other way round. Of units that are drawn without replacement
-    only the stronger kind is known.
+    A guarantee for `replaced` (any other value) implies one for `blank`, not vice versa. For units
+    drawn without replacement only the guarantee for `replaced` is known.
     """
     if len({release.neighbours for release in history}) < 2:
         return Counter(history)
     if any(release.drawn_of for release in history):
         return None
-    made: Counter[Release] = Counter()
+    unified: Counter[Release] = Counter()
     for release, count in history.items():
-        made[replace(release, neighbours="blank")] += count
-    return made
+        unified[replace(release, neighbours="blank")] += count
+    return unified
 
 
 @lru_cache(maxsize=4096)
@@ -100,16 +98,11 @@ def _by_distributions(history: History, delta: float) -> float:
     import dp_accounting
     from dp_accounting import pld, rdp
 
-    drawn = any(release.drawn_of for release in history)
-    relation = (
-        dp_accounting.NeighboringRelation.REPLACE_ONE
-        if drawn
-        else dp_accounting.NeighboringRelation.REPLACE_SPECIAL
-    )
+    relations = dp_accounting.NeighboringRelation
     account: Any = (
-        rdp.RdpAccountant(neighboring_relation=relation)
-        if drawn
-        else pld.PLDAccountant(relation, GRID)
+        rdp.RdpAccountant(neighboring_relation=relations.REPLACE_ONE)
+        if any(release.drawn_of for release in history)
+        else pld.PLDAccountant(relations.REPLACE_SPECIAL, GRID)
     )
     for release, count in history.items():
         account.compose(dp_accounting.SelfComposedDpEvent(_event(release), release.steps * count))
@@ -117,9 +110,7 @@ def _by_distributions(history: History, delta: float) -> float:
 
 
 def _event(release: Release) -> Any:
-    """A release in dp-accounting's words: its noise is in units of what one neighbour changes,
-    whichever kind that is.
-    """
+    """A release as an event of dp-accounting; its noise is in units of the sensitivity."""
     import dp_accounting
 
     if release.mechanism == "laplace":
@@ -133,21 +124,21 @@ def _event(release: Release) -> Any:
 
 
 def _renyi(history: History, delta: float) -> float:
-    """By the divergences of whole orders; never more than pure ε would add up to, where all is
-    Laplace's.
+    """Rényi accounting over integer orders. If all noise is Laplace noise, the result is at most
+    the sum of the pure ε.
     """
     if any(release.multiplier == 0 for release in history):
         return math.inf
     if not history:
         return 0.0
-    found: list[float] = []
-    for place, order in enumerate(ORDERS):
+    bounds: list[float] = []
+    for k, order in enumerate(ORDERS):
         divergence = sum(
-            count * release.steps * _divergences(_one(release))[place]
+            count * release.steps * _divergences(_single_step(release))[k]
             for release, count in history.items()
         )
-        found.append(divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
-    best = max(0.0, min(found))
+        bounds.append(divergence + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
+    best = max(0.0, min(bounds))
     if all(release.mechanism == "laplace" for release in history):
         best = min(
             best,
@@ -156,11 +147,10 @@ def _renyi(history: History, delta: float) -> float:
     return float(best)
 
 
-def _one(release: Release) -> Release:
-    """What the divergence of one step depends on, and nothing else."""
-    rate = (
-        1.0 if release.drawn_of else release.rate
-    )  # without replacement: as if all took part, which is never too little
+def _single_step(release: Release) -> Release:
+    """A release with only those values that the divergence of one step depends on (a cache key)."""
+    # Sampling without replacement is treated as full participation, which is an upper bound.
+    rate = 1.0 if release.drawn_of else release.rate
     return Release("row", release.mechanism, 1.0, release.multiplier, rate=rate)
 
 
@@ -174,7 +164,7 @@ def _divergences(release: Release) -> tuple[float, ...]:
 
 
 def _laplace_divergence(scale: float, order: int) -> float:
-    """Mironov 2017, Proposition 6: of Laplace noise of that scale on what changes by 1."""
+    """Rényi divergence of Laplace noise of that scale at sensitivity 1 (Mironov 2017, Prop. 6)."""
     near = math.log(order / (2 * order - 1)) + (order - 1) / scale
     far = math.log((order - 1) / (2 * order - 1)) - order / scale
     high, low = max(near, far), min(near, far)
@@ -182,14 +172,15 @@ def _laplace_divergence(scale: float, order: int) -> float:
 
 
 def smallest_noise(fits: Callable[[float], bool], low: float = 1e-2, high: float = 1e5) -> float:
-    """The smallest noise for which `fits(noise)` holds, to a thousandth: there is such a number
-    below which it never does.
+    """The smallest noise for which `fits(noise)` holds, to a relative error of 1/1000.
 
-    Infinite if even `high` does not do.
+    `fits` must be monotone: false below some noise and true above it. The result is infinite if
+    even `high` does not fit.
     """
     if not fits(high):
         return math.inf
     while high / low > 1.001:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
-    return float(f"{high:.4g}") if fits(float(f"{high:.4g}")) else high
+    rounded = float(f"{high:.4g}")
+    return rounded if fits(rounded) else high

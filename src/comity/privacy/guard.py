@@ -1,5 +1,5 @@
-"""Samples that nobody may look at: what a work has of a party's data while that trains so that no
-record tells.
+"""Samples that cannot be read: what a party function gets in place of the data during private
+training.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from comity.core.party import NOT_PRIVATE
 from comity.errors import UsageError
 
 
-class Guarded(Samples):
-    """As many samples as there are, none of which can be seen: whatever came of one would leave
-    without noise.
+class HiddenSamples(Samples):
+    """Samples of which only the count is known.
+
+    Whatever a party function computed from a sample itself would leave without noise.
     """
 
     def __init__(self, count: int) -> None:
@@ -30,13 +31,15 @@ class Guarded(Samples):
 
 def _refuse() -> NoReturn:
     raise UsageError(
-        f"{NOT_PRIVATE}: it looks at a party's samples itself, and what comes of that would leave"
-        " without noise."
+        f"{NOT_PRIVATE}: it reads a party's samples itself, and what it computes from them would"
+        " leave without noise."
     )
 
 
-def guarded(data: PartyData) -> PartyData:
-    """A party's data, of which only how many they are can be told."""
+def hide_samples(data: PartyData) -> PartyData:
+    """A party's data of which only the numbers of samples are known."""
     return PartyData(
-        Guarded(len(data.train)), Guarded(len(data.validation)), Guarded(len(data.test))
+        HiddenSamples(len(data.train)),
+        HiddenSamples(len(data.validation)),
+        HiddenSamples(len(data.test)),
     )

@@ -1,6 +1,4 @@
-"""The options of a method whose parties send representations to a server that trains on them
-(ADCOL, B.12).
-"""
+"""Privacy options of methods whose parties send representations (ADCOL, B.12) or means (DBE)."""
 
 from __future__ import annotations
 
@@ -28,28 +26,28 @@ from comity.core import (
     plain,
 )
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
-from comity.privacy.mechanisms import noised
+from comity.privacy.mechanisms import add_noise
 from comity.training.requests import Private
 
 SMALL = 1e-9
-"""A δ at which any noise that anybody would want is some ε above 0."""
+"""A δ so small that any useful noise has an ε above 0."""
 ROW = (
-    "what it protects is a row, that is what a given model makes of a sample. The sample has"
-    " trained that model, so that all of a party's rows tell of it: of the record nothing is"
-    " guaranteed"
+    "it protects a row, that is the representation of a sample by a given model. The sample was"
+    " used to train that model, so that all rows of the party depend on it: nothing is guaranteed"
+    " for the record"
 )
 
 
 TRAINED_OPENLY = (
-    "is for what the method sends. Models are trained without noise, and figures by which they are"
-    " judged leave as they are."
+    "covers what the method sends. Models are trained without noise, and evaluation metrics leave"
+    " without noise."
 )
 
 
 @mixin
 class PrivateRows:
-    """Noise at the party against a curious server, or at a trusted server against the parties; and
-    what either guarantees.
+    """Noise on rows at the party against a curious server, or at a trusted server against the
+    parties, with the guarantees of either.
     """
 
     noise: Literal["none", "paper", "lap_l1", "gauss_l2"] = option(
@@ -69,34 +67,30 @@ class PrivateRows:
 
     @abstractmethod
     def rows(self, n: int) -> int:
-        """How many rows a party of n samples sends."""
+        """How many rows a party with n samples sends."""
 
-    def behind(self, sigma: float) -> Self:
+    def with_row_noise(self, sigma: float) -> Self:
         """The same method with Gaussian noise of that standard deviation on its rows (`+ldp`)."""
         return replace(self, noise="gauss_l2", epsilon=gaussian_epsilon(sigma, SMALL), delta=SMALL)
 
-    def released(self, z: Tensor, key: Key) -> Tensor:
-        """Rows as they leave the party."""
-        return noised(z, self.noise, self.epsilon, self.delta, key)
+    def add_row_noise(self, z: Tensor, key: Key) -> Tensor:
+        """Rows as the party sends them."""
+        return add_noise(z, self.noise, self.epsilon, self.delta, key)
 
     def row_releases(self, field: str, width: int) -> Releases:
-        """Through which noise rows of that width leave: two rows differ by 1 at most, the paper's
-        by their width.
+        """The release of rows of `width` values that are sent in `field`.
+
+        Two rows differ by at most 1; with `noise=paper` by at most their width.
         """
         if self.noise == "none":
             return {}
         if self.noise == "gauss_l2":
-            return {
-                field: [
-                    Release(
-                        "row", "gaussian", 1.0, gaussian_sigma(self.epsilon, self.delta), "replaced"
-                    )
-                ]
-            }
-        differ = float(width) if self.noise == "paper" else 1.0
-        return {field: [Release("row", "laplace", differ, 1 / self.epsilon, "replaced")]}
+            sigma = gaussian_sigma(self.epsilon, self.delta)
+            return {field: [Release("row", "gaussian", 1.0, sigma, "replaced")]}
+        sensitivity = float(width) if self.noise == "paper" else 1.0
+        return {field: [Release("row", "laplace", sensitivity, 1 / self.epsilon, "replaced")]}
 
-    def fitted(
+    def fit_on_server(
         self,
         server: Server,
         task: LearningTask,
@@ -105,29 +99,30 @@ class PrivateRows:
         key: Key,
         how: Training,
     ) -> Params:
-        """What a server learns from rows: by DP-SGD if asked."""
+        """Train on the rows at the server, by DP-SGD if `disc_noise` is not 0; the weights."""
         private = Private(data, self.disc_clip, self.disc_noise, []) if self.disc_noise else None
         return server.fit(
             plain, theta, data, key, None, task=task, training=how, private=private
         ).theta
 
-    def made_known(self, server: Server, cohort: Sequence[int], bare: set[str]) -> None:
-        """Account for what parties will be sent of others' rows, and for what else of theirs goes
-        out as it is.
+    def charge_server(self, server: Server, cohort: Sequence[int], unprotected: set[str]) -> None:
+        """Charge to the privacy account what the server will send of the cohort's rows.
+
+        `unprotected` names other fields that the server sends without noise.
         """
         if self.disc_noise:
             noise = PrivateRowsAccounting(self).server_release(server.info, cohort)
             server.release("Game.D", noise, cohort)
-            for name in bare:
+            for name in unprotected:
                 server.release(name, None, cohort)
 
     @property
     def why_rows_not_private(self) -> str:
-        """Why parties that send rows cannot train with DP-SGD; "" if noise bounds the rows."""
+        """Why parties that send these rows cannot train privately; empty if they can."""
         if self.noise in ("lap_l1", "gauss_l2"):
             return ""
         return (
-            "its parties send what their models make of single records (noise=gauss_l2 or lap_l1"
+            "its parties send representations of single records (noise=gauss_l2 or noise=lap_l1"
             " hides them)"
         )
 
@@ -139,7 +134,7 @@ class PrivateRowsAccounting(Accounting[P]):
     """The accounting of a method with these options."""
 
     def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:
-        """What a row has to do with what a server learned from those of a cohort."""
+        """What a trusted server that trains on the cohort's rows releases in a round."""
         if not self.method.disc_noise:
             return None
         rows = sum(self.method.rows(info.sizes[i]) for i in cohort)
@@ -152,30 +147,30 @@ class PrivateRowsAccounting(Accounting[P]):
 
     def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
-        said = []
+        warnings = []
         if self.method.noise != "none":
-            said.append(f"noise={self.method.noise}: {ROW}.")
+            warnings.append(f"noise={self.method.noise}: {ROW}.")
         if self.method.noise == "paper":
-            said.append(
-                f"noise=paper lets rows of {info.width} values differ by {info.width}, not 1: ε is"
-                " as many times the paper's."
+            warnings.append(
+                f"noise=paper: rows of {info.width} values can differ by {info.width}, not by 1, so"
+                f" that ε is {info.width} times the paper's."
             )
         if self.method.disc_noise:
-            said.append(
+            warnings.append(
                 f"disc_noise={self.method.disc_noise:g}: the server must be trusted, and {ROW}."
             )
-        return said
+        return warnings
 
 
 class NoisyMean:
     """The noise of DBE's Table 3 on a mean that a party uploads."""
 
     noise_s: float
-    """s, its standard deviation."""
+    """s, the standard deviation of the noise."""
     noise_q: float
     """q, the share of the mean that is withheld."""
 
-    def noised(self, z: Tensor, key: Key) -> Tensor:
+    def add_mean_noise(self, z: Tensor, key: Key) -> Tensor:
         """(1 − q) z̄ + N(0, s²), element by element."""
         return (1 - self.noise_q) * z + gaussian(key, z.shape, self.noise_s).to(z.device)
 
@@ -188,8 +183,9 @@ class NoisyMeanAccounting(Accounting[N]):
 
     def privacy_warnings(self, info: Info) -> list[str]:
         """What the noise does not guarantee."""
-        told = (
-            "noise_s and noise_q guarantee nothing: how far one record moves a mean is not bounded,"
-            " so that no epsilon follows."
-        )
-        return [told] if self.method.noise_s or self.method.noise_q else []
+        if not (self.method.noise_s or self.method.noise_q):
+            return []
+        return [
+            "noise_s and noise_q guarantee nothing: the influence of one record on a mean is not"
+            " bounded, so that no epsilon follows."
+        ]

@@ -30,7 +30,7 @@ from comity.core.server import Note
 from comity.data.split import Split
 from comity.errors import ComityError, UsageError
 from comity.metrics.evaluation import Answers
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.runs import config
 from comity.runs.checkpoint import Checkpoints, flush_to_disk, write_atomically
 from comity.runs.config import Experiment
@@ -318,7 +318,7 @@ class RunFolder:
         """
         return self._rows(ABSENCES) if self._should_exist(ABSENCES) else []
 
-    def read_privacy(self) -> list[Spent]:
+    def read_privacy(self) -> list[PrivacyCharge]:
         """All rows of privacy.csv. Empty if nothing left a party, or an early version wrote no such
         table.
         """

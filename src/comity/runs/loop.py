@@ -21,7 +21,7 @@ from comity.core.server import Note, Server
 from comity.core.wrapper import chain
 from comity.engines.engine import Engine
 from comity.errors import ComityError, WorkerLost
-from comity.privacy.account import Account, BudgetSpent
+from comity.privacy.account import Account, BudgetExceeded
 from comity.runs.checkpoint import Checkpoints, Manifest
 from comity.runs.environment import changed_since
 from comity.runs.evaluation import (
@@ -365,9 +365,9 @@ class _Rounds:
                     f"What the server made of the replies in round {self.server.round} is not"
                     " finite."
                 )
-        except (NoReplies, BudgetSpent) as why:
+        except (NoReplies, BudgetExceeded) as why:
             self._engine.commit(self.server.undo())
-            if isinstance(why, BudgetSpent):
+            if isinstance(why, BudgetExceeded):
                 self._end_here()
             self.server.note("silence", 1.0)
             self._discarded[self.server.round] = exchange.discarded = str(why)

@@ -15,7 +15,7 @@ from comity.core.release import Asked, Release
 from comity.core.wrapper import chain
 from comity.errors import UsageError
 from comity.names import display_name
-from comity.privacy.account import Account, block, planned
+from comity.privacy.account import Account, guarantee, plan_releases
 from comity.privacy.budget import Budget
 from comity.privacy.composition import weakest_unit
 from comity.privacy.options import TRAINED_OPENLY
@@ -73,7 +73,7 @@ class PrivacyPlan:
     ) -> dict[int, Counter[Release]]:
         """What each party will release in all rounds, with another method if one is given."""
         rounds = Counter(i for ids in self._cohorts for i in ids)
-        return planned(
+        return plan_releases(
             algorithm or self._run.algorithm, self.about_party, self._run.info.parties, rounds
         )
 
@@ -113,8 +113,10 @@ class PrivacyPlan:
         if coupled:
             open_fields["introduce", OWN_CONSTANTS] = coupled
         by_server = by_name(self.planned_by_server())
-        trusted_server = block(by_server, {}, self.budget) if by_server else None
-        return block(by_name(plans), open_fields, self.budget) | {"trusted_server": trusted_server}
+        trusted_server = guarantee(by_server, {}, self.budget) if by_server else None
+        return guarantee(by_name(plans), open_fields, self.budget) | {
+            "trusted_server": trusted_server
+        }
 
     def noise(self) -> float | None:
         """The noise that the budget requires, if the method leaves it open, else None."""

@@ -17,7 +17,7 @@ from comity.engines.site import Site
 from comity.errors import ComityError, UsageError, unknown
 from comity.frames import frame
 from comity.html import page, sentences, view
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.runs.build import SimulatedRun
 from comity.runs.checkpoint import Checkpoints
 from comity.runs.description import chosen_metric, figure, setting
@@ -164,7 +164,7 @@ class Result:
         return self._run_folder().read_ledger()
 
     @cached_property
-    def privacy(self) -> list[Spent]:
+    def privacy(self) -> list[PrivacyCharge]:
         """Rows of privacy.csv: what left parties with which noise, and what without.
         `summary["privacy"]` composes it.
         """

@@ -21,7 +21,7 @@ from comity.checksums import Checksum
 from comity.core.participation import Absence
 from comity.core.server import Note
 from comity.errors import ComityError
-from comity.privacy.account import Spent
+from comity.privacy.account import PrivacyCharge
 from comity.wire.ledger import Charge
 
 R = TypeVar("R")
@@ -123,9 +123,9 @@ SPENT_CELLS: tuple[Callable[[str], Any], ...] = (
 """How the cells of privacy.csv are parsed."""
 
 
-def _spent(cells: Sequence[str]) -> Spent:
+def _spent(cells: Sequence[str]) -> PrivacyCharge:
     values: list[Any] = [parse(cell) for parse, cell in zip(SPENT_CELLS, cells, strict=True)]
-    return Spent(*values)
+    return PrivacyCharge(*values)
 
 
 def _absence(cells: Sequence[str]) -> Absence:
@@ -138,7 +138,7 @@ METRICS = Table("metrics.csv", Note._fields, _note)
 LEDGER = Table("ledger.csv", Charge._fields, _charge)
 TIMING = Table("timing.csv", Timing._fields, _timing)
 ABSENCES = Table("absences.csv", Absence._fields, _absence, seldom=True)
-PRIVACY = Table("privacy.csv", Spent._fields, _spent, seldom=True)
+PRIVACY = Table("privacy.csv", PrivacyCharge._fields, _spent, seldom=True)
 TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES, PRIVACY)
 
 

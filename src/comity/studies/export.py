@@ -30,7 +30,7 @@ from comity.metrics.metrics import ACCURACY, METRICS
 from comity.models.exported import SETTINGS, WEIGHTS, no_model_in, read_weights
 from comity.models.low_rank import LowRank, without_factors
 from comity.names import display_name
-from comity.privacy.account import account_of
+from comity.privacy.account import describe_party_guarantee
 from comity.runs.checkpoint import write_atomically
 from comity.runs.result import Deployed, Result
 from comity.runs.summary import blocks
@@ -152,7 +152,7 @@ def _model_settings(result: Result, party: str, deployed: Deployed) -> dict[str,
         "test_figures": figures,
         "test_samples": len(data.test),
         "label": federation.schema.label if federation.schema else "",
-        "privacy": account_of(summary, party),
+        "privacy": describe_party_guarantee(summary, party),
         "judged_after_round": summary["accuracy"].get("as_of", {}).get(party, summary["rounds"]),
     }
 

@@ -1,9 +1,9 @@
-"""NVIDIA FLARE 2.9 as the way between sites; nothing outside of this folder knows of it.
+"""The transport between sites by NVIDIA FLARE 2.9. Only this folder depends on FLARE.
 
-`kits` makes the folders with certificates that server, sites and researchers need, `hardening`
-writes into them what FLARE may do; `processes` runs a server or a site in the foreground, `jobs`
-submits an order and waits for its end; `apps` is what runs in the processes of a job, `launcher`
-how a site starts them.
+`startup_kits` makes the folders with certificates for server, sites and researchers, and
+`hardening` restricts what FLARE may do there. `processes` runs a server or a site in the
+foreground. `jobs` submits a job and waits for its end. `apps` runs in the processes of a job, which
+`launcher` starts at a site.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from comity.errors import UsageError
 
 
 def needs_flare() -> None:
-    """Refuse, with the way out, where NVIDIA FLARE is not installed."""
+    """Raise `UsageError`, with the command to type, if NVIDIA FLARE is not installed."""
     if find_spec("nvflare") is None:
         raise UsageError(
             "Runs between sites need NVIDIA FLARE, which is not installed: pip install"

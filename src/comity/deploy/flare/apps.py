@@ -1,8 +1,8 @@
-"""What runs in the processes of a job: at the server whoever conducts the run, at a site the desk
-that answers.
+"""What runs in the processes of a job: at the server the run, at a site its request handler.
 
-The only way in is `SiteApp.ask`, bytes to bytes, and only the server may call it. FLARE would send
-the traceback of whatever is left uncaught there: nothing is, and one fixed sentence leaves instead.
+The only entry to a site is `SiteApp.ask`, from bytes to bytes, and only the server may call it.
+FLARE would send the traceback of an uncaught exception there. All exceptions are therefore caught,
+and one fixed sentence leaves instead.
 """
 
 from __future__ import annotations
@@ -26,141 +26,144 @@ from nvflare.lighter.utils import verify_folder_signature_and_get_signers
 from comity.deploy.transport import Aborted, Transport
 from comity.errors import ComityError, quote
 
-FOLDER = (
-    "COMITY_SITES_FOLDER"  # the folder of this server or site, set by whoever started the process
-)
-# another module with open_desk, and serve: tests and measurements set it where they start processes
-DESK = "COMITY_SITES_DESK"
+FOLDER = "COMITY_SITES_FOLDER"
+"""The environment variable with the folder of this server or site; `processes` sets it."""
+HANDLER = "COMITY_SITES_HANDLER"
+"""The environment variable with a module that has `open_handler` and `serve` in place of Comity's
+own ones. Tests and benchmarks set it.
+"""
 FAILED = "This site failed to answer."
 UNASKED = "Only the server may ask."
-HERE = 5.0  # seconds for a site to say that it is there
-EVERY, MISSED = (
-    20.0,
-    3,
-)  # seconds between such questions while an answer is awaited, and how many in a row it may miss
+PING_SECONDS = 5.0  # in which a site must answer a ping
+PING_INTERVAL = 20.0  # seconds between pings while a reply is awaited
+MAX_MISSED = 3  # pings in a row that a site may miss
 
 log = logging.getLogger(__name__)
 
 
 class SiteExecutor(Protocol):
-    """A site's half of a run."""
+    """A site's side of a run."""
 
     def answer(self, request: bytes) -> bytes:
-        """PartyVerdict a request of the server's."""
+        """Handle a request of the server, and return the reply."""
         ...
 
 
-class Line(Protocol):
-    """The way to one site."""
+class Connection(Protocol):
+    """The connection to one site."""
 
     def ask(self, request: bytes, seconds: float) -> Any:
-        """What `SiteApp.ask` returns there; raises if nothing comes within so many seconds."""
+        """Call `SiteApp.ask` at the site; raises if there is no reply within `seconds`."""
         ...
 
     def here(self, seconds: float) -> Any:
-        """Raises if the site is not there."""
+        """Call `SiteApp.here` at the site; raises if there is no reply within `seconds`."""
         ...
 
 
 class FlareTransport:
-    """Carries requests as calls of `SiteApp.ask`, one thread for each site asked."""
+    """Carries requests as calls of `SiteApp.ask`, with one thread for each site.
 
-    def __init__(self, sites: Mapping[str, Line], aborted: Callable[[], bool]) -> None:
+    Arguments:
+        sites: the connections, by the name of the site
+        is_aborted: whether the job was aborted
+    """
+
+    def __init__(self, sites: Mapping[str, Connection], is_aborted: Callable[[], bool]) -> None:
         self._sites = dict(sorted(sites.items()))
-        self._aborted = aborted
+        self._is_aborted = is_aborted
         self._silent: set[str] = set()
 
     @property
     def names(self) -> list[str]:
-        """The sites that this job runs at, in the order of their names."""
+        """The names of the sites of this job, in alphabetical order."""
         return list(self._sites)
 
     def ask(
         self, requests: Mapping[str, bytes], seconds: float
     ) -> Iterator[tuple[str, bytes | None]]:
-        """Ask all at once; answers as they come, None for a site that failed or was silent for
-        `seconds`.
+        """Send all requests at once, and yield the replies in the order of their arrival.
 
-        An answer that comes later is dropped. While an answer is awaited, the site is asked now and
-        then whether it is there: one that is gone need not cost the whole deadline. A site that was
-        silent the last time is asked that before it is asked anything else. The deadline is kept
-        here, since FLARE's own is one for each part of a call. Raises only when the whole job is
-        aborted.
+        A site that failed, or did not reply within `seconds`, yields None; a later reply is
+        dropped. While a reply is awaited, the site is pinged now and then, so that a lost site does
+        not cost the whole deadline. A site that did not reply the last time is pinged before its
+        request is sent. The deadline is kept here, because FLARE applies its own timeout to each
+        part of a call. Raises `Aborted` if the job is aborted, and nothing else.
         """
-        arrived: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
+        replies: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
         waiting = set(requests)
         end = time.monotonic() + seconds
-        over = threading.Event()
+        finished = threading.Event()
         for name, request in requests.items():
-            asking = threading.Thread(
-                target=lambda *a: arrived.put(self._one(*a)),
+            threading.Thread(
+                target=lambda *args: replies.put(self._ask_site(*args)),
                 args=(name, request, seconds),
                 daemon=True,
-            )
-            asking.start()
-            threading.Thread(target=self._watch, args=(name, over, arrived), daemon=True).start()
+            ).start()
+            threading.Thread(
+                target=self._watch, args=(name, finished, replies), daemon=True
+            ).start()
         try:
-            yield from self._arriving(arrived, waiting, end)
+            yield from self._collect(replies, waiting, end)
         finally:
-            over.set()
+            finished.set()
         self._silent |= waiting
         yield from ((name, None) for name in sorted(waiting))
 
-    def _arriving(
-        self, arrived: queue.SimpleQueue[tuple[str, bytes | None]], waiting: set[str], end: float
+    def _collect(
+        self, replies: queue.SimpleQueue[tuple[str, bytes | None]], waiting: set[str], end: float
     ) -> Iterator[tuple[str, bytes | None]]:
-        """Answers as they come, each site's first, until the deadline; who has answered is taken
-        out of `waiting`.
-        """
+        """Yield the first reply of each site until the deadline, and remove it from `waiting`."""
         while waiting:
             try:
-                name, answer = arrived.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
+                name, reply = replies.get(timeout=min(1.0, max(0.0, end - time.monotonic())))
             except queue.Empty:
-                name, answer = "", None
-            if answer is None and self._aborted():
+                name, reply = "", None
+            if reply is None and self._is_aborted():
                 raise Aborted("The job was aborted.")
             if name in waiting:
                 waiting.discard(name)
-                yield name, answer
+                yield name, reply
             elif not name and time.monotonic() >= end:
                 return
 
     def _watch(
-        self, name: str, over: threading.Event, arrived: queue.SimpleQueue[tuple[str, bytes | None]]
+        self,
+        name: str,
+        finished: threading.Event,
+        replies: queue.SimpleQueue[tuple[str, bytes | None]],
     ) -> None:
-        """Ask a site whether it is there, again and again until all is over; if it says nothing, it
-        is not waited for.
-        """
+        """Ping a site until all replies are there; after too many missed pings, give it up."""
         missed = 0
-        while missed < MISSED and not over.wait(EVERY):
+        while missed < MAX_MISSED and not finished.wait(PING_INTERVAL):
             try:
-                self._sites[name].here(HERE)
+                self._sites[name].here(PING_SECONDS)
                 missed = 0
             except BaseException:
                 missed += 1
-        if missed == MISSED and not over.is_set():
+        if missed == MAX_MISSED and not finished.is_set():
             self._silent.add(name)
-            arrived.put((name, None))
+            replies.put((name, None))
 
-    def _one(self, name: str, request: bytes, seconds: float) -> tuple[str, bytes | None]:
+    def _ask_site(self, name: str, request: bytes, seconds: float) -> tuple[str, bytes | None]:
         try:
             site = self._sites[name]
             if name in self._silent:
-                site.here(min(seconds, HERE))
+                site.here(min(seconds, PING_SECONDS))
                 self._silent.discard(name)
-            answer = site.ask(request, seconds)
-        except BaseException as why:  # whatever it is, this site did not answer
+            reply = site.ask(request, seconds)
+        except BaseException as why:  # FLARE raises exceptions of many kinds
             log.warning("%s did not answer: %s", name, why)
             self._silent.add(name)
             return name, None
-        if isinstance(answer, bytes):
-            return name, answer
-        log.warning("%s did not answer: %s", name, quote(answer, 200))
+        if isinstance(reply, bytes):
+            return name, reply
+        log.warning("%s did not answer: %s", name, quote(reply, 200))
         return name, None
 
 
 class ServerApp:
-    """The server's half of a job. `order` is what the researcher submitted, as `jobs` writes it."""
+    """The server's side of a job. `order` is what the researcher submitted, as `jobs` writes it."""
 
     def __init__(self, order: str) -> None:
         self._order = json.loads(base64.b64decode(order))
@@ -168,20 +171,16 @@ class ServerApp:
 
     @collab.main
     def run(self) -> None:
-        """Conduct the run that was ordered."""
-        context = collab.context
-        serve: Callable[[Transport, dict[str, Any], Path], None] = _ours(
-            "comity.deploy.server"
-        ).serve
-        serve(
-            FlareTransport({site.name: Calls(site) for site in collab.clients}, context.is_aborted),
-            self._order,
-            _folder(),
-        )
+        """Conduct the run that was submitted."""
+        serve: Callable[[Transport, dict[str, Any], Path], None]
+        serve = _import("comity.deploy.server").serve
+        connections = {site.name: FlareConnection(site) for site in collab.clients}
+        transport = FlareTransport(connections, collab.context.is_aborted)
+        serve(transport, self._order, _folder())
 
 
-class Calls:
-    """The way to one site by FLARE's calls."""
+class FlareConnection:
+    """The connection to one site by FLARE's calls."""
 
     def __init__(self, site: Any) -> None:
         self._site = site
@@ -196,40 +195,42 @@ class Calls:
 
 
 class SiteApp:
-    """A site's half of a job: one desk for the whole of it, made when the first request comes."""
+    """A site's side of a job, with one request handler that is opened at the first request."""
 
     def __init__(self) -> None:
-        self._desk: SiteExecutor | None = None
-        self._one = (
-            threading.Lock()
-        )  # the server may ask again while an answer that came too late is still being made
+        self._handler: SiteExecutor | None = None
+        # The server may ask again while the site still works on a reply that will be too late.
+        self._lock = threading.Lock()
         end_with_parent()
 
     @collab.publish
     def ask(self, request: bytes) -> bytes | str:
-        """PartyVerdict the server, and nobody else; a text instead of bytes is not an answer."""
+        """Handle a request of the server, and of nobody else.
+
+        Returns the reply as bytes, or a text if there is none.
+        """
         try:
             if collab.caller != "server":
                 return UNASKED
-            with self._one:
+            with self._lock:
                 return self._open().answer(request)
         except BaseException:
-            log.exception("A request could not be answered.")  # in this site's own log
+            log.exception("A request could not be answered.")  # in the site's own log
             return FAILED
 
     @collab.publish
     def here(self) -> bool:
-        """Whether this site is there: it is, and says so even while it works on an answer."""
+        """Answer a ping, also while another thread works on a reply."""
         return True
 
     def _open(self) -> SiteExecutor:
-        if self._desk is None:
-            self._desk = _ours("comity.deploy.handler").open_desk(_folder(), _submitter())
-        return self._desk
+        if self._handler is None:
+            self._handler = _import("comity.deploy.handler").open_handler(_folder(), _submitter())
+        return self._handler
 
 
 def _submitter() -> str:
-    """Whose certificate signed this job, which is not left to the server to say."""
+    """The name in the certificate that signed this job; the server is not trusted to say it."""
     context = collab.fl_ctx
     root = (
         Path(context.get_prop(FLContextKey.WORKSPACE_OBJECT).get_startup_kit_dir()) / "rootCA.pem"
@@ -246,13 +247,13 @@ def _folder() -> Path:
     return Path(os.environ[FOLDER])
 
 
-def _ours(module: str) -> Any:
-    return import_module(os.environ.get(DESK) or module)
+def _import(module: str) -> Any:
+    return import_module(os.environ.get(HANDLER) or module)
 
 
 def end_with_parent(seconds: float = 1.0) -> None:
-    """End this process soon after the one that started it is gone, which FLARE's job processes
-    would outlive.
+    """End this process soon after its parent process has ended. FLARE's job processes would
+    otherwise stay.
     """
     parent = os.getppid()
 

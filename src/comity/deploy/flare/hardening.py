@@ -1,11 +1,11 @@
-"""What FLARE may do, written into a kit's `local` folder: far less than its defaults allow.
+"""Restrictions on FLARE, written into the `local` folder of a startup kit.
 
-- A job is signed by whoever submits it, and checked against the root at every site.
-- No job may bring code, whoever submits it; a job may only name this package's app there and FLARE's
-  adapter around it.
-- Nobody gets a shell, restarts or stops a site, changes its log or reads its errors from afar.
-- A site sends no logs; a server has nobody who would receive them.
-- Jobs are kept below the server's own folder, not in the system's temporary one.
+- A job must be signed by its submitter. Every site checks the signature against the root.
+- No job may contain code. A job may only name this package's app and FLARE's adapter around it.
+- Nobody can open a shell, restart or stop a site, change its log settings or read its errors
+  remotely.
+- A site sends no logs, and a server receives none.
+- Jobs are stored in the server's own folder, not in the system's temporary one.
 """
 
 from __future__ import annotations
@@ -22,23 +22,28 @@ AT_SERVER = [CONTROLLER, SERVER_APP]
 AT_SITE = [EXECUTOR, SITE_APP]
 ROLES = ("project_admin", "org_admin", "lead", "member")
 RIGHTS = (
-    "submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc",
+    "submit_job",
+    "clone_job",
+    "manage_job",
+    "download_job",
+    "view",
+    "operate",
+    "shell_commands",
+    "byoc",
     "server-predeployed-flwr",
-)  # fmt: skip
-SILENCE = (
-    30  # seconds without a heartbeat (one every ten), after which the server takes a site for gone
 )
+HEARTBEAT_TIMEOUT = 30  # seconds; a site sends a heartbeat every ten seconds
 
 
 def harden_server(kit: Path, folder: Path) -> None:
-    """The lead may submit jobs, look at the list and end its own; nobody may do anything else."""
+    """Allow the lead to submit jobs, to list them and to abort its own ones; forbid all else."""
     lead = {"submit_job": "any", "manage_job": "n:submitter", "view": "any"}
     _write(kit, "authorization.json", _permissions({"lead": lead, "member": {"view": "any"}}))
     _write(kit, "log_config.json", _logging())
-    kept = (folder / "jobs").resolve()
+    jobs = (folder / "jobs").resolve()
     launcher = "nvflare.app_common.job_launcher.server_process_launcher.ServerProcessJobLauncher"
     storage = "nvflare.app_common.storages.filesystem_storage.FilesystemStorage"
-    snapshots = {"path": storage, "args": {"root_dir": str(kept / "snapshots"), "uri_root": "/"}}
+    snapshots = {"path": storage, "args": {"root_dir": str(jobs / "snapshots"), "uri_root": "/"}}
     resources = {
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
@@ -47,7 +52,7 @@ def harden_server(kit: Path, folder: Path) -> None:
             {
                 "admin_storage": "transfer",
                 "max_num_clients": 1000,
-                "heart_beat_timeout": SILENCE,
+                "heart_beat_timeout": HEARTBEAT_TIMEOUT,
                 "admin_timeout": 10.0,
             }
         ],
@@ -66,7 +71,7 @@ def harden_server(kit: Path, folder: Path) -> None:
             _component(
                 "job_manager",
                 "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
-                uri_root=str(kept),
+                uri_root=str(jobs),
                 job_store_id="job_store",
             ),
             _component("job_store", storage),
@@ -74,11 +79,11 @@ def harden_server(kit: Path, folder: Path) -> None:
         ],
     }
     _write(kit, "resources.json", resources)
-    _only_signed(kit / "startup" / "fed_server.json")
+    _require_signed_jobs(kit / "startup" / "fed_server.json")
 
 
 def harden_site(kit: Path) -> None:
-    """The lead's jobs may run here, if they are of our classes only; nobody may do anything else."""
+    """Allow jobs of the lead that use only Comity's classes; forbid all else."""
     _write(kit, "authorization.json", _permissions({"lead": {"submit_job": "any"}}))
     _write(kit, "log_config.json", _logging())
     resources = {
@@ -103,29 +108,28 @@ def harden_site(kit: Path) -> None:
         ],
     }
     _write(kit, "resources.json", resources)
-    _only_signed(kit / "startup" / "fed_client.json")
+    _require_signed_jobs(kit / "startup" / "fed_client.json")
 
 
-def _only_signed(file: Path) -> None:
-    """FLARE wants jobs signed unless told otherwise; here it is told."""
-    held = json.loads(file.read_text(encoding="utf-8"))
-    file.write_text(
-        json.dumps(held | {"require_signed_jobs": True}, indent=2) + "\n", encoding="utf-8"
-    )
+def _require_signed_jobs(file: Path) -> None:
+    """Require signed jobs explicitly, in place of FLARE's default."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    content["require_signed_jobs"] = True
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _permissions(given: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """Every right of every role spelled out, so that no default of FLARE's fills a gap."""
+def _permissions(granted: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """Every right of every role, so that no default of FLARE applies."""
     return {
         "format_version": "1.0",
         "permissions": {
-            role: dict.fromkeys(RIGHTS, "none") | given.get(role, {}) for role in ROLES
+            role: dict.fromkeys(RIGHTS, "none") | granted.get(role, {}) for role in ROLES
         },
     }
 
 
 def _logging() -> dict[str, Any]:
-    """Warnings on the screen, and what happens in log.txt, but for a line at every call."""
+    """Warnings go to the screen, and everything else except single calls to log.txt."""
     shape = "%(asctime)s - %(name)s - %(levelname)s - %(fl_ctx)s - %(message)s"
     rotating = {
         "class": "logging.handlers.RotatingFileHandler",
@@ -139,20 +143,24 @@ def _logging() -> dict[str, Any]:
         "formatters": {"plain": {"()": "nvflare.fuel.utils.log_utils.BaseFormatter", "fmt": shape}},
         "handlers": {
             "consoleHandler": {
-                "class": "logging.StreamHandler", "level": "WARNING", "formatter": "plain", "stream": "ext://sys.stderr",
+                "class": "logging.StreamHandler",
+                "level": "WARNING",
+                "formatter": "plain",
+                "stream": "ext://sys.stderr",
             },
-            "logFileHandler": {"level": "INFO", "formatter": "plain", "filename": "log.txt"} | rotating,
+            "logFileHandler": {"level": "INFO", "formatter": "plain", "filename": "log.txt"}
+            | rotating,
         },
         "loggers": {
             "root": {"level": "INFO", "handlers": ["consoleHandler", "logFileHandler"]},
             "nvflare.collab": {"level": "WARNING"},
         },
-    }  # fmt: skip
+    }
 
 
 def _component(name: str, path: str, **args: Any) -> dict[str, Any]:
     return {"id": name, "path": path, "args": args}
 
 
-def _write(kit: Path, name: str, held: dict[str, Any]) -> None:
-    (kit / "local" / name).write_text(json.dumps(held, indent=2) + "\n", encoding="utf-8")
+def _write(kit: Path, name: str, content: dict[str, Any]) -> None:
+    (kit / "local" / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

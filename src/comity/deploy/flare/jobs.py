@@ -1,5 +1,5 @@
-"""Orders as jobs of FLARE's: submitted, followed, ended. A job is configuration only, three small
-files; no code travels.
+"""Jobs of FLARE: submit, follow and abort them. A job consists of three small configuration files
+and contains no code.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from comity.errors import ComityError, UsageError
 if TYPE_CHECKING:
     from nvflare.fuel.flare_api.flare_api import Session
 
-SYNC = 60  # seconds within which a site that takes part must have started its process
-THREADS = 1000  # calls under way at once; a thread is made only when it is needed
+SYNC = 60  # seconds in which a site must start its process to take part
+THREADS = 1000  # the largest number of concurrent calls; threads are started only when needed
 
 
 class Jobs:
-    """A researcher's way to a server: `with Jobs.at(kit) as jobs`."""
+    """A researcher's session at a server: `with Jobs.at(kit) as jobs`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -35,17 +35,16 @@ class Jobs:
     @classmethod
     @contextmanager
     def at(cls, kit: Path, seconds: float = 10.0) -> Iterator[Jobs]:
-        """Log in with the certificate in a researcher's kit; all is closed at the end."""
+        """Log in with the certificate in a researcher's startup kit; log out at the end."""
         needs_flare()
         from nvflare.fuel.flare_api.api_spec import AuthenticationError, NoConnection
         from nvflare.fuel.flare_api.flare_api import new_secure_session
 
-        logging.getLogger("nvflare").setLevel(
-            logging.CRITICAL
-        )  # what it says of connections is said below, in a sentence
+        # FLARE's own messages about connections are replaced by the error below.
+        logging.getLogger("nvflare").setLevel(logging.CRITICAL)
         session = None
         try:
-            with redirect_stdout(io.StringIO()):  # it tells the screen that it connects
+            with redirect_stdout(io.StringIO()):  # FLARE prints that it connects
                 session = new_secure_session(researcher(kit), str(kit.resolve()), timeout=seconds)
             yield cls(session)
         except (NoConnection, AuthenticationError) as why:
@@ -57,7 +56,7 @@ class Jobs:
                 session.close()
 
     def submit(self, order: dict[str, Any]) -> str:
-        """Submit an order; returns the job's id."""
+        """Submit a job with this content (see `server.JobRequest`); returns the job's id."""
         from nvflare.fuel.flare_api.api_spec import (
             AuthorizationError,
             InvalidJobDefinition,
@@ -72,41 +71,45 @@ class Jobs:
                 raise UsageError(f"The server refused the job: {why}") from None
 
     def status(self, job: str) -> str:
-        """FLARE's word for how a job stands: SUBMITTED, RUNNING, FINISHED:COMPLETED and the like."""
-        with _in_our_words():
+        """FLARE's status of a job, for instance SUBMITTED, RUNNING or FINISHED:COMPLETED."""
+        with _as_comity_error():
             return str(self._session.get_job_status(job))
 
     def wait(
-        self, job: str, heard: Callable[[str], None] = lambda _: None, seconds: float | None = None
+        self,
+        job: str,
+        on_status: Callable[[str], None] = lambda _: None,
+        seconds: float | None = None,
     ) -> str:
-        """Wait until a job has ended, or for so many seconds; `heard` is called with every new
-        status. Returns the last one.
+        """Wait until a job has ended, at most `seconds`; returns its last status.
+
+        `on_status` is called with every new status.
         """
         end = None if seconds is None else time.monotonic() + seconds
         last = ""
         while True:
             status = self.status(job)
             if status != last:
-                heard(status)
+                on_status(status)
             last = status
             if status.startswith("FINISHED") or (end is not None and time.monotonic() > end):
                 return status
             time.sleep(1)
 
     def abort(self, job: str) -> None:
-        """End a job before its time."""
-        with _in_our_words():
+        """Abort a job."""
+        with _as_comity_error():
             self._session.abort_job(job)
 
     def sites(self) -> list[str]:
-        """The sites that are connected to the server, by name."""
-        with _in_our_words():
+        """The names of the sites that are connected to the server."""
+        with _as_comity_error():
             return sorted(client.name for client in self._session.get_connected_client_list())
 
 
 @contextmanager
-def _in_our_words() -> Iterator[None]:
-    """FLARE's many exceptions, which have no parent of their own in common, as one."""
+def _as_comity_error() -> Iterator[None]:
+    """Turn FLARE's exceptions, which have no common base class, into `ComityError`."""
     try:
         yield
     except Exception as why:
@@ -114,13 +117,10 @@ def _in_our_words() -> Iterator[None]:
 
 
 def researcher(kit: Path) -> str:
-    """Whose kit it is."""
+    """The name of the researcher to whom a startup kit belongs."""
     try:
-        return str(
-            json.loads((kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))["admin"][
-                "username"
-            ]
-        )
+        settings = json.loads((kit / "startup" / "fed_admin.json").read_text(encoding="utf-8"))
+        return str(settings["admin"]["username"])
     except (OSError, ValueError, KeyError):
         raise UsageError(
             f"{kit} is not a researcher's kit: comity deploy init makes one."
@@ -128,11 +128,9 @@ def researcher(kit: Path) -> str:
 
 
 def write_job(order: dict[str, Any], folder: Path) -> None:
-    """Write a job for an order: who takes part, and which class runs at the server and at the
-    sites.
-    """
-    # In base64, since FLARE puts variables in for {names} and builds objects of whatever has a
-    # "path".
+    """Write the files of a job: its content, and the classes that run at server and sites."""
+    # The content is in base64, because FLARE replaces {names} by variables and builds an object
+    # from every value with a "path".
     written = base64.b64encode(json.dumps(order).encode()).decode()
     config = folder / "app" / "config"
     config.mkdir(parents=True)
@@ -164,9 +162,9 @@ def write_job(order: dict[str, Any], folder: Path) -> None:
         ],
         "components": [{"id": "site", "path": SITE_APP, "args": {}}],
     }
-    for file, held in (
+    for file, content in (
         (folder / "meta.json", meta),
         (config / "config_fed_server.json", server),
         (config / "config_fed_client.json", site),
     ):
-        file.write_text(json.dumps(held, indent=2) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

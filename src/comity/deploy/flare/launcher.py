@@ -1,4 +1,4 @@
-"""How a site starts the process of a job, and what the server hears when it is killed."""
+"""How a site starts the process of a job, and what it reports when that process is killed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
 
 class Handle(ProcessHandle):
-    """FLARE reports a job process that was killed as an error of the job, and the server ends the
-    job at every site.
+    """A job process whose kill ends the job only at this site.
 
-    Here only this site is lost to the job: how its process ended is said to be unknown, which FLARE
-    does not take for an error.
+    FLARE reports a killed process as an error of the job, and the server then ends the job at every
+    site. This class reports the return code as unknown, which FLARE does not treat as an error.
     """
 
     def poll(self) -> Any:
-        """How the process ended, in FLARE's numbers."""
+        """FLARE's return code of the process."""
         code = self.adapter.poll()
         return JobReturnCode.UNKNOWN if code is not None and code < 0 else super().poll()
 
@@ -26,9 +25,9 @@ class Handle(ProcessHandle):
 class Launcher(ClientProcessJobLauncher):
     """Starts a site's job processes, one at a time.
 
-    When a server was killed, the processes of its job wait at the sites until it is back and has
-    heard of them. By then it may run the same order again: what a party keeps must not be in the
-    hands of two.
+    After a kill of the server, the processes of its job wait at the sites until the server is back.
+    By then the same run may have been submitted again, and two processes must never use the stored
+    state of one party.
     """
 
     def __init__(self) -> None:
@@ -36,7 +35,7 @@ class Launcher(ClientProcessJobLauncher):
         self._last: Handle | None = None
 
     def launch_job(self, job_meta: dict[str, Any], fl_ctx: Any) -> Handle:
-        """Start one, as FLARE does, after the end of the one before."""
+        """Start a job process as FLARE does, after the one before it has ended."""
         if self._last is not None and self._last.poll() == JobReturnCode.UNKNOWN:
             self._last.terminate()
             self._last.wait()

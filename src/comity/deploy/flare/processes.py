@@ -1,10 +1,9 @@
-"""A server or a site as one command in the foreground: it runs until it is told to stop, and leaves
-no process behind.
+"""A server or a site as one command in the foreground, which leaves no process behind.
 
-FLARE starts a process for each job, in a session of its own. So whoever starts FLARE here watches
-over all that comes of it: on SIGTERM or SIGINT it ends FLARE and every job's process, gently at
-first. If it is killed itself, FLARE's process ends with it (Linux sees to that), and the jobs'
-processes notice (`apps.end_with_parent`).
+FLARE starts a process for each job in a session of its own. On SIGTERM or SIGINT this command
+therefore ends FLARE and all job processes, first with SIGTERM and then with SIGKILL. If the command
+itself is killed, Linux ends FLARE's process with it, and the job processes end themselves
+(`apps.end_with_parent`).
 """
 
 from __future__ import annotations
@@ -30,14 +29,19 @@ if TYPE_CHECKING:
     import psutil
 
 FOLDER = "COMITY_SITES_FOLDER"  # as in `apps`, which only job processes import
-GRACE = 5.0  # seconds for a process to end when it is asked to
+GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-PID = "pid"  # in the kit: the process that `run_server` or `run_site` was
+PID = "pid"  # the file in the kit with the process id of `run_server` or `run_site`
 
 
 def run_server(folder: Path, kit: Path) -> None:
-    """Run the server whose own folder and kit these are, until this process is told to stop."""
+    """Run a server in the foreground until this process gets SIGTERM or SIGINT.
+
+    Arguments:
+        folder: the operator's folder
+        kit: the server's startup kit
+    """
     check_certificate(kit, "server.crt")
     _run(
         folder,
@@ -54,8 +58,11 @@ def run_server(folder: Path, kit: Path) -> None:
 
 
 def run_site(folder: Path, kit: Path) -> None:
-    """Run the site whose own folder (with site.toml) and kit these are, until this process is told
-    to stop.
+    """Run a site in the foreground until this process gets SIGTERM or SIGINT.
+
+    Arguments:
+        folder: the site's folder, with site.toml
+        kit: the site's startup kit
     """
     name = site_name(kit)
     check_certificate(kit, "client.crt")
@@ -74,42 +81,38 @@ def run_site(folder: Path, kit: Path) -> None:
 
 
 def site_name(kit: Path) -> str:
-    """The name that a site's kit was made for."""
+    """The name of the site to which a startup kit belongs."""
     try:
-        return str(
-            json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))["client"][
-                "fqsn"
-            ]
-        )
+        settings = json.loads((kit / "startup" / "fed_client.json").read_text(encoding="utf-8"))
+        return str(settings["client"]["fqsn"])
     except (OSError, ValueError, KeyError):
         raise UsageError(f"{kit} is not a site's kit: comity deploy accept makes one.") from None
 
 
 def check_certificate(kit: Path, name: str) -> None:
-    """Refuse a kit whose certificate is not valid today: the other side would drop the connection
-    without a word.
+    """Refuse a kit whose certificate is not valid now: the other side would drop the connection
+    without a message.
     """
     try:
-        held = x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
+        certificate = x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
     except (OSError, ValueError):
         raise UsageError(
             f"There is no certificate {kit / 'startup' / name}, or it is damaged."
         ) from None
     now = datetime.datetime.now(datetime.UTC)
-    if held.not_valid_after_utc < now:
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if last < now:
         raise UsageError(
-            f"The certificate in {kit} expired on {held.not_valid_after_utc:%Y-%m-%d}: join again"
-            " for a new one."
+            f"The certificate in {kit} expired on {last:%Y-%m-%d}: join again for a new one."
         )
-    if held.not_valid_before_utc > now:
+    if first > now:
         raise UsageError(
-            f"The certificate in {kit} is valid from {held.not_valid_before_utc:%Y-%m-%d} on: is"
-            " the clock right?"
+            f"The certificate in {kit} is valid from {first:%Y-%m-%d} on: is the clock right?"
         )
 
 
 def running(kit: Path) -> int | None:
-    """The process that runs this kit, if one does."""
+    """The id of the process that runs this kit; None if there is none."""
     import psutil
 
     try:
@@ -133,11 +136,11 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
     settings = ["secure_train=true", "org=comity", "config_folder=", *settings]
     env = os.environ | {FOLDER: str(folder.resolve())}
     env.setdefault("OMP_NUM_THREADS", "1")
-    told: list[int] = []
+    signals: list[int] = []
     waiting = False
 
     def stop(number: int, _: object) -> None:
-        told.append(number)
+        signals.append(number)
         if waiting:
             raise InterruptedError
 
@@ -149,11 +152,11 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
             env=env,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_with_parent(),  # noqa: PLW1509 -- one call to the system, that no other thread has to do with
+            preexec_fn=_end_with_parent(),  # noqa: PLW1509 -- a single system call
         )
         try:
             waiting = True
-            if not told:
+            if not signals:
                 flare.wait()
         except InterruptedError:
             pass
@@ -165,54 +168,54 @@ def _run(folder: Path, kit: Path, command: list[str], settings: list[str]) -> No
         (kit / PID).unlink(missing_ok=True)
         for number, handler in before.items():
             signal.signal(number, handler)
-    if not told:
+    if not signals:
         raise ComityError(
             f"NVIDIA FLARE's process {describe_exit(flare.returncode)}: {kit / 'log.txt'} may say"
             " why."
         )
 
 
-def _with_parent() -> Callable[[], None] | None:
-    """What makes a new process end when its parent does; only Linux knows such a thing."""
+def _end_with_parent() -> Callable[[], None] | None:
+    """A function that a new process calls in order to end with its parent; None except on Linux."""
     if sys.platform != "linux":
         return None
-    libc = ctypes.CDLL(None)  # found before the fork: little may be done after it
+    libc = ctypes.CDLL(None)  # loaded before the fork, after which little is safe
     return lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _adopt_orphans() -> None:
-    """Make this process the parent of jobs' processes whose own parent is gone, FLARE's process: so
-    they are found.
+    """Make this process the parent of job processes after the end of FLARE's process, so that they
+    are found.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_all(pids: list[int]) -> None:
-    """End these processes and all that they started: first asked, then killed."""
+    """End these processes and their descendants, by SIGTERM and then by SIGKILL."""
     import psutil
 
-    found = descendants(pids)
-    for process in found:
+    processes = descendants(pids)
+    for process in processes:
         _send(process, signal.SIGTERM)
-    _, left = psutil.wait_procs(found, timeout=GRACE)
-    for process in {*left, *descendants(pids)}:
+    _, alive = psutil.wait_procs(processes, timeout=GRACE)
+    for process in {*alive, *descendants(pids)}:
         _send(process, signal.SIGKILL)
-    psutil.wait_procs(left, timeout=GRACE)
+    psutil.wait_procs(alive, timeout=GRACE)
 
 
 def descendants(pids: list[int]) -> list[psutil.Process]:
-    """These processes and all that they started, as far as they live."""
+    """Those of these processes that run, with all processes that they started."""
     import psutil
 
-    found = []
+    processes = []
     for pid in pids:
         try:
             process = psutil.Process(pid)
-            found += [process, *process.children(recursive=True)]
+            processes += [process, *process.children(recursive=True)]
         except psutil.NoSuchProcess:
             continue
-    return found
+    return processes
 
 
 def _send(process: psutil.Process, number: int) -> None:

@@ -1,11 +1,10 @@
-"""The folders with certificates that a server, a site and a researcher need, each made by its
-owner.
+"""Startup kits: the folders with certificates that a server, a site and a researcher need.
 
-The operator makes the root and invites; a site makes its key and a request, which the operator
-signs; the site checks that the signature is of the root whose fingerprint it was told, and builds
-its kit. No private key leaves the folder it was made in. All of it is done by the commands `nvflare
-cert` and `nvflare package`, in processes of their own: they end their process when they refuse
-something.
+The operator makes the root and an invitation. A site makes its key and a request, which the
+operator signs. The site checks that the signature is that of the root whose fingerprint it knows,
+and builds its kit. No private key leaves the folder in which it was made. All of this is done by
+the commands `nvflare cert` and `nvflare package`. They run in processes of their own, because they
+end their process when they refuse something.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ RESEARCHER = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+")
 
 @dataclass(frozen=True)
 class Invite:
-    """What a site must know to ask for admission; nothing in it is secret."""
+    """What a site must know to request admission; nothing in it is secret."""
 
     project: str
     host: str
@@ -49,16 +48,19 @@ class Invite:
     fingerprint: str
 
     def save(self, file: Path) -> None:
-        """Write it as a small json file."""
+        """Write the invitation as a JSON file."""
         write_atomically(file, json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def load(cls, file: Path) -> Invite:
-        """Read what `save` wrote."""
+        """Read a file that `save` wrote."""
         try:
-            held = json.loads(file.read_text(encoding="utf-8"))
+            content = json.loads(file.read_text(encoding="utf-8"))
             invite = cls(
-                str(held["project"]), str(held["host"]), int(held["port"]), str(held["fingerprint"])
+                str(content["project"]),
+                str(content["host"]),
+                int(content["port"]),
+                str(content["fingerprint"]),
             )
         except OSError as why:
             raise UsageError(f"The invitation {file} cannot be read: {why.strerror}.") from None
@@ -87,15 +89,15 @@ def init(
         )
     if (folder / ROOT).exists():
         raise UsageError(
-            f"{folder} has a root already: it is not made anew, as every site's certificate hangs"
-            " on it."
+            f"{folder} has a root already: it is not replaced, because every site's certificate"
+            " depends on it."
         )
     (folder / ROOT).mkdir(parents=True, mode=0o700)
     try:
         invite = _init(folder, host, port, researcher, project)
     except BaseException:
-        for made in (folder / ROOT, folder / SERVER, folder / LEAD):
-            shutil.rmtree(made, ignore_errors=True)
+        for path in (folder / ROOT, folder / SERVER, folder / LEAD):
+            shutil.rmtree(path, ignore_errors=True)
         raise
     invite.save(folder / INVITE)
     return invite
@@ -112,25 +114,25 @@ def _init(folder: Path, host: str, port: int, researcher: str, project: str) -> 
             "server": {"host": host, "fed_learn_port": port},
         },
     )
-    made = _nvflare(folder / ROOT, "cert", "init", "--profile", profile, "-o", folder / ROOT)
-    fingerprint = str(made["rootca_fingerprint_sha256"])
+    result = _nvflare(folder / ROOT, "cert", "init", "--profile", profile, "-o", folder / ROOT)
+    fingerprint = str(result["rootca_fingerprint_sha256"])
     ports = {"fed_learn_port": port, "admin_port": port, "connection_security": "mtls"}
     for kit, entry in (
         (SERVER, {"name": host, "type": "server", "org": ORGANISATION, **ports}),
         (LEAD, {"name": researcher, "type": "admin", "org": ORGANISATION, "role": "lead"}),
     ):
-        _own_kit(folder, kit, project, entry, fingerprint)
+        _make_kit(folder, kit, project, entry, fingerprint)
     harden_server(folder / SERVER, folder)
     return Invite(project, host, port, fingerprint)
 
 
 def add_user(folder: Path, kit: str, user: str, role: str) -> Path:
-    """One more kit in the operator's `folder`, for a person with a role of FLARE's (lead, member or
-    org_admin).
+    """Make another kit in the operator's `folder`, for a person with a role of FLARE (lead, member
+    or org_admin).
     """
     needs_flare()
     invite = Invite.load(folder / INVITE)
-    _own_kit(
+    _make_kit(
         folder,
         kit,
         invite.project,
@@ -141,8 +143,9 @@ def add_user(folder: Path, kit: str, user: str, role: str) -> Path:
 
 
 def join(invite: Invite, name: str, folder: Path) -> Path:
-    """Make a site's private key and its request in `folder`; returns the zip file to send to the
-    operator, which holds no key.
+    """Make a site's private key and its request in `folder`.
+
+    Returns the zip file to send to the operator; the key is not in it.
     """
     needs_flare()
     if not NAME.fullmatch(name):
@@ -154,8 +157,8 @@ def join(invite: Invite, name: str, folder: Path) -> Path:
         raise UsageError(f"{folder} has a kit already: it was accepted before.")
     if (folder / REQUEST).exists():
         raise UsageError(
-            f"{folder} has asked already: send its request again, or remove {folder / REQUEST} to"
-            " ask anew."
+            f"{folder} has a request already: send it again, or remove {folder / REQUEST} to make"
+            " a new one."
         )
     folder.mkdir(parents=True, exist_ok=True)
     entry = {"name": name, "type": "client", "org": ORGANISATION}
@@ -163,121 +166,123 @@ def join(invite: Invite, name: str, folder: Path) -> Path:
 
 
 def approve(folder: Path, request: Path, signed: Path | None = None, again: bool = False) -> Path:
-    """Sign a site's request with the root in the operator's `folder`; returns the zip file to send
-    back.
+    """Sign a site's request with the root in the operator's `folder`.
 
-    A request for anything but a site is refused, and so is one with the name of a site that has
-    another key, unless `again`.
+    Arguments:
+        folder: the operator's folder
+        request: the zip file of the request; only requests of sites are signed
+        signed: the zip file to write; default: beside the request
+        again: sign also if another key was signed for the same name before
+
+    Returns the zip file to send back.
     """
     needs_flare()
-    asked = requested(request)
-    if asked.get("kind") != "site":
+    content = read_request(request)
+    kind, name, key = (content.get(field) for field in ("kind", "name", "public_key_sha256"))
+    if kind != "site":
+        raise UsageError(f"{request} asks to be {quote(kind)}, not a site: it is not signed.")
+    if name in approved_names(folder, but=key) and not again:
         raise UsageError(
-            f"{request} asks to be {quote(asked.get('kind'))}, not a site: it is not signed."
+            f"A site {quote(name)} with another key was approved before: whoever has both keys is"
+            " both."
         )
-    if asked.get("name") in approved(folder, but=asked.get("public_key_sha256")) and not again:
-        raise UsageError(
-            f"A site {quote(asked.get('name'))} with another key was approved before: whoever has"
-            " both keys is both."
-        )
-    return _sign(
-        folder,
-        request,
-        signed or request.with_name(request.name.removesuffix(".request.zip") + ".signed.zip"),
-    )
+    default = request.with_name(request.name.removesuffix(".request.zip") + ".signed.zip")
+    return _sign(folder, request, signed or default)
 
 
-def requested(request: Path) -> dict[str, Any]:
-    """What a request asks for: its name, the kind (site, server or user), and the hash of its
+def read_request(request: Path) -> dict[str, Any]:
+    """The content of a request: its name, the kind (site, server or user), and the hash of its
     public key.
     """
     try:
-        with zipfile.ZipFile(request) as held, held.open("request.json") as file:
-            asked = json.loads(file.read(LARGEST))
+        with zipfile.ZipFile(request) as archive, archive.open("request.json") as file:
+            content = json.loads(file.read(LARGEST))
     except OSError as why:
         raise UsageError(f"The request {request} cannot be read: {why.strerror}.") from None
     except (zipfile.BadZipFile, KeyError, ValueError, RuntimeError, NotImplementedError):
         raise UsageError(f"{request} is not a request of `comity deploy join`.") from None
-    if not isinstance(asked, dict):
+    if not isinstance(content, dict):
         raise UsageError(f"{request} is not a request of `comity deploy join`.")
-    return asked
+    return content
 
 
-def approved(folder: Path, but: str | None = None) -> set[str]:
-    """The names of the sites that were approved, but for those with one public key."""
+def approved_names(folder: Path, but: str | None = None) -> set[str]:
+    """The names of the sites that were approved, without those of the public key `but`."""
     names = set()
     for record in (folder / ROOT / ".nvflare" / "cert_approves").glob("*.json"):
-        asked = json.loads(record.read_text(encoding="utf-8"))["request"]
-        if asked["kind"] == "site" and asked["public_key_sha256"] != but:
-            names.add(asked["name"])
+        request = json.loads(record.read_text(encoding="utf-8"))["request"]
+        if request["kind"] == "site" and request["public_key_sha256"] != but:
+            names.add(request["name"])
     return names
 
 
 def _sign(folder: Path, request: Path, to: Path, days: int = 1095) -> Path:
-    _nvflare(
-        folder / ROOT, "cert", "approve", request, "-c", folder / ROOT, "--profile", folder / PROFILE,
-        "--out", to, "--valid-days", days, "--force",
-    )  # fmt: skip
+    root = folder / ROOT
+    options = ["-c", root, "--profile", folder / PROFILE, "--out", to, "--valid-days", days]
+    _nvflare(root, "cert", "approve", request, *options, "--force")
     return to
 
 
 def accept(signed: Path, folder: Path, fingerprint: str) -> Path:
-    """Check that `signed` is of the root with this fingerprint, and build the site's kit from it
-    and the key in `folder`.
+    """Build a site's kit from its signed request and the key in `folder`.
+
+    Raises `UsageError` if the request was not signed by the root with this fingerprint.
     """
     needs_flare()
     if not (folder / REQUEST).is_dir():
         raise UsageError(
-            f"{folder} has not asked for admission yet: comity deploy join comes first."
+            f"{folder} has not requested admission yet: comity deploy join comes first."
         )
     if not signed.is_file():
         raise UsageError(f"There is no signed request {signed}.")
     _package(signed, folder / REQUEST, fingerprint, folder / KIT)
     harden_site(folder / KIT)
-    shutil.rmtree(folder / REQUEST)  # the key is in the kit now, and needs no second place
+    shutil.rmtree(folder / REQUEST)  # the kit has the key now
     return folder / KIT
 
 
-def _own_kit(folder: Path, kit: str, project: str, entry: dict[str, Any], fingerprint: str) -> None:
-    """All three steps at once, for what belongs to the operator."""
-    asked = folder / f".{kit}"
-    request = _request(asked, project, entry)
-    signed = _sign(folder, request, asked / "own.signed.zip")
-    _package(signed, asked, fingerprint, folder / kit)
-    shutil.rmtree(asked)
+def _make_kit(
+    folder: Path, kit: str, project: str, entry: dict[str, Any], fingerprint: str
+) -> None:
+    """Make a kit that belongs to the operator: request, sign and build it."""
+    temporary = folder / f".{kit}"
+    request = _request(temporary, project, entry)
+    signed = _sign(folder, request, temporary / "own.signed.zip")
+    _package(signed, temporary, fingerprint, folder / kit)
+    shutil.rmtree(temporary)
 
 
 def _request(folder: Path, project: str, entry: dict[str, Any]) -> Path:
     folder.mkdir(mode=0o700)
     try:
         _write_yaml(folder / "participant.yaml", {"name": project, "participants": [entry]})
-        made = _nvflare(
+        result = _nvflare(
             folder, "cert", "request", "-p", folder / "participant.yaml", "--out", folder, "--force"
         )
     except BaseException:
         shutil.rmtree(folder)
         raise
-    return Path(made["request_zip"])
+    return Path(result["request_zip"])
 
 
 def _package(signed: Path, request: Path, fingerprint: str, to: Path) -> None:
     built = to.parent / f".{to.name}-built"
     try:
-        made = _nvflare(
-            request, "package", signed, "--request-dir", request, "--fingerprint", fingerprint, "-w", built, "--force"
-        )  # fmt: skip
-        os.replace(made["output_dir"], to)
+        options = ["--request-dir", request, "--fingerprint", fingerprint, "-w", built]
+        result = _nvflare(request, "package", signed, *options, "--force")
+        os.replace(result["output_dir"], to)
     finally:
         shutil.rmtree(built, ignore_errors=True)
     os.chmod(to, 0o700)
 
 
 def _nvflare(home: Path, *words: object) -> dict[str, Any]:
-    """What one of FLARE's own commands answers; what it would write into the home directory goes to
-    `home`.
+    """Run a command of FLARE and return its data.
+
+    Files that the command writes to the home directory go to `home`.
     """
     command = [sys.executable, "-m", "nvflare.cli", *map(str, words), "--format", "json"]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         capture_output=True,
         text=True,
@@ -286,18 +291,17 @@ def _nvflare(home: Path, *words: object) -> dict[str, Any]:
         check=False,
     )
     try:
-        said = json.loads(done.stdout)
+        output = json.loads(process.stdout)
     except ValueError:
-        last = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        last = (process.stderr.strip() or process.stdout.strip() or "nothing").splitlines()[-1]
         raise ComityError(f"nvflare {words[0]} failed and said: {last}") from None
-    if said.get("status") != "ok":
-        # Some hints are of its own command line, which nobody used.
-        hint = "" if said.get("error_code") == "INVALID_ARGS" else said.get("hint") or ""
-        raise UsageError(
-            f"{said.get('message', 'NVIDIA FLARE refused, and did not say why.')} {hint}".strip()
-        )
-    return dict(said["data"])
+    if output.get("status") != "ok":
+        # Hints for invalid arguments are about FLARE's command line, which the user did not type.
+        hint = "" if output.get("error_code") == "INVALID_ARGS" else output.get("hint") or ""
+        message = output.get("message", "NVIDIA FLARE refused, and did not say why.")
+        raise UsageError(f"{message} {hint}".strip())
+    return dict(output["data"])
 
 
-def _write_yaml(file: Path, held: dict[str, Any]) -> None:
-    write_atomically(file, json.dumps(held, indent=2) + "\n")  # every json text is yaml
+def _write_yaml(file: Path, content: dict[str, Any]) -> None:
+    write_atomically(file, json.dumps(content, indent=2) + "\n")  # JSON is valid YAML

@@ -1,5 +1,5 @@
-"""After a run, at a site: its own summary, its model to use, its page, its representations
-measured. Nothing of it leaves.
+"""What a site has after a run: its own summary, its model, its page, and the measurements of its
+representations. Nothing of it leaves the site.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from comity.base.call import Message
 from comity.checksums import Checksum
 from comity.core.server import Note
 from comity.data.inputs import Inputs
-from comity.deploy.data import own_federation
+from comity.deploy.data import site_federation
 from comity.deploy.policy import SitePolicy
-from comity.deploy.site_run import JOINED, SiteRun, as_far_as, data_mark, seated
-from comity.deploy.site_store import States, read_seats, read_view
+from comity.deploy.site_run import JOINED, SiteRun, build_site, data_digest, restrict_to_party
+from comity.deploy.site_store import States, read_roster, read_view
 from comity.errors import ComityError, UsageError
 from comity.measure.mdl import CHEAP, Settings
 from comity.measure.representations import PartyModel
@@ -37,22 +37,22 @@ MODEL = "model"
 
 @dataclass(repr=False)
 class AtSite(Result):
-    """A finished run as the site knows it, with its own model."""
+    """The result of a finished run at a site, with the site's own model."""
 
     run: SiteRun | None = None
 
     def model(self, party: str) -> Deployed:
         assert self.run is not None
         content, version = read_view(self.folder)
-        site = self.run.brought(version)
-        own = self.run.federation
-        names = own.class_names or tuple(map(str, range(own.classes)))
-        inputs = Inputs(own.shape, own.preprocess.for_party(party), own.schema)
+        site = self.run.restore_site(version)
+        data = self.run.federation
+        names = data.class_names or tuple(map(str, range(data.classes)))
+        inputs = Inputs(data.shape, data.preprocess.for_party(party), data.schema)
         return Deployed(*site.deployed(Message(content, version)), inputs, names)
 
     def state(self, party: str) -> object:
         assert self.run is not None
-        return self.run.seat.site.mine
+        return self.run.active.site.mine
 
 
 def measure(
@@ -62,13 +62,21 @@ def measure(
     samples: int = 2000,
     seed: int = 0,
     mdl: Settings | None = CHEAP,
-    told: Callable[[str], None] = lambda what: None,
+    report_progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """What `comity measure` says of a party, of a finished run at the site whose folder this is:
-    its own model on its own data.
+    """Measure the representations of the site's model on its own data, as `comity measure` does.
 
-    All that it takes is at home. What would need others' representations is named, and not
-    measured.
+    Everything that this needs is at the site. Measures that need other parties' representations are
+    listed as not measured.
+
+    Arguments:
+        at: the site's folder
+        run: the site's folder of a finished run
+        layers: the layers to measure; default: those that `comity measure` chooses
+        samples: the largest number of samples
+        seed: the seed of the measurements
+        mdl: the settings of the description length; None leaves it out
+        report_progress: is called with a text for each step
     """
     policy = SitePolicy.read(at)
     run.check_begun()
@@ -79,18 +87,18 @@ def measure(
         )
     run.check()
     experiment = run.read_experiment()
-    own = own_federation(policy.name, policy.data, experiment)
-    if data_mark(at, own) != run.read_environment()["fingerprint"]:
+    federation = site_federation(policy.name, policy.data, experiment)
+    if data_digest(at, federation) != run.read_environment()["fingerprint"]:
         raise UsageError(
             f"The data of {policy.name} have changed since run {run.path.name} was begun."
         )
-    said = read_seats(run.path)
-    if policy.name not in said:
+    infos = read_roster(run.path)
+    if policy.name not in infos:
         raise UsageError(
             f"{policy.name} took no part in run {run.path.name}: site.toml had another name then."
         )
-    site, whole = seated(run, at, policy.name, experiment, own, said)
-    if site.party.id >= whole.context.roster.from_start:
+    site, server_run = build_site(run, at, policy.name, experiment, federation, infos)
+    if site.party.id >= server_run.context.roster.from_start:
         raise UsageError(
             f"{policy.name} was a newcomer in run {run.path.name}, and newcomers are not measured."
         )
@@ -100,7 +108,7 @@ def measure(
     _, theta = site.deployed(Message(content, version))
     offer = PartyModel(site.algorithm.party_for(site.party, site.mine), theta)
     return study_models(
-        as_far_as(site.party, whole),
+        restrict_to_party(site.party, server_run),
         [site.party],
         [offer],
         layers,
@@ -108,32 +116,32 @@ def measure(
         seed,
         mdl,
         policy.name,
-        progress=told,
+        progress=report_progress,
     )
 
 
-def finish(run: SiteRun, rounds: int, model: bool, say: Callable[[str], None]) -> None:
-    """Write the summary, the model, if wanted, and the page into the site's folder of the run.
+def finish(run: SiteRun, rounds: int, model: bool, log: Callable[[str], None]) -> None:
+    """Write the summary, the model and the page into the site's folder of the run.
 
-    What is there already is kept, so that an ending that failed can be repeated. The page is
-    written also where the model cannot be.
+    Existing files are kept, so that an ending that failed can be repeated. A model that cannot be
+    written does not prevent the page.
 
     Arguments:
         run: the run at this site
         rounds: how many rounds the run had
         model: whether the model is written
-        say: writes a sentence to the site's own log
+        log: writes a line to the site's log
 
-    Raises `ComityError` at the end if something was not written: the sentence may leave the site.
+    Raises `ComityError` at the end if something was not written. Its message may leave the site.
     """
     failures: list[str] = []
 
-    def write(part: str, writing: Callable[[], list[str]]) -> None:
+    def write(part: str, write_part: Callable[[], list[str]]) -> None:
         try:
-            for text in writing():
-                say(text)
+            for text in write_part():
+                log(text)
         except Exception as why:
-            say(f"{part} was not written: {traceback.format_exc()}")
+            log(f"{part} was not written: {traceback.format_exc()}")
             reason = str(why) if isinstance(why, ComityError) else "its own log says why."
             failures.append(f"its {part} was not written: {reason}")
 
@@ -147,25 +155,29 @@ def finish(run: SiteRun, rounds: int, model: bool, say: Callable[[str], None]) -
 
 
 def _write_summary(run: SiteRun, rounds: int) -> list[str]:
-    folder, server_run = run.folder, run.seat.server_run
+    folder, server_run = run.folder, run.active.server_run
     if folder.ended:
         return [f"run {run.name} had ended here before"]
-    total = Counter[str]()
-    for row in run.book.ledger():
-        total[row.kind] += row.bytes
-    made = {"rounds": rounds, "steps": run.book.steps, "remarks": [], "discarded": []}
-    made["privacy"] = run.account.summary(server_run.privacy.assumptions())
-    rows = _with_joined(run.book.metrics(), rounds)
-    summary = summarise(server_run, rows, [], total, made, {}, needs_figures=False)
-    tables = (METRICS.name, LEDGER.name, PRIVACY.name, OUTCOMES)
-    written = [name for name in tables if (folder.path / name).exists()]
-    sums = {name: Checksum.of((folder.path / name).read_bytes()) for name in written}
-    folder.write_summary(summary, sums)
+    bytes_by_kind = Counter[str]()
+    for row in run.tables.ledger():
+        bytes_by_kind[row.kind] += row.bytes
+    outcome = {
+        "rounds": rounds,
+        "steps": run.tables.steps,
+        "remarks": [],
+        "discarded": [],
+        "privacy": run.account.summary(server_run.privacy.assumptions()),
+    }
+    rows = _with_joined(run.tables.metrics(), rounds)
+    summary = summarise(server_run, rows, [], bytes_by_kind, outcome, {}, needs_figures=False)
+    names = (METRICS.name, LEDGER.name, PRIVACY.name, OUTCOMES)
+    paths = [folder.path / name for name in names if (folder.path / name).exists()]
+    folder.write_summary(summary, {path.name: Checksum.of(path.read_bytes()) for path in paths})
     return []
 
 
 def _with_joined(rows: list[Note], rounds: int) -> list[Note]:
-    """These rows, and a newcomer's figures after it has joined as those after the last round."""
+    """The rows, where a newcomer's metrics after joining also count as those of the last round."""
     stage = f"-{JOINED}"
     joined = [row for row in rows if row.split.endswith(stage)]
     return rows + [
@@ -174,12 +186,18 @@ def _with_joined(rows: list[Note], rounds: int) -> list[Note]:
 
 
 def _write_model(run: SiteRun) -> list[str]:
-    out, server_run = run.folder.path / MODEL, run.seat.server_run
+    out, server_run = run.folder.path / MODEL, run.active.server_run
     if (out / CARD).exists():
         return []
-    shutil.rmtree(out, ignore_errors=True)  # what was left of an export that failed
-    known = (server_run.experiment, server_run.context, server_run.algorithm, server_run.info)
-    job = SimulatedRun(*known, federation=run.federation, parties=[run.seat.site.party])
+    shutil.rmtree(out, ignore_errors=True)  # the remains of an export that failed
+    job = SimulatedRun(
+        server_run.experiment,
+        server_run.context,
+        server_run.algorithm,
+        server_run.info,
+        federation=run.federation,
+        parties=[run.active.site.party],
+    )
     summary = run.folder.read_summary()
     assert summary is not None
     warnings = export(AtSite(run.folder.path, job, summary, run=run), run.party, out)

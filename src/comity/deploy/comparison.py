@@ -1,0 +1,103 @@
+"""Compare methods, with SOLO as the baseline, at the sites of a federation.
+
+SOLO is submitted first. Each site can then compute by itself what a method gains over SOLO, and
+sends this gain with its interval in place of per-sample outcomes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from comity.checksums import with_crc
+from comity.deploy.job_submission import SubmittedJob, was_submitted
+from comity.deploy.server import FAILED_ENDINGS, read_parties
+from comity.runs.checkpoint import write_atomically
+from comity.runs.config import Experiment
+from comity.runs.folder import RunFolder
+from comity.studies.compare import (
+    COMPARISON,
+    SOLO,
+    Findings,
+    check_folders,
+    check_settings,
+    experiment_of,
+    findings,
+    run_folder,
+)
+from comity.studies.party_verdicts import Parties, SampleCounts
+
+
+def compare_sites(
+    federation: Path,
+    base: Experiment,
+    algorithms: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    conduct: Callable[[SubmittedJob, Path], dict[str, Any]],
+    deadline: float,
+    wait: float,
+) -> Findings:
+    """Run SOLO and then every method at the sites, with each seed, and write the comparison.
+
+    Runs that are in `out` already are used as they are, or resumed.
+
+    Arguments:
+        federation: the operator's folder of the federation
+        base: the settings that all runs have in common
+        algorithms: the methods
+        seeds: the seeds
+        out: the folder of the comparison
+        conduct: runs a submitted job to its end, and returns the summary of the run
+        deadline: how many seconds a site has for a reply
+        wait: how many seconds to wait for sites
+    """
+    methods = list(dict.fromkeys([SOLO, *algorithms]))
+    check_folders(methods)
+    check_settings(base, methods)
+    summaries: dict[str, list[dict[str, Any]]] = {method: [] for method in methods}
+    parties: dict[int, Parties] = {}
+    for seed in seeds:
+        for method in methods:
+            folder = run_folder(out, method, seed)
+            run = RunFolder(folder)
+            summary = run.read_summary()
+            if summary is None or summary.get(FAILED_ENDINGS):
+                experiment = experiment_of(base, method, seed)
+                job = (
+                    SubmittedJob.read(folder)
+                    if was_submitted(folder)
+                    else SubmittedJob.new(federation, experiment, folder, deadline, wait)
+                )
+                summary = conduct(job, folder)
+            summaries[method].append(summary)
+            parties[seed] = parties.get(seed) or _parties(run, summary)
+    warnings = [
+        f"{method}: {text}"
+        for method in methods
+        for summary in summaries[method]
+        for text in summary.get("remarks", ())
+    ]
+    metric = summaries[SOLO][0]["metric"]
+    comparison = findings(
+        base.but(metric=metric), summaries, out, parties, list(dict.fromkeys(warnings))
+    )
+    write_atomically(out / COMPARISON, json.dumps(with_crc(comparison.plain()), indent=2) + "\n")
+    return comparison
+
+
+def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:
+    """The sites with their numbers of samples; the numbers of each class are not known."""
+    sites = read_parties(run)
+    held = {
+        name: SampleCounts(
+            (site.said.train,),
+            (site.said.test,),
+            too_few=site.said.too_few,
+            withheld=name in summary.get("withheld", ()),
+        )
+        for name, site in sites.items()
+    }
+    return Parties(held, {}, tuple(next(iter(sites.values())).class_names))
