@@ -198,7 +198,8 @@ def _rewrite(runs: str | None, out: Path | None, join: bool) -> None:
     folder = out or Path("docs") / "results"
     if not (folder / pages.DATA_FOLDER).is_dir():
         raise UsageError(
-            f"{folder} has no folder {pages.DATA_FOLDER} with saved results: choose another with --out."
+            f"{folder} has no folder {pages.DATA_FOLDER} with saved results: choose another with"
+            " --out."
         )
     saved = Path(runs) if runs else Path("runs") / "reproduce"
     if runs and not saved.is_dir():

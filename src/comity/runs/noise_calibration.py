@@ -103,7 +103,7 @@ def check_budget(algorithm: AnyAlgorithm, budget: Budget, asked: Asked, name: st
 
 
 def server_release(algorithm: AnyAlgorithm, info: Info, cohort: Sequence[int]) -> Release | None:
-    """The release of a trusted server in a round, if it adds noise: that of the outermost wrapper."""
+    """The release of a trusted server in a round, if it adds noise: the outermost wrapper's."""
     return next(
         filter(None, (one.accounting.server_release(info, cohort) for one in chain(algorithm))),
         None,
