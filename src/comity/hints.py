@@ -145,6 +145,7 @@ OPTIONS = _by_synonym(
         "--optimizer 'sgd(decay=1e-4)'": "weight-decay wd l2",
         "--track tensorboard": "tensorboard tb wandb logger",
         "--track mlflow": "mlflow",
+        "--record-messages": "tape record recording messages",
     }
 )
 """Synonyms of options that are no settings, or that are a part of a setting."""
