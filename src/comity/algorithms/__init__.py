@@ -44,8 +44,8 @@ def find(name: str) -> type[AnyAlgorithm]:
         if not plugged:
             raise unknown("algorithm", name, names())
         module = plugged[0].load()
-    found = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm)]
-    marked = [c for c in found if getattr(c, "__algorithm__", None) == module.__name__]
+    methods = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm)]
+    marked = [c for c in methods if getattr(c, "__algorithm__", None) == module.__name__]
     if len(marked) != 1:
         raise UsageError(
             f"{name} must mark exactly one class with @algorithm, but marks {len(marked)}."
@@ -86,36 +86,36 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
     """
     specs = [parse(part) for part in split(text, "+")]
     classes = [find(spec.name) for spec in specs]
-    given = [dict(spec.options) for spec in specs]
+    raw_by_method = [dict(spec.options) for spec in specs]
     for spec in specs:
         if spec.args:
             raise UsageError(
                 f"{spec} needs names for its options, as in {spec.name}(option=value)."
             )
     for setting, value in (settings or {}).items():
-        given[_owner(setting, specs, classes)][setting.rpartition(".")[2]] = value
-    made: AnyAlgorithm | None = None
-    for spec, cls, chosen in zip(specs, classes, given, strict=True):
-        known = options(cls)
-        for name in chosen:
-            if name not in known:
-                raise unknown(f"option of {spec.name} called", name, known)
-        values = {n: coerce(f"{n} of {spec.name}", v, known[n].kind) for n, v in chosen.items()}
+        raw_by_method[_owner(setting, specs, classes)][setting.rpartition(".")[2]] = value
+    method: AnyAlgorithm | None = None
+    for spec, cls, raw in zip(specs, classes, raw_by_method, strict=True):
+        declared = options(cls)
+        for name in raw:
+            if name not in declared:
+                raise unknown(f"option of {spec.name} called", name, declared)
+        values = {n: coerce(f"{n} of {spec.name}", v, declared[n].kind) for n, v in raw.items()}
         if issubclass(cls, Wrapper):
-            if made is None:
+            if method is None:
                 raise UsageError(
                     f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance."
                 )
-            cls.check_host(made, specs[0].name, spec.name)
-            made = _built(spec, cls, {"host": made, **values})
-        elif made is not None:
+            cls.check_host(method, specs[0].name, spec.name)
+            method = _built(spec, cls, {"host": method, **values})
+        elif method is not None:
             raise UsageError(
                 f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'."
             )
         else:
-            made = _built(spec, cls, values)
-    assert made is not None
-    return made
+            method = _built(spec, cls, values)
+    assert method is not None
+    return method
 
 
 def _built(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAlgorithm:
@@ -179,15 +179,15 @@ def card(name: str) -> Card:
     title = first_paragraph(text)
     wrapper = issubclass(cls, Wrapper)
     privacy = "" if wrapper else _bare(cls)
-    told = _reflow(text)
+    reflowed = _reflow(text)
     return Card(
         name,
         title,
-        told,
+        reflowed,
         wrapper,
         cls.traits.bytes_formula,
         list(options(cls).values()),
-        _glance(told),
+        _glance(reflowed),
         privacy,
         cls.traits.experimental,
     )
@@ -201,19 +201,19 @@ GLANCE = re.compile(
 
 def _glance(text: str) -> dict[str, str]:
     """What a card says in its line "At a glance"; a user's own may have none."""
-    told = GLANCE.search(text)
+    match = GLANCE.search(text)
     return (
-        dict(zip(("personal", "exchanged", "kept", "steps"), told.groups(), strict=True))
-        if told
+        dict(zip(("personal", "exchanged", "kept", "steps"), match.groups(), strict=True))
+        if match
         else {}
     )
 
 
 def _bare(cls: type[AnyAlgorithm]) -> str:
     """What leaves a party as it is, by the types of a method's replies."""
-    made = cls()
+    method = cls()
     fields = dict.fromkeys(
-        name for place in party_functions(made) for name in reply_fields(made, *place)
+        name for place in party_functions(method) for name in reply_fields(method, *place)
     )
     if not fields:
         return "nothing leaves a party."

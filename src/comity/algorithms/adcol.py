@@ -163,13 +163,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     ) -> tuple[AdcolState, Reps]:
         # Before D was trained self.past times, the first trained D takes the places before it.
         earlier = state.past or [m.D] * (self.past - 1)
-        F_i, seen = await self.train_locally(
+        F_i, last_z = await self.train_locally(
             state.F | m.shared, [m.D, *earlier], party, key
         )  # l.11-17
 
         def rows_to_send(z: Tensor) -> Tensor:
-            if seen is not None:  # a sample in no batch: its representation after training
-                z = torch.where(seen.isnan(), z, seen)
+            if last_z is not None:  # a sample in no batch: its representation after training
+                z = torch.where(last_z.isnan(), z, last_z)
             if self.sampling < 1:
                 z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
             return self.add_row_noise(z, key.fold("noise"))
@@ -184,20 +184,20 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         """F_i after its epochs on eq. 2, and the representations that the last epoch made, if
         rep_mode=last_epoch.
         """
-        seen = None
+        last_z = None
         if self.rep_mode == "last_epoch":
             train = party.data.train
             shape = (len(train), party.task.width)
-            seen = torch.full(shape, torch.nan, dtype=train.x.dtype, device=train.x.device)
-        judges = Judges([D for D in past if D], seen)
-        done = await self.supervision.fit(party, self.eq2, F_i, key, judges)
-        return done.theta, done.scratch.get(SEEN)
+            last_z = torch.full(shape, torch.nan, dtype=train.x.dtype, device=train.x.device)
+        judges = Judges([D for D in past if D], last_z)
+        fitted = await self.supervision.fit(party, self.eq2, F_i, key, judges)
+        return fitted.theta, fitted.scratch.get(SEEN)
 
     def eq2(self, task: LearningTask, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(F_i, batch.x, train=True)
         if judges.seen is not None:  # later batches overwrite: the last epoch remains
-            seen = batch.scratch.get(SEEN, judges.seen)
-            batch.scratch[SEEN] = seen.index_copy(0, batch.indices, z.detach().flatten(1))
+            last_z = batch.scratch.get(SEEN, judges.seen)
+            batch.scratch[SEEN] = last_z.index_copy(0, batch.indices, z.detach().flatten(1))
         value = task.objective(F_i, z, batch)
         for D in judges.past:
             disc = self.discriminator(task.width, len(D["out.bias"]))

@@ -102,9 +102,9 @@ class AffineRobust(AveragedModel[FlraState]):
         self, state: FlraState, m: Model, party: Party, key: Key
     ) -> tuple[FlraState, Model]:
         rate = self.eta2 / party.training.lr if party.training.lr else 0.0
-        own = Reversed(rate, self.lam)
+        aux = Reversed(rate, self.lam)
         theta = (
-            await party.fit(self.minimax, m.theta | state.private | state.shift, key, own)
+            await party.fit(self.minimax, m.theta | state.private | state.shift, key, aux)
         ).theta
         shift = keep(theta, frozenset(state.shift))
         theta = drop(theta, frozenset(state.shift))
@@ -112,15 +112,15 @@ class AffineRobust(AveragedModel[FlraState]):
             self.shared_part(theta, party.task)
         )
 
-    def minimax(self, task: LearningTask, theta: Params, batch: Batch, own: Reversed) -> Tensor:
+    def minimax(self, task: LearningTask, theta: Params, batch: Batch, aux: Reversed) -> Tensor:
         """F_i(w; Λx + δ), and what a change costs: w descends on it, Λ and δ climb."""
         change, delta = theta[CHANGE], theta[OFFSET]
-        price = own.lam * (change.square().sum() + delta.square().sum())
-        D, d = climbing(change, own.rate), climbing(delta, own.rate)
+        price = aux.lam * (change.square().sum() + delta.square().sum())
+        D, d = climbing(change, aux.rate), climbing(delta, aux.rate)
         more = (
             D * batch.x if self.shift == "diagonal" else (batch.x.flatten(1) @ D.T).view_as(batch.x)
         )
-        return task.loss(theta, replace(batch, x=batch.x + more + d)) + own.rate * price
+        return task.loss(theta, replace(batch, x=batch.x + more + d)) + aux.rate * price
 
     def newcomer_state(self, state: FlraState, theta: Params) -> FlraState:
         return replace(state, private=theta | state.private)

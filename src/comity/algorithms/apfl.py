@@ -78,7 +78,7 @@ class Apfl(AveragedModel[ApflState]):
             self.shared_part(w, party.task)
         )
 
-    def both(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
+    def both(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
         """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of
         each.
         """

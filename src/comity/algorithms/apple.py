@@ -152,9 +152,9 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
 
     def message(self, s: AppleServer, i: int, pull: float, base: float) -> Cores:
         n = len(s.cores)
-        asked = s.asked.get(i) or [(i + k) % n for k in range(1, 1 + self.downloads)]
+        ids = s.asked.get(i) or [(i + k) % n for k in range(1, 1 + self.downloads)]
         return Cores(
-            {j: s.cores[j] for j in (asked if self.fewer(n) else range(n)) if j != i},
+            {j: s.cores[j] for j in (ids if self.fewer(n) else range(n)) if j != i},
             s.p0,
             pull,
             base,
@@ -164,12 +164,12 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         r = t - 1
         pull = self.mu * self.weight(r, server.info.rounds) if self.mu else 0.0
         base = max(LEAST, r * self.downloads / len(server.info.names))
-        sent = server.call(
+        replies = server.call(
             self.local, {i: self.message(s, i, pull, base) for i in server.sample(t)}
         )
-        cores = s.cores | {i: reply.theta for i, reply in sent.items()}
+        cores = s.cores | {i: reply.theta for i, reply in replies.items()}
         return AppleServer(
-            cores, s.p0, s.asked | {i: reply.asks for i, reply in sent.items() if reply.asks}
+            cores, s.p0, s.asked | {i: reply.asks for i, reply in replies.items() if reply.asks}
         )
 
     @on_party
@@ -184,38 +184,38 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         c = (
             math.sqrt(self.mix_lr / party.training.lr) or 1.0
         )  # p = c q: a step of η₁ for q is one of η₁ c² = η₂ for p
-        own = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
+        aux = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
         begin = state.core | {P: (state.p if len(state.p) else p0) / c}
         only = None if self.mix_lr else frozenset(state.core)
         # Not together: each party has all core models, and those of one stay in the cache.
-        theta = (await party.fit(self.objective, begin, key, own, only=only, batched=False)).theta
+        theta = (await party.fit(self.objective, begin, key, aux, only=only, batched=False)).theta
         core, p = drop(theta, frozenset({P})), c * theta[P]
         asks = (
             self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks"))
             if state.first
             else []
         )
-        mixed = mixture(core, p, own.others)
+        mixed = mixture(core, p, aux.others)
         return AppleState(core, p, mixed, had, state.first), Core(
             drop(core, party.task.private), asks
         )
 
-    def objective(self, task: LearningTask, theta: Params, batch: Batch, own: Mixing) -> Tensor:
-        p = own.scale * theta[P]
-        value = task.loss(mixture(drop(theta, frozenset({P})), p, own.others), batch)
-        return value + own.pull / 2 * (p - own.p0).square().sum() if own.pull else value
+    def objective(self, task: LearningTask, theta: Params, batch: Batch, aux: Mixing) -> Tensor:
+        p = aux.scale * theta[P]
+        value = task.loss(mixture(drop(theta, frozenset({P})), p, aux.others), batch)
+        return value + aux.pull / 2 * (p - aux.p0).square().sum() if aux.pull else value
 
     def asks(self, p: dict[int, float], had: Container[int], base: float, key: Key) -> list[int]:
         """Whose core models to ask for: those first that were never had, then by chances in
         proportion to b^|p|.
         """
         new = [j for j in p if j not in had]
-        asked = [new[k] for k in key.fold("new").permutation(len(new)).tolist()][: self.downloads]
-        left = [j for j in p if j not in asked]
-        if few := self.downloads - len(asked):
+        ids = [new[k] for k in key.fold("new").permutation(len(new)).tolist()][: self.downloads]
+        left = [j for j in p if j not in ids]
+        if few := self.downloads - len(ids):
             chances = torch.tensor([base ** abs(p[j]) for j in left])
-            asked += [left[k] for k in chances.multinomial(few, generator=key.generator()).tolist()]
-        return sorted(asked)
+            ids += [left[k] for k in chances.multinomial(few, generator=key.generator()).tolist()]
+        return sorted(ids)
 
     @on_party
     async def warm_up(
@@ -247,14 +247,15 @@ class AppleAccounting(Accounting[Apple]):
 
     def join_traffic(self, info: Info) -> Traffic:
         n = len(info.names)
-        got = self.method.downloads if self.method.fewer(n) else n
+        downloads = self.method.downloads if self.method.fewer(n) else n
         return Traffic(
-            down=len(info.late) * (got * info.task.bytes(without=info.task.private) + 4 * n + 8)
+            down=len(info.late)
+            * (downloads * info.task.bytes(without=info.task.private) + 4 * n + 8)
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         n, size = len(info.names), info.task.bytes(without=info.task.private)
         fewer = self.method.fewer(n)
-        got = self.method.downloads if fewer else n - 1
-        each = Traffic(up=size + (4 * got if fewer else 0), down=got * size + 4 * n + 8)
+        downloads = self.method.downloads if fewer else n - 1
+        each = Traffic(up=size + (4 * downloads if fewer else 0), down=downloads * size + 4 * n + 8)
         return sum([each] * len(cohort), Traffic())

@@ -186,10 +186,13 @@ class Dbe(NoisyMean, Piloted):
 
     def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         s = super().start(s, server)
-        own = self.host.traits.self_contained  # then parties have what they train from
+        self_contained = self.host.traits.self_contained  # then parties have what they train from
         means = server.call(
             self.mean,
-            {i: Model({} if own else self.message_for(s, i).theta) for i in server.info.parties},
+            {
+                i: Model({} if self_contained else self.message_for(s, i).theta)
+                for i in server.info.parties
+            },
         )  # l.1-2
         z_bar = average(
             {i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(server.info.sizes))
@@ -221,14 +224,14 @@ class Dbe(NoisyMean, Piloted):
         theta = drop(self.host.deployed_model(state.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
         loss = plain if self.init_mean == "exact" else self.running
-        done = await party.fit(loss, theta, key, task=task, training=how)
+        fitted = await party.fit(loss, theta, key, task=task, training=how)
         if self.init_mean == "exact":
-            z = in_chunks(lambda x: task.features(done.theta, x), party.data.train.x).mean(0)
+            z = in_chunks(lambda x: task.features(fitted.theta, x), party.data.train.x).mean(0)
         else:
-            z = done.scratch.get(MEAN, torch.zeros_like(state.extra.z))
+            z = fitted.scratch.get(MEAN, torch.zeros_like(state.extra.z))
         return state, Mean(self.add_mean_noise(z, key.fold("noise")))
 
-    def running(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
+    def running(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
         """The plain loss; the mean runs along in the scratch."""
         z = task.features(theta, batch.x, train=True)
         now = z.detach().mean(0)
@@ -273,9 +276,9 @@ class Dbe(NoisyMean, Piloted):
 @accounts_for(Dbe)
 class DbeAccounting(NoisyMeanAccounting[Dbe], PilotedAccounting[Dbe]):
     def join_traffic(self, info: Info) -> Traffic:
-        told = TRIED_BYTES if self.method.auto else 0
+        kappa_bytes = TRIED_BYTES if self.method.auto else 0
         return super().join_traffic(info) + Traffic(
-            down=len(info.late) * (4 * self.method.at_cut(info.task).width + told)
+            down=len(info.late) * (4 * self.method.at_cut(info.task).width + kappa_bytes)
         )
 
     def start_traffic(self, info: Info) -> Traffic:

@@ -46,8 +46,8 @@ class Ditto(AveragedModel[DittoState]):
     ) -> tuple[DittoState, Model]:
         private, reply = await self.train_and_share(state.private, m, party, key)
         near = Pull(trainable(m.theta), self.lam) if self.lam else None
-        done = await party.fit(plain, state.v, key, task=party.task.personal, pull=near)
-        return DittoState(private, done.theta), reply
+        fitted = await party.fit(plain, state.v, key, task=party.task.personal, pull=near)
+        return DittoState(private, fitted.theta), reply
 
     def newcomer_state(self, state: DittoState, theta: Params) -> DittoState:
         return state

@@ -110,11 +110,13 @@ class Dp(AsHost[None]):
     # A record is protected.
 
     def wrap_party(
-        self, party: Party, extra: None, made: list[tuple[float, int]] | None = None
+        self, party: Party, extra: None, trainings: list[tuple[float, int]] | None = None
     ) -> Party:
         if self.level == "party":
             return party
-        how = Private(party.data.train, self.clip, self.sigma, [] if made is None else made)
+        how = Private(
+            party.data.train, self.clip, self.sigma, [] if trainings is None else trainings
+        )
         return replace(party, data=hide_samples(party.data), private=how)
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
@@ -122,19 +124,21 @@ class Dp(AsHost[None]):
         async def wrapped(
             state: Wrapped[None], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[None], Any]:
-            made: list[tuple[float, int]] = []
+            trainings: list[tuple[float, int]] = []
             host_state, reply = await function(
-                state.host, message, self.wrap_party(party, None, made), key
+                state.host, message, self.wrap_party(party, None, trainings), key
             )
             if self.level == "record":
-                self._check_declared(function.__name__, made, party)
+                self._check_declared(function.__name__, trainings, party)
             elif isinstance(reply, Model):
                 reply = Model(self._clipped(reply.theta, message.theta))
             return Wrapped(host_state, None), reply
 
         return wrapped
 
-    def _check_declared(self, function: str, made: list[tuple[float, int]], party: Party) -> None:
+    def _check_declared(
+        self, function: str, trainings: list[tuple[float, int]], party: Party
+    ) -> None:
         """Refuse a reply that came of more training than was accounted for before it was asked
         for.
         """
@@ -144,10 +148,10 @@ class Dp(AsHost[None]):
                 function, len(party.data.train), party.training
             )
         )
-        if sorted(made) != declared:
+        if sorted(trainings) != declared:
             raise UsageError(
-                f"{function} trains otherwise than its method declares (trainings): {sorted(made)},"
-                f" not {declared}."
+                f"{function} trains otherwise than its method declares (trainings):"
+                f" {sorted(trainings)}, not {declared}."
             )
 
     # A party is protected.
@@ -159,20 +163,20 @@ class Dp(AsHost[None]):
     def averaging(self, server: Server) -> NoisyAveraging | None:
         if self.level == "record":
             return None
-        drawn = server.sample(server.round)
+        cohort = server.sample(server.round)
 
-        def made_known(heard: int) -> float:
+        def noise_on_mean(count: int) -> float:
             """The noise on a mean of so many models, of which the account learns before anybody
             else does.
             """
-            how = self.accounting.server_release(server.info, drawn)
+            how = self.accounting.server_release(server.info, cohort)
             assert how
-            less = len(drawn) / heard  # of fewer models each weighs more, and so does its noise
+            less = len(cohort) / count  # of fewer models each weighs more, and so does its noise
             how = replace(how, sensitivity=how.sensitivity * less, noise=how.noise * less)
-            server.release("Model.theta", how, server.info.parties if how.drawn_of else drawn)
+            server.release("Model.theta", how, server.info.parties if how.drawn_of else cohort)
             return how.noise
 
-        return NoisyAveraging(server.key("noise"), made_known)
+        return NoisyAveraging(server.key("noise"), noise_on_mean)
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -195,17 +199,18 @@ class DpAccounting(WrapperAccounting[Dp]):
             else ["with noise=0 nothing is hidden: gradients are clipped, and that is all."]
         )
 
-    def covers(self, function: str, said: Releases, asked: Asked) -> Releases:
+    def covers(self, function: str, host: Releases, asked: Asked) -> Releases:
         if self.method.level == "party":
-            return said
+            return host
         trained = self.trained_releases(function, asked.size, asked.training)
         # A row behind noise, of a model of which no record tells: then the noise protects the
         # record that it is of.
         records = {
-            id(row): replace(row, unit="record") for found in said.values() for row in found
+            id(row): replace(row, unit="record") for releases in host.values() for row in releases
         }  # one release stays one
         rows = {
-            name: [*(records[id(row)] for row in found), *trained] for name, found in said.items()
+            name: [*(records[id(row)] for row in releases), *trained]
+            for name, releases in host.items()
         }
         return {**rows, ALL: trained}
 
@@ -213,7 +218,7 @@ class DpAccounting(WrapperAccounting[Dp]):
         """The releases of a record by all trainings of a party function. Post-processing of their
         results costs nothing more.
         """
-        found = [
+        trainings = [
             each
             for stage in STAGES
             for each in self.host.declared_trainings(stage, how).get(function, ())
@@ -227,7 +232,7 @@ class DpAccounting(WrapperAccounting[Dp]):
                 rate=min(1.0, h.batch / n),
                 steps=h.steps_for(n),
             )
-            for h in found
+            for h in trainings
         ]
 
     def server_release(self, info: Info, cohort: Sequence[int]) -> Release | None:

@@ -73,22 +73,22 @@ class Drfa(Agnostic[Until]):
     def round(self, s: Mixture, server: Server, t: int) -> Mixture:
         n, m = len(server.info.names), len(server.sample(t))
         chances = torch.tensor(s.lam, dtype=torch.float64)
-        drawn = chances.multinomial(
+        parties = chances.multinomial(
             m, replacement=True, generator=server.key("parties").generator()
         ).tolist()
-        tau = max(server.info.training.steps_for(server.info.sizes[i]) for i in drawn)
+        tau = max(server.info.training.steps_for(server.info.sizes[i]) for i in parties)
         message = Until(s.theta, 1 + server.key("snapshot").choose(1, max(1, tau))[0])
         w, snapshot = Averaging(), Averaging()
-        times = Counter(drawn)
+        times = Counter(parties)
         while times:  # everybody who was drawn, then those who were drawn twice, and so on
-            heard = Counter[int]()
+            draws = Counter[int]()
             for i, reply in server.replies(self.local, dict.fromkeys(sorted(times), message)):
                 w.add(reply.theta, 1.0)
                 snapshot.add(reply.snapshot, 1.0)
-                heard[i] = times[i]
-            times = heard - Counter(heard.keys())
-        asked = server.key("judges").choose(m, n)
-        losses = server.call(self.judge, dict.fromkeys(sorted(asked), Snapshot(snapshot.value())))
+                draws[i] = times[i]
+            times = draws - Counter(draws.keys())
+        judges = server.key("judges").choose(m, n)
+        losses = server.call(self.judge, dict.fromkeys(sorted(judges), Snapshot(snapshot.value())))
         v = {i: n / m * loss for i, loss in losses.items()}
         return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, server))
 
@@ -96,13 +96,13 @@ class Drfa(Agnostic[Until]):
     async def local(
         self, state: Params, m: Until, party: Party, key: Key
     ) -> tuple[Params, Snapped]:
-        done = await party.fit(self.snapping, m.theta | state, key, m.steps)
-        taken = {
-            k.removeprefix(SNAPSHOT): v for k, v in done.scratch.items() if k.startswith(SNAPSHOT)
+        fitted = await party.fit(self.snapping, m.theta | state, key, m.steps)
+        snapshot = {
+            k.removeprefix(SNAPSHOT): v for k, v in fitted.scratch.items() if k.startswith(SNAPSHOT)
         }
-        w_i = self.shared_part(done.theta, party.task)
-        return self.private_part(done.theta, party.task), Snapped(
-            w_i, self.shared_part(taken, party.task) or w_i
+        w_i = self.shared_part(fitted.theta, party.task)
+        return self.private_part(fitted.theta, party.task), Snapped(
+            w_i, self.shared_part(snapshot, party.task) or w_i
         )
 
     def snapping(self, task: LearningTask, w_i: Params, batch: Batch, steps: int | None) -> Tensor:

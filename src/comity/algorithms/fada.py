@@ -134,10 +134,10 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         that has sources.
         """
         one = info.names.index(self.target) if self.target in info.names else len(info.names) - 1
-        found = {
+        plan = {
             k: [i for i in cohort if i != k] for k in (cohort if self.target == "each" else [one])
         }
-        return {k: sources for k, sources in found.items() if sources}
+        return {k: sources for k, sources in plan.items() if sources}
 
     def identifier(self, width: int) -> LearningTask:
         return discriminator(self.disc, width, self.hidden, 2)
@@ -170,19 +170,21 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
                 messages.setdefault(i, {})[k] = Lesson(s.models[k], s.DI[k][i])
         if not messages:
             return s
-        shown = server.call(self.local, dict(sorted(messages.items())))
-        taught = {k: {i: shown[i][k] for i in sources if i in shown} for k, sources in plan.items()}
-        asked = {
+        replies = server.call(self.local, dict(sorted(messages.items())))
+        by_target = {
+            k: {i: replies[i][k] for i in sources if i in replies} for k, sources in plan.items()
+        }
+        lessons = {
             k: {i: Lesson(one.theta, s.DI[k][i]) for i, one in by.items()}
-            for k, by in taught.items()
+            for k, by in by_target.items()
             if by
         }
         models, DI = dict(s.models), dict(s.DI)
-        for k, adapted in server.call(self.adapt, asked).items():
+        for k, adapted in server.call(self.adapt, lessons).items():
             models[k] = adapted.theta
             DI[k] = DI[k] | {
                 i: self.told_apart(DI[k][i], one.z, adapted.z, server, (k, i))
-                for i, one in taught[k].items()
+                for i, one in by_target[k].items()
             }
             for i, share in adapted.attention.items():
                 server.note(f"attention/{server.info.name(i)}", share, party=k)
@@ -209,7 +211,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], dict[int, Shown]]:
         """A source's part: it trains each target's model on its own labels."""
-        shown = {}
+        replies = {}
         private = party.task.private
         for k, lesson in m.items():
             begin = lesson.theta | state.get(k, state[NOBODY])
@@ -219,8 +221,10 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             else:
                 theta = (await party.fit(plain, begin, key)).theta
             state = {**state, k: keep(theta, private)}
-            shown[k] = Shown(drop(theta, private), features_of(party.task, theta, party.data.train))
-        return state, shown
+            replies[k] = Shown(
+                drop(theta, private), features_of(party.task, theta, party.data.train)
+            )
+        return state, replies
 
     @on_party
     async def adapt(
@@ -231,10 +235,12 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         """
         task, train = party.task, party.data.train
         unlabelled = Samples(train.x, torch.zeros_like(train.y))
-        own = state.get(party.id, state[NOBODY])
+        private = state.get(party.id, state[NOBODY])
         share = dict.fromkeys(m, 1 / len(m))
         if self.attention == "gap":
-            z = {i: features_of(task, lesson.theta | own, unlabelled) for i, lesson in m.items()}
+            z = {
+                i: features_of(task, lesson.theta | private, unlabelled) for i, lesson in m.items()
+            }
             fit = [
                 1 / left_in_clusters(rows, task.classes, key.fold("clusters"))
                 for rows in z.values()
@@ -242,7 +248,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             share = {
                 i: each / sum(fit) for i, each in zip(m, fit, strict=True)
             }  # softmax(−log(W_k / W_1))
-        theta = average({i: lesson.theta for i, lesson in m.items()}, share) | own
+        theta = average({i: lesson.theta for i, lesson in m.items()}, share) | private
         if self.mu:
             judges = Judges(
                 [lesson.DI for lesson in m.values()], torch.tensor(SOURCE, device=train.y.device)
@@ -263,8 +269,8 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
 
     def told(self, task: LearningTask, z: Tensor, judges: Judges) -> Tensor:
         """How far the identifiers are from taking z for what is wanted."""
-        disc, wanted = self.identifier(task.width), judges.wanted.expand(len(z))
-        return torch.stack([cross_entropy(disc.logits(D, z), wanted) for D in judges.DI]).mean()
+        disc, labels = self.identifier(task.width), judges.wanted.expand(len(z))
+        return torch.stack([cross_entropy(disc.logits(D, z), labels) for D in judges.DI]).mean()
 
     def deployed_model(self, state: dict[int, Params], m: Model, party: Party) -> Params:
         return m.theta | (

@@ -101,13 +101,13 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
 
     def eq1(self, task: LearningTask, F_i: Params, batch: Batch, m: Teacher) -> Tensor:
         logits = task.head(F_i, task.features(F_i, batch.x, train=True), train=True)
-        taught = m.known[batch.y].float()
+        mask = m.known[batch.y].float()
         target = m.logits[batch.y]
         if self.distance == "mse":
             gap = (logits - target).square().mean(1)
         else:
             gap = F.cross_entropy(logits, target.softmax(1), reduction="none")
-        return cross_entropy(logits, batch.y) + self.gamma * (taught * gap).mean()
+        return cross_entropy(logits, batch.y) + self.gamma * (mask * gap).mean()
 
     @on_party
     async def warm_up(self, F_i: Params, m: Teacher, party: Party, key: Key) -> tuple[Params, None]:

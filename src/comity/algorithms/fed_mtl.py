@@ -134,8 +134,8 @@ class FedMtl(Algorithm[Relations, Params, Held]):
 
     @on_party
     async def local(self, w_t: Params, m: Held, party: Party, key: Key) -> tuple[Params, Model]:
-        done = await party.fit(plain, w_t, key, pull=Pull(m.to, m.weight) if m.weight else None)
-        return done.theta, Model(self.sent(done.theta, party.task))
+        fitted = await party.fit(plain, w_t, key, pull=Pull(m.to, m.weight) if m.weight else None)
+        return fitted.theta, Model(self.sent(fitted.theta, party.task))
 
     @on_party
     async def warm_up(self, w_t: Params, m: Held, party: Party, key: Key) -> tuple[Params, None]:

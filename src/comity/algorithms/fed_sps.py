@@ -171,35 +171,35 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         return s
 
     def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
-        found: dict[Edge, list[float]] = {}
+        shares: dict[Edge, list[float]] = {}
         for message in self.messages(self.holds):
             sealed_messages = self.answers(server, learners, others) if self.beta else {}
             for i, overlaps in server.call(
                 self.local, dict.fromkeys(learners, message), sealed_messages
             ).items():  # l.12-14
                 for j, value in overlaps.items():
-                    found.setdefault((i, j), []).append(value)
-        for (i, j), values in found.items():
+                    shares.setdefault((i, j), []).append(value)
+        for (i, j), values in shares.items():
             server.note(f"overlap/{server.info.name(j)}", statistics.fmean(values), party=i)
 
     def answers(self, server: Server, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
-        sent = server.call(
+        requests = server.call(
             self.send, {i: Group(self.asks(server.info, i, others)) for i in learners}
         )  # l.10
-        models = {(i, j): sealed for i, to in sent.items() for j, sealed in to.items()}
-        given = (
+        models = {(i, j): sealed for i, to in requests.items() for j, sealed in to.items()}
+        helps = (
             server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}
         )  # l.11
-        return {(j, i): sealed for j, to in given.items() for i, sealed in to.items() if i in sent}
+        return {
+            (j, i): sealed for j, to in helps.items() for i, sealed in to.items() if i in requests
+        }
 
     @on_party
     async def send(
         self, state: FedSpsState, m: Group, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
-        chosen = self.chosen(state.scores, m.ids, key.fold("peers"))
-        return state, dict.fromkeys(
-            chosen, seal(Model(drop(state.h, party.task.private)), to=chosen)
-        )
+        peers = self.chosen(state.scores, m.ids, key.fold("peers"))
+        return state, dict.fromkeys(peers, seal(Model(drop(state.h, party.task.private)), to=peers))
 
     @on_party
     async def assist(
@@ -208,8 +208,8 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         private = keep(state.h, party.task.private)
         clean, bad, lam = self.perturbed(state, party, key)
         helps = {
-            i: seal(self.help(sent.theta | private, clean, bad, party.task), to=i)
-            for i, sent in party.inbox.items()
+            i: seal(self.help(model.theta | private, clean, bad, party.task), to=i)
+            for i, model in party.inbox.items()
         }
         return replace(state, lam=lam), helps
 
@@ -261,24 +261,26 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         self, state: FedSpsState, helps: dict[int, Help], how: Training, party: Party, key: Key
     ) -> FedSpsState:
         lam = torch.tensor(state.lam, dtype=torch.float64)
-        own = Overlapping(state.first, lam, self.range_of(party.data, self.code_compat), helps)
+        aux = Overlapping(state.first, lam, self.range_of(party.data, self.code_compat), helps)
         draw = self.noise if self.alpha else None
         # Not together: T differentiates within each step, which torch does more slowly for stacked
         # parties.
-        done = await party.fit(self.eq13, state.h, key, own, training=how, draw=draw, batched=False)
-        return replace(state, h=done.theta, lam=done.scratch.get(LAM, lam).item())
+        fitted = await party.fit(
+            self.eq13, state.h, key, aux, training=how, draw=draw, batched=False
+        )
+        return replace(state, h=fitted.theta, lam=fitted.scratch.get(LAM, lam).item())
 
-    def noise(self, batch: Batch, key: Key, own: Overlapping) -> Tensor | None:
+    def noise(self, batch: Batch, key: Key, aux: Overlapping) -> Tensor | None:
         return self.attacker(self.code_compat).noise(batch.x, key.fold("attack"))
 
-    def eq13(self, task: LearningTask, h: Params, batch: Batch, own: Overlapping) -> Tensor:
-        helps = own.helps if batch.number < (self.collab_steps if self.holds else 1) else {}
+    def eq13(self, task: LearningTask, h: Params, batch: Batch, aux: Overlapping) -> Tensor:
+        helps = aux.helps if batch.number < (self.collab_steps if self.holds else 1) else {}
         g = pull(task, h, helps, self.reduce)  # before the loss moves BatchNorm's running values
         value = task.loss(h, batch)
         if self.alpha:
             T = self.attacker(self.code_compat)
-            lam = batch.scratch.get(LAM, own.lam)
-            bad, lam = T(task, own.first or h, batch.x, batch.y, batch.drawn, lam, own.range)
+            lam = batch.scratch.get(LAM, aux.lam)
+            bad, lam = T(task, aux.first or h, batch.x, batch.y, batch.drawn, lam, aux.range)
             batch.scratch[LAM] = lam
             loss = task.loss if self.alpha_mode == "train" else partial(eval_loss, task)
             value = value + self.alpha * loss(h, replace(batch, x=bad))
@@ -294,10 +296,12 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         self, state: FedSpsState, party: Party, key: Key, helps: dict[int, Help]
     ) -> dict[int, float]:
         if self.score == "overlap":
-            return {j: given.overlap for j, given in helps.items()}
-        held = party.data.validation if len(party.data.validation) else party.data.train
-        some = held.take(
-            torch.tensor(key.fold("held").choose(min(party.training.batch, len(held)), len(held)))
+            return {j: h.overlap for j, h in helps.items()}
+        samples = party.data.validation if len(party.data.validation) else party.data.train
+        some = samples.take(
+            torch.tensor(
+                key.fold("held").choose(min(party.training.batch, len(samples)), len(samples))
+            )
         )
         return gains(
             party.task,
@@ -313,14 +317,14 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     def asking(self, info: Info, learners: list[int], others: list[int]) -> Traffic:
         private = info.task.private
         buffers = frozenset(filter(is_buffer, info.task.shapes))
-        asked = [len(self.asks(info, i, others)) for i in learners] if self.beta else []
-        edges = sum(min(self.peers or n, n) for n in asked)
+        counts = [len(self.asks(info, i, others)) for i in learners] if self.beta else []
+        edges = sum(min(self.peers or n, n) for n in counts)
         back = info.task.bytes(without=private | buffers)
         if self.holds:  # at most, if all samples of a batch overlap and no party has a larger one
             back = (self.overlap_batch or info.training.batch) * (4 * math.prod(info.shape) + 4)
         times = len(self.messages(self.holds))
         peer = edges * (info.task.bytes(without=private) + 12 + back)
-        return Traffic(times * 4 * edges, times * 4 * sum(asked), times * peer)
+        return Traffic(times * 4 * edges, times * 4 * sum(counts), times * peer)
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -357,12 +361,12 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 @accounts_for(FedSps)
 class FedSpsAccounting(OverlapsAccounting[FedSps]):
     def warnings(self, info: Info) -> list[str]:
-        said = (
+        lines = (
             ["mode=samples sends near-copies of private inputs to other parties."]
             if self.method.holds
             else []
         )
-        return said + self.method.forgets(self.method.holds, info.training)
+        return lines + self.method.forgets(self.method.holds, info.training)
 
     def join_traffic(self, info: Info) -> Traffic:
         return self.method.asking(info, list(info.late), list(info.parties))

@@ -129,11 +129,11 @@ class FedAla(AveragedModel[AlaState]):
         losses: list[float] = []
         for n in range(1 if state.W else self.start_epochs):
             begin = {W_OF + k: w for k, w in W.items()} | buffers
-            done = await party.fit(self.eq5, begin, key.fold(n), both, training=how, samples=some)
-            W = {k: done.theta[W_OF + k].clamp(0, 1) for k in W}
-            if not done.steps:
+            fitted = await party.fit(self.eq5, begin, key.fold(n), both, training=how, samples=some)
+            W = {k: fitted.theta[W_OF + k].clamp(0, 1) for k in W}
+            if not fitted.steps:
                 break
-            losses.append(float(done.scratch[LOSS]) / done.steps)
+            losses.append(float(fitted.scratch[LOSS]) / fitted.steps)
             if converged(losses):
                 break
         return W
