@@ -75,15 +75,15 @@ class Separated(Around):
 
     def init(self, key: Key) -> Params:
         theta = self.inner.init(key)
-        d, drawn = self.width, key.fold(POLICY).generator()
-        own = {OWN + k: theta[k].clone() for k in theta if k in self.head_names}
+        d, generator = self.width, key.fold(POLICY).generator()
+        own_copy = {OWN + k: theta[k].clone() for k in theta if k in self.head_names}
         layer = {
-            POLICY + "weight": uniform((2 * d, d), d, drawn),
-            POLICY + "bias": uniform((2 * d,), d, drawn),
+            POLICY + "weight": uniform((2 * d, d), d, generator),
+            POLICY + "bias": uniform((2 * d,), d, generator),
         }
         return (
             theta
-            | own
+            | own_copy
             | layer
             | {
                 POLICY + "norm.weight": torch.ones(2 * d),
@@ -168,10 +168,10 @@ class FedCp(FedAvg):
 
     def noise(self, batch: Batch, key: Key, frozen: Model) -> Tensor:
         d = frozen.theta[POLICY + "weight"].shape[1]
-        drawn = torch.rand(len(batch.y), 2, d, generator=key.fold("gumbel").generator()).clamp(
+        draws = torch.rand(len(batch.y), 2, d, generator=key.fold("gumbel").generator()).clamp(
             1e-12, 1 - 1e-7
         )
-        return -(-drawn.log()).log().to(batch.y.device)
+        return -(-draws.log()).log().to(batch.y.device)
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Model) -> Tensor:
         assert isinstance(task, Separated)

@@ -88,13 +88,13 @@ def chosen(
     """`count` candidates: the one with the highest affinity that is left (ties at random), or with
     chance ε any that is left.
     """
-    left = [candidates[k] for k in key.permutation(len(candidates)).tolist()]
+    pool = [candidates[k] for k in key.permutation(len(candidates)).tolist()]
     explores = torch.rand(count, generator=key.fold("explore").generator()) < epsilon
-    found = []
+    picks = []
     for explore in explores.tolist():
-        found.append(left[0] if explore else max(left, key=lambda j: affinity[j]))
-        left.remove(found[-1])
-    return sorted(found)
+        picks.append(pool[0] if explore else max(pool, key=lambda j: affinity[j]))
+        pool.remove(picks[-1])
+    return sorted(picks)
 
 
 @algorithm
@@ -127,22 +127,22 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
 
     def round(self, s: Affinities, server: Server, t: int) -> Affinities:
         replies = server.call(self.local, dict.fromkeys(server.sample(t), Empty()))
-        sent = {i: reply.theta for i, reply in replies.items()}
+        uploads = {i: reply.theta for i, reply in replies.items()}
         epsilon = max(0.0, self.epsilon - t * self.epsilon_decay)
         offered: dict[int, Offered] = {}
-        for i in sent:
-            near = self.sources(server.info, i, list(sent))
+        for i in uploads:
+            candidates = self.sources(server.info, i, list(uploads))
             key = server.key("models", server.info.stream(i))
-            ids = chosen(s.P[i].tolist(), near, self.downloads(len(near)), epsilon, key)
+            ids = chosen(s.P[i].tolist(), candidates, self.downloads(len(candidates)), epsilon, key)
             if ids:
-                offered[i] = Offered({j: sent[j] for j in ids})
+                offered[i] = Offered({j: uploads[j] for j in ids})
         P = s.P.clone()
         for i, w in (server.call(self.weigh, offered) if offered else {}).items():
             total = sum(max(0.0, value) for value in w.values()) or 1.0
             for j, value in w.items():
                 P[i, j] += value
                 server.note(f"{WEIGHT}{server.info.name(j)}", max(0.0, value) / total, party=i)
-        return Affinities(P, s.last | sent)
+        return Affinities(P, s.last | uploads)
 
     def samples(self, data: PartyData, held_out: bool) -> Samples:
         """What models are weighed by, or what they learn from; who has too few samples to part does
@@ -160,8 +160,12 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         begin = (
             state.begin if state.weighed else state.trained
         )  # who missed the exchange goes on from what it has
-        done = await party.fit(plain, begin, key, samples=self.samples(party.data, held_out=False))
-        return FomoState(done.theta, begin, False), Model(self.shared_part(done.theta, party.task))
+        fitted = await party.fit(
+            plain, begin, key, samples=self.samples(party.data, held_out=False)
+        )
+        return FomoState(fitted.theta, begin, False), Model(
+            self.shared_part(fitted.theta, party.task)
+        )
 
     @on_party
     @describe_reply(
@@ -186,25 +190,26 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no
         number.
         """
-        held = replace(party.data, validation=self.samples(party.data, held_out=True))
-        loss = score_on_validation(party.task, theta, held).loss
-        found = {}
+        held_out_data = replace(party.data, validation=self.samples(party.data, held_out=True))
+        loss = score_on_validation(party.task, theta, held_out_data).loss
+        weights = {}
         for n, theta_n in models.items():
             distance = apart(theta_n, theta, int(self.norm[1]))
             w = (
-                (loss - score_on_validation(party.task, theta_n, held).loss) / distance
+                (loss - score_on_validation(party.task, theta_n, held_out_data).loss) / distance
                 if distance
                 else 0.0
             )
-            found[n] = w if math.isfinite(w) else 0.0
-        return found
+            weights[n] = w if math.isfinite(w) else 0.0
+        return weights
 
     def join(self, s: Affinities, server: Server, ids: Sequence[int]) -> Affinities:
-        known = sorted(s.last)
-        few = server.key("newcomers").choose(self.downloads(len(known)), len(known))
-        if few:
+        senders = sorted(s.last)
+        picks = server.key("newcomers").choose(self.downloads(len(senders)), len(senders))
+        if picks:
             server.call(
-                self.weigh, dict.fromkeys(ids, Offered({known[k]: s.last[known[k]] for k in few}))
+                self.weigh,
+                dict.fromkeys(ids, Offered({senders[k]: s.last[senders[k]] for k in picks})),
             )
         return super().join(s, server, ids)
 
@@ -248,18 +253,21 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
 @accounts_for(FedFomo)
 class FedFomoAccounting(AveragingAccounting[FedFomo]):
     def join_traffic(self, info: Info) -> Traffic:
-        few = self.method.downloads(
+        downloads = self.method.downloads(
             len(info.names)
         )  # at most: parties that were never heard have sent nothing
         each = Traffic(
-            up=self.method.told(few),
-            down=few * info.task.bytes(without=self.method.private_names(info.task)),
+            up=self.method.told(downloads),
+            down=downloads * info.task.bytes(without=self.method.private_names(info.task)),
         )
         return sum([each] * len(info.late), Traffic())
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        few = [self.method.downloads(len(self.method.sources(info, i, cohort))) for i in cohort]
+        downloads = [
+            self.method.downloads(len(self.method.sources(info, i, cohort))) for i in cohort
+        ]
         size = info.task.bytes(without=self.method.private_names(info.task))
         return Traffic(
-            up=len(cohort) * size + sum(map(self.method.told, few)), down=sum(few) * size
+            up=len(cohort) * size + sum(map(self.method.told, downloads)),
+            down=sum(downloads) * size,
         )

@@ -124,10 +124,10 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     def check(self, info: Info) -> None:
         super().check(info)
         info.needs_classes("fedgen", "generates representations of each class")
-        if kept := sorted(self.private_names(info.task) & info.task.head_names):
+        if private_heads := sorted(self.private_names(info.task) & info.task.head_names):
             raise UsageError(
-                f"fedgen's server needs whole heads, but {kept[0]} stays at the party: use --bn all"
-                " or another --cut."
+                f"fedgen's server needs whole heads, but {private_heads[0]} stays at the party:"
+                " use --bn all or another --cut."
             )
 
     def generator(self, task: LearningTask) -> LearningTask:
@@ -137,11 +137,11 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         network = build.stage("gen2", linear(task.width)).build()
         return LearningTask(network, classes=task.width, cut=network.cut)
 
-    def made(self, task: LearningTask, G: Params, wanted: Wanted, train: bool = False) -> Tensor:
+    def made(self, task: LearningTask, G: Params, request: Wanted, train: bool = False) -> Tensor:
         """G(y, ε) in the shape of the task's representations."""
         gen = self.generator(task)
-        given = torch.cat([wanted.eps, F.one_hot(wanted.y, task.classes).float()], dim=1)
-        z: Tensor = gen.head(G, gen.features(G, given, train), train).unflatten(1, task.z_shape)
+        inputs = torch.cat([request.eps, F.one_hot(request.y, task.classes).float()], dim=1)
+        z: Tensor = gen.head(G, gen.features(G, inputs, train), train).unflatten(1, task.z_shape)
         return z
 
     def eps(self, count: int, key: Key, device: torch.device) -> Tensor:
@@ -197,7 +197,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         key = server.key("generator")
         task = server.info.task
         data = Samples(y, y)
-        done = server.fit(
+        fitted = server.fit(
             self.j_g,
             s.G,
             data,
@@ -208,11 +208,11 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
             before=s.moments,
             draw=self.noises,
         )
-        server.note("generator/loss", float(done.loss or 0.0))
+        server.note("generator/loss", float(fitted.loss or 0.0))
         return Source(
             average({i: r.theta for i, r in replies.items()}, sizes),
-            done.theta,
-            done.moments,
+            fitted.theta,
+            fitted.moments,
             s.labels,
         )
 
@@ -232,25 +232,25 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     async def local(
         self, state: FedGenState, m: Taught, party: Party, key: Key
     ) -> tuple[FedGenState, Model]:
-        own = Generator(m.G, state.labels)
+        generator = Generator(m.G, state.labels)
         theta = (
-            await party.fit(self.j_k, m.theta | state.private, key, own, draw=self.wanted)
+            await party.fit(self.j_k, m.theta | state.private, key, generator, draw=self.wanted)
         ).theta
         return replace(state, private=self.private_part(theta, party.task)), Model(
             self.shared_part(theta, party.task)
         )
 
-    def wanted(self, batch: Batch, key: Key, own: Generator) -> Wanted:
+    def wanted(self, batch: Batch, key: Key, aux: Generator) -> Wanted:
         """As many labels as a party's batch has samples, and ε."""
         key = key.fold("made")
-        y = drawn(own.labels, len(batch.y), key)
+        y = drawn(aux.labels, len(batch.y), key)
         return Wanted(y, self.eps(len(y), key, y.device))
 
-    def j_k(self, task: LearningTask, theta: Params, batch: Batch, own: Generator) -> Tensor:
-        wanted: Wanted = batch.drawn
-        z = self.made(task.plain, own.G, wanted)
+    def j_k(self, task: LearningTask, theta: Params, batch: Batch, aux: Generator) -> Tensor:
+        request: Wanted = batch.drawn
+        z = self.made(task.plain, aux.G, request)
         return task.loss(theta, batch) + self.weight * cross_entropy(
-            task.plain.head(theta, z), wanted.y
+            task.plain.head(theta, z), request.y
         )
 
     def newcomer_state(self, state: FedGenState, theta: Params) -> FedGenState:

@@ -147,8 +147,8 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         self, state: Params, m: Empty, party: Party, key: Key
     ) -> tuple[Params, Data]:
         train = party.data.train
-        some = train.take(key.fold("meta").choose(self.handed(len(train)), len(train)))
-        return state, Data(some.x, some.y.int() if party.task.classes else some.y)
+        subset = train.take(key.fold("meta").choose(self.handed(len(train)), len(train)))
+        return state, Data(subset.x, subset.y.int() if party.task.classes else subset.y)
 
     def handed(self, n: int) -> int:
         return math.ceil(self.share * n)
@@ -169,9 +169,13 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
             k: v.clone() if is_buffer(k) else v
             for k, v in (task.init(server.key("kept")) | w).items()
         }
-        held = Samples(data.x, data.y.long() if task.classes else data.y)
+        samples = Samples(data.x, data.y.long() if task.classes else data.y)
         g = server.fold(
-            adding(task, whole), (zeros(w), 0), held, server.key("meta"), once(server.info.training)
+            adding(task, whole),
+            (zeros(w), 0),
+            samples,
+            server.key("meta"),
+            once(server.info.training),
         )
         return plus(w, -self.meta_lr, mean(g))
 
@@ -246,17 +250,17 @@ class FedMetaAccounting(AveragingAccounting[FedMeta]):
     def warnings(self, info: Info) -> list[str]:
         how = info.training
         traces = how.epochs > 1 if how.steps is None else how.steps > 1
-        said = (
+        warnings = (
             []
             if traces
             else ["with one epoch there is nothing to trace: a round is one gradient step."]
         )
         return (
-            said
+            warnings
             if not self.method.meta_lr
             else [
                 f"each party sends the server {self.method.share:.0%} of its training samples.",
-                *said,
+                *warnings,
             ]
         )
 

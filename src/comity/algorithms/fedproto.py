@@ -142,12 +142,12 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         return with_task(party, Nearest.of(party.task))
 
     def deployed_model(self, theta: Params, m: Guide, party: Party) -> Params:
-        known = m.known
+        mask = m.known
         if self.answer == "own":
-            known = known & (torch.bincount(party.data.train.y, minlength=party.task.classes) > 0)
-        if self.answer == "head" or not known.any():
+            mask = mask & (torch.bincount(party.data.train.y, minlength=party.task.classes) > 0)
+        if self.answer == "head" or not mask.any():
             return theta
-        return theta | {PROTOTYPES: m.means, KNOWN: known.to(m.means.dtype)}
+        return theta | {PROTOTYPES: m.means, KNOWN: mask.to(m.means.dtype)}
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -183,9 +183,9 @@ class FedProto(SharesPrototypes[Bank]):
         return Bank(info.task.classes, info.width, {})
 
     def message_for(self, s: Bank, i: int) -> Guide:
-        sent = [s.last[j] for j in sorted(s.last)]
+        uploads = [s.last[j] for j in sorted(s.last)]
         return Guide(
-            *pooled([up.means for up in sent], [up.counts for up in sent], s.classes, s.width)
+            *pooled([up.means for up in uploads], [up.counts for up in uploads], s.classes, s.width)
         )  # eq. 6
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
@@ -194,9 +194,11 @@ class FedProto(SharesPrototypes[Bank]):
         return Bank(s.classes, s.width, s.last | new)
 
     def shown(self, theta: Params, party: Party) -> Prototypes:
-        made = super().shown(theta, party)
+        prototypes = super().shown(theta, party)
         return (
-            made if self.weights == "samples" else Prototypes(made.means, (made.counts > 0).int())
+            prototypes
+            if self.weights == "samples"
+            else Prototypes(prototypes.means, (prototypes.counts > 0).int())
         )
 
     # -- declarations ------------------------------------------------------------------------------

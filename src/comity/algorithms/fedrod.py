@@ -72,8 +72,8 @@ class FedRod(FedAvg):
     def party_for(self, party: Party, state: Params) -> Party:
         task = party.task
         log_n = torch.bincount(party.data.train.y, minlength=task.classes).log()
-        own = frozenset(OWN + k for k in task.head_names)
-        return with_task(party, TwoHeads.of(task, own, log_n=log_n))
+        personal_names = frozenset(OWN + k for k in task.head_names)
+        return with_task(party, TwoHeads.of(task, personal_names, log_n=log_n))
 
     # -- declarations ------------------------------------------------------------------------------
 

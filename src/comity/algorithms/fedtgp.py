@@ -81,15 +81,15 @@ class FedTgp(SharesPrototypes[Learnt]):
 
     def init_server(self, key: Key, info: Info) -> Learnt:
         c, d = info.task.classes, info.width
-        drawn = {
+        generators = {
             name: key.fold("prototypes", name).generator() for name in (EMBEDDING, "in", "out")
         }
         layers = {
-            f"{name}.{kind}": uniform(shape, d, drawn[name])
+            f"{name}.{kind}": uniform(shape, d, generators[name])
             for name in ("in", "out")
             for kind, shape in (("weight", (d, d)), ("bias", (d,)))
         }
-        embedding = {EMBEDDING: torch.randn(c, d, generator=drawn[EMBEDDING])}
+        embedding = {EMBEDDING: torch.randn(c, d, generator=generators[EMBEDDING])}
         return Learnt(embedding | layers, torch.zeros(c, dtype=torch.bool))
 
     def message_for(self, s: Learnt, i: int) -> Guide:
@@ -97,19 +97,19 @@ class FedTgp(SharesPrototypes[Learnt]):
 
     def round(self, s: Learnt, server: Server, t: int) -> Learnt:
         guide = self.message_for(s, 0)
-        sent = on_device(
+        uploads = on_device(
             server.call(self.local, dict.fromkeys(server.sample(t), guide)), s.known.device
         ).values()
         data = Samples(
-            torch.cat([up.means[up.counts > 0] for up in sent]),
-            torch.cat([up.counts.nonzero()[:, 0] for up in sent]),
+            torch.cat([up.means[up.counts > 0] for up in uploads]),
+            torch.cat([up.counts.nonzero()[:, 0] for up in uploads]),
         )
         if not len(data):
             return s
-        delta, shown = self.delta(sent, *guide.means.shape)
+        delta, present = self.delta(uploads, *guide.means.shape)
         how = server.info.training
         how = Training("sgd", self.server_lr or how.lr, batch=how.batch, epochs=self.server_epochs)
-        done = server.fit(
+        fitted = server.fit(
             self.acl,
             s.F,
             data,
@@ -118,31 +118,34 @@ class FedTgp(SharesPrototypes[Learnt]):
             task=server.info.task,
             training=how,
         )
-        server.note("prototypes/loss", float(done.loss or 0.0))
+        server.note("prototypes/loss", float(fitted.loss or 0.0))
         server.note("prototypes/margin", float(delta))
-        return Learnt(done.theta, s.known | shown)
+        return Learnt(fitted.theta, s.known | present)
 
     def delta(
-        self, sent: Collection[Prototypes], classes: int, width: int
+        self, uploads: Collection[Prototypes], classes: int, width: int
     ) -> tuple[Tensor, Tensor]:
         """δ(t), and which classes were shown."""
-        Q, shown = pooled(
-            [up.means for up in sent], [(up.counts > 0).float() for up in sent], classes, width
+        Q, present = pooled(
+            [up.means for up in uploads],
+            [(up.counts > 0).float() for up in uploads],
+            classes,
+            width,
         )
-        distance = apart(Q[shown], Q[shown])
+        distance = apart(Q[present], Q[present])
         others = distance[~torch.eye(len(distance), dtype=torch.bool)].view(len(distance), -1)
         if not others.numel():  # of one class there is no distance
-            return torch.tensor(self.tau), shown
+            return torch.tensor(self.tau), present
         widest = others.max() if self.margin == "pairs" else others.amin(1).max()
-        return widest.clamp(max=self.tau), shown
+        return widest.clamp(max=self.tau), present
 
     def acl(self, task: LearningTask, theta: Params, batch: Batch, delta: Tensor) -> Tensor:
         distance = apart(batch.x, made(theta))
         return F.cross_entropy(-(distance + delta * F.one_hot(batch.y, distance.shape[1])), batch.y)
 
     def shown(self, theta: Params, party: Party) -> Prototypes:
-        made = super().shown(theta, party)
-        return Prototypes(made.means, (made.counts > 0).int())
+        prototypes = super().shown(theta, party)
+        return Prototypes(prototypes.means, (prototypes.counts > 0).int())
 
     # -- declarations ------------------------------------------------------------------------------
 

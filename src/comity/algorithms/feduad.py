@@ -193,8 +193,8 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         w = average({k: reply.theta for k, reply in replies.items()}, sizes)
         D = average({k: reply.D for k, reply in replies.items()}, sizes)
         w, velocity = momentum_step(s.w, w, s.velocity, self.server_lr, self.server_momentum)
-        looked = {k: r.accuracy for k, r in replies.items() if r.accuracy is not None}
-        return FedUadServer(w, D, velocity, s.accuracy | looked)
+        accuracies = {k: r.accuracy for k, r in replies.items() if r.accuracy is not None}
+        return FedUadServer(w, D, velocity, s.accuracy | accuracies)
 
     @on_party
     async def prior(
@@ -214,8 +214,10 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         others = (
             {j: prior.theta | state.private for j, prior in party.inbox.items()} if self.uad else {}
         )
-        read = {j: features_of(party.task, theta, party.data.train) for j, theta in others.items()}
-        return await self.posterior(state, m, party, key, read, {})
+        features = {
+            j: features_of(party.task, theta, party.data.train) for j, theta in others.items()
+        }
+        return await self.posterior(state, m, party, key, features, {})
 
     async def posterior(
         self,
@@ -223,11 +225,11 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         m: Both,
         party: Party,
         key: Key,
-        read: dict[int, Tensor],
+        features: dict[int, Tensor],
         teachers: Params,
     ) -> tuple[FedUadState, Both]:
-        """Train w and D; `read` is what others' extractors make of the party's samples, `teachers`
-        what others answer.
+        """Train w and D; `features` is what others' extractors make of the party's samples,
+        `teachers` what others answer.
         """
         task = party.task
         start = (
@@ -242,42 +244,42 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
             else sorted([party.id, *party.inbox])
         )
         disc = self.discriminator(task.width, len(everyone))
-        me, others = everyone.index(party.id), [everyone.index(j) for j in read]
+        me, others = everyone.index(party.id), [everyone.index(j) for j in features]
         owners = on_device(
             Owners(torch.tensor(me), torch.tensor(others, dtype=torch.int64)),
             party.data.train.x.device,
         )
-        samples = with_others(party.data.train, list(read.values()))
+        samples = with_others(party.data.train, list(features.values()))
 
-        async def learned(D: Params, theta: Params) -> Params:
+        async def train_discriminator(D: Params, theta: Params) -> Params:
             epochs = replace(party.training, epochs=self.disc_epochs, steps=None)
-            features = replace(samples, x=features_of(task, theta, samples))
+            inputs = replace(samples, x=features_of(task, theta, samples))
             turn = key.fold("discriminator")
             return (
                 await party.fit(
-                    tell_apart, D, turn, owners, task=disc, samples=features, training=epochs
+                    tell_apart, D, turn, owners, task=disc, samples=inputs, training=epochs
                 )
             ).theta
 
         if self.lives("fresh"):
-            D = await learned(
+            D = await train_discriminator(
                 on_device(disc.init(key.fold("fresh")), party.data.train.x.device), start
             )
         samples = replace(samples, rows=samples.rows | teachers)
         if self.uad and self.alternate == "batch":
             both = start | {DISC + k: v for k, v in D.items()}
-            done = (await party.fit(self.eqs_5_and_11, both, key, owners, samples=samples)).theta
-            theta = {k: done[k] for k in start}
-            D = {k: done[DISC + k] for k in D}
+            fitted = (await party.fit(self.eqs_5_and_11, both, key, owners, samples=samples)).theta
+            theta = {k: fitted[k] for k in start}
+            D = {k: fitted[DISC + k] for k in D}
         else:
             theta = (
                 await party.fit(self.eq11, start, key, Adversary(D, owners), samples=samples)
             ).theta
         if self.uad and self.alternate == "round" and not self.lives("fresh"):
-            D = await learned(D, theta)
-        kept, sent = keep(theta, task.private), drop(theta, task.private)
-        return FedUadState(kept, {}, None, D if self.lives("local") else {}), Both(
-            sent, D if self.lives("federated") else {}
+            D = await train_discriminator(D, theta)
+        private, shared = keep(theta, task.private), drop(theta, task.private)
+        return FedUadState(private, {}, None, D if self.lives("local") else {}), Both(
+            shared, D if self.lives("federated") else {}
         )
 
     def objective(self, task: LearningTask, theta: Params, z: Tensor, batch: Batch) -> Tensor:
@@ -310,9 +312,9 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     async def warm_up(
         self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, None]:
-        tuned = (await party.fit(plain, m.theta | state.private, key)).theta
+        theta = (await party.fit(plain, m.theta | state.private, key)).theta
         return (
-            replace(state, private=tuned),
+            replace(state, private=theta),
             None,
         )  # a newcomer has no group: it tunes the global model for itself
 

@@ -83,17 +83,19 @@ class FedUfo(FedUad):
 
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
         group = server.sample(t)
-        seen = s.accuracy
-        held = frozenset[int]()
-        one = self.in_stage_one(server.info, t)
-        if self.samples("fresh") and not one:
+        accuracy = s.accuracy
+        holders = frozenset[int]()
+        stage_one = self.in_stage_one(server.info, t)
+        if self.samples("fresh") and not stage_one:
             looks = server.call(self.look, {k: self.message_for(s, k) for k in server.info.parties})
-            held = frozenset(looks)  # they have w by now; who did not answer is not favoured
-            seen = {k: looks[k] if k in held else math.inf for k in server.info.parties}
-        if self.cgl and self.dynamic != "off" and not one:
-            group = with_the_worst(len(group), len(server.info.names), seen, server.key("dynamic"))
-        messages = {k: Both({} if k in held else s.w, {}) for k in group}
-        return self.average_posteriors(s, server, self.align if one else self.local, messages)
+            holders = frozenset(looks)  # they have w by now; who did not answer is not favoured
+            accuracy = {k: looks[k] if k in holders else math.inf for k in server.info.parties}
+        if self.cgl and self.dynamic != "off" and not stage_one:
+            group = with_the_worst(
+                len(group), len(server.info.names), accuracy, server.key("dynamic")
+            )
+        messages = {k: Both({} if k in holders else s.w, {}) for k in group}
+        return self.average_posteriors(s, server, self.align if stage_one else self.local, messages)
 
     @on_party
     @describe_reply(TRAINING_ACCURACY)
@@ -116,8 +118,8 @@ class FedUfo(FedUad):
         self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
         """Stage one."""
-        kept, reply = await super().align(state, m, party, key)
-        return kept, self.looked(reply, state, m, party)
+        new_state, reply = await super().align(state, m, party, key)
+        return new_state, self.looked(reply, state, m, party)
 
     @on_party
     async def local(
@@ -128,14 +130,14 @@ class FedUfo(FedUad):
         group: dict[int, Prior] = dict(party.inbox) if self.uad else {}
         if self.cgr and state.prior:
             group = {party.id: state.prior, **party.inbox}
-        read = {
+        features = {
             j: features_of(task, state.private | prior.theta, party.data.train)
             for j, prior in group.items()
         }
-        teachers = self.teachers(state, m, party, group, read)
-        read = {j: z for j, z in read.items() if j != party.id} if self.uad else {}
-        kept, reply = await self.posterior(state, m, party, key, read, teachers)
-        return kept, self.looked(reply, state, m, party)
+        teachers = self.teachers(state, m, party, group, features)
+        features = {j: z for j, z in features.items() if j != party.id} if self.uad else {}
+        new_state, reply = await self.posterior(state, m, party, key, features, teachers)
+        return new_state, self.looked(reply, state, m, party)
 
     def looked(self, reply: Both, state: FedUadState, m: Both, party: Party) -> Both:
         if not self.samples("last"):
@@ -148,18 +150,18 @@ class FedUfo(FedUad):
         m: Both,
         party: Party,
         group: dict[int, Prior],
-        read: dict[int, Tensor],
+        features: dict[int, Tensor],
     ) -> dict[str, Tensor]:
         """What the group and the global model answer to each of the party's samples."""
         task = party.task
         answers: dict[str, Tensor] = {}
         if self.cgr:
 
-            def answered(theta: Params, z: Tensor) -> Tensor:
+            def logits_of(theta: Params, z: Tensor) -> Tensor:
                 return in_chunks(lambda part: task.head(theta, part.view(-1, *task.z_shape)), z)
 
             logits = {
-                j: answered(state.private | prior.theta, read[j]) for j, prior in group.items()
+                j: logits_of(state.private | prior.theta, features[j]) for j, prior in group.items()
             }
             answers[GROUP] = agreed(
                 logits, {j: prior.counts for j, prior in group.items()}, self.target
@@ -182,8 +184,8 @@ class FedUfo(FedUad):
         value = task.criterion(logits, z, batch)
         y_hat = F.log_softmax(logits, dim=1)
         shares = task.classes if self.reduction == "mean" else 1
-        for weight, theirs in teachers:
-            apart = kl(y_hat, theirs) if self.direction == "reverse" else kl(theirs, y_hat)
+        for weight, teacher in teachers:
+            apart = kl(y_hat, teacher) if self.direction == "reverse" else kl(teacher, y_hat)
             value = value + weight / shares * apart  # eqs. 8, 10
         return value
 

@@ -72,7 +72,7 @@ class Fml(AveragedModel[FmlState]):
             self.shared_part(copy, party.task)
         )
 
-    def mutual(self, task: LearningTask, theta: Params, batch: Batch, own: None) -> Tensor:
+    def mutual(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
         """L_p + L_m."""
         of_p, alone = part(theta, OWN), task.personal
         of_m = part(theta, COPY)

@@ -59,19 +59,19 @@ class Valved(Around):
     """A task with a conditional valve before its head, and embeddings of its classes."""
 
     def init(self, key: Key) -> Params:
-        d, drawn = self.width, key.fold("gpfl").generator()
-        added = {EMBEDDING: torch.randn(self.classes, d, generator=drawn)}
+        d, generator = self.width, key.fold("gpfl").generator()
+        added = {EMBEDDING: torch.randn(self.classes, d, generator=generator)}
         for which in (GAMMA, BETA):
             added |= {
-                which + "weight": uniform((d, d), d, drawn),
-                which + "bias": uniform((d,), d, drawn),
+                which + "weight": uniform((d, d), d, generator),
+                which + "bias": uniform((d,), d, generator),
             }
             added |= {which + "norm.weight": torch.ones(d), which + "norm.bias": torch.zeros(d)}
         return self.inner.init(key) | added
 
-    def valve(self, theta: Params, f: Tensor, *given: str) -> list[Tensor]:
+    def valve(self, theta: Params, f: Tensor, *names: str) -> list[Tensor]:
         """Eqs. 1 and 2, under one condition or several."""
-        conditions = torch.stack([theta[name] for name in given])
+        conditions = torch.stack([theta[name] for name in names])
 
         def cov(which: str) -> Tensor:
             out = F.relu(linear(conditions, theta[which + "weight"], theta[which + "bias"]))
@@ -121,10 +121,10 @@ class Gpfl(FedPer):
         begin = self.conditioned(theta, party)
         decayed = guided(frozenset(theta))
         decay = Pull({k: torch.zeros_like(theta[k]) for k in decayed}, self.mu) if self.mu else None
-        done = await party.fit(
+        fitted = await party.fit(
             self.loss, begin, key, Frozen(theta[EMBEDDING]), only=frozenset(theta), pull=decay
         )
-        return keep(done.theta, frozenset(theta))
+        return keep(fitted.theta, frozenset(theta))
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Frozen) -> Tensor:
         assert isinstance(task, Valved)
