@@ -75,8 +75,8 @@ class Krum(RobustMean):
 @accounts_for(Krum)
 class KrumAccounting(RobustMeanAccounting[Krum]):
     def warnings(self, info: Info) -> list[str]:
-        said = [] if self.method.f else ["with f=0 it protects from nobody."]
-        said += (
+        warnings = [] if self.method.f else ["with f=0 it protects from nobody."]
+        warnings += (
             [
                 "with m=1 each round's model is a single party's, a poor one for those whose data"
                 " differ."
@@ -84,4 +84,4 @@ class KrumAccounting(RobustMeanAccounting[Krum]):
             if self.method.m == 1
             else []
         )
-        return super().warnings(info) + said
+        return super().warnings(info) + warnings

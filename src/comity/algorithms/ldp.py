@@ -107,11 +107,13 @@ class Ldp(Wrapper[None]):
             )
         return self.noise
 
-    def wrap_party(self, party: Party, extra: None, made: list[int] | None = None) -> Party:
+    def wrap_party(self, party: Party, extra: None, class_counts: list[int] | None = None) -> Party:
         if not isinstance(self.host, SendsMeans):
             return party
         samples = party.private.samples if party.private else party.data.train
-        how = HiddenMeans(samples, self.level, self.clip, self.sigma, [] if made is None else made)
+        how = HiddenMeans(
+            samples, self.level, self.clip, self.sigma, [] if class_counts is None else class_counts
+        )
         return replace(party, data=hide_samples(party.data), hidden_means=how)
 
     def wrap_function(self, function: PartyFunction) -> PartyFunction:
@@ -119,19 +121,19 @@ class Ldp(Wrapper[None]):
         async def wrapped(
             state: Wrapped[None], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[None], Any]:
-            made: list[int] = []
+            class_counts: list[int] = []
             host_state, reply = await function(
-                state.host, message, self.wrap_party(party, None, made), key
+                state.host, message, self.wrap_party(party, None, class_counts), key
             )
             declared = (
                 [party.task.classes]
                 if isinstance(self.host, SendsMeans) and function.__name__ in self.host.means_in
                 else []
             )
-            if reply is not None and made != declared:
+            if reply is not None and class_counts != declared:
                 raise UsageError(
                     f"{function.__name__} sends other means than its method declares (means_in):"
-                    f" {made}, not {declared}."
+                    f" {class_counts}, not {declared}."
                 )
             return Wrapped(host_state, None), reply
 
@@ -170,8 +172,12 @@ class LdpAccounting(WrapperAccounting[Ldp]):
         noise = [
             release(self.method.level, self.method.clip, self.method.sigma, asked.info.task.classes)
         ]
-        held = self.method.host.means_in[function]
+        fields = self.method.host.means_in[function]
         counts = (
             NOTHING if self.method.level == "party" else noise
         )  # which classes there are is then not told at all
-        return {**said, **dict.fromkeys(held.means, noise), **dict.fromkeys(held.classes, counts)}
+        return {
+            **said,
+            **dict.fromkeys(fields.means, noise),
+            **dict.fromkeys(fields.classes, counts),
+        }

@@ -101,9 +101,9 @@ class PartialFed(AveragedModel[PartialState]):
 
     def kept_of(self, theta: Params, logits: Tensor, task: LearningTask) -> PartialState:
         """A party's state after a training that ended at `theta`."""
-        own = self.unloaded(logits, theta, task)
+        names = self.unloaded(logits, theta, task)
         return PartialState(
-            keep(theta, own), drop(theta, own) if self.strategy == "adaptive" else {}, logits
+            keep(theta, names), drop(theta, names) if self.strategy == "adaptive" else {}, logits
         )
 
     def unloaded(self, logits: Tensor, theta: Params, task: LearningTask) -> frozenset[str]:
@@ -118,8 +118,8 @@ class PartialFed(AveragedModel[PartialState]):
                 "body": frozenset(theta.keys() - head),
             }
             return task.private | kinds.get(self.own, frozenset())
-        number, of_its_own = layers(task), (logits[:, 1] > logits[:, 0]).tolist()
-        return frozenset(k for k in theta if k in task.private or of_its_own[number[k]])
+        number, personal = layers(task), (logits[:, 1] > logits[:, 0]).tolist()
+        return frozenset(k for k in theta if k in task.private or personal[number[k]])
 
     @on_party
     async def local(
@@ -136,7 +136,7 @@ class PartialFed(AveragedModel[PartialState]):
                 steps=None,
                 decay=0.0,
             )
-            asked = party.fit(
+            request = party.fit(
                 self.relaxed,
                 {LOGITS: logits},
                 key.fold("strategy"),
@@ -144,7 +144,7 @@ class PartialFed(AveragedModel[PartialState]):
                 training=how,
                 draw=self.gumbel,
             )
-            logits = (await asked).theta[LOGITS]
+            logits = (await request).theta[LOGITS]
         begin = m.theta | keep(last, self.unloaded(logits, last, task))
         theta = await self.train_locally(begin, m, party, key)
         return self.kept_of(theta, logits, task), Model(self.shared_part(theta, task))

@@ -91,17 +91,17 @@ class PerFedAvg(FedAvg):
             await party.fit(self.meta, theta, key, self.inner(party), training=how, batched=False)
         ).theta
 
-    def meta(self, task: LearningTask, w: Params, batch: Batch, own: Inner) -> Tensor:
+    def meta(self, task: LearningTask, w: Params, batch: Batch, aux: Inner) -> Tensor:
         """A function whose gradient is that of a local step."""
         xs, ys = batch.x.tensor_split(self.parts), batch.y.tensor_split(self.parts)
         D = [replace(batch, x=x, y=y) for x, y in zip(xs, ys, strict=True)]
-        w_tilde = moved(w, -own.alpha, gradient(lambda at: task.loss(at, D[0]), w)[1])
+        w_tilde = moved(w, -aux.alpha, gradient(lambda at: task.loss(at, D[0]), w)[1])
         if self.order == "fo":
             return task.loss(w_tilde, D[1])
         value, v = gradient(lambda at: task.loss(at, D[1]), w_tilde)
         along = sum(((w[k] - w[k].detach()) * v[k]).sum() for k in v)  # 0, and its gradient is v
         twist = task.loss(moved(w, self.delta, v), D[2]) - task.loss(moved(w, -self.delta, v), D[2])
-        return value + along - own.alpha / (2 * self.delta) * twist
+        return value + along - aux.alpha / (2 * self.delta) * twist
 
     def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         how = party.training
@@ -127,9 +127,9 @@ class PerFedAvgAccounting(AveragingAccounting[PerFedAvg]):
             for name, n, task in zip(info.names, info.sizes, info.tasks, strict=True)
             if n < self.method.least(task)
         ]
-        said = (
+        warnings = (
             [f"{', '.join(few)} cannot cut a batch into {self.method.parts} and trains nothing."]
             if few
             else []
         )
-        return said if self.method.alpha else [*said, "with alpha=0 nothing is adapted."]
+        return warnings if self.method.alpha else [*warnings, "with alpha=0 nothing is adapted."]

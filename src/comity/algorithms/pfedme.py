@@ -92,8 +92,8 @@ class PFedMe(AveragesWeights[Params, Params, Model]):
                 theta, theta | {k: w.lerp(theta[k], follow) for k, w in trainable(w_i).items()}
             )
 
-        done = await party.fold(step, Envelope(w, w), key)
-        return done.theta, Model(self.shared_part(done.w, party.task))
+        result = await party.fold(step, Envelope(w, w), key)
+        return result.theta, Model(self.shared_part(result.w, party.task))
 
     def newcomer_state(self, theta_i: Params, theta: Params) -> Params:
         return theta_i

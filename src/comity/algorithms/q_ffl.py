@@ -85,7 +85,7 @@ class QFfl(FedAvg):
 class QFflAccounting(AveragingAccounting[QFfl]):
     def warnings(self, info: Info) -> list[str]:
         plain = info.training.optimizer == "sgd" and not info.training.momentum
-        said = (
+        warnings = (
             []
             if plain
             else [
@@ -94,7 +94,7 @@ class QFflAccounting(AveragingAccounting[QFfl]):
             ]
         )
         return (
-            said
+            warnings
             if self.method.q
-            else [*said, "with q=0 this is fedavg in which all parties count alike."]
+            else [*warnings, "with q=0 this is fedavg in which all parties count alike."]
         )

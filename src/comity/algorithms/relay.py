@@ -122,11 +122,11 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         if not (self.lambda_kd or self.lambda_disc):
             return (await party.fit(plain, theta, key)).theta
         m = on_device(m, party.device)
-        known = m.known[:, None].to(m.means.dtype)
-        own = replace(m, known=known, means=known * m.means, shared={})
+        mask = m.known[:, None].to(m.means.dtype)
+        teacher = replace(m, known=mask, means=mask * m.means, shared={})
         several = len(m.obs) > 1 or self.negatives == "marginal"
         return (
-            await party.fit(self.loss, theta, key, own, draw=self.drawn if several else None)
+            await party.fit(self.loss, theta, key, teacher, draw=self.drawn if several else None)
         ).theta
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, m: Teacher) -> Tensor:
@@ -134,14 +134,14 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         logits = task.head(theta, s, train=True)
         y = batch.y
         kd = F.mse_loss(m.known[y] * s.flatten(1), m.means[y])  # over d' as in the code
-        drawn: Drawn | None = batch.drawn
-        pick: Any = 0 if drawn is None else drawn.pick
+        draws: Drawn | None = batch.drawn
+        pick: Any = 0 if draws is None else draws.pick
         if self.disc == "external":
             h = one_class_external(s.flatten(1), m.obs[pick], theta[V], self.disc_temperature)
         else:
             theirs = task.head(theta, m.obs.view(-1, *task.z_shape)).softmax(1)
             h = one_class(logits.softmax(1), theirs.view(*m.obs.shape[:2], -1)[pick])
-        disc = contrast(h, m.seen[pick], y, None if drawn is None else drawn.negatives).mean()
+        disc = contrast(h, m.seen[pick], y, None if draws is None else draws.negatives).mean()
         weigh_kd = self.lambda_kd * (1 if self.kd_reduction == "code" else task.width)
         weigh_disc = self.lambda_disc / (task.classes if self.disc_reduction == "code" else 1)
         return cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
@@ -181,10 +181,10 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         free = level == 0
         all_counts = torch.bincount(data.y[level < 2], minlength=classes)
         draw = key.fold("observations")
-        obs, seen = observations(
+        obs, present = observations(
             z[free], data.y[free], all_counts, self.m_up, self.n_avg, self.min_count, draw
         )
-        return Upload(means, counts, obs, seen, {})
+        return Upload(means, counts, obs, present, {})
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -271,8 +271,12 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         return theta, replace(self.upload(theta, party, key), shared=shared)
 
     def upload(self, theta: Params, party: Party, key: Key) -> Upload:
-        made = self.shown(theta, party, key)
-        return made if self.weights == "samples" else replace(made, counts=(made.counts > 0).int())
+        result = self.shown(theta, party, key)
+        return (
+            result
+            if self.weights == "samples"
+            else replace(result, counts=(result.counts > 0).int())
+        )
 
     @on_party
     async def warm_up(
@@ -313,10 +317,10 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
 @accounts_for(Relay)
 class RelayAccounting(Accounting[Relay]):
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        shown: dict[str, Sequence[Training]] = (
+        trainings: dict[str, Sequence[Training]] = (
             {"show": []} if stage == "start" and self.method.begin == "features" else {}
         )
-        return {**super().declared_trainings(stage, how), **shown}
+        return {**super().declared_trainings(stage, how), **trainings}
 
     def releases(self, function: str, asked: Asked) -> Releases:
         return {"Upload.shared": NOTHING} if self.method.aggregate == "none" else {}

@@ -65,14 +65,15 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
         )
 
     def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
-        asked = {v: self.sources(server.info, v, others) for v in learners}
+        neighbours = {v: self.sources(server.info, v, others) for v in learners}
         keys = {v: server.key("neighbours", server.info.stream(v)) for v in learners}
-        asked = {
-            v: [us[k] for k in keys[v].choose(self.few(us), len(us))] for v, us in asked.items()
+        neighbours = {
+            v: [us[k] for k in keys[v].choose(self.few(us), len(us))]
+            for v, us in neighbours.items()
         }
-        tellers = {u: Group([v for v in learners if u in asked[v]]) for u in others}
-        told = server.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
-        sealed_messages = {(u, v): sealed for u, to in told.items() for v, sealed in to.items()}
+        tellers = {u: Group([v for v in learners if u in neighbours[v]]) for u in others}
+        replies = server.call(self.tell, {u: group for u, group in tellers.items() if group.ids})
+        sealed_messages = {(u, v): sealed for u, to in replies.items() for v, sealed in to.items()}
         server.call(self.local, dict.fromkeys(learners, Empty()), sealed_messages)
 
     def sources(self, info: Info, v: int, others: list[int]) -> list[int]:
@@ -85,23 +86,27 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     async def tell(
         self, state: RelayPeerState, m: Group, party: Party, key: Key
     ) -> tuple[RelayPeerState, dict[int, Sealed[Told]]]:
-        made = self.shown(state.theta, party, key)
-        return state, dict.fromkeys(m.ids, seal(Told(made.obs, made.seen), to=m.ids))
+        upload = self.shown(state.theta, party, key)
+        return state, dict.fromkeys(m.ids, seal(Told(upload.obs, upload.seen), to=m.ids))
 
     @on_party
     async def local(
         self, state: RelayPeerState, m: Empty, party: Party, key: Key
     ) -> tuple[RelayPeerState, None]:
-        mean, heard = state.mean, state.heard
-        told = [(obs, given.seen) for _, given in sorted(party.inbox.items()) for obs in given.obs]
-        for obs, seen in told:
-            heard = heard + seen.int()
-            rate = torch.where(heard == 1, 1.0, self.running or 1 / heard.clamp(min=1)) * seen
+        mean, times = state.mean, state.heard
+        sets = [
+            (obs, message.seen) for _, message in sorted(party.inbox.items()) for obs in message.obs
+        ]
+        for obs, present in sets:
+            times = times + present.int()
+            rate = torch.where(times == 1, 1.0, self.running or 1 / times.clamp(min=1)) * present
             mean = mean + rate[:, None] * (obs - mean)
-        nothing = [(torch.zeros_like(mean), torch.zeros_like(heard, dtype=torch.bool))]
-        obs, seen = (torch.stack(part) for part in zip(*(told or nothing), strict=True))
-        theta = await self.taught(state.theta, Teacher(mean, heard > 0, obs, seen, {}), party, key)
-        return RelayPeerState(theta, mean, heard), None
+        nothing = [(torch.zeros_like(mean), torch.zeros_like(times, dtype=torch.bool))]
+        obs, present = (torch.stack(part) for part in zip(*(sets or nothing), strict=True))
+        theta = await self.taught(
+            state.theta, Teacher(mean, times > 0, obs, present, {}), party, key
+        )
+        return RelayPeerState(theta, mean, times), None
 
     def deployed_model(self, state: RelayPeerState, m: Empty, party: Party) -> Params:
         return state.theta
@@ -118,8 +123,8 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
 @accounts_for(RelayP2p)
 class RelayP2pAccounting(Accounting[RelayP2p]):
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
-        told: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
-        return {**told, **super().declared_trainings(stage, how)}
+        trainings: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
+        return {**trainings, **super().declared_trainings(stage, how)}
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
         return {"Told.obs": (-1, task.classes, task.width), "Told.seen": (task.classes,)}

@@ -89,12 +89,14 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
 
     @only_averages
     def round(self, s: Control, server: Server, t: int) -> Control:
-        mean, heard = server.mean(self.local, {i: self.message_for(s, i) for i in server.sample(t)})
+        mean, repliers = server.mean(
+            self.local, {i: self.message_for(s, i) for i in server.sample(t)}
+        )
         y = mean.theta
         x = y | {
             k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c
         }  # l.16; buffers are averaged
-        share = len(heard) / len(server.info.names)
+        share = len(repliers) / len(server.info.names)
         return Control(x, {k: c + share * mean.dc[k] for k, c in s.c.items()})  # l.17
 
     @on_party
@@ -102,12 +104,12 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
         self, state: ScaffoldState, m: Control, party: Party, key: Key
     ) -> tuple[ScaffoldState, Change]:
         drift = {k: c - state.c[k] for k, c in m.c.items()}
-        done = await party.fit(plain, m.theta | state.private, key, add=drift)  # l.10
-        private = self.private_part(done.theta, party.task)
-        y = self.shared_part(done.theta, party.task)
-        if not done.steps:
+        fitted = await party.fit(plain, m.theta | state.private, key, add=drift)  # l.10
+        private = self.private_part(fitted.theta, party.task)
+        y = self.shared_part(fitted.theta, party.task)
+        if not fitted.steps:
             return state, Change(y, zeros(y))
-        K_eta = done.steps * party.training.lr
+        K_eta = fitted.steps * party.training.lr
         c_new = {k: (m.theta[k] - y[k]) / K_eta - drift[k] for k in state.c}  # l.12, option II
         return ScaffoldState(private, c_new), Change(
             y, {k: c_new[k] - c for k, c in state.c.items()}
@@ -132,9 +134,9 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
 @accounts_for(Scaffold)
 class ScaffoldAccounting(AveragingAccounting[Scaffold]):
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        kept = self.method.private_names(info.task)
+        private = self.method.private_names(info.task)
         buffers = frozenset(filter(is_buffer, info.task.shapes))
         both = len(cohort) * (
-            info.task.bytes(without=kept) + info.task.bytes(without=kept | buffers)
+            info.task.bytes(without=private) + info.task.bytes(without=private | buffers)
         )
         return Traffic(up=both, down=both)

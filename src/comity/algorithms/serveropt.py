@@ -123,8 +123,8 @@ class ServerOptAccounting(WrapperAccounting[ServerOpt]):
 
 def weights(s: Any) -> Params:
     """What the innermost server averages, within what wrappers have around it."""
-    found: Params = weights(s.host) if isinstance(s, Wrapped) else s
-    return found
+    theta: Params = weights(s.host) if isinstance(s, Wrapped) else s
+    return theta
 
 
 def with_weights(s: Any, w: Params) -> Any:

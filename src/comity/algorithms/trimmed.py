@@ -38,12 +38,12 @@ class Trimmed(RobustMean):
         maximum=0.5,
     )
 
-    def trims(self, heard: int) -> int:
+    def trims(self, replies: int) -> int:
         """How many of so many are left out on either side."""
-        wanted = math.ceil(
-            round(self.share * heard, 9)
+        trims = math.ceil(
+            round(self.share * replies, 9)
         )  # 0.1 · 30 is a little more than 3 for a computer
-        return min(wanted, (heard - 1) // 2)
+        return min(trims, (replies - 1) // 2)
 
     def made_of(self, models: Sequence[Params]) -> Params:
         return trimmed_mean(models, self.trims(len(models)))

@@ -79,22 +79,22 @@ class Bank:
         return [v for v in young if wish is None or v in (-1, u, *wish)]
 
     def teacher(
-        self, u: int, heard: list[int], sets: int, age_decay: float, exclude_self: bool
+        self, u: int, sources: list[int], sets: int, age_decay: float, exclude_self: bool
     ) -> Teacher:
         """Global class means over these uploads, and observations drawn from them for party u."""
-        weights = [self.last[v].counts * age_decay ** (self.round - self.since[v]) for v in heard]
-        means, known = pooled(
-            [self.last[v].means for v in heard], weights, self.classes, self.width
+        weights = [self.last[v].counts * age_decay ** (self.round - self.since[v]) for v in sources]
+        means, mask = pooled(
+            [self.last[v].means for v in sources], weights, self.classes, self.width
         )
-        found = [
+        candidates = [
             (obs, self.last[v].seen)
-            for v in heard
+            for v in sources
             if v != u or not exclude_self
             for obs in self.last[v].obs
         ]
         key = Key(self.draw).fold(self.places[u] if self.places else u)
         return Teacher(
-            means, known, *drawn(found, sets, (self.classes, self.width), key), self.shared
+            means, mask, *drawn(candidates, sets, (self.classes, self.width), key), self.shared
         )
 
 
@@ -113,6 +113,6 @@ class Teacher:
 
 def noise(sets: int, classes: int, width: int, key: Key) -> Upload:
     """What a relay can offer before anybody has shown anything."""
-    made = torch.randn(1 + sets, classes, width, generator=key.generator())
+    draws = torch.randn(1 + sets, classes, width, generator=key.generator())
     ones = torch.ones(classes)
-    return Upload(made[0], ones.int(), made[1:], ones.bool(), {})
+    return Upload(draws[0], ones.int(), draws[1:], ones.bool(), {})

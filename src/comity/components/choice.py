@@ -25,8 +25,8 @@ def peer_chances(
     """(1 − ξ) · softmax(s/τ) + ξ · uniform over the candidates, s standardised; who was never asked
     has the mean score.
     """
-    known = [scores[j] for j in candidates if j in scores]
-    mean = sum(known) / len(known) if known else 0.0
+    values = [scores[j] for j in candidates if j in scores]
+    mean = sum(values) / len(values) if values else 0.0
     s = torch.tensor([scores.get(j, mean) for j in candidates], dtype=torch.float64)
     spread = s.std(correction=0)
     s = (s - s.mean()) / spread if spread > 0 else torch.zeros_like(s)
@@ -54,10 +54,10 @@ class Asks:
 
 
 def remembered(
-    scores: Mapping[int, float], gave: Mapping[int, float], decay: float = 0.9
+    scores: Mapping[int, float], gains: Mapping[int, float], decay: float = 0.9
 ) -> dict[int, float]:
     """Scores as moving averages of what peers gave."""
     return {
         **scores,
-        **{j: decay * scores[j] + (1 - decay) * v if j in scores else v for j, v in gave.items()},
+        **{j: decay * scores[j] + (1 - decay) * v if j in scores else v for j, v in gains.items()},
     }

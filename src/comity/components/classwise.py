@@ -49,28 +49,28 @@ def observations(
     """
     classes = len(all_counts)
     rows = y.argsort(stable=True).split(torch.bincount(y, minlength=classes).tolist())
-    told = [
-        tellable(size, len(own), out_of, max(1, least))
-        for own, out_of in zip(rows, all_counts.tolist(), strict=True)
+    sizes = [
+        tellable(size, len(members), out_of, max(1, least))
+        for members, out_of in zip(rows, all_counts.tolist(), strict=True)
     ]
-    counts = torch.tensor(told, device=z.device)
-    made = []
+    counts = torch.tensor(sizes, device=z.device)
+    means = []
     for m in range(sets):
-        chosen = torch.cat(
+        picks = torch.cat(
             [
-                own
-                if count == len(own)
-                else own[key.fold(c, m).choose(count, len(own))]
+                members
+                if count == len(members)
+                else members[key.fold(c, m).choose(count, len(members))]
                 if count
-                else own[:0]
-                for c, (own, count) in enumerate(zip(rows, told, strict=True))
+                else members[:0]
+                for c, (members, count) in enumerate(zip(rows, sizes, strict=True))
             ]
         )
         sums = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(
-            0, y[chosen], z[chosen]
+            0, y[picks], z[picks]
         )
-        made.append(sums / counts.clamp(min=1)[:, None])
-    return torch.stack(made), counts > 0
+        means.append(sums / counts.clamp(min=1)[:, None])
+    return torch.stack(means), counts > 0
 
 
 def levels(n: int, guarded: float, secret: float, key: Key) -> Tensor:
@@ -98,7 +98,7 @@ def pooled(
     return sums / torch.where(total > 0, total, 1)[:, None], total > 0
 
 
-def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: Tensor | None) -> Tensor:
+def contrast(h: Tensor, present: Tensor, y: Tensor, negatives: Tensor | None) -> Tensor:
     """−log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) of each sample, without classes that were not
     seen; h is ĥ of all classes.
 
@@ -108,13 +108,15 @@ def contrast(h: Tensor, seen: Tensor, y: Tensor, negatives: Tensor | None) -> Te
     h = h.nan_to_num(0.5).clamp(
         1e-7, 1 - 1e-7
     )  # torch refuses NaN below; whoever has diverged sees it in its cross entropy
-    own = y[:, None] == torch.arange(
+    same_class = y[:, None] == torch.arange(
         h.shape[1], device=y.device
     )  # `one_hot` looks at y, which `vmap` forbids
     if negatives is None:
-        return (F.binary_cross_entropy(h, own.to(h.dtype), reduction="none") * seen).sum(1)
-    wrong = (-(1 - h).log() * seen).gather(1, negatives).sum(1)
-    return (-h.log() * seen).gather(1, y[:, None]).squeeze(1) + wrong
+        return (F.binary_cross_entropy(h, same_class.to(h.dtype), reduction="none") * present).sum(
+            1
+        )
+    wrong = (-(1 - h).log() * present).gather(1, negatives).sum(1)
+    return (-h.log() * present).gather(1, y[:, None]).squeeze(1) + wrong
 
 
 def one_class(s: Tensor, t: Tensor) -> Tensor:
@@ -141,5 +143,5 @@ def drawn(
     if not sets:
         return torch.zeros(count, *shape), torch.zeros(count, shape[0], dtype=torch.bool)
     order = key.permutation(len(sets)).tolist()
-    chosen = [sets[order[m % len(order)]] for m in range(count)]
-    return torch.stack([obs for obs, _ in chosen]), torch.stack([seen for _, seen in chosen])
+    picks = [sets[order[m % len(order)]] for m in range(count)]
+    return torch.stack([obs for obs, _ in picks]), torch.stack([present for _, present in picks])

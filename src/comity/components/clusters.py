@@ -32,9 +32,9 @@ def _far_apart(z: Tensor, k: int, key: Key) -> list[int]:
     """Where k-means begins: any point, then again and again the one that is farthest from those
     chosen.
     """
-    chosen = key.choose(1, len(z))
-    apart = (z - z[chosen[0]]).square().sum(1)
-    while len(chosen) < k:
-        chosen.append(int(apart.argmax()))
-        apart = apart.minimum((z - z[chosen[-1]]).square().sum(1))
-    return chosen
+    picks = key.choose(1, len(z))
+    apart = (z - z[picks[0]]).square().sum(1)
+    while len(picks) < k:
+        picks.append(int(apart.argmax()))
+        apart = apart.minimum((z - z[picks[-1]]).square().sum(1))
+    return picks

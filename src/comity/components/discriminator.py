@@ -72,12 +72,12 @@ def carried(old: Params, fresh: Params, how: str) -> Params:
     (`keep`), or nothing (`reinit`).
     """
     fresh = on_device(fresh, old["out.bias"].device)
-    kept = {
+    names = {
         "trunk": {k for k in old if not k.startswith("out.")},
         "keep": set(old),
         "reinit": set[str](),
     }[how]
-    return {k: old[k] if k in kept and old[k].shape == v.shape else v for k, v in fresh.items()}
+    return {k: old[k] if k in names and old[k].shape == v.shape else v for k, v in fresh.items()}
 
 
 OTHERS = "others."
@@ -101,9 +101,11 @@ def tell_apart(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> T
     samples is theirs.
     """
 
-    def named(z: Tensor, owner: Tensor) -> Tensor:
+    def owner_loss(z: Tensor, owner: Tensor) -> Tensor:
         return cross_entropy(disc.logits(D, z), owner.expand(len(z)))
 
-    value = named(batch.x, owners.me)
-    theirs = [named(batch.rows[f"{OTHERS}{n}"], owner) for n, owner in enumerate(owners.others)]
+    value = owner_loss(batch.x, owners.me)
+    theirs = [
+        owner_loss(batch.rows[f"{OTHERS}{n}"], owner) for n, owner in enumerate(owners.others)
+    ]
     return value + torch.stack(theirs).mean() if theirs else value

@@ -96,13 +96,13 @@ def hidden_means(
     how: HiddenMeans, values: Callable[[Tensor], Tensor], classes: int, key: Key
 ) -> tuple[Tensor, Tensor]:
     """Class means of a party's samples, and of how many each is, both behind noise."""
-    told = noisy(how, in_chunks(values, how.samples.x), classes, key)
+    lines = noisy(how, in_chunks(values, how.samples.x), classes, key)
     how.class_counts.append(classes)
     if how.level == "party":
-        return within(told, how.clip), torch.ones(classes, dtype=torch.int32, device=told.device)
-    counts = told[:, 0] / how.clip
+        return within(lines, how.clip), torch.ones(classes, dtype=torch.int32, device=lines.device)
+    counts = lines[:, 0] / how.clip
     # Of a class that is not clearly there the quotient is noise, which teaches nothing: it counts
     # as absent.
     there = counts >= max(1.0, 2 * math.sqrt(2) * how.noise)
-    means = within(told[:, 1:] / counts.clamp(min=1)[:, None], how.clip)
+    means = within(lines[:, 1:] / counts.clamp(min=1)[:, None], how.clip)
     return means * there[:, None], torch.where(there, counts.round(), 0).int()

@@ -99,10 +99,10 @@ def overlap(
         "geq": after >= before,
         "all": torch.ones_like(before, dtype=torch.bool),
     }
-    chosen = rules[select]
+    mask = rules[select]
     x, loss = (clean.x, before) if use_clean else (bad, after)
-    mean = loss[chosen].mean().item() if chosen.any() else 0.0
-    return Samples(x[chosen], clean.y[chosen]), mean, chosen.float().mean().item()
+    mean = loss[mask].mean().item() if mask.any() else 0.0
+    return Samples(x[mask], clean.y[mask]), mean, mask.float().mean().item()
 
 
 def eval_loss(task: LearningTask, h: Params, batch: Batch) -> Tensor:
@@ -134,28 +134,28 @@ def help_for(
     """What a party with these samples, clean and perturbed, can give to the owner of h: a gradient,
     or samples.
     """
-    found, loss, share = overlap(task, h, clean, bad, select, use_clean)
+    subset, loss, share = overlap(task, h, clean, bad, select, use_clean)
     if samples:
-        return Help({}, found.x, found.y.int(), loss, len(found), share)
-    return Help(drop(slope(task, h, found), task.private), None, None, loss, len(found), share)
+        return Help({}, subset.x, subset.y.int(), loss, len(subset), share)
+    return Help(drop(slope(task, h, subset), task.private), None, None, loss, len(subset), share)
 
 
 def gradients(task: LearningTask, h: Params, helps: Mapping[int, Help]) -> dict[int, Params]:
     """The gradients that came, or those of the samples that came."""
-    found = {}
-    for j, given in helps.items():
-        if given.x is None or given.y is None:
-            found[j] = given.grads
+    grads = {}
+    for j, reply in helps.items():
+        if reply.x is None or reply.y is None:
+            grads[j] = reply.grads
         else:
-            found[j] = drop(slope(task, h, Samples(given.x, given.y.long())), task.private)
-    return found
+            grads[j] = drop(slope(task, h, Samples(reply.x, reply.y.long())), task.private)
+    return grads
 
 
 def pull(task: LearningTask, h: Params, helps: Mapping[int, Help], how: str) -> Params:
     """Peers' gradients as one; that of samples that came is taken at h. Empty if nobody helped."""
     here = {k: v.detach() for k, v in h.items()}
     return combined(
-        gradients(task, here, helps), {j: given.count for j, given in helps.items()}, how
+        gradients(task, here, helps), {j: reply.count for j, reply in helps.items()}, how
     )
 
 
@@ -177,12 +177,12 @@ def combined(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -
 
 
 def gains(
-    task: LearningTask, h: Params, grads: Mapping[int, Params], held: Samples, lr: float
+    task: LearningTask, h: Params, grads: Mapping[int, Params], holdout: Samples, lr: float
 ) -> dict[int, float]:
     """By how much each peer's gradient alone, as one step, lowers the loss on held-out samples."""
 
     def loss(theta: Params) -> float:
-        return losses(task, theta, held.x, held.y).mean().item()
+        return losses(task, theta, holdout.x, holdout.y).mean().item()
 
     before = loss(h)
     return {

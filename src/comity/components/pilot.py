@@ -87,11 +87,13 @@ def judged(scores: Mapping[float, Mapping[int, Score]]) -> list[Judged]:
     """All candidates, the best first: by accuracy, then by loss, then the smaller; by those who
     were heard of each of them.
     """
-    heard = set.intersection(*(set(of) for of in scores.values()))
-    if not sum(one.count for of in scores.values() for i, one in of.items() if i in heard):
+    judges = set.intersection(*(set(of) for of in scores.values()))
+    if not sum(one.count for of in scores.values() for i, one in of.items() if i in judges):
         raise NoReplies("Nobody who has validation samples was heard in the whole pilot.")
-    made = [Judged.of(value, {i: of[i] for i in sorted(heard)}) for value, of in scores.items()]
-    return sorted(made, key=lambda one: (-one.accuracy, one.loss, one.value))
+    candidates = [
+        Judged.of(value, {i: of[i] for i in sorted(judges)}) for value, of in scores.items()
+    ]
+    return sorted(candidates, key=lambda one: (-one.accuracy, one.loss, one.value))
 
 
 def told(rounds: int, ranked: list[Judged], classes: int) -> str:
@@ -157,19 +159,19 @@ class Piloted(Wrapper[Mean]):
                 try:
                     scores[value] = self._rehearsed(s.host, server)
                 except NoReplies as why:  # it diverged, for instance: that is an answer, too
-                    lost = why
+                    failure = why
         if not scores:
-            raise lost
+            raise failure
         ranked = judged(scores)
-        chosen = Tried(ranked[0].value)
-        server.call(self.weigh, dict.fromkeys(server.info.parties, chosen))
-        server.note("kappa", chosen.value)
+        choice = Tried(ranked[0].value)
+        server.call(self.weigh, dict.fromkeys(server.info.parties, choice))
+        server.note("kappa", choice.value)
         for one in ranked:
             server.note(f"kappa={one.value:g}/accuracy", one.accuracy, split="validation")
             server.note(f"kappa={one.value:g}/loss", one.loss, split="validation")
         server.warnings[told(self.pilot_rounds, ranked, server.info.task.classes)] = None
         assert s.extra is not None
-        return replace(s, extra=replace(s.extra, kappa=chosen))
+        return replace(s, extra=replace(s.extra, kappa=choice))
 
     def _rehearsed(self, host: Any, server: Server) -> dict[int, Score]:
         for t in range(1, self.pilot_rounds + 1):

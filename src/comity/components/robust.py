@@ -67,10 +67,10 @@ class RobustMean(AsHost[None]):
             )
 
     def check(self, info: Info) -> None:
-        if (drawn := info.cohort or len(info.names)) < self.needs:
+        if (cohort := info.cohort or len(info.names)) < self.needs:
             raise UsageError(
-                f"{self.name} with these options needs {self.needs} parties in a round, but {drawn}"
-                " take part."
+                f"{self.name} with these options needs {self.needs} parties in a round, but"
+                f" {cohort} take part."
             )
         super().check(info)
 
@@ -115,11 +115,11 @@ class RobustMeanAccounting(WrapperAccounting[A]):
         others = sorted(
             {kind for one in chain(self.method.host) for kind in one.traits.leaves} - {"weights"}
         )
-        said = [
+        warnings = [
             f"it guards the weights; {kind} that parties send are averaged as ever."
             for kind in others
         ]
-        return said + ([TOO_FEW] if (info.cohort or len(info.names)) < FEW else [])
+        return warnings + ([TOO_FEW] if (info.cohort or len(info.names)) < FEW else [])
 
 
 def trimmed_mean(models: Sequence[Params], trims: int) -> Params:

@@ -25,17 +25,17 @@ class Schedule:
     collab_steps: int
     tune: Literal["round", "end", "off"]
 
-    def messages(self, held: bool) -> list[Step]:
-        """A message for each exchange of a round: one if what peers sent is `held` and used again,
+    def messages(self, reuse: bool) -> list[Step]:
+        """A message for each exchange of a round: one if what peers sent is used again (`reuse`),
         else one for each step.
         """
-        return [*[More()] * (0 if held else self.collab_steps - 1), Empty()]
+        return [*[More()] * (0 if reuse else self.collab_steps - 1), Empty()]
 
-    def forgets(self, held: bool, how: Training) -> list[str]:
+    def forgets(self, reuse: bool, how: Training) -> list[str]:
         """A warning, if each collaborative step is a training of its own and the optimizer does not
         keep its state between them.
         """
-        alone = not held and (self.collab_steps > 1 or self.tune != "round")
+        alone = not reuse and (self.collab_steps > 1 or self.tune != "round")
         if alone and not how.keep and (how.momentum or how.optimizer == "adam"):
             return [
                 "Each collaborative step begins with an optimizer that remembers nothing, unless"
@@ -43,11 +43,11 @@ class Schedule:
             ]
         return []
 
-    def stretch(self, m: Step, held: bool, how: Training, samples: int) -> Training:
+    def stretch(self, m: Step, reuse: bool, how: Training, samples: int) -> Training:
         """The training of one exchange: its collaborative steps, and after a round's last the
         epochs that tune.
         """
-        steps = self.collab_steps if held else 1
+        steps = self.collab_steps if reuse else 1
         if self.tune != "round" or isinstance(m, More):
             return replace(how, steps=steps)
         return how if steps == 1 else replace(how, steps=steps - 1 + how.steps_for(samples))

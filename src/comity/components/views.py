@@ -80,12 +80,12 @@ class SelfSupervised(LearningTask):
         return ntxent(z.flatten(1), other, self.temperature)
 
 
-def second_view(batch: Batch, key: Key, own: object) -> Tensor:
+def second_view(batch: Batch, key: Key, aux: object) -> Tensor:
     """What a self-supervised task needs drawn for a batch: the other view of its samples."""
     return augmented(batch.x, key.fold("view"))
 
 
-def probe(task: LearningTask, theta: Params, batch: Batch, own: object) -> Tensor:
+def probe(task: LearningTask, theta: Params, batch: Batch, aux: object) -> Tensor:
     """The loss of a head on frozen representations: the body answers in evaluation mode, so that
     nothing in it moves.
     """
@@ -116,9 +116,9 @@ class SelfSupervision(Supervision):
 
     async def fit(self, party: Party, loss: Loss[Any], theta: Params, key: Key, aux: Any) -> Fitted:
         task = self.task(party.task)
-        done = await party.fit(loss, theta, key, aux, task=task, draw=second_view)
-        head = await party.fit(probe, done.theta, key.fold("probe"), only=task.head_names)
-        return replace(done, theta=head.theta)
+        fitted = await party.fit(loss, theta, key, aux, task=task, draw=second_view)
+        head = await party.fit(probe, fitted.theta, key.fold("probe"), only=task.head_names)
+        return replace(fitted, theta=head.theta)
 
 
 def supervision(objective: str) -> Supervision:
