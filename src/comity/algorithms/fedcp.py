@@ -7,7 +7,7 @@ of both heads'.
 
 Policy: {r, s} = softmax over pairs of CPN(v_i/‖v_i‖ ⊙ h; Θ), r + s = 1, with CPN =
 ReLU(LayerNorm(linear layer)) from d' to 2·d'.
-PartyResult: g(r ⊙ h; W^hd) + g(s ⊙ h; W_i^hd), h = f(x; W_i^fe).
+Answer: g(r ⊙ h; W^hd) + g(s ⊙ h; W_i^hd), h = f(x; W_i^fe).
 Loss: min over (W_i^fe, W_i^hd, Θ_i) of CE + λ · MMD(h, f(x; W^fe)), with W^hd and W^fe as received,
 frozen.
 Server: averages of W_i^fe, Θ_i and of the heads that parties send, by sample counts.

@@ -97,7 +97,7 @@ def with_others(data: Samples, features: Sequence[Tensor]) -> Samples:
 
 
 def tell_apart(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
-    """FedUFO's eq. 5: a batch of my features is state, and what other extractors made of the same
+    """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same
     samples is theirs.
     """
 
