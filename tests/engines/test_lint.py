@@ -359,15 +359,6 @@ def engines(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, "imports an engine"
 
 
-def code_lines(text: str) -> int:
-    """Lines that are neither blank, nor a comment, nor the module's docstring, which is about the
-    paper.
-    """
-    tree = ast.parse(text)
-    lines = text.splitlines()[tree.body[0].end_lineno if ast.get_docstring(tree) else 0 :]
-    return sum(1 for line in lines if line.strip() and not line.strip().startswith("#"))
-
-
 @cache
 def parsed(path: Path) -> ast.Module:
     """A file's syntax tree, which no rule changes."""
@@ -615,8 +606,3 @@ def test_the_lint_knows_works() -> None:
     assert wrongly_marked(Right) == []
     assert wrongly_marked(Forgotten) == ["Forgotten.second is a party function"]
     assert wrongly_marked(Superfluous) == ["Superfluous.helper is not a party function"]
-
-
-def test_code_lines_by_hand() -> None:
-    assert code_lines('"""Doc."""\n\n# a comment\nx = 1  # counts\n    # not\n') == 1
-    assert code_lines('"""Doc.\n\nMore.\n"""\n\nx = 1\n"""Not a docstring."""\n') == 2
