@@ -106,12 +106,12 @@ class Audited:
         sentences = [result.sentence for result in results if result]
         if not sentences:
             sentences.append(NO_ATTACK)
-        shown = self.epsilon_shown
+        epsilon = self.epsilon_shown
         claimed = self.claimed if self.unit == "record" else None
-        if claimed is not None and shown is not None and shown > claimed:
+        if claimed is not None and epsilon is not None and epsilon > claimed:
             refuted = (
                 f"The claim is refuted: epsilon {claimed:g} is claimed, and an attack shows"
-                f" {shown:.2f}."
+                f" {epsilon:.2f}."
             )
             sentences.insert(0, refuted)
         return [f"{self.name}: {text}" for text in sentences]
@@ -155,8 +155,10 @@ class Audited:
         ]
         if self.canaries:
             epsilon = self.canaries.epsilon
-            shown = "no power *" if epsilon is None else f"{epsilon:.2f}"
-            rows.append([self.name, "canaries", "", "", "", "", claimed, shown, accuracy, sent])
+            epsilon_text = "no power *" if epsilon is None else f"{epsilon:.2f}"
+            rows.append(
+                [self.name, "canaries", "", "", "", "", claimed, epsilon_text, accuracy, sent]
+            )
         return rows or [[self.name, "none", "", "", "", "", claimed, "", accuracy, sent]]
 
 

@@ -79,12 +79,14 @@ class Participation:
 
     def begin_call(self, call: CallId, ids: Iterable[int]) -> CallParticipation:
         """Begin a call of these parties: who cannot be asked is written down."""
-        asked = sorted(ids)
+        party_ids = sorted(ids)
         may_be_away = self.waiting or self.rules.planned
-        away = {i: how for i in asked if (how := self._away(call, i))} if may_be_away else {}
+        away = {i: how for i in party_ids if (how := self._away(call, i))} if may_be_away else {}
         for i, how in away.items():
             self._write(call, i, how)
-        return CallParticipation(self, call, len(asked), [i for i in asked if i not in away])
+        return CallParticipation(
+            self, call, len(party_ids), [i for i in party_ids if i not in away]
+        )
 
     def will_be_lost(self, call: CallId, i: int) -> bool:
         """Whether it is planned that a party's reply does not get here."""

@@ -142,19 +142,19 @@ def releases_of(
     it stands under KEPT.
     """
     owners = chain(outermost)
-    said = owners[depth].accounting.releases(function, asked)
+    releases = owners[depth].accounting.releases(function, asked)
     for wrapper in reversed(owners[:depth]):
         assert isinstance(wrapper.accounting, WrapperAccounting)
-        said = wrapper.accounting.covers(function, said, asked)
+        releases = wrapper.accounting.covers(function, releases, asked)
     found: dict[str, Sequence[Release] | None] = {}
     for name in reply_fields(outermost, depth, function):
-        found[name] = said.get(name, said.get(ALL))
+        found[name] = releases.get(name, releases.get(ALL))
     kept = (
         not found
-        and ALL in said
+        and ALL in releases
         and any(reply_fields(outermost, *place) for place in party_functions(outermost))
     )
-    return {KEPT: said[ALL]} if kept else found
+    return {KEPT: releases[ALL]} if kept else found
 
 
 ALL, KEPT = "*", "what it keeps"

@@ -349,11 +349,11 @@ class Server(Charging):
         self.charge_messages(call.function, sent, "down")
         self._unheard = call.function
         self._asked |= sent.keys()
-        asked = {
+        addressed = {
             i: Message(message, self.versions.get(i), self.round <= self.first)
             for i, message in sent.items()
         }
-        answers = in_order(asked, ask(call, asked, delivered))
+        answers = in_order(addressed, ask(call, addressed, delivered))
         # Mapped, as a loop here would hold on to each reply until the next.
         yield from filter(None, map(partial(self._accepted, roll), answers))
         self._unheard = ""

@@ -165,11 +165,11 @@ def _along(cls: type, name: str, what: int | str) -> Any:
         if name in vars(base):
             method = inspect.unwrap(vars(base)[name])
             names = list(inspect.signature(method).parameters)[1:]
-            said = inspect.get_annotations(method).get(
+            annotation = inspect.get_annotations(method).get(
                 names[what] if isinstance(what, int) else what, inspect.Parameter.empty
             )
-            if said is not inspect.Parameter.empty:
-                return _bound(_evaluated(said, method.__globals__), _bindings(cls, base))
+            if annotation is not inspect.Parameter.empty:
+                return _bound(_evaluated(annotation, method.__globals__), _bindings(cls, base))
     return Any
 
 

@@ -91,7 +91,7 @@ def compare_sites(
 def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:
     """The sites with their numbers of samples; the numbers of each class are not known."""
     sites = read_parties(run)
-    held = {
+    sample_counts = {
         name: SampleCounts(
             (site.said.train,),
             (site.said.test,),
@@ -100,4 +100,4 @@ def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:
         )
         for name, site in sites.items()
     }
-    return Parties(held, {}, tuple(next(iter(sites.values())).class_names))
+    return Parties(sample_counts, {}, tuple(next(iter(sites.values())).class_names))

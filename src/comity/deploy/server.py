@@ -290,12 +290,12 @@ def introduce(
     Returns the descriptions, by name in alphabetical order, and why the other sites take no part.
     Raises `UsageError` if samples of the sites differ in shape or classes.
     """
-    asked = [name for name in names or transport.names if name in transport.names]
+    called_names = [name for name in names or transport.names if name in transport.names]
     settings = json.dumps(experiment.model_dump(mode="json", exclude_none=True))
     request = pack(Introduce(order.run, settings, version("comity"), schema))
     descriptions: dict[str, Introduced] = {}
-    refusals = {name: NOT_CONNECTED for name in names if name not in asked}
-    for name, reply in transport.ask(dict.fromkeys(asked, request), order.deadline):
+    refusals = {name: NOT_CONNECTED for name in names if name not in called_names}
+    for name, reply in transport.ask(dict.fromkeys(called_names, request), order.deadline):
         head = _read_head(reply)
         if not isinstance(head, Introduced):
             refusals[name] = head if isinstance(head, str) else UNEXPECTED

@@ -84,8 +84,8 @@ def unprotected(algorithm: AnyAlgorithm, asked: Asked) -> list[tuple[str, str]]:
     """Fields that leave parties without noise, with their calls, as far as known before a run."""
     found: list[tuple[str, str]] = []
     for _, depth, function in planned_calls(algorithm, asked.training):
-        said = releases_of(algorithm, depth, function, asked)
-        found += [(name, function) for name, releases in said.items() if releases is None]
+        by_field = releases_of(algorithm, depth, function, asked)
+        found += [(name, function) for name, releases in by_field.items() if releases is None]
     return found
 
 
