@@ -26,8 +26,8 @@ check: $(VENV)/ready
 	$(BIN)/lint-imports --no-logo --no-cache
 
 # The tests marked quick, within a minute. Naming the places spares looking for tests elsewhere.
-QUICK := tests/core tests/docs tests/equations tests/golden tests/cli/test_contracts.py tests/cli/test_version.py \
-	tests/engines/test_lint.py tests/engines/test_parity.py tests/engines/test_stacked.py
+QUICK := tests/core tests/docs tests/algorithms tests/golden tests/cli/test_contracts.py tests/cli/test_version.py \
+	tests/test_lint.py tests/engines/test_parity.py tests/engines/test_stacked.py
 
 quick: check
 	$(BIN)/pytest -n 2 --dist loadscope -m "quick and not slow and not long" $(QUICK)
@@ -48,7 +48,7 @@ demo-sites: $(VENV)/sites-ready
 soak: $(VENV)/ready
 	$(BIN)/python tests/soak/kills.py --kills 200
 	$(BIN)/python benchmarks/damage.py
-	$(BIN)/python tests/core/fuzz.py --count 100000
+	$(BIN)/python tests/wire/fuzz.py --count 100000
 	$(BIN)/python tests/soak/interrupts.py --moments 50
 	$(BIN)/python tests/soak/options.py --prepare
 	$(BIN)/python tests/soak/commands.py --count 500
@@ -76,7 +76,7 @@ $(VENV)/sites-ready: $(VENV)/ready
 
 # A real server and real sites on this machine, with faults: some minutes.
 test-sites: $(VENV)/sites-ready
-	COMITY_SITES=1 $(BIN)/pytest tests/sites tests/engines/test_sites_restarts.py
+	COMITY_SITES=1 $(BIN)/pytest tests/deploy/flare tests/deploy/test_sites_restarts.py
 
 # Ray, beside the others but only when wanted.
 $(VENV)/ray-ready: $(VENV)/ready
@@ -85,7 +85,7 @@ $(VENV)/ray-ready: $(VENV)/ready
 
 # Runs on a Ray cluster of two nodes, both this machine, and on a Ray of their own: about four minutes.
 test-ray: $(VENV)/ray-ready
-	COMITY_RAY=1 $(BIN)/pytest tests/clusters
+	COMITY_RAY=1 $(BIN)/pytest tests/engines/ray
 
 # The table in docs/audit.md: four methods on digits keep their messages, and are attacked by them. About a minute.
 audit: $(VENV)/ready

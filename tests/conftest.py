@@ -17,9 +17,11 @@ import tempfile
 from collections.abc import Iterator
 from functools import cache
 
+import matrix
 import pytest
 import torch
 import typer.main
+from sweeps import over_methods
 
 torch.set_num_threads(1)
 os.environ["COMITY_REPORT"] = "0"
@@ -59,6 +61,18 @@ def _interruptible() -> Iterator[None]:
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with an argument `text` that is not parametrized runs for every method. Methods in
+    `FEW` run in `make test`; all others are marked long.
+    """
+    if "text" not in metafunc.fixturenames:
+        return
+    marks = metafunc.definition.iter_markers("parametrize")
+    if not any("text" in mark.args[0] for mark in marks):
+        methods = [*matrix.compositions(), matrix.GOSSIP]
+        metafunc.parametrize("text", over_methods(methods), ids=matrix.short)
 
 
 def pytest_terminal_summary(

@@ -330,7 +330,6 @@ def test_what_is_no_run_or_not_finished(made: comity.Comparison, tmp_path: Path)
 
 
 def test_the_command_lines_comparison_is_opened(tmp_path: Path) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
     from harness import works
 
     works(

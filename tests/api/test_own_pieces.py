@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from harness import comity as command
+from harness import complaint, one_sentence, works
 from torch import nn
 
 import comity
@@ -21,10 +23,6 @@ from comity.runs.folder import RunFolder
 from comity.runs.server_run import Quiet
 from comity.runs.summary import KINDS, blocks
 from comity.runs.trust import MARK
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
-from harness import comity as command
-from harness import complaint, one_sentence, works
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "linear"}
 FILE = """

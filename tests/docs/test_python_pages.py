@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))
 from harness import works
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from absences import EVENTS, absences, plan
+from interruptions import Interrupt
 from matrix import compositions, ragged, run, short, tables, weights
 from sweeps import over_methods
-from test_absent import EVENTS, absences, plan
-from test_resume import Interrupt
 
 import comity
 from comity import algorithms

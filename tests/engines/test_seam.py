@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from matrix import GOSSIP, compositions, ragged, run, tables, weights
+from matrix import GOSSIP, TUNED, compositions, ragged, run, tables, weights
 from sweeps import over_methods
 from torch import nn
 
@@ -242,7 +242,7 @@ def test_a_counter_is_nothing_that_losses_are_given(place: str, tmp_path: Path) 
 # --- steps, newcomers, finishing methods and users' own, everywhere
 
 
-FINISHING = ["fed-sps(tune=end)", str(HERE / "tuned.py")]
+FINISHING = ["fed-sps(tune=end)", TUNED]
 USERS = [GOSSIP]
 LATE = {"newcomers": 1, "join_epochs": 1}
 EVERYTHING = [*compositions(), *FINISHING, *USERS]

@@ -141,7 +141,7 @@ def _cases(
     """Cases without end: what is to be run once undisturbed, and how it is made in a folder with an
     interval.
     """
-    sys.path.insert(0, str(Path(__file__).parent.parent / "engines"))
+    sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
     from matrix import compositions
 
     def single(text: str, engine: str, absent: bool) -> Callable[[Path, str], Case]:

@@ -1,0 +1,486 @@
+"""A site's desk before strangers: whatever comes, one sentence leaves, nothing forbidden is
+computed, no memory is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from in_process_sites import Sites
+
+from comity.base.key import Key
+from comity.base.record import Cipher, Empty, Model, Sealed
+from comity.deploy import handler as desks
+from comity.deploy import messages as wire
+from comity.deploy.handler import FAULT, LOG, RequestHandler
+from comity.deploy.messages import (
+    REPLIES,
+    Answered,
+    Begin,
+    Done,
+    End,
+    Evaluate,
+    Failed,
+    Introduce,
+    Introduced,
+    RunCall,
+    pack,
+    unpack,
+)
+from comity.deploy.server import site_settings
+from comity.deploy.site_store import SECRET, secret_of
+from comity.engines import site as engine_site
+from comity.metrics.evaluation import Answers
+from comity.runs import config
+from comity.runs.context import PartyInfo
+from comity.wire.codec import encode
+
+MODEL = "mlp2(width=8)"
+SIZES = {"north": (30, 12), "east": (24, 11)}
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    return Sites(tmp_path_factory.mktemp("sites"), SIZES)
+
+
+class Server:
+    """Somebody who says whatever he wants to one desk."""
+
+    def __init__(
+        self, sites: Sites, run: str, method: str = "fedavg", name: str = "north", **settings: Any
+    ) -> None:
+        self.handler = sites.handler(name)
+        self.site = sites.site(name)
+        self.run = run
+        given = {"algorithm": method, "model": MODEL, "rounds": 3, "test": "official", **settings}
+        self.settings = json.dumps(
+            site_settings(config.experiment(given)).model_dump(mode="json", exclude_none=True)
+        )
+        self.others = {n: sites.handler(n) for n in sites.names if n != name}
+        self.name = name
+
+    def say(self, head: Any, body: bytes = b"") -> Any:
+        return unpack(self.handler.answer(pack(head, body)), REPLIES, 1 << 30)[0]
+
+    def refused(self, head: Any, body: bytes = b"") -> str:
+        """The sentence that a request is refused with."""
+        said = self.say(head, body)
+        assert isinstance(said, Failed), said
+        assert "\n" not in said.why
+        return said.why
+
+    def introduce(self, **changes: Any) -> Any:
+        return self.say(
+            replace(Introduce(self.run, self.settings, version("comity"), ""), **changes)
+        )
+
+    def begin(self) -> Server:
+        heard = {self.name: self.introduce()}
+        asked = pack(Introduce(self.run, self.settings, version("comity"), ""))
+        heard |= {
+            name: unpack(handler.answer(asked), REPLIES, 1 << 30)[0]
+            for name, handler in self.others.items()
+        }
+        self.said = {name: heard[name] for name in sorted(heard)}
+        self.head = Begin(
+            self.run,
+            {n: one.said for n, one in self.said.items()},
+            {n: one.signed_key for n, one in self.said.items()},
+        )
+        assert self.say(self.head) == Done()
+        task = self.handler._run.active.site.party.task  # type: ignore[union-attr]
+        self.theta = task.init(Key.root(0))
+        return self
+
+    def call(self, call: Any = ("local", 0, 1, 0), **changes: Any) -> RunCall:
+        return replace(RunCall(self.run, call, None, True, {}), **changes)
+
+    @property
+    def message(self) -> bytes:
+        return encode(Model(self.theta))
+
+
+@pytest.fixture
+def server(sites: Sites, request: pytest.FixtureRequest) -> Server:
+    name = "".join(c for c in request.node.name if c.isalnum())[:60]
+    return Server(sites, name).begin()
+
+
+def test_an_honest_server_is_answered(server: Server) -> None:
+    said = server.say(server.call(), server.message)
+    assert isinstance(said, Answered)
+    assert said.steps == 3
+
+
+GARBAGE = {
+    "nothing": b"",
+    "short": b"\x03",
+    "noise": bytes(range(256)) * 4,
+    "zeros": bytes(64),
+    "huge head": (1 << 62).to_bytes(8, "little") + b"{}",
+    "head beyond": (100).to_bytes(8, "little") + b"x" * 50,
+    "pickle": b"\x80\x04\x95" + b"\x0b" * 100,
+    "an answer": pack(Done()),
+    "a letter": pack(Model({"w": torch.ones(3)})),
+    "a dict": pack({"run": "x"}),
+    "a number": pack(3),
+}
+
+
+@pytest.mark.parametrize("what", GARBAGE)
+def test_garbage(what: str, server: Server) -> None:
+    said, _ = unpack(server.handler.answer(GARBAGE[what]), REPLIES, 1 << 20)
+    assert isinstance(said, Failed)
+    assert said.why != FAULT  # it is refused, not stumbled over
+    assert server.say(server.call(), server.message).steps == 3
+
+
+def test_every_truncated_request(server: Server) -> None:
+    whole = pack(server.call(), server.message)
+    for length in {*range(0, len(whole), 97), *range(40), *range(len(whole) - 20, len(whole))}:
+        said, _ = unpack(server.handler.answer(whole[:length]), REPLIES, 1 << 20)
+        assert isinstance(said, Failed), length
+
+
+def test_a_gigabyte_that_is_only_claimed(server: Server) -> None:
+    header = {
+        "__metadata__": {
+            "tree": json.dumps({"r": "comity.base.record:Model", "v": [{"d": [["w", {"t": 0}]]}]})
+        }
+    }
+    claims = [
+        {"0": {"dtype": "F32", "shape": [1 << 28], "data_offsets": [0, 1 << 30]}},
+        {"0": {"dtype": "F32", "shape": [1 << 28, 0], "data_offsets": [0, 0]}},
+        {"0": {"dtype": "F32", "shape": [1 << 28], "data_offsets": [0, 16]}},
+    ]
+    bodies = []
+    for claim in claims:
+        text = json.dumps(header | claim).encode()
+        bodies += [
+            len(text).to_bytes(8, "little") + text + bytes(16),
+            (1 << 30).to_bytes(8, "little") + text,
+        ]
+    tracemalloc.start()
+    for body in bodies:
+        assert "damaged or foreign" in server.refused(server.call(), body)
+        assert isinstance(unpack(server.handler.answer(body), REPLIES, 1 << 20)[0], Failed)
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
+
+
+def test_more_than_the_largest_message(sites: Sites, server: Server) -> None:
+    sites.change("north", {'message = "1 GB"': 'message = "20 kB"'})
+    try:
+        tracemalloc.start()
+        request = pack(server.call(), bytes(5_000_000))
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        said, _ = unpack(server.handler.answer(request), REPLIES, 1 << 20)
+        assert tracemalloc.get_traced_memory()[1] - before < 1_000_000  # it was not even copied
+        tracemalloc.stop()
+        assert isinstance(said, Failed)
+        assert "at most 20,000 bytes are allowed" in said.why
+    finally:
+        sites.change("north", {'message = "20 kB"': 'message = "1 GB"'})
+
+
+def test_parcels_as_large_as_messages_may_be() -> None:
+    """They travel in the head of a call: it has no limit of its own."""
+    blob = torch.zeros(70 << 20, dtype=torch.uint8)
+    sealed: Sealed[Any] = Sealed(
+        Cipher(0, 1, [1], torch.zeros(1, 60, dtype=torch.uint8), blob), 1, (1,)
+    )
+    head, _ = unpack(
+        pack(RunCall("r", ("assist", 0, 1, 0), None, False, {0: sealed})), wire.REQUESTS, 10**9
+    )
+    assert head.inbox[0].size == 1
+
+
+UNMARKED = [
+    "init_party",
+    "round",
+    "__init__",
+    "__class__",
+    "deployed_model",
+    "message_for",
+    "init_server",
+    "loss",
+    "averaged",
+    "no such",
+    "",
+]
+
+
+@pytest.mark.parametrize("name", UNMARKED)
+def test_what_is_no_work(name: str, server: Server) -> None:
+    assert "has no party function" in server.refused(server.call((name, 0, 1, 0)), server.message)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (("local", 1, 1, 0), "no algorithm at depth 1"),
+        (("local", -1, 1, 0), "no algorithm at depth -1"),
+        (("local", 0, -1, 0), "round -1, which is none"),
+        (("local", 0, 1, -1), "which is none"),
+        (("local", 0, 5, 0), "round 5, and the run has 3"),
+        (("local", 0, 10**18, 0), "and the run has 3"),
+        (("local", 0, 1), "damaged or foreign"),
+        (("local", "0", 1, 0), "damaged or foreign"),
+    ],
+)
+def test_calls_that_are_none(call: Any, words: str, server: Server) -> None:
+    head = object.__new__(RunCall)
+    head.__dict__.update(vars(server.call()) | {"call": call})
+    try:
+        request = pack(head, server.message)
+    except Exception:  # our own codec does not write down what is not as declared: do it by hand
+        request = pack(server.call(("local", 0, 1, 0)), server.message)
+        text = json.dumps([*call])
+        old = b'\\"local\\", 0, 1, 0'
+        fresh = text[1:-1].replace('"', '\\"').encode()
+        length = int.from_bytes(request[:8], "little")
+        inner = int.from_bytes(request[8:16], "little")
+        body = request[16 : 16 + inner].replace(old, fresh)
+        body += b" " * (-len(body) % 8)
+        rest = request[16 + inner : 8 + length]
+        first = len(body).to_bytes(8, "little") + body + rest
+        request = len(first).to_bytes(8, "little") + first + server.message
+    said, _ = unpack(server.handler.answer(request), REPLIES, 1 << 20)
+    assert isinstance(said, Failed)
+    assert words in said.why
+
+
+def messages(theta: dict[str, torch.Tensor]) -> dict[str, tuple[Any, str]]:
+    name = sorted(theta)[0]
+    one = theta[name]
+    return {
+        "nan": (Model(theta | {name: torch.full_like(one, float("nan"))}), "not finite"),
+        "infinity": (Model(theta | {name: torch.full_like(one, float("inf"))}), "not finite"),
+        "shape": (Model(theta | {name: one[..., :-1].clone()}), "where float32"),
+        "dtype": (Model(theta | {name: one.double()}), "where float32"),
+        "whole numbers": (Model(theta | {name: one.int()}), "where float32"),
+        "extra": (Model(theta | {"backdoor": torch.ones(3)}), "which is not of the model"),
+        "another record": (Empty(), "has no place in it"),
+        "an introduction": (PartyInfo(1, 1, 1, [], False), "has no place in it"),
+        "an evaluation": (Answers(torch.ones(1), torch.ones(1), None), "has no place in it"),
+        "a dict": (theta, "should be Model"),
+        "nothing": (None, "should be Model"),
+    }
+
+
+@pytest.mark.parametrize("what", messages({"w": torch.ones(2)}))
+def test_letters_that_the_work_does_not_take(
+    what: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, words = messages(server.theta)[what]
+    monkeypatch.setattr(engine_site.Site, "begin", lambda *_: pytest.fail("it worked"))
+    assert words in server.refused(server.call(), encode(content))
+    assert words in server.refused(Evaluate(server.run, None, 1, False, ""), encode(content))
+
+
+def test_another_runs_name(server: Server) -> None:
+    for head in (
+        server.call(run="other"),
+        Evaluate("other", None, 1, True, ""),
+        End("other", 1, True),
+        Begin("other", {}, {}),
+    ):
+        assert server.refused(head) == "north takes no part in that run."
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", "a b", "x" * 65, ".", "a\n"])
+def test_names_that_no_run_can_have(name: str, server: Server) -> None:
+    said = server.introduce(run=name)
+    assert said == Failed("A run's name must be letters and digits.")
+
+
+def test_work_before_the_run_has_begun(sites: Sites) -> None:
+    server = Server(sites, "early")
+    assert server.refused(server.call()) == "north takes no part in that run."
+    assert isinstance(server.introduce(), Introduced)
+    words = "north was called before the run has begun."
+    assert server.refused(server.call()) == words
+    assert server.refused(Evaluate("early", None, 1, True, ""), encode(Empty())) == words
+    assert server.refused(wire.EvaluateAlone("early", 1)) == words
+
+
+def test_begin_twice(server: Server) -> None:
+    """The same again is no harm; with another account of this site it is refused."""
+    first = server.handler.answer(pack(server.call(), server.message))
+    assert server.say(server.head) == Done()
+    assert server.handler.answer(pack(server.call(), server.message)) == first
+    lie = replace(server.head.parties["north"], train=5)
+    head = replace(server.head, parties=server.head.parties | {"north": lie})
+    assert server.refused(head) == "north said something else of itself than the server tells."
+    alone = replace(server.head, parties={"east": server.head.parties["east"]})
+    assert "something else" in server.refused(alone)
+
+
+def test_introduce_twice_with_other_settings(server: Server) -> None:
+    other = json.dumps(json.loads(server.settings) | {"lr": 0.5})
+    said = server.introduce(settings=other)
+    assert said == Failed(f"Run {server.run} was begun with other settings at north.")
+    assert isinstance(server.introduce(), Introduced)
+
+
+@pytest.mark.parametrize(
+    "settings", ["", "[]", "{", '{"algorithm": 3}', '{"nothing": 1}', "3", "[" * 20_000]
+)
+def test_settings_that_are_none(settings: str, sites: Sites) -> None:
+    said = Server(sites, "nosettings").introduce(settings=settings)
+    assert isinstance(said, Failed)
+    assert "\n" not in said.why
+
+
+def test_another_version_and_another_schema(sites: Sites) -> None:
+    server = Server(sites, "versions")
+    assert (
+        "the server has 0.0: install the same on both sides" in server.introduce(comity="0.0").why
+    )
+    assert "follow another schema than the server's" in server.introduce(schema="abc").why
+
+
+def test_a_file_in_the_settings_never_runs(sites: Sites, tmp_path: Path) -> None:
+    file, mark = tmp_path / "mine.py", tmp_path / "ran"
+    file.write_text(f"open({str(mark)!r}, 'w')\n")
+    server = Server(sites, "files")
+    for name in ("algorithm", "model", "metric"):
+        said = server.introduce(
+            settings=json.dumps(json.loads(server.settings) | {name: str(file)})
+        )
+        assert "runs no files that a run names" in said.why
+    assert not mark.exists()
+
+
+MARKER = "the-secret-of-a-patient"
+
+
+def test_only_a_fixed_sentence_leaves_when_a_work_fails(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError(MARKER)
+
+    monkeypatch.setattr(engine_site.Site, "begin", fail)
+    answer = server.handler.answer(pack(server.call(), server.message))
+    assert unpack(answer, REPLIES, 1 << 20)[0] == Failed(FAULT)
+    assert MARKER.encode() not in answer
+    assert MARKER in (server.site / LOG).read_text()
+
+
+def test_a_log_that_cannot_be_written_keeps_nobody_from_answering(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desks, "LOG", "no/such/folder")
+    assert server.say(server.call(), server.message).steps == 3
+
+
+def test_what_lies_where_at_a_site_is_its_own_matter(sites: Sites, server: Server) -> None:
+    """Neither its paths nor the lines of its law are in what it answers."""
+    kept = (server.site / "site.toml").read_text()
+    try:
+        sites.change("north", {"rounds = 1000": 'rounds = "seven"'})
+        said = server.refused(server.call(), server.message)
+        assert said == "The policy of this site cannot be read; the site's log says why."
+        assert "must be a whole number, not 'seven'" in (server.site / LOG).read_text()
+        (server.site / "site.toml").unlink()
+        assert server.refused(server.call(), server.message) == said
+    finally:
+        (server.site / "site.toml").write_text(kept)
+    (server.site / "data").rename(server.site / "away")
+    try:
+        assert str(sites.folder) not in server.introduce().why
+    finally:
+        (server.site / "away").rename(server.site / "data")
+
+
+LAWS: dict[str, tuple[dict[str, str], str]] = {
+    "methods": ({'methods = ["*"]': 'methods = ["scaffold"]'}, "does not allow fedavg (methods)"),
+    "never": ({"never = []": 'never = ["fedavg"]'}, "never takes part in fedavg (never)"),
+    "kinds": ({'kinds = ["weights", ': "kinds = ["}, "(kinds: weights)"),
+    "submitters": (
+        {'submitters = ["*"]': "submitters = []"},
+        "does not accept runs submitted by 'lead@comity' (submitters)",
+    ),
+    "rounds": ({"rounds = 1000": "rounds = 2"}, "2 rounds at most, not in 3 (rounds)"),
+    "bytes": ({'bytes = "10 GB"': "bytes = 100"}, "may send 100 B (bytes)"),
+    "budget": ({'bytes = "100 GB"': "bytes = 100"}, "may send 100 B (budget: bytes)"),
+    "records": ({"records = 0\n": "records = 100\n"}, "fewer than 100 training samples (records)"),
+    "epsilon": ({'epsilon = "inf"': "epsilon = 1"}, "(budget: epsilon)"),
+}
+
+
+@pytest.mark.parametrize("rule", LAWS)
+def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(
+    rule: str, sites: Sites
+) -> None:
+    server = Server(sites, f"changed{rule}").begin()
+    assert server.say(server.call(), server.message).steps == 3
+    kept = (server.site / "site.toml").read_text()
+    try:
+        sites.change("north", LAWS[rule][0])
+        assert LAWS[rule][1] in server.refused(server.call(("local", 0, 2, 0)), server.message)
+        if rule not in ("bytes", "budget"):  # an evaluation weighs less
+            assert LAWS[rule][1] in server.refused(
+                Evaluate(server.run, None, 2, False, ""), server.message
+            )
+        assert isinstance(server.introduce(), Failed if rule != "bytes" else (Failed, Introduced))
+    finally:
+        (server.site / "site.toml").write_text(kept)
+    server = Server(sites, f"changed{rule}").begin()
+    assert server.say(server.call(("local", 0, 2, 0)), server.message).steps == 3
+
+
+def test_the_name_in_the_law_is_the_certificates(sites: Sites, tmp_path: Path) -> None:
+    handler = RequestHandler(sites.site("north"), "lead@comity", sites.root.identity("west"))
+    said, _ = unpack(
+        handler.answer(
+            pack(Introduce("names", Server(sites, "names").settings, version("comity"), ""))
+        ),
+        REPLIES,
+        1 << 20,
+    )
+    assert isinstance(said, Failed)
+    assert said.why == "The certificate of north is made out to 'west'."
+
+
+def test_stages_that_there_are_not(server: Server) -> None:
+    assert "no stage" in server.refused(
+        Evaluate(server.run, None, 1, False, "x\ny"), server.message
+    )
+    assert "round 9, and the run has 3" in server.refused(
+        Evaluate(server.run, None, 9, False, ""), server.message
+    )
+
+
+def test_the_secret_is_whole_or_none(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that was cut off by a full disk would be no secret: noise drawn from it could be taken
+    away again.
+    """
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        secret_of(tmp_path)
+    monkeypatch.undo()
+    made = secret_of(tmp_path)
+    assert len(made) == 32
+    assert secret_of(tmp_path) == made
+    assert (tmp_path / SECRET).stat().st_mode & 0o077 == 0
+    (tmp_path / SECRET).write_bytes(made[:7])
+    with pytest.raises(Exception, match=r"secret .* is damaged"):
+        secret_of(tmp_path)

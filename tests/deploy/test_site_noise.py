@@ -1,0 +1,159 @@
+"""Noise that hides something is drawn from a site's own secret: who knows the seed, which all do,
+cannot take it away again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from in_process_sites import Handed, Sites, ended
+
+from comity.base.key import Key, SecretKey
+from comity.base.record import leaves
+from comity.core.server import Server
+from comity.deploy import site_results
+from comity.deploy.messages import REPLIES, REQUESTS, RunCall, unpack
+from comity.wire.codec import decode
+
+USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official", "lr": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_results, "export", lambda *_: [])
+    monkeypatch.setattr(site_results, "report", lambda *_, **__: None)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    return Sites(tmp_path_factory.mktemp("sites"), {"north": (31, 12), "east": (23, 9)})
+
+
+def test_all_but_the_noise_is_everybodys() -> None:
+    public, one, other = (
+        Key.root(3),
+        SecretKey(Key.root(3).bits, b"one"),
+        SecretKey(Key.root(3).bits, b"other"),
+    )
+    for path in [("party", 0, 1, "local", 0), ("batches", 2), ("a",)]:
+        keys = [key.fold(*path) for key in (public, one, other)]
+        assert len({key.bits for key in keys}) == 1
+        assert len({tuple(key.permutation(20).tolist()) for key in keys}) == 1
+        assert len({key.numpy().random() for key in keys}) == 1
+        assert len({torch.rand(1, generator=key.generator()).item() for key in keys}) == 1
+        assert len({key.noise() for key in keys}) == 3
+    deep = one.fold("a", 1).fold("b")
+    assert deep.bits == public.fold("a", 1).fold("b").bits
+    assert deep.noise() != public.fold("a", 1).fold("b").noise()
+    assert deep.noise() == one.fold("a", 1).fold("b").noise()  # asking again would average it away
+    assert one.fold("a").noise() != one.fold("b").noise()
+    assert b"one" not in deep.noise()
+
+
+def replies(transport: Handed) -> dict[tuple[str, Any], Any]:
+    """What sites answer to works, by name and call."""
+    asked: dict[str, Any] = {}
+    found: dict[tuple[str, Any], Any] = {}
+
+    def lost(name: str, request: bytes) -> str:
+        asked[name] = unpack(request, REQUESTS, 1 << 30)[0]
+        return ""
+
+    def changed(name: str, answer: bytes) -> bytes:
+        if isinstance(asked[name], RunCall):
+            found[name, asked[name].call] = decode(unpack(answer, REPLIES, 1 << 30)[1])
+        return answer
+
+    transport.lost, transport.changed = lost, changed
+    return found
+
+
+NOISED = {
+    "adcol(noise=lap_l1,hidden=4)": "local",
+    "adcol(noise=gauss_l2,hidden=4)": "local",
+    "fedavg+dbe(noise_s=0.5)": "mean",
+}
+
+
+@pytest.mark.parametrize("method", NOISED)
+def test_noise_between_sites_is_not_that_of_a_loop(
+    method: str, sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first reply that has noise in it is another, from a letter that is the same; a second run
+    of that name has the same.
+    """
+    transport = sites.transport()
+    found = replies(transport)
+    name = "".join(c for c in method if c.isalnum())
+    ended(sites.run(method, name, transport, **USUAL))
+    seen: dict[tuple[str, Any], Any] = {}
+    right = Server._accepted
+
+    def accepted(self: Server, roll: Any, came: Any) -> Any:
+        seen[self.info.name(came[0]), tuple(roll.call)] = came[1].reply
+        return right(self, roll, came)
+
+    monkeypatch.setattr(Server, "_accepted", accepted)
+    sites.pooled(method, tmp_path / "pooled", **USUAL)
+    works = [(who, call) for who, call in found if call[0] == NOISED[method]]
+    noisy = [(who, call) for who, call in works if call[2] == min(call[2] for _, call in works)]
+    assert len(noisy) == 2
+    for place in noisy:
+        here, there = leaves(found[place]), leaves(seen[place])
+        assert [one.shape for one in here] == [one.shape for one in there]
+        assert not any(
+            torch.equal(one, other)
+            for one, other in zip(here, there, strict=True)
+            if one.numel() > 1
+        )
+
+
+def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
+    """However often a server asks; under another name of a run it is another."""
+    transport = sites.transport()
+    requests: list[tuple[str, bytes]] = []
+
+    def lost(name: str, request: bytes) -> str:
+        if isinstance(unpack(request, REQUESTS, 1 << 30)[0], RunCall):
+            requests.append((name, request))
+        return ""
+
+    transport.lost = lost
+    folder = sites.run(
+        "adcol(noise=lap_l1,hidden=4)", "asked", transport, **(USUAL | {"rounds": 1})
+    )
+    ended(folder)
+    name, request = requests[-1]
+    answers = {transport.desks[name].answer(request) for _ in range(3)}
+    assert len(answers) == 1
+    found = []
+    for run in ("asked1", "asked2"):
+        other = sites.transport()
+        got = replies(other)
+        ended(sites.run("adcol(noise=lap_l1,hidden=4)", run, other, **(USUAL | {"rounds": 1})))
+        found.append(got)
+    [call] = {call for _, call in found[0] if call[2] == 1 and leaves(found[0]["north", call])}
+    one, other_ = (leaves(got["north", call])[0] for got in found)
+    assert one.shape == other_.shape
+    assert not torch.equal(one, other_)
+
+
+def test_noise_at_the_server_is_its_own(sites: Sites, tmp_path: Path) -> None:
+    """DP-SGD on the discriminator hides parties' rows from other parties, who know the seed as
+    well.
+    """
+    method = "adcol(disc_noise=1.0,hidden=4)"
+    folder = sites.run(method, "trusted", **USUAL)
+    ended(folder)
+    pooled = sites.pooled(method, tmp_path / "pooled", **USUAL)
+    assert (folder / "metrics.csv").read_text() != (pooled.folder / "metrics.csv").read_text()
+    assert (folder / "ledger.csv").read_text() == (pooled.folder / "ledger.csv").read_text()
+    plain = "adcol(disc_noise=0.0,hidden=4)"
+    folder, pooled = (
+        sites.run(plain, "plain", **USUAL),
+        sites.pooled(plain, tmp_path / "plain", **USUAL),
+    )
+    assert (folder / "metrics.csv").read_text() == (pooled.folder / "metrics.csv").read_text()

@@ -1,0 +1,530 @@
+"""A site whose policy withholds its test figures keeps its model and its report, and the researcher
+reads that the figures were withheld. An ending that fails at a site is visible to the researcher.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from in_process_sites import Root, Sites, ended
+
+from comity import cli
+from comity.data.tables import agreed_schema
+from comity.deploy import site_results
+from comity.deploy.comparison import compare_sites
+from comity.deploy.data import import_site_data
+from comity.deploy.handler import FAULT, LOG
+from comity.deploy.job_submission import SubmittedJob
+from comity.deploy.messages import REQUESTS, End, unpack
+from comity.deploy.policy import write
+from comity.deploy.server import FAILURE, SCHEMA
+from comity.errors import ComityError
+from comity.measure.caveats import caveats
+from comity.reporting import build_sections, report
+from comity.reporting.blocks import Table, Text
+from comity.reporting.gather import gather
+from comity.runs import config
+from comity.runs.folder import RunFolder
+
+SIZES = {"east": (40, 7), "north": (40, 23), "south": (34, 17)}
+USUAL: dict[str, Any] = {"model": "linear", "rounds": 2, "test": "official", "lr": 0.05}
+NEW_POLICY: dict[str, str] = {}
+"""No line of a new site's policy is changed: `records` is 10."""
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comity.studies.export.find_spec", lambda name: None)  # no ONNX: it is slow
+    monkeypatch.setenv("COMITY_CHECKPOINT_SECONDS", "0")
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    """East has seven test samples, fewer than its policy asks for."""
+    return Sites(tmp_path / "sites", SIZES, NEW_POLICY)
+
+
+class TableSites(Sites):
+    """Sites whose label is a number."""
+
+    def __init__(self, folder: Path, sizes: dict[str, int]) -> None:
+        self.folder, self.names = folder, sorted(sizes)
+        self.root = Root()
+        files = folder / "files"
+        files.mkdir(parents=True)
+        (folder / "hub").mkdir()
+        draw = np.random.default_rng(0)
+        for name, count in sizes.items():
+            age = draw.normal(50, 9, count)
+            dose = draw.normal(3, 1, count)
+            days = 0.2 * age + 2 * dose + draw.normal(0, 1, count)
+            rows = [f"{a:.2f},{b:.2f},{c:.2f}" for a, b, c in zip(age, dose, days, strict=True)]
+            (files / f"{name}.csv").write_text("age,dose,days\n" + "\n".join(rows) + "\n")
+        schema = folder / "hub" / SCHEMA
+        agreed_schema([files], label="days", kinds={"days": "number"}, scale="own").write(schema)
+        for name in self.names:
+            self.site(name).mkdir()
+            import_site_data(files / f"{name}.csv", self.site(name) / "data", schema)
+            write(self.site(name), name, "data")
+
+
+def at_home(sites: Sites, name: str, run: str) -> dict[str, Any]:
+    """A site's own summary, after its model and its page were looked for."""
+    own = sites.site(name) / "runs" / run
+    assert (own / "model" / "card.md").exists(), (sites.site(name) / LOG).read_text()[-2000:]
+    assert (own / "report.html").exists()
+    summary = RunFolder(own).read_summary()
+    assert summary is not None
+    RunFolder(own).check()
+    return summary
+
+
+def figures_on_tests(folder: Path, party: str) -> list[Any]:
+    rows = RunFolder(folder).read_metrics()
+    return [row for row in rows if row.party == party and row.split.startswith("test")]
+
+
+def sentences(folder: Path) -> str:
+    """All sentences and tables of a page."""
+    words: list[str] = []
+    for group in gather(folder):
+        for section in build_sections(group, folder, None, None, False, True):
+            for block in section.blocks:
+                words += [block.text] if isinstance(block, Text) else []
+                words += (
+                    [" ".join(map(str, row)) for row in block.rows]
+                    if isinstance(block, Table)
+                    else []
+                )
+    return "\n".join(words)
+
+
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a `comity` command."""
+    monkeypatch.setattr("sys.argv", ["comity", *map(str, words)])
+    code: Any = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        code = end.code
+    screen = capsys.readouterr()
+    return int(code or 0), " ".join(screen.out.split()), " ".join(screen.err.split())
+
+
+def check_withheld(folder: Path, party: str, others: int) -> dict[str, Any]:
+    """The server's run says that a party's figures were withheld, and has none of them."""
+    summary = ended(folder)
+    assert summary["withheld"] == [party]
+    assert summary["failed_endings"] == {}
+    assert figures_on_tests(folder, party) == []
+    block = summary[summary["metric"]]
+    assert block["per_party"].get(party) is None
+    assert sum(figure is not None for figure in block["per_party"].values()) == others
+    texts = " ".join(caveats(summary))
+    assert f"Withheld by site policy, and in no mean: the test figures of {party}." in texts
+    assert "ever heard" not in texts
+    assert "ever heard" not in " ".join(summary["remarks"])
+    return summary
+
+
+# A small site
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "macro_f1"])
+def test_a_small_site_keeps_its_model_and_its_report(metric: str, sites: Sites) -> None:
+    folder = sites.run("fedavg", "small", **USUAL, metric=metric)
+    check_withheld(folder, "east", others=2)
+    for name in sites.names:  # at home a site has its own figures
+        own = at_home(sites, name, "small")
+        assert own[metric]["mean"] == own[metric]["per_party"][name]
+        assert own[metric]["best_on_test"]["mean"] >= own[metric]["mean"]
+
+
+@pytest.mark.parametrize("metric", ["auc", "sensitivity"])
+def test_two_classes(metric: str, tmp_path: Path) -> None:
+    sites = Sites(tmp_path / "sites", SIZES, NEW_POLICY, classes=2)
+    folder = sites.run("fedavg", "two", **USUAL, metric=metric)
+    check_withheld(folder, "east", others=2)
+    assert at_home(sites, "east", "two")[metric]["mean"] is not None
+
+
+def test_a_label_that_is_a_number(tmp_path: Path) -> None:
+    sites = TableSites(tmp_path / "sites", {"east": 24, "north": 80, "south": 60})
+    folder = sites.run("fedavg", "number", **USUAL | {"test": "own(0.25)"})
+    check_withheld(folder, "east", others=2)
+    assert at_home(sites, "east", "number")["r2"]["per_party"].keys() == {"east"}
+
+
+def test_a_policy_that_is_relaxed_during_the_run(sites: Sites) -> None:
+    """The introduction said that no figure would come, and figures come: the last ones count."""
+    transport = sites.transport()
+
+    def lost(name: str, request: bytes) -> str:
+        head, _ = unpack(request, REQUESTS, 1 << 30)
+        if getattr(head, "call", ("", 0, 0, 0))[2] == 2 and name == "south":
+            sites.change("east", {"records = 10\n": "records = 5\n"})
+        return ""
+
+    transport.lost = lost
+    summary = ended(sites.run("fedavg", "relaxed", transport, **USUAL, metric="macro_f1"))
+    assert summary["withheld"] == []
+    assert summary["macro_f1"]["per_party"]["east"] is not None
+    at_home(sites, "east", "relaxed")
+
+
+def test_a_policy_that_is_tightened_during_the_run(sites: Sites) -> None:
+    sites.change("east", {"records = 10\n": "records = 5\n"})
+    transport = sites.transport()
+
+    def lost(name: str, request: bytes) -> str:
+        head, _ = unpack(request, REQUESTS, 1 << 30)
+        if getattr(head, "call", ("", 0, 0, 0))[2] == 1 and name == "south":
+            sites.change("east", {"records = 5\n": "records = 10\n"})
+        return ""
+
+    transport.lost = lost
+    summary = ended(sites.run("fedavg", "tightened", transport, **USUAL))
+    assert summary["withheld"] == ["east"]
+    [text] = [text for text in caveats(summary) if "east" in text]
+    assert (
+        text
+        == "Withheld by site policy at the end: the test figures of east (its accuracy is that of"
+        " round 0)."
+    )
+
+
+def test_a_run_that_is_resumed_after_its_last_round(sites: Sites) -> None:
+    """Who withholds figures is known from the checkpoint, without asking again."""
+    folder = sites.run("fedavg", "again", **USUAL)
+    (folder / "summary.json").unlink()
+    assert sites.run("fedavg", "again", **USUAL) == folder
+    check_withheld(folder, "east", others=2)
+
+
+def test_all_sites_are_small(sites: Sites) -> None:
+    """The run is refused in a sentence before anybody trains."""
+    for name in sites.names:
+        sites.change(name, {"records = 10\n": "records = 25\n"})
+    folder = sites.run("fedavg", "none", **USUAL)
+    assert (
+        (folder / FAILURE).read_text().startswith("No site would send a score of its test samples")
+    )
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "macro_f1"])
+def test_nobody_but_the_small_site_is_left(metric: str, sites: Sites) -> None:
+    """The others are gone after they have begun: no figure is known, and east has its model."""
+    transport = sites.transport()
+    working = False
+
+    def lost(name: str, request: bytes) -> str:
+        nonlocal working
+        head, _ = unpack(request, REQUESTS, 1 << 30)
+        working = working or hasattr(head, "round") or hasattr(head, "call")
+        return "offline" if working and name != "east" else ""
+
+    transport.lost = lost
+    folder = sites.run("fedavg", "left", transport, **USUAL, metric=metric)
+    summary = ended(folder)
+    assert summary["withheld"] == ["east"]
+    assert summary["accuracy"]["mean"] is None
+    assert set(summary["failed_endings"]) == {"north", "south"}
+    at_home(sites, "east", "left")
+    assert report(folder).exists()
+    assert "Withheld by site policy" in sentences(folder)
+    assert "damaged" not in sentences(folder)
+
+
+def test_a_site_without_test_samples(sites: Sites) -> None:
+    """It takes no part, for a reason that is told; there is no such split."""
+    np.savez(sites.folder / "few.npz", x=np.zeros((1, 8, 8, 1), np.float32), y=np.zeros(1, int))
+    for path in (sites.site("east") / "data").iterdir():
+        path.unlink()
+    import_site_data(sites.folder / "few.npz", sites.site("east") / "data", None, classes=10)
+    summary = ended(sites.run("fedavg", "zero", **USUAL | {"test": "own(0.25)"}))
+    [text] = [text for text in summary["remarks"] if text.startswith("east takes no part: ")]
+    assert "sample" in text
+    assert summary["failed_endings"] == {}
+
+
+# Newcomers
+
+
+@pytest.mark.parametrize("records", [10, 20])
+def test_a_newcomer_keeps_its_model_and_its_report(records: int, sites: Sites) -> None:
+    """South is the last by name: it joins after the last round, with 17 test samples."""
+    sites.change("south", {"records = 10\n": f"records = {records}\n"})
+    folder = sites.run("fedavg", "late", **USUAL, newcomers=1)
+    summary = ended(folder)
+    assert summary["failed_endings"] == {}
+    assert summary["withheld"] == (["east"] if records == 10 else ["east", "south"])
+    assert summary["newcomers"].keys() == ({"south"} if records == 10 else set())
+    own = at_home(sites, "south", "late")
+    assert own["accuracy"]["per_party"]["south"] == own["newcomers"]["south"]["joined"]
+    if records == 10:
+        assert own["newcomers"] == summary["newcomers"]
+    assert (
+        "17 test samples: accuracy" in (sites.site("south") / "runs/late/model/card.md").read_text()
+    )
+    assert "damaged" not in sentences(sites.site("south") / "runs" / "late")
+
+
+# An ending that fails
+
+
+PARTS: dict[str, tuple[str, Callable[..., object], Exception]] = {
+    "summary": (
+        "summarise",
+        lambda server_run, *_: server_run.info.names[0],
+        RuntimeError("figure 0.25"),
+    ),
+    "model": ("export", lambda result, party, out: party, OSError(28, "No space left on device")),
+    "page": ("report", lambda folder: folder.parts[-3], ValueError("figure 0.25")),
+}
+"""By what a site writes at the end: the function that does it, whose it is by its arguments, and an
+error.
+"""
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_ending_that_fails_is_told_and_can_be_repeated(
+    part: str, sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has a sentence, and nothing of the error; the other sites end as they should."""
+    function, site_of, error = PARTS[part]
+    true = getattr(site_results, function)
+    broken = {"east"}
+
+    def fails(*given: Any, **more: Any) -> Any:
+        if site_of(*given) in broken:
+            raise error
+        return true(*given, **more)
+
+    monkeypatch.setattr(site_results, function, fails)
+    folder = sites.run("fedavg", "fails", **USUAL)
+    summary = ended(folder)
+    assert summary["failed_endings"].keys() == {"east"}
+    assert summary["failed_endings"]["east"] == f"its {part} was not written: its own log says why."
+    assert "0.25" not in json.dumps(summary["failed_endings"])
+    assert str(error.args[-1]) in (sites.site("east") / LOG).read_text()
+    assert any("not completed at east" in text for text in caveats(summary))
+    assert "not completed at east" in sentences(folder)
+    at_home(sites, "north", "fails")
+    at_home(sites, "south", "fails")
+    if part != "summary":
+        assert RunFolder(sites.site("east") / "runs" / "fails").ended
+
+    broken.clear()
+    sites.run("fedavg", "fails", **USUAL)
+    again = ended(folder)
+    assert again["failed_endings"] == {}
+    assert again["accuracy"] == summary["accuracy"]
+    at_home(sites, "east", "fails")
+    RunFolder(folder).check()
+
+
+def test_a_site_that_is_gone_at_the_end(sites: Sites) -> None:
+    transport = sites.transport()
+
+    def lost(name: str, request: bytes) -> str:
+        is_end = isinstance(unpack(request, REQUESTS, 1 << 30)[0], End)
+        return "offline" if name == "east" and is_end else ""
+
+    transport.lost = lost
+    folder = sites.run("fedavg", "gone", transport, **USUAL)
+    assert ended(folder)["failed_endings"] == {"east": "it did not answer."}
+    sites.run("fedavg", "gone", **USUAL)
+    assert ended(folder)["failed_endings"] == {}
+    at_home(sites, "east", "gone")
+
+
+def test_a_site_that_refuses_when_the_run_is_resumed(sites: Sites) -> None:
+    transport = sites.transport()
+    transport.lost = lambda name, request: (
+        "offline"
+        if name == "east" and isinstance(unpack(request, REQUESTS, 1 << 30)[0], End)
+        else ""
+    )
+    folder = sites.run("fedavg", "refuses", transport, **USUAL)
+    sites.change("east", {"rounds = 1000": "rounds = 1"})
+    sites.run("fedavg", "refuses", **USUAL)
+    assert "(rounds)" in ended(folder)["failed_endings"]["east"]
+
+
+def test_a_site_that_answers_nonsense_at_the_end(sites: Sites) -> None:
+    transport = sites.transport()
+    is_end = False
+
+    def lost(name: str, request: bytes) -> str:
+        nonlocal is_end
+        is_end = isinstance(unpack(request, REQUESTS, 1 << 30)[0], End) and name == "east"
+        return ""
+
+    transport.lost = lost
+    transport.changed = lambda name, answer: b"\x00" * 40 if is_end else answer
+    folder = sites.run("fedavg", "nonsense", transport, **USUAL)
+    assert ended(folder)["failed_endings"].keys() == {"east"}
+
+
+# What the researcher reads
+
+
+@pytest.fixture
+def researcher(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> Sites:
+    """The researcher's commands, with jobs that are handed to the sites in this process."""
+
+    def conduct(ordered: SubmittedJob, out: Path, followed: object = None) -> dict[str, Any]:
+        order = {name: value for name, value in ordered.settings.items() if name != "algorithm"}
+        made = sites.run(ordered.settings["algorithm"], ordered.run, **order)
+        shutil.copytree(made, out, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
+        return ended(out)
+
+    (sites.folder / "hub" / "lead").mkdir()
+    monkeypatch.setattr(SubmittedJob, "conduct", conduct)
+    return sites
+
+
+OPTIONS = ("--rounds", 2, "--model", "linear", "--test", "official")
+
+
+def test_what_the_screen_says_of_a_small_site(
+    researcher: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub, out = researcher.folder / "hub", tmp_path / "out"
+    code, said, err = command(
+        capsys, monkeypatch, "run", "fedavg", "--federation", hub, "--out", out, *OPTIONS
+    )
+    assert (code, err) == (0, "")
+    assert "Withheld by site policy, and in no mean: the test figures of east." in said
+    assert said.count("east") == 1
+    assert "mean of 2 parties" in said
+    code, said, err = command(capsys, monkeypatch, "report", out)
+    assert (code, err) == (0, "")
+    assert "Withheld by site policy, and in no mean: the test figures of east." in sentences(out)
+    code, _, err = command(capsys, monkeypatch, "measure", out)
+    assert code
+    assert "are at sites of their own" in err
+
+
+def test_the_exit_code_of_a_run_whose_ending_failed(
+    researcher: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub, out = researcher.folder / "hub", tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(site_results, "finish", broken_at("east"))
+        words = ("run", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
+        code, said, err = command(capsys, monkeypatch, *words)
+    assert code == 1
+    assert f"The run was not completed at east: {FAULT}" in said
+    assert (
+        err == "comity: The run was not completed at every site (east). Resume with: comity resume"
+        f" {out}"
+    )
+    assert ended(out)["accuracy"]["mean"] is not None
+    code, said, err = command(capsys, monkeypatch, "resume", out)
+    assert (code, err) == (0, "")
+    assert "not completed" not in said
+
+
+def broken_at(name: str) -> Callable[..., Any]:
+    true = site_results.finish
+
+    def finish(run: Any, *given: Any) -> Any:
+        if run.party == name:
+            raise RuntimeError("broken")
+        return true(run, *given)
+
+    return finish
+
+
+def test_a_comparison_with_a_small_site(
+    researcher: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub, out = researcher.folder / "hub", tmp_path / "out"
+    words = ("compare", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
+    code, said, err = command(capsys, monkeypatch, *words)
+    assert (code, err) == (0, "")
+    assert "east: not judged: its site's policy withholds its figures" in said
+    assert "Withheld by site policy, and in no mean: the test figures of east." in said
+    kept = json.loads((out / "comparison.json").read_text())
+    [answer] = [one for one in kept["answers"] if one["party"] == "east"]
+    assert (answer["verdict"], answer["methods"]) == ("not judged", {})
+    assert kept["rows"][1]["judged"] == 2
+    code, _, err = command(capsys, monkeypatch, "report", out)
+    assert (code, err) == (0, "")
+    assert "its site's policy withholds its figures" in sentences(out)
+    at_east = sentences(researcher.site("east") / "runs")  # at home it has its own comparison
+    assert "damaged" not in at_east
+    assert "Over SOLO" in at_east
+
+
+def test_a_comparison_with_an_ending_that_failed(
+    researcher: Sites,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All methods are run, the exit code is not zero, and the same command completes the run."""
+    hub, out = researcher.folder / "hub", tmp_path / "out"
+    words = ("compare", "fedavg", "--federation", hub, "--out", out, *OPTIONS)
+    with monkeypatch.context() as patch:
+        patch.setattr(site_results, "finish", broken_at("north"))
+        code, said, err = command(capsys, monkeypatch, *words)
+    assert code == 1
+    assert "The run was not completed at north" in said
+    assert err.startswith(
+        "comity: The run was not completed at every site (north). Resume with: the same command"
+    )
+    assert (out / "comparison.json").exists()
+    code, said, err = command(capsys, monkeypatch, *words)
+    assert (code, err) == (0, "")
+    assert "not completed" not in said
+
+
+def test_the_python_side_of_a_comparison(researcher: Sites, tmp_path: Path) -> None:
+    """Everybody but one withholds its figures."""
+    researcher.change("south", {"records = 10\n": "records = 20\n"})
+    base = config.experiment({**USUAL, "metric": "macro_f1"})
+
+    def conduct(ordered: SubmittedJob, folder: Path) -> dict[str, Any]:
+        return ordered.conduct(folder)
+
+    hub = researcher.folder / "hub"
+    made = compare_sites(
+        hub, base, ["fedavg", "scaffold"], [0, 1], tmp_path / "out", conduct, 60, 0
+    )
+    verdicts = {one.party: one.verdict for one in made.answers}
+    assert verdicts["east"] == verdicts["south"] == "not judged"
+    assert verdicts["north"] not in ("not judged",)
+    assert report(tmp_path / "out").exists()
+
+
+def test_a_site_says_no_more_than_it_may(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the site keeps its files does not leave it."""
+
+    def no_model(result: object, party: str, out: Path) -> list[str]:
+        raise ComityError(f"There is no model in {out}.")
+
+    monkeypatch.setattr(site_results, "export", no_model)
+    endings = ended(sites.run("fedavg", "path", **USUAL))["failed_endings"]
+    assert (
+        endings["east"] == "its model was not written: There is no model in east/runs/path/model."
+    )
+    assert endings.keys() == SIZES.keys()
