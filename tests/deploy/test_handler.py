@@ -20,6 +20,7 @@ from comity.base.key import Key
 from comity.base.record import Cipher, Empty, Model, Sealed
 from comity.deploy import handler as desks
 from comity.deploy import messages as wire
+from comity.deploy.data import site_settings
 from comity.deploy.handler import FAULT, LOG, RequestHandler
 from comity.deploy.messages import (
     REPLIES,
@@ -35,7 +36,6 @@ from comity.deploy.messages import (
     pack,
     unpack,
 )
-from comity.deploy.server import site_settings
 from comity.deploy.site_store import SECRET, secret_of
 from comity.engines import site as engine_site
 from comity.metrics.evaluation import Answers
@@ -58,14 +58,14 @@ class Server:
     def __init__(
         self, sites: Sites, run: str, method: str = "fedavg", name: str = "north", **settings: Any
     ) -> None:
-        self.handler = sites.handler(name)
+        self.handler = sites.handler(name, None)
         self.site = sites.site(name)
         self.run = run
         given = {"algorithm": method, "model": MODEL, "rounds": 3, "test": "official", **settings}
         self.settings = json.dumps(
             site_settings(config.experiment(given)).model_dump(mode="json", exclude_none=True)
         )
-        self.others = {n: sites.handler(n) for n in sites.names if n != name}
+        self.others = {n: sites.handler(n, None) for n in sites.names if n != name}
         self.name = name
 
     def say(self, head: Any, body: bytes = b"") -> Any:
@@ -442,7 +442,7 @@ def test_a_law_that_is_changed_in_mid_run_holds_from_the_next_request_on(
 
 
 def test_the_name_in_the_law_is_the_certificates(sites: Sites, tmp_path: Path) -> None:
-    handler = RequestHandler(sites.site("north"), "lead@comity", sites.root.identity("west"))
+    handler = RequestHandler(sites.site("north"), "lead@comity", sites.root.identity("west"), None)
     said, _ = unpack(
         handler.answer(
             pack(Introduce("names", Server(sites, "names").settings, version("comity"), ""))

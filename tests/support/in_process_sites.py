@@ -24,6 +24,8 @@ from comity.deploy.policy import NAME, write
 from comity.deploy.server import FAILURE, RUNS, serve
 from comity.runs.folder import RunFolder
 
+HUB = "hub.example"
+"""The name in the server's certificate."""
 OPEN = {  # a law that allows what a simulation does
     'never = ["centralized", "fed-sps(mode=samples)"]': "never = []",
     '"gradients"]': '"gradients", "class counts", "samples"]',
@@ -139,8 +141,9 @@ class Sites:
             text = text.replace(old, new)
         policy.write_text(text, encoding="utf-8")
 
-    def handler(self, name: str) -> RequestHandler:
-        return RequestHandler(self.site(name), "lead@comity", self.root.identity(name))
+    def handler(self, name: str, server: str | None = HUB) -> RequestHandler:
+        """A site's request handler; without a `server` it answers whoever asks."""
+        return RequestHandler(self.site(name), "lead@comity", self.root.identity(name), server)
 
     def transport(self) -> Handed:
         return Handed({name: self.handler(name) for name in self.names})
@@ -151,7 +154,12 @@ class Sites:
             "run": run,
             "settings": {"algorithm": method, "data": "sites", "partition": "natural", **settings},
         }
-        serve(transport or self.transport(), json.loads(json.dumps(order)), self.folder / "hub")
+        serve(
+            transport or self.transport(),
+            json.loads(json.dumps(order)),
+            self.folder / "hub",
+            identity=self.root.identity(HUB),
+        )
         return self.folder / "hub" / RUNS / run
 
     def pooled(self, method: str, out: Path, **settings: Any) -> comity.Result:

@@ -56,6 +56,12 @@ class Key:
         """
         return blake2b(self.bits.to_bytes(8, "little"), person=b"noise", digest_size=32).digest()
 
+    def bind(self, inputs: bytes) -> Key:
+        """This key with noise that also depends on `inputs`: a digest of everything that the noisy
+        value is computed from. Plain keys ignore it (see `SecretKey.binds`).
+        """
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class SecretKey(Key):
@@ -68,9 +74,19 @@ class SecretKey(Key):
     """
 
     secret: bytes
+    binds: bool = False
+    """Whether `bind` has an effect. It must have one where somebody else chooses the messages, as
+    between sites: two different values with the same noise could be subtracted.
+    """
 
     def fold(self, *path: Part) -> Key:
-        return SecretKey(Key(self.bits).fold(*path).bits, self.secret)
+        return SecretKey(Key(self.bits).fold(*path).bits, self.secret, self.binds)
+
+    def bind(self, inputs: bytes) -> Key:
+        if not self.binds:
+            return self
+        secret = blake2b(inputs, key=self.secret, person=b"inputs", digest_size=32).digest()
+        return SecretKey(self.bits, secret, self.binds)
 
     def noise(self) -> bytes:
         return blake2b(

@@ -14,6 +14,7 @@ from comity.base.key import Key
 from comity.base.noise import gaussian
 from comity.base.record import Params, is_record, record
 from comity.errors import ComityError
+from comity.wire.codec import tree_digest
 
 R = TypeVar("R")
 
@@ -107,7 +108,9 @@ class NoisyAveraging(Averaging):
     def value(self) -> Params:
         mean = super().value()
         spread = self._spread(self._count)
-        return {k: v + gaussian(self._key.fold(k), v.shape, spread).to(v) for k, v in mean.items()}
+        # Means of other replies, as after a restart, must not have the same noise.
+        key = self._key.bind(tree_digest(mean))
+        return {k: v + gaussian(key.fold(k), v.shape, spread).to(v) for k, v in mean.items()}
 
 
 def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Params:

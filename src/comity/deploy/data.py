@@ -72,6 +72,13 @@ def site_federation(name: str, data: Path, experiment: Experiment) -> Federation
     )
 
 
+def site_settings(experiment: Experiment) -> Experiment:
+    """The settings with those values that are fixed for runs between sites."""
+    return experiment.but(
+        engine="flare", workers=None, device="cpu", data=DATA, partition="natural", parties=None
+    )
+
+
 def schema_digest(schema: Schema | None) -> str:
     """A digest of the schema that the data follow; empty for data that are no table."""
     return digest(json.dumps(schema.to_dict(), sort_keys=True)) if schema else ""

@@ -8,8 +8,10 @@ leave; everything else goes to the site's log.
 
 from __future__ import annotations
 
+import json
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from comity.deploy import messages
 from comity.deploy.key_exchange import Identity
 from comity.deploy.messages import REQUESTS, Done, Failed, pack, to_call_id, unpack
 from comity.deploy.policy import SitePolicy
+from comity.deploy.session import RequestAuthenticator
 from comity.deploy.site_run import SiteRun
 from comity.errors import ComityError, UsageError
 from comity.text import escape_terminal
@@ -26,12 +29,28 @@ from comity.wire.codec import encode
 LOG = "log.txt"
 KIT = "kit"
 UNREADABLE_POLICY = "The policy of this site cannot be read; the site's log says why."
+COMPUTED = messages.RunCall | messages.Evaluate | messages.EvaluateAlone
+"""The requests that are computed from the site's data."""
 FAULT = "The site could not answer; its own log says why."
 
 
-def open_handler(folder: Path, submitter: str) -> RequestHandler:
-    """The request handler of the site in `folder`, for a job that `submitter` submitted."""
-    return RequestHandler(folder, submitter, Identity.read(folder / KIT / "startup"))
+def open_handler(folder: Path, submitter: str, order: Mapping[str, Any]) -> RequestHandler:
+    """The request handler of the site in `folder`, for a job that `submitter` submitted and
+    signed, with the content `order`.
+    """
+    startup = folder / KIT / "startup"
+    return RequestHandler(folder, submitter, Identity.read(startup), server_name(startup), order)
+
+
+def server_name(startup: Path) -> str:
+    """The name in the certificate of the server that a site's startup kit is for."""
+    try:
+        content = json.loads((startup / "fed_client.json").read_text(encoding="utf-8"))
+        return str(content["servers"][0]["identity"])
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as why:
+        raise UsageError(
+            f"{startup} does not name the server: comity deploy accept makes the startup kit."
+        ) from why
 
 
 class RequestHandler:
@@ -41,18 +60,35 @@ class RequestHandler:
         folder: the site's folder, with site.toml
         submitter: who submitted the job, by the name in the certificate
         identity: the site's certificate and key; without it no message can be sealed
+        server: the name in the server's certificate; None to answer requests that are not
+            authenticated
+        order: the content of the job as the submitter signed it; None if it is not known
     """
 
-    def __init__(self, folder: Path, submitter: str, identity: Identity | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        submitter: str,
+        identity: Identity | None,
+        server: str | None,
+        order: Mapping[str, Any] | None = None,
+    ) -> None:
         self._folder = folder
         self._submitter = submitter
         self._identity = identity
+        self._order = order
+        self._authenticator = (
+            RequestAuthenticator(identity, server) if identity and server is not None else None
+        )
         self._run: SiteRun | None = None
 
     def answer(self, request: bytes) -> bytes:
         """Handle a request and return the reply. Errors become `Failed` replies."""
         try:
             policy = self._read_policy()
+            policy.check_size(request)
+            if self._authenticator:
+                request = self._authenticator.open(request, self._run.name if self._run else None)
             head, body = unpack(request, REQUESTS, policy.message)
             reply = self._dispatch(head, body, policy)
             policy.check_leaving(reply)
@@ -85,16 +121,8 @@ class RequestHandler:
 
     def _dispatch(self, head: Any, body: bytes, policy: SitePolicy) -> bytes:
         if isinstance(head, messages.Introduce):
-            self.log(f"{self._submitter} asks for run {head.run}")
-            self._run = SiteRun.open(self._folder, head, policy, self._submitter, self._identity)
-            self.log(f"accepted: {self._run.describe()}")
-            return pack(self._run.introduced)
-        run = self._run
-        if run is None or run.name != head.run:
-            raise UsageError(f"{policy.name} takes no part in that run.")
-        # After these two requests nothing of the site's data leaves.
-        if not isinstance(head, messages.Committed | messages.End):
-            run.check(policy, self._submitter)
+            return self._introduce(head, policy)
+        run = self._current_run(head, policy)
         match head:
             case messages.Begin():
                 run.begin(head, policy)
@@ -105,12 +133,34 @@ class RequestHandler:
             case messages.EvaluateAlone():
                 return pack(Done(), encode(run.evaluate_alone(head, policy)))
             case messages.Committed():
-                run.states.forget_before(to_call_id(head.version))
+                run.commit(to_call_id(head.version))
             case messages.End():
                 self._end(run, head, policy)
             case _:
                 raise UsageError(f"{type(head).__name__} is no request.")
         return pack(Done())
+
+    def _current_run(self, head: Any, policy: SitePolicy) -> SiteRun:
+        """The run that a request is for, if it may be answered now."""
+        run = self._run
+        if run is None or run.name != head.run:
+            raise UsageError(f"{policy.name} takes no part in that run.")
+        # After the other two requests nothing of the site's data leaves.
+        if isinstance(head, messages.Begin | COMPUTED):
+            run.check(policy, self._submitter)
+        if isinstance(head, COMPUTED):
+            run.check_not_ended()
+        return run
+
+    def _introduce(self, head: messages.Introduce, policy: SitePolicy) -> bytes:
+        self.log(f"{self._submitter} asks for run {head.run}")
+        self._run = SiteRun.open(
+            self._folder, head, policy, self._submitter, self._identity, self._order
+        )
+        if self._authenticator:
+            self._authenticator.begin(self._run.name, self._run.key)
+        self.log(f"accepted: {self._run.describe()}")
+        return pack(self._run.introduced)
 
     def _run_call(
         self, run: SiteRun, head: messages.RunCall, body: bytes, policy: SitePolicy

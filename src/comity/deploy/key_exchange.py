@@ -30,19 +30,26 @@ Signer = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey | ed25519.Ed25519Private
 
 @dataclass(frozen=True)
 class Identity:
-    """A site's certificate, its private key, and the root certificate of the federation."""
+    """The certificate of a site or of the server, its private key, and the root certificate of the
+    federation.
+    """
 
     certificate: x509.Certificate
     signer: Signer
     root: x509.Certificate
 
     @staticmethod
-    def read(startup: Path) -> Identity:
-        """Read the identity in the `startup` folder of a site's startup kit."""
+    def read(startup: Path, whose: str = "client") -> Identity:
+        """Read the identity in the `startup` folder of a startup kit.
+
+        Arguments:
+            startup: the folder
+            whose: "client" for a site's kit, "server" for that of the server
+        """
         try:
-            pems = [(startup / name).read_bytes() for name in ("client.crt", "rootCA.pem")]
+            pems = [(startup / name).read_bytes() for name in (f"{whose}.crt", "rootCA.pem")]
             certificate, root = map(x509.load_pem_x509_certificate, pems)
-            signer = load_pem_private_key((startup / "client.key").read_bytes(), None)
+            signer = load_pem_private_key((startup / f"{whose}.key").read_bytes(), None)
         except (OSError, ValueError) as why:
             raise UsageError(
                 f"The certificate and key in {startup} cannot be read: comity deploy accept makes"
@@ -63,6 +70,21 @@ class Identity:
         signature = _sign(self.signer, _signed_text(run, self.name, public))
         pem = self.certificate.public_bytes(Encoding.PEM).decode()
         return SignedKey(self.name, public, pem, signature.hex())
+
+    def sign(self, text: bytes) -> bytes:
+        """A signature of a text by the key of the certificate."""
+        return _sign(self.signer, text)
+
+    def is_signed(self, certificate: str, signature: str, text: bytes) -> bool:
+        """Whether a text is signed by the key of this certificate. The certificate itself is not
+        checked.
+        """
+        try:
+            public = x509.load_pem_x509_certificate(certificate.encode()).public_key()
+            _verify(public, bytes.fromhex(signature), text)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        return True
 
     def public_key(self, run: str, name: str, signed_key: SignedKey) -> X25519PublicKey:
         """The public key in `signed_key`, after all checks.

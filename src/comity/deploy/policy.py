@@ -209,6 +209,14 @@ class SitePolicy:
         """Whether the number of samples of each class may leave the site."""
         return CLASS_COUNTS in self.kinds
 
+    def check_size(self, request: Sized) -> None:
+        """Refuse a request that is too large."""
+        if len(request) > self.message:
+            raise UsageError(
+                f"A request of {len(request):,} bytes is too large: at most {self.message:,} bytes"
+                " are allowed (message)."
+            )
+
     def check_leaving(self, message: Sized) -> None:
         """Refuse to send a message that is too large."""
         if len(message) > self.message:

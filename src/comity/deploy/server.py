@@ -22,8 +22,9 @@ from comity.algorithms.dp import Dp
 from comity.base.samples import combine
 from comity.core.wrapper import chain
 from comity.data.preparation import Schema
-from comity.deploy.data import DATA, schema_digest
+from comity.deploy.data import schema_digest, site_settings
 from comity.deploy.engine import SitesEngine, one_line
+from comity.deploy.key_exchange import Identity
 from comity.deploy.messages import (
     REPLIES,
     Begin,
@@ -36,6 +37,7 @@ from comity.deploy.messages import (
     pack,
     unpack,
 )
+from comity.deploy.session import AuthenticatedTransport
 from comity.deploy.site_store import run_secret
 from comity.deploy.transport import Aborted, Transport
 from comity.errors import ComityError, UsageError
@@ -56,6 +58,7 @@ from comity.track import Trackers
 
 SCHEMA = "schema.json"
 RUNS = "runs"
+KIT = "server"  # the server's startup kit in the operator's folder
 FAILURE = "failure.txt"
 """The file in the server's folder of a run that says why the run could not continue."""
 FAILED_ENDINGS = "failed_endings"
@@ -94,7 +97,11 @@ class JobRequest:
 
 
 def serve(
-    transport: Transport, order: Mapping[str, Any], folder: Path, progress: Progress | None = None
+    transport: Transport,
+    order: Mapping[str, Any],
+    folder: Path,
+    progress: Progress | None = None,
+    identity: Identity | None = None,
 ) -> dict[str, Any] | None:
     """Conduct the run of a submitted job, and return its summary.
 
@@ -106,8 +113,15 @@ def serve(
         order: the content of the job, as `JobRequest.read` expects it
         folder: the operator's folder
         progress: is told about rounds
+        identity: the server's certificate and key, with which its requests are authenticated;
+            default: those of the server's startup kit
     """
     request = JobRequest.read(order)
+    startup = folder / KIT / "startup"
+    if identity is None and startup.exists():
+        identity = Identity.read(startup, "server")
+    if identity is not None:
+        transport = AuthenticatedTransport(transport, identity, request.run)
     run = folder / RUNS / request.run
     run.mkdir(parents=True, exist_ok=True)
     (run / FAILURE).unlink(missing_ok=True)
@@ -210,13 +224,6 @@ def _check_settings(order: JobRequest, begun: Experiment, classes: int) -> None:
         return
     if judged_by(site_settings(config.experiment(order.settings)), classes) != begun:
         raise UsageError(f"Run {order.run} was begun with other settings.")
-
-
-def site_settings(experiment: Experiment) -> Experiment:
-    """The settings with those values that are fixed for runs between sites."""
-    return experiment.but(
-        engine="flare", workers=None, device="cpu", data=DATA, partition="natural", parties=None
-    )
 
 
 def server_run_of(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -22,21 +23,24 @@ from comity.base.key import Key, SecretKey
 from comity.base.record import Sealed, payload, sealed_in, unseal
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
+from comity.core.release import planned_calls
 from comity.core.server import Note
 from comity.core.signature import records_of
 from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.deploy import messages
-from comity.deploy.data import schema_digest, site_federation
+from comity.deploy.data import schema_digest, site_federation, site_settings
 from comity.deploy.key_exchange import Identity, keys_of
 from comity.deploy.messages import Answered, Introduced, pack, to_call_id
 from comity.deploy.policy import SitePolicy
+from comity.deploy.release_ledger import DELTA, ReleaseLedger
 from comity.deploy.site_store import (
+    DIGEST_BYTES,
+    Replies,
     SiteTables,
     States,
     bytes_sent,
-    earlier_charges,
     run_secret,
     runs_of,
     secret_of,
@@ -61,12 +65,10 @@ from comity.runs.party_side import make_party
 from comity.runs.server_run import ServerRun, judged_by
 from comity.runs.server_side import resolve_method
 from comity.units import size
-from comity.wire.codec import decode, encode
+from comity.wire.codec import decode, encode, tree_digest
 from comity.wire.sealing import Lock, PairKeys
 
 ALONE = "solo"
-DELTA = 1e-5
-"""The δ at which a site computes its privacy loss over all runs."""
 JOINED = "joined"
 STAGES = ("", "unfinished", "offered", JOINED)
 
@@ -103,12 +105,17 @@ class SiteRun:
     identity: Identity | None
     key: X25519PrivateKey
     states: States = field(init=False)
+    replies: Replies = field(init=False)
+    ledger: ReleaseLedger = field(init=False)
+    """What all runs have released of this site's records."""
     tables: SiteTables = field(init=False)
     _active: ActiveRun | None = None
     _account: Account | None = None
 
     def __post_init__(self) -> None:
         self.states = States(self.folder.path)
+        self.replies = Replies(self.folder.path)
+        self.ledger = ReleaseLedger(self.at)
         sent_in_all = bytes_sent(self.at, self.party)
         self.tables = SiteTables(self.folder.path, self.party)
         self._sent_before = sent_in_all - self.tables.sent
@@ -125,6 +132,7 @@ class SiteRun:
         policy: SitePolicy,
         submitter: str,
         identity: Identity | None,
+        order: Mapping[str, Any] | None = None,
     ) -> SiteRun:
         """Begin a run, or open it again, if the site policy allows it.
 
@@ -134,6 +142,7 @@ class SiteRun:
             policy: the site policy
             submitter: who submitted the job
             identity: the site's certificate and key, if it has them
+            order: the content of the job as the submitter signed it, if it is known
         """
         if not request.run.isalnum() or len(request.run) > 64:
             raise UsageError("A run's name must be letters and digits.")
@@ -155,6 +164,8 @@ class SiteRun:
                 " again by that one."
             )
         experiment = judged_by(experiment, federation.classes)
+        if order is not None:
+            _check_order(order, request.run, experiment, federation.classes)
         check_fits(experiment.metric, federation.classes)
         train = federation.parties[policy.name].train
         policy.check_records(len(train), count_by_class(train.y, federation.classes), algorithm)
@@ -198,11 +209,43 @@ class SiteRun:
             len(train), count_by_class(train.y, self.federation.classes), self.algorithm
         )
 
+    def check_not_ended(self) -> None:
+        """Refuse to compute anything after the end of the run."""
+        if self.folder.ended:
+            raise UsageError(
+                f"Run {self.name} has ended at {self.party}: nothing more is answered."
+            )
+
     def check_round(self, round: int) -> None:
         """Refuse a round that the run does not have. Newcomers join in one more, after the last."""
         rounds = self.experiment.rounds
         if not 0 <= round <= rounds + bool(self.experiment.newcomers):
             raise UsageError(f"{self.party} is asked for round {round}, and the run has {rounds}.")
+
+    def _check_planned(self, call: CallId) -> None:
+        """Refuse a call that is not in the plan of a private method: the plan is what the privacy
+        budget was checked for.
+        """
+        if not any(layer.traits.protects_records for layer in chain(self.algorithm)):
+            return
+        training = self.active.site.party.training
+        stages = {
+            stage
+            for stage, depth, function in planned_calls(self.active.site.algorithm, training)
+            if (depth, function) == (call.depth, call.function)
+        }
+        rounds = self.experiment.rounds
+        in_plan = {
+            "start": call.round == 0,
+            "round": 1 <= call.round <= rounds,
+            "finish": call.round == rounds,
+        }
+        joins = call.function == "warm_up" and call.round == rounds + 1
+        if call.occurrence or not (joins or any(in_plan[stage] for stage in stages)):
+            raise UsageError(
+                f"{call.function} in round {call.round}, occurrence {call.occurrence}, is not in"
+                f" the plan of {display_name(self.experiment.algorithm)}."
+            )
 
     def describe(self) -> str:
         """One line about the run: its name, the settings that are not defaults, and what leaves."""
@@ -244,10 +287,13 @@ class SiteRun:
     def _open_account(self, server_run: ServerRun, number: int, policy: SitePolicy) -> None:
         """Open the privacy account, if the privacy loss of all runs stays within the budget."""
         if math.isfinite(policy.budget_epsilon):
-            before = [row.to_release() for row in earlier_charges(self.at, self.name)]
             planned = server_run.privacy.planned_releases()[number]
-            total = planned + Counter(release for release in before if release)
-            bounded = all(before) and not server_run.party_infos[number].own_constants
+            in_run = Counter(
+                release for row in self.tables.privacy() if (release := row.to_release())
+            )
+            total = self.ledger.history(but=self.name) + (planned | in_run)
+            own_constants = server_run.party_infos[number].own_constants
+            bounded = self.ledger.is_bounded(but=self.name) and not own_constants
             policy.check_epsilon(
                 epsilon(total, DELTA) if bounded else math.inf,
                 display_name(self.experiment.algorithm),
@@ -272,23 +318,69 @@ class SiteRun:
 
         The new state and all rows of the site's tables are on the disk before the reply leaves.
         """
-        active, call, after = self.active, CallId(*head.call), to_call_id(head.after)
+        active, call = self.active, CallId(*head.call)
         active.validator.check_call(call)
         self.check_round(call.round)
+        self._check_planned(call)
         content = decode(body, most_bytes=policy.message, records=active.validator.records)
         active.validator.check_message(call, content)
-        number = active.site.party.id
         inbox = self._open_inbox(head.inbox, call)
         self.tables.charge_received(call.round, call.function, "down", payload(content))
         for sender, sealed in sorted(head.inbox.items()):
             name = active.name_of(sender)
             self.tables.charge_received(call.round, call.function, "peer", sealed.size, src=name)
-        repeated = self.tables.is_done(call)
-        if not repeated:
-            self.account.charge_call(call, [number])
-            self.tables.add_privacy(self.account.take())  # before anything can leave
+        request = self._request_digest(head, body, inbox)
+        if (stored := self.replies.read(call, request)) is not None:
+            self._check_amount(policy, len(stored))
+            self.tables.charge_sent(call.round, call.function, "up", len(stored))
+            return stored
+        self._charge(call, request, policy)
+        try:
+            return self._compute_reply(head, content, inbox, request, policy)
+        except BaseException:
+            # The state in memory may be newer than the one on the disk, which the next request
+            # continues from.
+            self._active = replace(active, site=self._fresh_site())
+            raise
+
+    def _request_digest(
+        self, head: messages.RunCall, body: bytes, inbox: Mapping[int, Sealed]
+    ) -> bytes:
+        """A digest of everything that a reply depends on: the call, the state that it continues
+        from, the message and the sealed messages of other parties.
+        """
+        digest = blake2b(digest_size=DIGEST_BYTES)
+        state = self.states.digest(to_call_id(head.after))
+        sealed = [
+            repr(sender).encode() + tree_digest(unseal(message))
+            for sender, message in sorted(inbox.items())
+        ]
+        for part in (repr((head.call, head.first)).encode(), state, body, *sealed):
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return digest.digest()
+
+    def _charge(self, call: CallId, request: bytes, policy: SitePolicy) -> None:
+        """Charge what the reply to a request will release, before anything is computed."""
+        if self.ledger.has(self.name, request.hex()):
+            return  # the site was stopped before it could reply
+        self.account.charge_call(call, [self.active.site.party.id])
+        charges = self.account.take()
+        self.ledger.charge(self.name, request.hex(), charges, policy.budget_epsilon)
+        self.tables.add_privacy(charges)
+
+    def _compute_reply(
+        self,
+        head: messages.RunCall,
+        content: Any,
+        inbox: dict[int, Sealed],
+        request: bytes,
+        policy: SitePolicy,
+    ) -> bytes:
+        """Run the party function of a request; the reply and the new state are stored."""
+        active, call, after = self.active, CallId(*head.call), to_call_id(head.after)
+        number = active.site.party.id
         site = self.restore_site(after)
-        result = site.run(call, Message(content, after, head.first), inbox)
+        result = site.run(call, Message(content, after, head.first), inbox, request)
         active.validator.check_reply(call, result.reply)
         # A message that is sealed for several recipients may occur in the reply several times.
         sealed_messages = {id(sealed): sealed for sealed in sealed_in(result.reply)}.values()
@@ -304,16 +396,24 @@ class SiteRun:
         )
         packed = pack(answer, encode(active.lock.close(result.reply), sealed_messages=True))
         policy.check_leaving(packed)
-        if not repeated:
-            self.account.note_reply(call, number, result.reply)
-            self.tables.add_privacy(self.account.take())
+        self.account.note_reply(call, number, result.reply)
+        unprotected = self.account.take()
+        self.ledger.note(self.name, request.hex(), unprotected)
+        self.tables.add_privacy(unprotected)
         if result.keeps:
             self.states.write(number, call, site.versions.blob())
         self.tables.add_steps(call, result.steps)
         self.tables.charge_sent(call.round, call.function, "up", sent)
         for recipient, weight in to_peers:
             self.tables.charge_sent(call.round, call.function, "peer", weight, dst=recipient)
+        self.replies.write(call, request, packed)
         return packed
+
+    def commit(self, version: CallId | None) -> None:
+        """Delete what the server will not ask for again after a checkpoint."""
+        self.states.forget_before(version)
+        if version is not None:
+            self.replies.forget_before(version.round)
 
     def _open_inbox(self, inbox: dict[int, Sealed], call: CallId) -> dict[int, Sealed]:
         """Decrypt and validate the sealed messages of other parties."""
@@ -455,11 +555,15 @@ class SiteRun:
         """
         active = self.active
         if not active.site.versions.knows(version):
-            fresh = Site(active.site.algorithm, active.site.party, active.site.root)
+            fresh = self._fresh_site()
             if version is not None:
                 fresh.restore(self.states.read(version), version)
             self._active = replace(active, site=fresh)
         return self.active.site
+
+    def _fresh_site(self) -> Site:
+        site = self.active.site
+        return Site(site.algorithm, site.party, site.root)
 
 
 def data_digest(at: Path, federation: Federation) -> str:
@@ -498,7 +602,7 @@ def build_site(
     if party not in names:
         raise UsageError(f"{party} is left out of this run.")
     built_party = make_party(common, names.index(party), federation.parties[party])
-    root = SecretKey(Key.root(experiment.seed).bits, run_secret(at, run.path.name))
+    root = SecretKey(Key.root(experiment.seed).bits, run_secret(at, run.path.name), binds=True)
     return Site(algorithm, built_party, root), ServerRun(experiment, common, algorithm, info)
 
 
@@ -549,6 +653,17 @@ def _begin_folder(
         raise UsageError(f"Run {run.path.name} was begun with other settings at {party}.")
     if before["fingerprint"] != data:
         raise UsageError(f"The data of {party} have changed since run {run.path.name} was begun.")
+
+
+def _check_order(order: Mapping[str, Any], run: str, experiment: Experiment, classes: int) -> None:
+    """Refuse a run other than the one in the job that the submitter signed.
+
+    A job without settings continues a run that was begun with the settings of an earlier job.
+    """
+    settings = order.get("settings")
+    signed = judged_by(site_settings(config.experiment(settings)), classes) if settings else None
+    if order.get("run") != run or (signed is not None and signed != experiment):
+        raise UsageError("The server asks for another run than the submitter has signed.")
 
 
 def _no_keys(one: int, other: int) -> bytes:

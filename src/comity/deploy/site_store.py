@@ -39,6 +39,8 @@ VIEW = "view.safetensors"
 ROSTER = "seats.json"
 SECRET = "secret"
 SECRET_BYTES = 32
+REPLIES = "replies"
+DIGEST_BYTES = 32
 
 
 def secret_of(folder: Path) -> bytes:
@@ -72,6 +74,7 @@ class States:
         self._folder = folder / STATES
         self._index = folder / INDEX
         self._saved: dict[CallId, Saved] = {}
+        self._digests: dict[CallId, bytes] = {}
         if self._index.exists():
             try:
                 index = without_crc(json.loads(self._index.read_text(encoding="utf-8")))
@@ -92,16 +95,29 @@ class States:
         flush_to_disk(self._folder / saved.file)
         self._saved.pop(version, None)  # a repeated call moves to the end of the order
         self._saved[version] = saved
+        self._digests[version] = _digest(blob)
         self._write_index()
 
     def read(self, version: CallId) -> Any:
         """The state after a call."""
+        return read_state(self._folder, self._find(version))
+
+    def digest(self, version: Version) -> bytes:
+        """A digest of the state after a call; empty for the initial state."""
+        if version is None:
+            return b""
+        if version not in self._digests:
+            content = (self._folder / self._find(version).file).read_bytes()
+            self._digests[version] = _digest(content)
+        return self._digests[version]
+
+    def _find(self, version: CallId) -> Saved:
         if version not in self._saved:
             raise ComityError(
                 f"This site has no state after {version.function} of round {version.round}, which"
                 " it is to continue from."
             )
-        return read_state(self._folder, self._saved[version])
+        return self._saved[version]
 
     def forget_before(self, version: Version) -> None:
         """Delete all states that were stored before the state that a checkpoint names."""
@@ -118,6 +134,46 @@ class States:
     def _write_index(self) -> None:
         index = {"states": [(version, saved) for version, saved in self._saved.items()]}
         write_atomically(self._index, json.dumps(with_crc(index)))
+
+
+class Replies:
+    """The latest reply to each call of a run, as it left the site.
+
+    A request that is repeated gets the stored reply. Replies to calls before a checkpoint of the
+    server are deleted, because they will not be asked for again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / REPLIES
+
+    def read(self, call: CallId, request: bytes) -> bytes | None:
+        """The reply to a call, if its request had this digest."""
+        try:
+            content = self._path(call).read_bytes()
+        except FileNotFoundError:
+            return None
+        head, reply = content[: len(request) + DIGEST_BYTES], content[len(request) + DIGEST_BYTES :]
+        return reply if head == request + _digest(reply) else None
+
+    def write(self, call: CallId, request: bytes, reply: bytes) -> None:
+        """Store the reply to a call, with the digest of its request."""
+        self._folder.mkdir(exist_ok=True, mode=0o700)
+        new = self._folder / "new"
+        new.write_bytes(request + _digest(reply) + reply)
+        os.replace(new, self._path(call))
+
+    def forget_before(self, round: int) -> None:
+        """Delete the replies of earlier rounds."""
+        for path in self._folder.glob("*-*") if self._folder.exists() else ():
+            if int(path.name.split("-")[0]) < round:
+                path.unlink()
+
+    def _path(self, call: CallId) -> Path:
+        return self._folder / f"{call.round}-{_digest(repr(call).encode()).hex()[:16]}"
+
+
+def _digest(content: bytes) -> bytes:
+    return blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
 class CallSteps(NamedTuple):
@@ -147,7 +203,6 @@ class SiteTables:
         self._party = party
         for table in (METRICS, LEDGER, STEPS, PRIVACY):
             _repair(folder, table)
-        self._finished_calls = {row[:4] for row in STEPS.read(folder)}
         self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
         """Bytes that left the site in this run."""
         self._metrics = {row[:4]: row for row in self.metrics()}
@@ -165,12 +220,6 @@ class SiteTables:
         """Gradient steps of all calls, where a repeated call counts once."""
         return sum({row[:4]: row.steps for row in STEPS.read(self._folder)}.values())
 
-    def is_done(self, call: CallId) -> bool:
-        """Whether a call was finished before. Repeated, it gives the same reply, which releases
-        nothing new.
-        """
-        return (call.round, call.function, call.depth, call.occurrence) in self._finished_calls
-
     def privacy(self) -> list[PrivacyCharge]:
         """What this site has released in the run."""
         return PRIVACY.read(self._folder)
@@ -183,7 +232,6 @@ class SiteTables:
     def add_steps(self, call: CallId, steps: int) -> None:
         """Write the gradient steps of a finished call."""
         row = CallSteps(call.round, call.function, call.depth, call.occurrence, steps)
-        self._finished_calls.add(row[:4])
         self._append(STEPS, [row])
 
     def charge_received(
@@ -313,12 +361,12 @@ def bytes_sent(folder: Path, party: str) -> int:
     return total
 
 
-def earlier_charges(folder: Path, but: str) -> list[PrivacyCharge]:
-    """What this site has released in all its runs, except for the run `but`."""
-    charges: list[PrivacyCharge] = []
+def run_charges(folder: Path) -> list[tuple[str, PrivacyCharge]]:
+    """What this site has released by the tables of its runs, with the name of each run."""
+    charges: list[tuple[str, PrivacyCharge]] = []
     for path in sorted((folder / "runs").glob(f"*/{PRIVACY.name}")):
         table = PRIVACY.salvage(path.parent)
         if table.damaged:
             raise CorruptedFile(f"{path} is damaged: what has been released in all is not known.")
-        charges += table.rows if path.parent.name != but else []
+        charges += ((path.parent.name, row) for row in table.rows)
     return charges

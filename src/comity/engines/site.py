@@ -49,14 +49,20 @@ class Site:
         """Whether the party's state differs from the initial one."""
         return self.versions.now is not None
 
-    def run(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> PartyResult:
-        """Run a party function from beginning to end."""
-        running = self.begin(call, message, inbox)
+    def run(
+        self, call: CallId, message: Message, inbox: dict[int, Sealed], inputs: bytes = b""
+    ) -> PartyResult:
+        """Run a party function from beginning to end. The noise in the reply depends on `inputs`, a
+        digest of the request, if the party is at a site of its own.
+        """
+        running = self.begin(call, message, inbox, inputs)
         while running.request:
             running.train()
         return self.end(running)
 
-    def begin(self, call: CallId, message: Message, inbox: dict[int, Sealed]) -> RunningCall:
+    def begin(
+        self, call: CallId, message: Message, inbox: dict[int, Sealed], inputs: bytes = b""
+    ) -> RunningCall:
         """Run a party function up to its first training. States from calls after the one that the
         message names are discarded.
         """
@@ -69,7 +75,7 @@ class Site:
         party = replace(self.party, inbox=usable) if usable else self.party
         key = self.root.fold(
             "party", party.stream, call.round, stream_name(call.function), call.occurrence
-        )
+        ).bind(inputs)
         function = party_function(self.algorithm, call.depth, call.function)
         return RunningCall(
             function(self.mine, self._receive(self._content(message, call.depth)), party, key),

@@ -28,6 +28,7 @@ from comity.core import (
 from comity.privacy.accounting import gaussian_epsilon, gaussian_sigma
 from comity.privacy.mechanisms import add_noise
 from comity.training.requests import Private
+from comity.wire.codec import tree_digest
 
 SMALL = 1e-9
 """A δ so small that any useful noise has an ε above 0."""
@@ -101,6 +102,8 @@ class PrivateRows:
     ) -> Params:
         """Train on the rows at the server, by DP-SGD if `disc_noise` is not 0; the weights."""
         private = Private(data, self.disc_clip, self.disc_noise, []) if self.disc_noise else None
+        if private:
+            key = key.bind(tree_digest([theta, data.x, data.y]))
         return server.fit(
             plain, theta, data, key, None, task=task, training=how, private=private
         ).theta

@@ -89,7 +89,7 @@ class ServerRun:
     def root(self) -> Key:
         """The key of all randomness in the run."""
         root = Key.root(self.experiment.seed)
-        return SecretKey(root.bits, self.secret) if self.secret else root
+        return SecretKey(root.bits, self.secret, binds=True) if self.secret else root
 
     @cached_property
     def cost(self) -> RunCost:

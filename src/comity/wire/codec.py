@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from hashlib import blake2b
 from typing import Any
 
 from torch import Tensor
@@ -35,6 +36,11 @@ per byte of the blob.
 """
 LEAST, MOST = -(1 << 63), 1 << 64
 """The range of integers: signed or unsigned 64 bits."""
+
+
+def tree_digest(tree: Any) -> bytes:
+    """A digest of all values in a tree."""
+    return blake2b(encode(tree), digest_size=32).digest()
 
 
 def corrupted_error(why: Exception) -> CorruptedFile:

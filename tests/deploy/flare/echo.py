@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,6 @@ class Echo:
         return request
 
 
-def open_handler(folder: Path, submitter: str) -> Echo:
+def open_handler(folder: Path, submitter: str, order: Mapping[str, Any]) -> Echo:
     """A site's desk."""
     return Echo(folder, submitter)

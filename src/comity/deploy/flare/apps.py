@@ -195,9 +195,13 @@ class FlareConnection:
 
 
 class SiteApp:
-    """A site's side of a job, with one request handler that is opened at the first request."""
+    """A site's side of a job, with one request handler that is opened at the first request.
 
-    def __init__(self) -> None:
+    `order` is what the researcher submitted and signed, as `jobs` writes it.
+    """
+
+    def __init__(self, order: str) -> None:
+        self._order = json.loads(base64.b64decode(order))
         self._handler: SiteExecutor | None = None
         # The server may ask again while the site still works on a reply that will be too late.
         self._lock = threading.Lock()
@@ -225,7 +229,8 @@ class SiteApp:
 
     def _open(self) -> SiteExecutor:
         if self._handler is None:
-            self._handler = _import("comity.deploy.handler").open_handler(_folder(), _submitter())
+            handler = _import("comity.deploy.handler")
+            self._handler = handler.open_handler(_folder(), _submitter(), self._order)
         return self._handler
 
 

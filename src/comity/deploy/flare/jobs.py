@@ -160,7 +160,7 @@ def write_job(order: dict[str, Any], folder: Path) -> None:
                 "executor": {"path": EXECUTOR, "args": {"client_obj_id": "site"} | threads},
             }
         ],
-        "components": [{"id": "site", "path": SITE_APP, "args": {}}],
+        "components": [{"id": "site", "path": SITE_APP, "args": {"order": written}}],
     }
     for file, content in (
         (folder / "meta.json", meta),

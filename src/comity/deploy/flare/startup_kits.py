@@ -181,6 +181,11 @@ def approve(folder: Path, request: Path, signed: Path | None = None, again: bool
     kind, name, key = (content.get(field) for field in ("kind", "name", "public_key_sha256"))
     if kind != "site":
         raise UsageError(f"{request} asks to be {quote(kind)}, not a site: it is not signed.")
+    if name == Invite.load(folder / INVITE).host:
+        raise UsageError(
+            f"A site cannot be called {quote(name)} like the server: sites would take its requests"
+            " for the server's."
+        )
     if name in approved_names(folder, but=key) and not again:
         raise UsageError(
             f"A site {quote(name)} with another key was approved before: whoever has both keys is"
