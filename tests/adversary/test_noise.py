@@ -128,7 +128,7 @@ class Recorder:
         if name in self.offline:
             return "offline"
         if name == "north":
-            self._request = unpack(_inner(request), REQUESTS, 1 << 30)
+            self._request = unpack(request, REQUESTS, 1 << 30)
         return ""
 
     def _reply(self, name: str, reply: bytes) -> bytes:
@@ -139,13 +139,6 @@ class Recorder:
             message = decode(body).theta
             self.answers.setdefault(head.call[2], []).append(change(decode(content), message))
         return reply
-
-
-def _inner(request: bytes) -> bytes:
-    """The request without its authentication."""
-    from comity.deploy.session import content_of
-
-    return content_of(request)
 
 
 class Stop(Exception):
@@ -167,7 +160,7 @@ def test_an_honest_restart_with_another_site_has_no_noise_in_common(
 
     def stop_in_round_3(name: str, request: bytes) -> str:
         nonlocal calls
-        head = unpack(_inner(request), REQUESTS, 1 << 30)[0]
+        head = unpack(request, REQUESTS, 1 << 30)[0]
         if isinstance(head, RunCall):
             calls += 1
             if name == "east" and away == "first" and head.call[2] >= 1:
@@ -185,7 +178,7 @@ def test_an_honest_restart_with_another_site_has_no_noise_in_common(
         later = second.transport.lost
 
         def offline(name: str, request: bytes) -> str:
-            head = unpack(_inner(request), REQUESTS, 1 << 30)[0]
+            head = unpack(request, REQUESTS, 1 << 30)[0]
             return (
                 "offline" if name == "east" and isinstance(head, RunCall) else later(name, request)
             )

@@ -260,7 +260,7 @@ def test_what_is_in_parcels_is_not_in_what_the_server_carries(
 def test_a_server_that_puts_in_a_key_of_its_own(sites: Sites) -> None:
     """It cannot sign it: the sites refuse to begin, and nothing is sealed for it."""
     mine = own_key().public_key().public_bytes_raw().hex()
-    transport = sites.transport()
+    transport = sites.transport(server=None)
     original = transport.ask
 
     def ask(requests: Any, seconds: float) -> Any:
@@ -284,7 +284,7 @@ def test_a_server_that_puts_in_a_key_of_its_own(sites: Sites) -> None:
 
 def test_a_server_that_withholds_keys(sites: Sites) -> None:
     """Then nothing can be sealed for that site, and nobody sends it in the open."""
-    transport = sites.transport()
+    transport = sites.transport(server=None)
     seen = watched(transport)
     original = transport.ask
 
@@ -316,7 +316,7 @@ def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
     """A server that keeps a parcel, and delivers it again in the next round, is refused by its
     recipient.
     """
-    transport = sites.transport()
+    transport = sites.transport(server=None)
     original = transport.ask
     kept: dict[str, Any] = {}
 
@@ -357,7 +357,7 @@ def test_a_parcel_that_holds_something_else(sites: Sites, monkeypatch: pytest.Mo
 
 def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
     plain = Sites(tmp_path, {"north": (31, 12), "east": (23, 9)})
-    transport = plain.transport()
+    transport = plain.transport(server=None)
     for handler in transport.desks.values():
         handler._identity = None
     summary = ended(plain.run("fedavg", "open", transport, **USUAL))
@@ -372,7 +372,7 @@ def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
 
 
 def test_introductions_hold_nothing_but_public_halves(sites: Sites) -> None:
-    transport = sites.transport()
+    transport = sites.transport(server=None)
     seen = watched(transport)
     ended(sites.run("fedavg", "public", transport, **USUAL))
     secrets = [(sites.site(name) / "secret").read_bytes() for name in sites.names]

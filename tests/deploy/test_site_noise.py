@@ -111,34 +111,19 @@ def test_noise_between_sites_is_not_that_of_a_loop(
         )
 
 
-def test_the_same_call_has_the_same_noise(sites: Sites) -> None:
-    """However often a server asks; under another name of a run it is another."""
-    transport = sites.transport()
-    requests: list[tuple[str, bytes]] = []
-
-    def lost(name: str, request: bytes) -> str:
-        if isinstance(unpack(request, REQUESTS, 1 << 30)[0], RunCall):
-            requests.append((name, request))
-        return ""
-
-    transport.lost = lost
-    folder = sites.run(
-        "adcol(noise=lap_l1,hidden=4)", "asked", transport, **(USUAL | {"rounds": 1})
-    )
-    ended(folder)
-    name, request = requests[-1]
-    answers = {transport.desks[name].answer(request) for _ in range(3)}
-    assert len(answers) == 1
+def test_noise_of_another_run_is_another(sites: Sites) -> None:
+    """The same settings and messages under another name of the run."""
     found = []
     for run in ("asked1", "asked2"):
-        other = sites.transport()
-        got = replies(other)
-        ended(sites.run("adcol(noise=lap_l1,hidden=4)", run, other, **(USUAL | {"rounds": 1})))
+        transport = sites.transport()
+        got = replies(transport)
+        method = "adcol(noise=lap_l1,hidden=4)"
+        ended(sites.run(method, run, transport, **(USUAL | {"rounds": 1})))
         found.append(got)
     [call] = {call for _, call in found[0] if call[2] == 1 and leaves(found[0]["north", call])}
-    one, other_ = (leaves(got["north", call])[0] for got in found)
-    assert one.shape == other_.shape
-    assert not torch.equal(one, other_)
+    first, second = (leaves(got["north", call])[0] for got in found)
+    assert first.shape == second.shape
+    assert not torch.equal(first, second)
 
 
 def test_noise_at_the_server_is_its_own(sites: Sites, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process_sites import Handed, Sites, ended, same_as_planned
+from in_process_sites import HUB, Handed, Sites, ended, same_as_planned
 from matrix import TABLES
 
 from comity.base.call import CallId
@@ -22,6 +22,7 @@ from comity.deploy import site_results, site_run
 from comity.deploy.data import import_site_data
 from comity.deploy.messages import REQUESTS, Committed, Evaluate, RunCall, unpack
 from comity.deploy.server import FAILURE, serve
+from comity.deploy.session import content_of
 from comity.deploy.site_store import INDEX, STATES, States
 from comity.engines.saved import STATE_FILE
 from comity.errors import ComityError
@@ -220,7 +221,7 @@ def test_a_site_that_is_gone_when_a_run_goes_on(method: str, sites: Sites) -> No
     transport = sites.transport()
     del transport.desks["east"]
     order = {"run": run, "settings": {}}
-    serve(transport, order, sites.folder / "hub")
+    serve(transport, order, sites.folder / "hub", identity=sites.root.identity(HUB))
     folder = sites.folder / "hub" / "runs" / run
     summary = ended(folder)
     assert "east takes no part: it is not connected." in summary["remarks"]
@@ -328,7 +329,7 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
     original, done = transport.ask, []
 
     def ask(requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes | None]]:
-        heads = [unpack(request, REQUESTS, 1 << 30)[0] for request in requests.values()]
+        heads = [unpack(content_of(request), REQUESTS, 1 << 30)[0] for request in requests.values()]
         if any(isinstance(head, RunCall) and head.call[2] == 3 for head in heads):
             done.append(1)
             raise Killed
@@ -379,7 +380,9 @@ def test_an_older_checkpoint_can_be_gone_on_with(sites: Sites) -> None:
         def ask(
             requests: Mapping[str, bytes], seconds: float
         ) -> Iterator[tuple[str, bytes | None]]:
-            heads = [unpack(request, REQUESTS, 1 << 30)[0] for request in requests.values()]
+            heads = [
+                unpack(content_of(request), REQUESTS, 1 << 30)[0] for request in requests.values()
+            ]
             if any(isinstance(head, RunCall) and head.call[2] == at for head in heads):
                 raise Killed
             yield from original(requests, seconds)

@@ -22,6 +22,7 @@ from comity.deploy.handler import RequestHandler
 from comity.deploy.key_exchange import Identity, Signer
 from comity.deploy.policy import NAME, write
 from comity.deploy.server import FAILURE, RUNS, serve
+from comity.deploy.session import content_of
 from comity.runs.folder import RunFolder
 
 HUB = "hub.example"
@@ -73,6 +74,7 @@ class Handed:
         self.desks = dict(desks)
         self.lost: Callable[[str, bytes], str] = lambda name, request: ""
         self.changed: Callable[[str, bytes], bytes] = lambda name, answer: answer
+        self.authenticated = True
         self.carried = 0
 
     @property
@@ -84,7 +86,7 @@ class Handed:
     ) -> Iterator[tuple[str, bytes | None]]:
         for name in reversed(list(requests)):  # in whatever order
             self.carried += len(requests[name])
-            how = self.lost(name, requests[name])
+            how = self.lost(name, content_of(requests[name]))
             if how == "offline" or name not in self.desks:
                 yield name, None
                 continue
@@ -145,8 +147,11 @@ class Sites:
         """A site's request handler; without a `server` it answers whoever asks."""
         return RequestHandler(self.site(name), "lead@comity", self.root.identity(name), server)
 
-    def transport(self) -> Handed:
-        return Handed({name: self.handler(name) for name in self.names})
+    def transport(self, server: str | None = HUB) -> Handed:
+        """A transport to all sites; without a `server` its requests may be changed on the way."""
+        transport = Handed({name: self.handler(name, server) for name in self.names})
+        transport.authenticated = server is not None
+        return transport
 
     def run(self, method: str, run: str, transport: Handed | None = None, **settings: Any) -> Path:
         """A run between the sites: its folder at the server."""
@@ -158,7 +163,7 @@ class Sites:
             transport or self.transport(),
             json.loads(json.dumps(order)),
             self.folder / "hub",
-            identity=self.root.identity(HUB),
+            identity=None if transport and not transport.authenticated else self.root.identity(HUB),
         )
         return self.folder / "hub" / RUNS / run
 

@@ -126,8 +126,10 @@ class RequestAuthenticator:
         """
         if request.startswith(SIGNED):
             return self._open_signed(request)
-        if not request.startswith(AUTHENTICATED) or not self._key or run is None:
+        if not request.startswith(AUTHENTICATED):
             raise UsageError(NOT_AUTHENTICATED)
+        if not self._key or run is None:  # as after a restart of the site
+            raise UsageError(f"{self._identity.name} takes no part in that run.")
         number, tag, content = _split(request)
         if not hmac.compare_digest(hmac.digest(self._key, number + content, "sha256"), tag):
             raise UsageError(NOT_AUTHENTICATED)

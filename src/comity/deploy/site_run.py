@@ -406,7 +406,10 @@ class SiteRun:
         self.tables.charge_sent(call.round, call.function, "up", sent)
         for recipient, weight in to_peers:
             self.tables.charge_sent(call.round, call.function, "peer", weight, dst=recipient)
-        self.replies.write(call, request, packed)
+        # Sealed messages are encrypted for keys of this job only. They are computed again from the
+        # same request, with the same noise.
+        if not sealed_messages:
+            self.replies.write(call, request, packed)
         return packed
 
     def commit(self, version: CallId | None) -> None:
