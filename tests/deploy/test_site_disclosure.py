@@ -26,7 +26,10 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     return Sites(
         tmp_path_factory.mktemp("sites"),
         {"north": (40, 12), "south": (30, 12)},
-        {"export = true": "export = false"},
+        {
+            "export = true": "export = false",
+            "single_records = []": 'single_records = ["gradients"]',
+        },
     )
 
 

@@ -11,7 +11,7 @@ import torch
 from in_process_sites import Sites, ended, figures, watched
 
 from comity.deploy import site_results, site_store
-from comity.deploy.data import site_federation
+from comity.deploy.data import SiteSplit, site_federation
 from comity.deploy.messages import REPLIES, REQUESTS, Done, RunCall, unpack
 from comity.deploy.server import FAILURE
 from comity.errors import CorruptedFile
@@ -46,7 +46,7 @@ def labels(sites: Sites, name: str) -> list[bytes]:
     data = site_federation(
         name,
         sites.site(name) / "data",
-        config.experiment({"test": "official", "partition": "natural"}),
+        SiteSplit.of(config.experiment({"test": "official", "partition": "natural"})),
     )
     own = data.parties[name]
     kinds = (torch.uint8, torch.int16, torch.int32, torch.int64, torch.float32)
@@ -86,6 +86,8 @@ def _reads(message: bytes, kinds: frozenset[type]) -> bool:
 
 def test_what_is_not_known_is_told(strict: Sites) -> None:
     """Whether labels differ, where nobody tells class counts."""
+    for name in strict.names:
+        strict.change(name, {"single_records = []": 'single_records = ["representations"]'})
     summary = ended(strict.run("adcol(hidden=4)", "skew", **USUAL))
     assert any("is not known, as somebody does not tell" in text for text in summary["cautions"])
 
@@ -164,10 +166,11 @@ def test_a_method_that_tells_class_counts_is_refused_by_all(strict: Sites) -> No
 def test_means_of_classes_with_few_samples(strict: Sites) -> None:
     for name in strict.names:
         strict.change(name, {'"gradients"]': '"gradients", "class counts"]'})
-    strict.change("north", {"records = 10\n": "records = 1\n"})
+    for name in ("north", "south"):
+        strict.change(name, {"records = 10\n": "records = 1\n"})
     folder = strict.run("relay", "means", **USUAL)
     warnings = ended(folder)["remarks"]
-    assert sum("whose mean would leave (records)" in text for text in warnings) == 2
+    assert sum("east lets values of 10 records or more leave" in text for text in warnings) == 1
 
 
 def test_bytes_of_a_run_and_of_all_runs(strict: Sites) -> None:
@@ -195,7 +198,9 @@ def test_bytes_of_a_run_and_of_all_runs(strict: Sites) -> None:
 
 
 def test_the_largest_message_that_may_leave(strict: Sites) -> None:
-    """Under a law that lets what is asked come in, but not what would be answered."""
+    """Under a policy that lets the request in, but not the reply out."""
+    for name in strict.names:
+        strict.change(name, {"single_records = []": 'single_records = ["representations"]'})
     wide = USUAL | {"model": "mlp2(width=40)"}
     largest = {"in": 0, "out": 0}
     transport = strict.transport()

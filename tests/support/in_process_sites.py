@@ -31,6 +31,9 @@ OPEN = {  # a law that allows what a simulation does
     'never = ["centralized", "fed-sps(mode=samples)"]': "never = []",
     '"gradients"]': '"gradients", "class counts", "samples"]',
     "records = 10\n": "records = 0\n",
+    "held_out = 0.5": "held_out = 1.0",
+    "digits = 3": "digits = 17",
+    "sites = 2": "sites = 1",
     "outcomes = false": "outcomes = true",
 }
 

@@ -21,8 +21,10 @@ from comity.core import *
 
 @record
 class Data:
-    x: torch.Tensor = describe(Content("the training records themselves", "samples"))
-    y: torch.Tensor = describe(Content("the right answers to the training records", "samples"))
+    x: torch.Tensor = describe(Content("the training records themselves", "samples", "single"))
+    y: torch.Tensor = describe(
+        Content("the right answers to the training records", "samples", "single")
+    )
 
 
 def together(parts: Iterable[Data]) -> Data:

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from comity.components.bank import UPLOADED, Bank, Teacher, Upload, noise
+from comity.components.bank import UPLOADED, Bank, Teacher, Upload, noise, smallest_mean
 from comity.components.classwise import (
     class_means,
     contrast,
@@ -316,6 +316,9 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
 
 @accounts_for(Relay)
 class RelayAccounting(Accounting[Relay]):
+    def group_size(self, field: str, counts: Sequence[int]) -> int | None:
+        return smallest_mean(field, counts, self.method.n_avg, self.method.min_count)
+
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
         trainings: dict[str, Sequence[Training]] = (
             {"show": []} if stage == "start" and self.method.begin == "features" else {}

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from comity.algorithms.relay import SharesRepresentations
 from comity.base.content import CLASSES_PRESENT, OBSERVATIONS, describe
-from comity.components.bank import Teacher
+from comity.components.bank import Teacher, smallest_mean
 from comity.components.hidden_means import Holding
 from comity.components.peer import Group, PeerToPeer
 from comity.core import *
@@ -122,6 +122,9 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
 
 @accounts_for(RelayP2p)
 class RelayP2pAccounting(Accounting[RelayP2p]):
+    def group_size(self, field: str, counts: Sequence[int]) -> int | None:
+        return smallest_mean(field, counts, self.method.n_avg, self.method.min_count)
+
     def declared_trainings(self, stage: Stage, how: Training) -> Mapping[str, Sequence[Training]]:
         trainings: dict[str, Sequence[Training]] = {"tell": []} if stage == "round" else {}
         return {**trainings, **super().declared_trainings(stage, how)}

@@ -16,7 +16,7 @@ from dataclasses import MISSING, Field, field, fields
 from typing import Any, Literal, NamedTuple, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Behind = Literal["training", "by class", "validation", "nothing"]
+Behind = Literal["training", "by class", "validation", "single", "nothing"]
 
 
 class Content(NamedTuple):
@@ -28,7 +28,7 @@ class Content(NamedTuple):
     """The kind of content, of `core.traits.LEAVES`; "" if it is of none of these."""
     behind: Behind = "training"
     """The records that it is computed from: all for training, those of each class, those for
-    validation, or none.
+    validation, one or a few of them ("single"), or none.
     """
 
 
@@ -47,6 +47,7 @@ CLASSES_PRESENT = Content(
 REPRESENTATIONS = Content(
     "what the model makes of single records (representations), a row for each record",
     "representations",
+    "single",
 )
 CLASS_MEANS = Content(
     "averages of what the model makes of the records of a class", "means", "by class"

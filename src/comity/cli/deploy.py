@@ -259,7 +259,7 @@ def _follow(path: Path) -> None:
 def check(site: Site = Path()) -> None:
     """Site: check the policy, the data, the certificate and the connection to the server."""
     from comity.cli import screen
-    from comity.deploy.data import site_federation
+    from comity.deploy.data import SiteSplit, site_federation
     from comity.deploy.flare import needs_flare
     from comity.deploy.flare.processes import running
     from comity.deploy.handler import KIT
@@ -272,7 +272,7 @@ def check(site: Site = Path()) -> None:
 
     needs_flare()
     policy = SitePolicy.read(site)
-    federation = site_federation(policy.name, policy.data, Experiment())
+    federation = site_federation(policy.name, policy.data, SiteSplit.of(Experiment()))
     party = federation.parties[policy.name]
     info = PartyInfo.of(party, federation.classes, ACCURACY, counts=policy.class_counts)
     screen.out.print(

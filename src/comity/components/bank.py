@@ -4,6 +4,7 @@ with their age.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import field, replace
 
 import torch
@@ -33,6 +34,19 @@ class Upload:
     obs: Tensor = describe(OBSERVATIONS)
     seen: Tensor = describe(CLASSES_PRESENT)
     shared: Params = describe(AVERAGED_PART)
+
+
+def smallest_mean(field: str, counts: Sequence[int], n_avg: int, min_count: int) -> int | None:
+    """The least number of records behind a class mean or an observation.
+
+    Classes of fewer than `min_count` records are not sent. An observation is the mean of `n_avg`
+    records of a class, or of all if `n_avg` is 0.
+    """
+    if field.rpartition(".")[2] not in ("means", "obs"):
+        return None
+    smallest = min((count for count in counts if count >= min_count), default=min_count)
+    is_observation = field.endswith(".obs")
+    return min(smallest, n_avg) if is_observation and n_avg else smallest
 
 
 UPLOADED = Holding(means=("Upload.means", "Upload.obs"), classes=("Upload.counts", "Upload.seen"))

@@ -38,18 +38,25 @@ class Help:
             "in which direction a batch of training records would change a peer's weights (a"
             " gradient)",
             "gradients",
+            "single",
         )
     )
-    x: Tensor | None = describe(Content("training records themselves, slightly changed", "samples"))
-    y: Tensor | None = describe(Content("the right answers to these records", "samples"))
+    x: Tensor | None = describe(
+        Content("training records themselves, slightly changed", "samples", "single")
+    )
+    y: Tensor | None = describe(Content("the right answers to these records", "samples", "single"))
     loss: float = describe(
         Content(
-            "how wrong a peer's model is on a batch of training records, on average", "gradients"
+            "how wrong a peer's model is on a batch of training records, on average",
+            "gradients",
+            "single",
         )
     )
-    count: int = describe(Content("how many records of a batch overlap with a peer's", "gradients"))
+    count: int = describe(
+        Content("how many records of a batch overlap with a peer's", "gradients", "single")
+    )
     overlap: float = describe(
-        Content("the share of a batch that overlaps with a peer's", "gradients")
+        Content("the share of a batch that overlaps with a peer's", "gradients", "single")
     )
 
 

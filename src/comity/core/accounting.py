@@ -130,6 +130,18 @@ class Accounting(Generic[A]):
         """
         return None
 
+    def group_size(self, field: str, counts: Sequence[int]) -> int | None:
+        """The least number of records behind one value of a field of a reply, as "Upload.obs".
+
+        Only needed where the field's description does not tell it, for instance if a method
+        averages over parts of a class. Default: None, which means that the description tells it.
+
+        Arguments:
+            field: the name of the field
+            counts: the number of training records of each class that the party has
+        """
+        return None
+
     def warnings(self, info: Info) -> list[str]:
         """What a user should know before running the method with these options."""
         return []

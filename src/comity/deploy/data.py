@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from comity.checksums import with_crc, without_crc
 from comity.data import Dataset, Federation
 from comity.data import load as load_dataset
 from comity.data.groups import Groups
@@ -13,11 +15,14 @@ from comity.data.importing import read_federation
 from comity.data.party_files import find_party_files
 from comity.data.preparation import Schema
 from comity.data.prepared import save
-from comity.errors import UsageError
+from comity.errors import CorruptedFile, UsageError
+from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.environment import digest
 
 PARTY = "party"
+SPLITS = "splits.json"
+"""The file in a site's folder with the split of each dataset, by a digest of the data."""
 DATA = "sites"
 """The setting `data` of a run between sites."""
 
@@ -41,8 +46,24 @@ def import_site_data(
     return dataset
 
 
-def site_federation(name: str, data: Path, experiment: Experiment) -> Federation:
-    """A site's data as a federation of one party, split as the settings of a run say.
+class SiteSplit(NamedTuple):
+    """How a site's records are split: the settings of its first run on these data."""
+
+    seed: int
+    test: str
+    validation: float
+
+    @staticmethod
+    def of(experiment: Experiment) -> SiteSplit:
+        """The split that the settings of a run ask for."""
+        return SiteSplit(experiment.seed, experiment.test, experiment.validation)
+
+    def __str__(self) -> str:
+        return f"seed={self.seed}, test={self.test}, validation={self.validation:g}"
+
+
+def site_federation(name: str, data: Path, split: SiteSplit) -> Federation:
+    """A site's data as a federation of one party.
 
     The split depends only on the name, the seed and the data. It is therefore the same as in a
     simulation with the data of all sites.
@@ -50,7 +71,7 @@ def site_federation(name: str, data: Path, experiment: Experiment) -> Federation
     Arguments:
         name: the site's name, which the party gets
         data: the folder that `import_site_data` wrote
-        experiment: the settings of the run
+        split: how the records are split
     """
     dataset = load_dataset(str(data))
     if dataset.scale == "shared":
@@ -65,11 +86,52 @@ def site_federation(name: str, data: Path, experiment: Experiment) -> Federation
         )
     renamed = replace(dataset, groups={PARTY: Groups((name,), groups.of)})
     return renamed.partition(
-        "natural(min=1)",
-        seed=experiment.seed,
-        test=experiment.test,
-        validation=experiment.validation,
+        "natural(min=1)", seed=split.seed, test=split.test, validation=split.validation
     )
+
+
+def fixed_split(at: Path, name: str, data: Path, wanted: SiteSplit) -> tuple[SiteSplit, Federation]:
+    """The split that all runs on the same data have, and the data so split.
+
+    A server that could choose another split for each run would train on the test records of the
+    last one, and could compare models with and without a record. So the first run decides.
+
+    Arguments:
+        at: the site's folder, where the split is stored
+        name: the site's name
+        data: the folder with the site's data
+        wanted: the split that the settings of this run ask for
+    """
+    stored = _read_splits(at).get(_data_digest(data))
+    split = SiteSplit(*stored) if stored else wanted
+    return split, site_federation(name, data, split)
+
+
+def store_split(at: Path, data: Path, split: SiteSplit) -> None:
+    """Store the split of the first run on these data. Later calls change nothing."""
+    splits = _read_splits(at)
+    digest = _data_digest(data)
+    if digest not in splits:
+        content = {"splits": splits | {digest: list(split)}}
+        write_atomically(at / SPLITS, json.dumps(with_crc(content)))
+
+
+def _read_splits(at: Path) -> dict[str, Any]:
+    """The splits of all datasets that this site has had, by a digest of the dataset."""
+    path = at / SPLITS
+    try:
+        content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+        return dict(content["splits"])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as why:
+        raise CorruptedFile(
+            f"{path} is damaged: how the records were split in earlier runs is not known."
+        ) from why
+
+
+def _data_digest(data: Path) -> str:
+    return load_dataset(str(data)).fingerprint()
 
 
 def site_settings(experiment: Experiment) -> Experiment:

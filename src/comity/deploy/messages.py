@@ -124,6 +124,8 @@ class Introduced:
     """
     signed_key: SignedKey | None
     comity: str
+    split: str = ""
+    """How the site's records are split, by the settings of its first run on these data."""
 
 
 @record

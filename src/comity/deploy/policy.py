@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +19,7 @@ from comity import algorithms
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
+from comity.deploy.group_size import Group
 from comity.errors import UsageError, quote, unknown
 from comity.models.low_rank import base_file
 from comity.names import display_name
@@ -55,11 +56,25 @@ never = ["centralized", "fed-sps(mode=samples)"]
 # Kinds of values that may leave the site. Other kinds are "class counts" and "samples".
 kinds = ["weights", "representations", "means", "gradients"]
 
+# Of these, the kinds whose values may describe a single record. adcol and fada need
+# "representations", fed-sps needs "gradients". Nothing is averaged then: a value tells about one
+# patient.
+single_records = []
+
 # Researchers who may submit a run, by the name in their certificate.
 submitters = ["*"]
 
-# The largest number of rounds of a run.
+# The least number of sites, with this one, that must take part in a run. They prove it by their
+# certificates.
+sites = 2
+
+# The largest number of rounds of a run, and of epochs and steps of one local training.
 rounds = 1000
+epochs = 100
+steps = 100000
+
+# The largest number of weights of a model.
+weights = 1000000000
 
 # The most bytes that may leave the site in a run.
 bytes = "10 GB"
@@ -68,8 +83,18 @@ bytes = "10 GB"
 message = "1 GB"
 
 # Minimum group size: a value leaves only if at least this many records are behind it. It applies to
-# training samples and to the samples that a metric is computed on.
+# the records of a class, to those that a training uses, and to the samples that a metric is
+# computed on.
 records = 10
+
+# The largest share of the records that a run may set aside for validation and tests. The first run
+# decides which records these are; all later runs on the same data use the same ones.
+held_out = 0.5
+
+# The largest number of evaluations of a run, and the significant digits of losses and metrics that
+# leave. No noise protects the records that models are evaluated on.
+evaluations = 1100
+digits = 3
 
 # Allow per-sample test outcomes to leave the site.
 outcomes = false
@@ -99,11 +124,19 @@ class SitePolicy:
     methods: tuple[str, ...] = ("*",)
     never: tuple[str, ...] = ("centralized", "fed-sps(mode=samples)")
     kinds: tuple[str, ...] = ("weights", "representations", "means", "gradients")
+    single_records: tuple[str, ...] = ()
+    sites: int = 2
     submitters: tuple[str, ...] = ("*",)
     rounds: int = 1000
+    epochs: int = 100
+    steps: int = 100_000
+    weights: int = 1_000_000_000
     bytes: int = 10 * SCALES["GB"]
     message: int = SCALES["GB"]
     records: int = 10
+    held_out: float = 0.5
+    evaluations: int = 1100
+    digits: int = 3
     outcomes: bool = False
     budget_bytes: int = 100 * SCALES["GB"]
     budget_epsilon: float = field(default=math.inf)
@@ -125,7 +158,8 @@ class SitePolicy:
             raise UsageError(f"{path} must say the site's name and where its data are.")
         values = {key: _value(path, key, value) for key, value in rules.items()}
         policy = SitePolicy(**values | {"data": (folder / rules["data"]).resolve()})
-        if unknown_kinds := [kind for kind in policy.kinds if kind not in LEAVES]:
+        kinds = (*policy.kinds, *policy.single_records)
+        if unknown_kinds := [kind for kind in kinds if kind not in LEAVES]:
             raise unknown(f"kind of what leaves in {path} called", unknown_kinds[0], LEAVES)
         for forbidden in policy.never:
             _check_known(path, forbidden)
@@ -167,6 +201,7 @@ class SitePolicy:
                 f"{self.name} takes part in {self.rounds} rounds at most, not in"
                 f" {experiment.rounds} (rounds)."
             )
+        self._check_training(experiment)
         if math.isfinite(self.budget_epsilon) and not any(
             layer.traits.protects_records for layer in chain(algorithm)
         ):
@@ -174,6 +209,73 @@ class SitePolicy:
                 f"{self.name} allows a privacy loss of {self.budget_epsilon:g}, and that of {name}"
                 " has no bound (budget: epsilon)."
             )
+
+    def _check_training(self, experiment: Experiment) -> None:
+        """Refuse longer local trainings than the policy allows."""
+        for party in (experiment, *experiment.party.values()):
+            for name in ("epochs", "steps"):
+                value, most = getattr(party, name) or 0, getattr(self, name)
+                if value > most:
+                    raise UsageError(
+                        f"{self.name} trains for {most} {name} at most, not for {value} ({name})."
+                    )
+
+    def check_sites(self, certified: int) -> None:
+        """Refuse a run in which too few sites take part.
+
+        `certified` is the number of sites, with this one, that have shown a certificate.
+        """
+        if certified < self.sites:
+            raise UsageError(
+                f"{self.name} takes part with {self.sites} sites or more, and {certified} have"
+                " shown a certificate (sites)."
+            )
+
+    def check_weights(self, weights: int) -> None:
+        """Refuse a model that is too large."""
+        if weights > self.weights:
+            raise UsageError(
+                f"{self.name} trains models of {self.weights:,} weights at most, not of"
+                f" {weights:,} (weights)."
+            )
+
+    def check_held_out(self, share: float) -> None:
+        """Refuse a split that leaves too few records for training."""
+        if share > self.held_out:
+            raise UsageError(
+                f"{self.name} sets aside {self.held_out:.0%} of its records at most, not"
+                f" {share:.0%} (held_out)."
+            )
+
+    def check_groups(self, groups: Iterable[Group], method: str) -> None:
+        """Refuse a method that would send values of too few records.
+
+        Arguments:
+            groups: how many records are behind each field of the method's replies
+            method: how the method is called in the error message
+        """
+        for group in groups:
+            if group.records is None:
+                raise UsageError(
+                    f"{self.name} cannot tell how many records are behind {group.field}, which"
+                    f" {method} sends: the method does not describe it (records)."
+                )
+            if group.records >= self.records or group.kind in self.single_records:
+                continue
+            if group.kind == CLASS_COUNTS:
+                continue  # a site that lets them leave names them in `kinds`
+            what = LEAVES.get(group.kind, group.field)
+            raise UsageError(
+                f"{self.name} lets values of {self.records} records or more leave, and behind"
+                f" {group.field} of {method} ({what}) there may be fewer (records,"
+                " single_records)."
+            )
+
+    def round_figure(self, value: float) -> float:
+        """A loss or metric with as many digits as may leave."""
+        if not math.isfinite(value) or not value:
+            return value
+        return float(f"{value:.{max(1, self.digits)}g}")
 
     def check_epsilon(self, epsilon: float, name: str) -> None:
         """Refuse a run with which the privacy loss of all runs would exceed the budget.
@@ -222,23 +324,11 @@ class SitePolicy:
         if len(message) > self.message:
             raise UsageError(f"{self.name} sends no message of {size(len(message))} (message).")
 
-    def check_records(self, train: int, counts: tuple[int, ...], algorithm: AnyAlgorithm) -> None:
-        """Refuse a run in which values of too few records would leave.
-
-        Arguments:
-            train: how many training samples the site has
-            counts: how many of them each class has
-            algorithm: the method; if it sends class means, each class must be large enough
-        """
+    def check_records(self, train: int) -> None:
+        """Refuse any run if there are too few training samples."""
         if train < self.records:
             raise UsageError(
                 f"{self.name} has fewer than {self.records} training samples (records)."
-            )
-        has_small_class = any(0 < count < self.records for count in counts)
-        if has_small_class and chain(algorithm)[-1].traits.shares == "means":
-            raise UsageError(
-                f"{self.name} has a class of fewer than {self.records} training samples, whose mean"
-                " would leave (records)."
             )
 
 
@@ -305,6 +395,8 @@ def _value(path: Path, name: str, value: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise UsageError(f"{path}: {name} must be a list of names, not {quote(value)}.")
         return tuple(value)
+    if name == "held_out":
+        return _share(path, name, value)
     descriptions = {
         "int": "a whole number",
         "bool": "true or false",
@@ -324,6 +416,13 @@ def _epsilon(path: Path, value: Any) -> float:
     if not number >= 0:  # also true of nan
         raise UsageError(f"{path}: epsilon must be a number from 0 on, or inf, not {quote(value)}.")
     return number
+
+
+def _share(path: Path, name: str, value: Any) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= 1:
+        raise UsageError(f"{path}: {name} must be a number from 0 to 1, not {quote(value)}.")
+    return float(value)
 
 
 def _bytes(path: Path, name: str, value: Any) -> int:

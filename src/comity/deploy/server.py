@@ -22,7 +22,7 @@ from comity.algorithms.dp import Dp
 from comity.base.samples import combine
 from comity.core.wrapper import chain
 from comity.data.preparation import Schema
-from comity.deploy.data import schema_digest, site_settings
+from comity.deploy.data import SiteSplit, schema_digest, site_settings
 from comity.deploy.engine import SitesEngine, one_line
 from comity.deploy.key_exchange import Identity
 from comity.deploy.messages import (
@@ -176,6 +176,7 @@ def conduct(
             _write_first_files(run, server_run, parties)
         engine = SitesEngine(transport, server_run, order.run, order.deadline, MOST_BYTES)
         warnings = [f"{name} takes no part: {why}" for name, why in refusals.items()]
+        warnings += _other_splits(experiment, connected)
 
         def end_run(summary: Mapping[str, Any]) -> dict[str, Any]:
             failures = _end_at_sites(transport, order, connected, summary["rounds"])
@@ -198,6 +199,16 @@ def conduct(
         except BaseException:
             _send_to_all(transport, order, parties, End(order.run, 0, False))
             raise
+
+
+def _other_splits(experiment: Experiment, sites: Mapping[str, Introduced]) -> list[str]:
+    """Warnings about sites that split their records otherwise than the settings say."""
+    wanted = str(SiteSplit.of(experiment))
+    return [
+        f"{name} keeps the split of its first run on these data: {site.split} instead of {wanted}."
+        for name, site in sites.items()
+        if site.split and site.split != wanted
+    ]
 
 
 def _drop_changed(

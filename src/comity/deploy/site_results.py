@@ -16,7 +16,7 @@ from comity.base.call import Message
 from comity.checksums import Checksum
 from comity.core.server import Note
 from comity.data.inputs import Inputs
-from comity.deploy.data import site_federation
+from comity.deploy.data import SiteSplit, fixed_split
 from comity.deploy.policy import SitePolicy
 from comity.deploy.site_run import JOINED, SiteRun, build_site, data_digest, restrict_to_party
 from comity.deploy.site_store import States, read_roster, read_view
@@ -87,7 +87,8 @@ def measure(
         )
     run.check()
     experiment = run.read_experiment()
-    federation = site_federation(policy.name, policy.data, experiment)
+    wanted = SiteSplit.of(experiment)
+    _, federation = fixed_split(at, policy.name, policy.data, wanted)
     if data_digest(at, federation) != run.read_environment()["fingerprint"]:
         raise UsageError(
             f"The data of {policy.name} have changed since run {run.path.name} was begun."

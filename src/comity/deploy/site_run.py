@@ -23,14 +23,15 @@ from comity.base.key import Key, SecretKey
 from comity.base.record import Sealed, payload, sealed_in, unseal
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
-from comity.core.release import planned_calls
+from comity.core.release import Asked, planned_calls
 from comity.core.server import Note
 from comity.core.signature import records_of
 from comity.core.validate import MessageValidator
 from comity.core.wrapper import chain
 from comity.data import Federation
 from comity.deploy import messages
-from comity.deploy.data import schema_digest, site_federation, site_settings
+from comity.deploy.data import SiteSplit, fixed_split, schema_digest, site_settings, store_split
+from comity.deploy.group_size import LocalData, groups
 from comity.deploy.key_exchange import Identity, keys_of
 from comity.deploy.messages import Answered, Introduced, pack, to_call_id
 from comity.deploy.policy import SitePolicy
@@ -69,6 +70,7 @@ from comity.wire.codec import decode, encode, tree_digest
 from comity.wire.sealing import Lock, PairKeys
 
 ALONE = "solo"
+OFFICIAL = "official"
 JOINED = "joined"
 STAGES = ("", "unfinished", "offered", JOINED)
 
@@ -111,6 +113,7 @@ class SiteRun:
     tables: SiteTables = field(init=False)
     _active: ActiveRun | None = None
     _account: Account | None = None
+    _checked_policy: SitePolicy | None = None
 
     def __post_init__(self) -> None:
         self.states = States(self.folder.path)
@@ -157,7 +160,7 @@ class SiteRun:
         policy.check_names(experiment, submitter)
         algorithm = algorithms.compose(experiment.algorithm, experiment.set)
         policy.check(experiment, algorithm, submitter)
-        federation = site_federation(policy.name, policy.data, experiment)
+        split, federation = fixed_split(at, policy.name, policy.data, SiteSplit.of(experiment))
         if request.schema != schema_digest(federation.schema):
             raise UsageError(
                 f"The data of {policy.name} follow another schema than the server's: import them"
@@ -167,8 +170,12 @@ class SiteRun:
         if order is not None:
             _check_order(order, request.run, experiment, federation.classes)
         check_fits(experiment.metric, federation.classes)
-        train = federation.parties[policy.name].train
-        policy.check_records(len(train), count_by_class(train.y, federation.classes), algorithm)
+        parts = federation.parties[policy.name]
+        policy.check_records(len(parts.train))
+        held_out = len(parts.validation) + len(parts.test)
+        if split.test != OFFICIAL:
+            policy.check_held_out(held_out / (len(parts.train) + held_out))
+        store_split(at, policy.data, split)
         key = X25519PrivateKey.generate()
         introduced = Introduced(
             said=_party_info(federation, policy, METRICS[experiment.metric]),
@@ -179,6 +186,7 @@ class SiteRun:
             digest=data_digest(at, federation),
             signed_key=identity.signed_key(request.run, key) if identity else None,
             comity=here,
+            split=str(split),
         )
         _begin_folder(
             RunFolder(at / "runs" / request.run),
@@ -199,15 +207,42 @@ class SiteRun:
             key=key,
         )
         run._check_amount(policy, payload(introduced))
+        run._check_groups(policy)
         return run
 
     def check(self, policy: SitePolicy, submitter: str) -> None:
         """Refuse to continue if the site policy, which may have changed, forbids the run."""
         policy.check(self.experiment, self.algorithm, submitter)
-        train = self.federation.parties[self.party].train
-        policy.check_records(
-            len(train), count_by_class(train.y, self.federation.classes), self.algorithm
-        )
+        policy.check_records(len(self.federation.parties[self.party].train))
+        self._check_groups(policy)
+
+    def _check_groups(self, policy: SitePolicy) -> None:
+        """Refuse a method that would send values of too few records. Each version of the policy is
+        checked once.
+        """
+        if policy == self._checked_policy or not policy.records:
+            return
+        if self._active is not None:
+            site, server_run = self._active.site, self._active.server_run
+        else:
+            try:
+                infos = {self.party: self.introduced.said}
+                site, server_run = build_site(
+                    self.folder, self.at, self.party, self.experiment, self.federation, infos
+                )
+            except ComityError:
+                return  # the method needs other parties: it is checked when the run begins
+        self._check_groups_of(policy, site, server_run)
+
+    def _check_groups_of(self, policy: SitePolicy, site: Site, server_run: ServerRun) -> None:
+        data, training = self.federation.parties[self.party], site.party.training
+        classes = self.federation.classes
+        counts = count_by_class(data.train.y, classes) if classes else ()
+        local = LocalData(len(data.train), len(data.validation), counts, training)
+        asked = Asked(server_run.info, site.party.id, len(data.train), training)
+        method = display_name(self.experiment.algorithm)
+        policy.check_groups(groups(site.algorithm, local, asked), method)
+        self._checked_policy = policy
 
     def check_not_ended(self) -> None:
         """Refuse to compute anything after the end of the run."""
@@ -271,6 +306,11 @@ class SiteRun:
             self.folder, self.at, self.party, self.experiment, self.federation, head.parties
         )
         names, algorithm = server_run.context.roster.names, site.algorithm
+        if policy.records:
+            self._check_groups_of(policy, site, server_run)
+        policy.check_sites(self._certified_sites(head, names))
+        shapes = site.party.task.shapes.values()
+        policy.check_weights(sum(math.prod(shape) for shape, _ in shapes))
         self._open_account(server_run, site.party.id, policy)
         self._active = ActiveRun(
             site,
@@ -306,6 +346,14 @@ class SiteRun:
         """The privacy account of this site in a run that has begun."""
         assert self._account is not None
         return self._account
+
+    def _certified_sites(self, head: messages.Begin, names: tuple[str, ...]) -> int:
+        """How many of the sites have a certificate; all, if this site has none to check them by."""
+        if self.identity is None:
+            return len(names)
+        for name, signed_key in head.signed_keys.items():
+            self.identity.public_key(self.name, name, signed_key)
+        return len({self.party, *head.signed_keys} & set(names))
 
     def _keys(self, head: messages.Begin, names: tuple[str, ...]) -> PairKeys:
         """The keys for sealed messages; without a certificate there are none."""
@@ -445,6 +493,7 @@ class SiteRun:
             raise UsageError(
                 f"There is no stage {quote(head.stage)} at which models are evaluated."
             )
+        self._check_evaluations(policy)
         content = decode(body, most_bytes=policy.message, records=active.validator.records)
         active.validator.check_evaluation_message(content)
         self.tables.charge_received(head.round, "evaluate", "eval", payload(content))
@@ -486,6 +535,12 @@ class SiteRun:
     def evaluate_alone(self, head: messages.EvaluateAlone, policy: SitePolicy) -> Evaluation:
         """Evaluate the model that the site would have from its own data alone."""
         self.check_round(head.round)
+        if math.isfinite(policy.budget_epsilon):
+            raise UsageError(
+                f"{self.party} reports no model of its own data alone: it would be trained without"
+                " noise (budget: epsilon)."
+            )
+        self._check_evaluations(policy)
         evaluation = self.active.site.evaluate_solo(head.round)
         self.tables.add_metrics(self._metrics(evaluation, head.round, "alone"))
         return self._allowed(evaluation, policy, head.round, "alone")
@@ -505,7 +560,10 @@ class SiteRun:
         """
 
         def if_enough(score: Score) -> Score:
-            return score if score.count >= policy.records else NOTHING
+            if score.count < policy.records:
+                return NOTHING
+            figures = {name: policy.round_figure(value) for name, value in score.figures.items()}
+            return replace(score, loss=policy.round_figure(score.loss), figures=figures)
 
         # Scores could be computed from per-sample outcomes, so that these have the same limit.
         enough_tests = evaluation.test.count >= policy.records
@@ -518,6 +576,14 @@ class SiteRun:
         self._check_amount(policy, payload(allowed))
         self.tables.charge_sent(round, call, "eval", payload(allowed))
         return allowed
+
+    def _check_evaluations(self, policy: SitePolicy) -> None:
+        """Refuse more evaluations than the site policy allows in a run."""
+        if self.tables.evaluations >= policy.evaluations:
+            raise UsageError(
+                f"{self.party} has evaluated {self.tables.evaluations} models in this run, and"
+                f" evaluates {policy.evaluations} at most (evaluations)."
+            )
 
     def _metrics(
         self, evaluation: Evaluation, round: int, stage: str, final: bool = False

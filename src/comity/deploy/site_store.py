@@ -206,6 +206,8 @@ class SiteTables:
         self.sent = sum(row.bytes for row in self.ledger() if row.src == party)
         """Bytes that left the site in this run."""
         self._metrics = {row[:4]: row for row in self.metrics()}
+        self.evaluations = sum(row.src == party and row.kind == "eval" for row in self.ledger())
+        """Evaluations whose figures left the site in this run."""
 
     def ledger(self) -> list[Charge]:
         """The bytes of all messages between this site and others."""
@@ -244,6 +246,7 @@ class SiteTables:
         """Write the bytes of a message that the site sends."""
         self._charge(Charge(round, call, self._party, dst, kind, size))
         self.sent += size
+        self.evaluations += kind == "eval"
 
     def add_metrics(self, rows: Iterable[Note]) -> None:
         """Write the metrics of a round.

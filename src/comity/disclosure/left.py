@@ -386,6 +386,7 @@ def _records(source: Source, behind: Behind) -> str:
             " how many there are of each"
         ),
         "validation": f"the {info.validation:,} validation records",
+        "single": f"single records, of {info.train:,} training records",
         "nothing": "none",
     }[behind]
 

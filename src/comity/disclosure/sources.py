@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from comity.checksums import without_crc
 from comity.data import Federation
-from comity.deploy.data import site_federation
+from comity.deploy.data import SiteSplit, fixed_split
 from comity.deploy.policy import SitePolicy
 from comity.deploy.server import read_parties, server_run_of
 from comity.deploy.site_run import build_site
@@ -149,7 +149,7 @@ def _reopen(
         at,
         policy.name,
         experiment,
-        site_federation(policy.name, policy.data, experiment),
+        fixed_split(at, policy.name, policy.data, SiteSplit.of(experiment))[1],
         read_roster(run.path),
     )
     return server_run

@@ -1,0 +1,120 @@
+"""A malicious server against the minimum group size of a site policy: whatever the options of a
+method say, no value of fewer records leaves.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process_sites import Sites
+from malicious_server import MaliciousServer, Refused
+
+SIZES = {"north": (150, 20), "east": (140, 20)}
+USUAL: dict[str, Any] = {"model": "mlp2(width=8)", "rounds": 2, "test": "official", "batch": 16}
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    """Sites with the policy as it comes, with class counts allowed."""
+    changes = {'"gradients"]': '"gradients", "class counts"]'}
+    return Sites(tmp_path_factory.mktemp("sites"), SIZES, changes, classes=2)
+
+
+def begin(sites: Sites, method: str, **settings: Any) -> None:
+    name = "".join(c for c in f"{method}{settings}" if c.isalnum())[:60]
+    MaliciousServer(sites, "north", name, method, **USUAL | settings).begin()
+
+
+SMALL_GROUPS: list[tuple[str, dict[str, Any]]] = [
+    ("fedavg", {"batch": 1, "steps": 1}),
+    ("fedavg", {"batch": 2, "steps": 4}),
+    ("scaffold", {"batch": 1, "steps": 9}),
+    ("fedavg+dp(noise=0)", {"batch": 1, "steps": 1}),
+    ("adcol", {}),
+    ("adcol(sampling=0.1)", {}),
+    ("fada", {}),
+    ("fed-sps", {}),
+    ("relay(n_avg=1,min_count=1)", {}),
+    ("relay(n_avg=2,min_count=2)", {}),
+    ("relay-p2p(n_avg=1,min_count=1)", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), SMALL_GROUPS, ids=str)
+def test_values_of_few_records_do_not_leave(
+    sites: Sites, method: str, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(Refused, match="records"):
+        begin(sites, method, **settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {"batch": 1}),
+        ("fedavg", {"batch": 1, "steps": 10}),
+        ("fedavg+dp(noise=1)", {"batch": 1, "steps": 1}),
+        ("relay(n_avg=10)", {}),
+        ("relay(n_avg=0)", {}),
+        ("fedproto", {}),
+        ("adcol(noise=gauss_l2)", {}),
+    ],
+    ids=str,
+)
+def test_values_of_many_records_or_behind_noise_leave(
+    sites: Sites, method: str, settings: dict[str, Any]
+) -> None:
+    begin(sites, method, **settings)
+
+
+def test_single_records_need_a_permission_by_name(tmp_path: Path) -> None:
+    sites = Sites(tmp_path / "sites", SIZES, {}, classes=2)
+    with pytest.raises(Refused, match="single_records"):
+        begin(sites, "adcol")
+    for name in sites.names:
+        sites.change(name, {"single_records = []": 'single_records = ["representations"]'})
+    begin(sites, "adcol")
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fd", "relay(n_avg=0)"])
+def test_means_of_a_small_class_do_not_leave(tmp_path: Path, method: str) -> None:
+    changes = {'"gradients"]': '"gradients", "class counts"]'}
+    sites = Sites(tmp_path / "sites", {"north": (60, 20), "east": (60, 20)}, changes)
+    with pytest.raises(Refused, match="records") as refused:
+        begin(sites, method)
+    assert not any(f" {count} " in str(refused.value) for count in range(1, 10))  # untold
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings", "word"),
+    [
+        ({"epochs = 100": "epochs = 3"}, {"epochs": 4}, "epochs"),
+        ({"steps = 100000": "steps = 30"}, {"steps": 31}, "steps"),
+        ({"weights = 1000000000": "weights = 100"}, {}, "weights"),
+        ({"sites = 2": "sites = 3"}, {}, "sites"),
+    ],
+    ids=["epochs", "steps", "weights", "sites"],
+)
+def test_bounds_of_the_policy(
+    tmp_path: Path, rule: dict[str, str], settings: dict[str, Any], word: str
+) -> None:
+    sites = Sites(tmp_path / "sites", SIZES, rule, classes=2)
+    with pytest.raises(Refused, match=rf"\({word}\)"):
+        begin(sites, "fedavg", **settings)
+
+
+def test_sites_without_certificates_do_not_count(tmp_path: Path) -> None:
+    """A server that makes up a site has no certificate for it."""
+    from dataclasses import replace
+
+    from comity.deploy.messages import Begin
+
+    sites = Sites(tmp_path / "sites", SIZES, {}, classes=2)
+    server = MaliciousServer(sites, "north", "alone", "fedavg", **USUAL)
+    described = server.introduce()
+    parties = {"made-up": replace(described.said), "north": described.said}
+    with pytest.raises(Refused, match="1 have shown a certificate"):
+        server.send(Begin("alone", parties, {}))
