@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -220,10 +219,6 @@ class SecureRound:
         self.step3(replies, weights)
         self.step4()
         return self.step5()
-
-
-def log_folder(path: Path, name: str) -> Path:
-    return path / name / "rounds"
 
 
 def weighted_mean(
