@@ -546,9 +546,14 @@ def earlier_round(secure: SecureRound) -> SecureRound:
     return earlier
 
 
+def flipped(text: str) -> str:
+    """Hexadecimal digits with one bit changed."""
+    return f"{int(text[0], 16) ^ 1:x}" + text[1:]
+
+
 ONE, TWO, THREE = NAMES[:3]
 WRONG_SHARES: dict[str, Callable[[SecureRound], dict[str, str]]] = {
-    "changed": lambda r: {TWO: "00" + r.inboxes[ONE].shares[TWO][2:]},
+    "changed": lambda r: {TWO: flipped(r.inboxes[ONE].shares[TWO])},
     "of another sender": lambda r: {TWO: r.inboxes[ONE].shares[THREE]},
     "for another site": lambda r: {TWO: r.shares[TWO].shares[THREE]},
     "sent back": lambda r: {TWO: r.shares[ONE].shares[TWO]},
@@ -594,8 +599,8 @@ WRONG_SIGNATURES: dict[str, Callable[[SecureRound], dict[str, str]]] = {
         {name: signed.signature for name, signed in earlier_round(r).signatures.items()}
         | first(r, 3)
     ),
-    "of another site": lambda r: (
-        first(r, 3) | dict.fromkeys(NAMES[3:], r.signatures[NAMES[4]].signature[:-2] + "00")
+    "changed": lambda r: (
+        first(r, 3) | {name: flipped(r.signatures[name].signature) for name in NAMES[3:]}
     ),
     "copied": lambda r: dict.fromkeys(NAMES, r.signatures[ONE].signature),
     "empty": lambda r: first(r, 3) | dict.fromkeys(NAMES[3:], ""),

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -54,6 +55,7 @@ from comity.privacy.secagg import (
 )
 from comity.privacy.secagg.encoding import LARGEST
 from comity.privacy.secagg.masks import RING
+from comity.privacy.secagg.site import context_of
 
 STEPS = (1, 2, 3, 4, 5)
 
@@ -177,6 +179,26 @@ def test_no_mask_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         secure.step3(replies)
     uses = sorted(keys_at_sites.count(key) for key in set(keys_at_sites))
     assert uses == [1] * 10 + [2] * 20  # 5 self masks and 10 pairs in each round
+
+
+def test_a_pairs_key_is_bound_to_pair_and_round() -> None:
+    one, other = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+    publics = [key.public_key().public_bytes_raw().hex() for key in (one, other)]
+    key = masks.pair_key(one, publics[1], b"context", "a", "b")
+    assert masks.pair_key(other, publics[0], b"context", "b", "a") == key
+    others = {
+        masks.pair_key(one, publics[1], b"context", "a", "c"),
+        masks.pair_key(one, publics[1], b"another context", "a", "b"),
+        masks.agree(one, publics[1], "shares", b"context", "a", "b"),
+        masks.pair_key(one, publics[1], b"context", "", "ab"),
+    }
+    assert len(others | {key}) == 5
+    terms = [
+        terms_of(names_of(3), replies_of(names_of(3)), round=round, run=run)
+        for round in (1, 2)
+        for run in ("a", "b")
+    ]
+    assert len({context_of(each, {}) for each in terms}) == 4
 
 
 def test_all_keys_are_fresh() -> None:
@@ -453,6 +475,12 @@ def test_extreme_sums_do_not_overflow(sites: int, sign: int) -> None:
     assert mean["x"].tolist() == pytest.approx([sign * clip] * 2, rel=1e-6)
     with pytest.raises(UsageError, match="overflow beyond 2147483647: use a smaller scale"):
         replace(encoding, scale=(LARGEST / sites + 1) / clip).check(sites, sites, 0)
+    for huge in (1e12, 1e300, 1.7e308):
+        with pytest.raises(UsageError, match="overflow beyond"):
+            replace(encoding, scale=huge).check(sites, sites, 0)
+    noise_of_1000_steps = 1000 * math.sqrt(sites) / (LARGEST // sites)
+    with pytest.raises(UsageError, match="overflow beyond"):  # by the noise alone
+        replace(encoding, noise=noise_of_1000_steps).check(sites, sites, 0)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,9 @@ class Encoding:
 
     def check(self, sites: int, threshold: int, colluders: int) -> None:
         """Refuse an encoding in which a sum could overflow, or whose noise cannot be drawn."""
+        largest_value = self.clip * self.scale + 0.5
+        if largest_value >= LARGEST:
+            raise self._overflow(sites, largest_value * sites)
         sigma = self.sigma(threshold, colluders)
         if self.noise and not LEAST_SIGMA <= sigma <= MOST_SIGMA:
             raise UsageError(
@@ -132,13 +135,15 @@ class Encoding:
                 f" must be from {LEAST_SIGMA:g} to {MOST_SIGMA:g}: use a"
                 f" {'larger' if sigma < LEAST_SIGMA else 'smaller'} scale than {self.scale:g}."
             )
-        largest_sum = sites * math.floor(self.clip * self.scale + 0.5)
-        largest_noise = TAIL * math.sqrt(sites) * sigma
-        if largest_sum + largest_noise > LARGEST:
-            raise UsageError(
-                f"The sum of {sites} sites could reach {largest_sum + largest_noise:.4g} steps, and"
-                f" overflow beyond {LARGEST}: use a smaller scale than {self.scale:g}."
-            )
+        largest_sum = sites * math.floor(largest_value) + TAIL * math.sqrt(sites) * sigma
+        if largest_sum > LARGEST:
+            raise self._overflow(sites, largest_sum)
+
+    def _overflow(self, sites: int, largest_sum: float) -> UsageError:
+        return UsageError(
+            f"The sum of {sites} sites could reach {largest_sum:.4g} steps, and overflow beyond"
+            f" {LARGEST}: use a smaller scale than {self.scale:g}."
+        )
 
     def fields(self) -> bytes:
         """All values that sites must agree on, as bytes."""

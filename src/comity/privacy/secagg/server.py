@@ -81,8 +81,7 @@ class ServerRound:
 
     def add_masked(self, message: MaskedReply) -> None:
         """Step 3: add one masked reply. Nothing else of it is kept."""
-        self._begin(2)
-        self._next_step = 2
+        self._check_turn(2)
         if message.name not in self._senders or message.name in self._survivors:
             raise SecureAggregationError(
                 f"{message.name} must send one masked reply, after its shares."
@@ -151,12 +150,15 @@ class ServerRound:
         return shamir.join(by_point, self._terms.threshold)
 
     def _begin(self, step: int) -> None:
+        self._check_turn(step)
+        self._next_step = step + 1
+
+    def _check_turn(self, step: int) -> None:
         if self._next_step != step:
             raise SecureAggregationError(
                 f"Step {step + 1} ({STEPS[step]}) of secure aggregation is out of turn at the"
                 " server."
             )
-        self._next_step = step + 1
 
     def _by_site(
         self, messages: Iterable[FromSite], expected: Iterable[str], what: str

@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -47,7 +48,7 @@ BOTH_SHARES = 2 * shamir.SHARE
 
 
 class Signatory(Protocol):
-    """A site's signing key, and the public keys of the sites that it knows.
+    """A site's signing key, and the public keys of all sites that it knows, its own included.
 
     The public keys must be pinned at the site. If a certificate of the federation's root were
     enough, whoever holds the root's key could add sites that do not exist to the roster.
@@ -157,14 +158,7 @@ class SiteRound:
                 "",
             )
             signature = self._signatory.sign(signed_keys_text(unsigned))
-            keys = SiteKeys(
-                unsigned.name,
-                unsigned.terms,
-                unsigned.cipher_key,
-                unsigned.mask_key,
-                unsigned.commitment,
-                signature.hex(),
-            )
+            keys = replace(unsigned, signature=signature.hex())
             self._keys[self.name] = keys
             return keys
 
