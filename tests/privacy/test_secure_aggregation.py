@@ -421,6 +421,25 @@ def test_any_shares_of_the_threshold_give_the_secret(
         shamir.join({x: shares[x] for x in some[1:]}, threshold)
 
 
+@pytest.mark.parametrize("threshold", range(2, 9))
+def test_the_polynomial_has_full_degree(threshold: int) -> None:
+    """One share less than the threshold does not determine the secret."""
+    shares = shamir.split(b"s" * 32, threshold, range(1, 9))
+    fewer = {x: shares[x] for x in range(1, threshold)}
+    try:
+        guess = shamir.join(fewer, threshold - 1)
+    except SecureAggregationError:  # a number above 2^256, which is no secret
+        return
+    assert guess != b"s" * 32
+
+
+def test_shares_of_no_secret() -> None:
+    """A constant polynomial whose value has more than 256 bits."""
+    share = (shamir.PRIME - 1).to_bytes(shamir.SHARE, "big")
+    with pytest.raises(SecureAggregationError, match="do not fit together"):
+        shamir.join(dict.fromkeys((1, 2, 3), share), 3)
+
+
 @pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32])
 def test_extreme_secrets(secret: bytes) -> None:
     assert shamir.join(shamir.split(secret, 3, range(1, 6)), 3) == secret
