@@ -32,10 +32,12 @@ from comity.errors import ComityError, UsageError
 from comity.metrics.evaluation import Answers
 from comity.privacy.account import PrivacyCharge
 from comity.runs import config
+from comity.runs.caveats import add_caveats
 from comity.runs.checkpoint import Checkpoints, flush_to_disk, write_atomically
 from comity.runs.config import Experiment
 from comity.runs.environment import digest
 from comity.runs.recording import RecordedMessage, read_messages
+from comity.runs.run_warnings import WARNINGS, upgrade_warnings
 from comity.runs.tables import (
     ABSENCES,
     LEDGER,
@@ -440,9 +442,9 @@ class RunFolder:
             summary: dict[str, Any] = _json(self.summary)
             for part in ("accuracy", "bytes", "seconds"):
                 summary[part].keys()
+            return _with_warnings(summary)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
             raise ComityError(f"{self.summary} cannot be read: it is damaged.") from why
-        return summary
 
     def read_measures(self) -> dict[str, Any]:
         """The results of `comity measure`."""
@@ -556,6 +558,16 @@ class RunFolder:
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _with_warnings(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary with its warnings in one list. Earlier versions wrote two lists, without the
+    caveats.
+    """
+    upgraded = upgrade_warnings(summary)
+    if WARNINGS not in summary:
+        add_caveats(upgraded)
+    return upgraded
 
 
 def _checked(content: Mapping[str, Any], *newest: str) -> dict[str, Any]:
