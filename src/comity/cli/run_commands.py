@@ -349,7 +349,7 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     from comity.runs.folder import RunFolder
     from comity.runs.recording import RECORDED
 
-    total = sum(RunFolder(run).record_messages.stat().st_size for run in runs)
+    total = sum(RunFolder(run).messages.stat().st_size for run in runs)
     screen.out.print(
         f"{RECORDED} It is {screen.size(total)}. See what can be learned from it: comity audit"
         f" {folder}",

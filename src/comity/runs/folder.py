@@ -68,8 +68,10 @@ REQUIRED = (CONFIG, ENVIRONMENT)
 """The files that make a folder a run's folder. Settings alone are not enough."""
 TRACES = (CONFIG, METRICS.name, SUMMARY)
 """Files of which one is enough to recognise a run whose other files are lost."""
-MESSAGES = "tape/messages"
-OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "tape")
+MESSAGES = "messages/recording"
+OLD_MESSAGES = "tape/messages"
+"""Where runs of earlier versions record their messages."""
+OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "messages", "tape")
 NEVER_OVERWRITTEN = (
     CONFIG,
     *(table.name for table in TABLES),
@@ -187,9 +189,14 @@ class RunFolder:
         return self.path / MEASURES
 
     @property
-    def record_messages(self) -> Path:
+    def messages(self) -> Path:
         """The recorded messages, if the run records them."""
-        return self.path / MESSAGES
+        return self.path / self._messages_name
+
+    @property
+    def _messages_name(self) -> str:
+        """The file of recorded messages. A run of an earlier version goes on where it began."""
+        return OLD_MESSAGES if (self.path / OLD_MESSAGES).exists() else MESSAGES
 
     @property
     def timing(self) -> Path:
@@ -345,8 +352,8 @@ class RunFolder:
                 f"{self.path} has no recorded messages: start the run with --record-messages (in"
                 " Python record_messages=True)."
             )
-        self._check_file(MESSAGES)
-        return read_messages(self.record_messages)
+        self._check_file(self._messages_name)
+        return read_messages(self.messages)
 
     def read_plan(self) -> str | None:
         """The table of planned absences; None if the run has none."""
@@ -485,7 +492,7 @@ class RunFolder:
 
     def tables(self) -> Writer:
         """The writer of the tables, and of recorded messages if the run has them."""
-        return Writer(self.path, MESSAGES if self.recorded else "")
+        return Writer(self.path, self._messages_name if self.recorded else "")
 
     def write_outcomes(self, answers: Mapping[str, Answers]) -> None:
         """Write the parties' predictions for their test samples, with scores for two classes. All

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from comity.base.call import CallId
@@ -33,7 +32,7 @@ from comity.runs.evaluation import (
     evaluate_unfinished,
     write_outcomes,
 )
-from comity.runs.folder import MESSAGES, OUTCOMES, RunFolder
+from comity.runs.folder import OUTCOMES, RunFolder
 from comity.runs.memory import peak_memory
 from comity.runs.recording import MessageRecorder
 from comity.runs.run_warnings import WARNINGS, RunWarning, read_warnings
@@ -116,9 +115,7 @@ def _open_rounds(
     engine = connect()
     account = job.privacy.account()
     tables = folder.tables()
-    runner = (
-        MessageRecorder(engine, partial(tables.append, MESSAGES)) if folder.recorded else engine
-    )
+    runner = MessageRecorder(engine, tables.record_message) if folder.recorded else engine
     server = job.server(runner, progress, account)
     rounds = _Rounds(job, folder, checkpoints, tables, engine, server, account)
     try:
