@@ -224,7 +224,7 @@ def resumed(run: Path, known: Path) -> Try:
     return Try(
         ended.code,
         [found, _plain(ended.out.partition("Warning")[0], run)],
-        ended.err + _cautions(ended.out),
+        ended.err + _printed_warnings(ended.out),
     )
 
 
@@ -275,7 +275,7 @@ def compared(root: Path, known: Path) -> Try:
     return Try(
         ended.code,
         [_plain(ended.out, root), meaning(root / "comparison.json")],
-        ended.err + _cautions(ended.out),
+        ended.err + _printed_warnings(ended.out),
     )
 
 
@@ -294,7 +294,7 @@ def _plain(text: str, root: Path) -> str:
     return " ".join(re.sub(r"\d[\d.]* (ms|s|min)\b|─+", "", text.replace(str(root), "")).split())
 
 
-def _cautions(text: str) -> str:
+def _printed_warnings(text: str) -> str:
     return "".join(re.findall("Warning: .*", text))
 
 

@@ -18,7 +18,6 @@ from typing_extensions import TypedDict, Unpack
 
 from comity.data import Federation
 from comity.errors import UsageError
-from comity.measure.caveats import caveats
 from comity.metrics.custom_metrics import Function, register_function
 from comity.models import MODULES, CustomModel
 from comity.notebook import views as _views  # noqa: F401 - registers how results are shown
@@ -36,6 +35,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
 from comity.runs.result import Result
 from comity.runs.run import check_same, engine_warnings, reopen, resume_in, start
+from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Progress
 from comity.studies import compare as comparing
 from comity.studies import leave_one_out as leaving
@@ -251,7 +251,7 @@ def run(
             result = resume_in(interrupted, folder, display, trackers)
         else:
             result = start(job, folder, display, trackers, record_messages=record_messages)
-    for text in [*result.summary.get("remarks", ()), *caveats(result.summary)]:
+    for text in warning_texts(result.summary, "during", "after"):
         warnings.warn(escape_terminal(text), stacklevel=2)
     result._keep = temporary
     return result

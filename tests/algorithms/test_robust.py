@@ -22,6 +22,7 @@ from comity.algorithms.trimmed import Trimmed
 from comity.components.robust import Gathering, trimmed_mean
 from comity.core import AnyAlgorithm, Averaging, Params, Training, Traits
 from comity.errors import ComityError, UsageError
+from comity.runs.run_warnings import warning_texts
 
 pytestmark = pytest.mark.quick
 
@@ -345,4 +346,7 @@ def test_a_median_of_two_is_said_to_be_a_mean(tmp_path: Path) -> None:
         result = comity.run(
             "fedavg+median", easy(), **SMALL | {"rounds": rounds_, "absent": str(away)}
         )
-        assert any("protects from nobody" in text for text in result.summary["remarks"]) == said
+        assert (
+            any("protects from nobody" in text for text in warning_texts(result.summary, "during"))
+            == said
+        )

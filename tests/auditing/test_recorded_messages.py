@@ -1,5 +1,5 @@
-"""The tape of a run: all that its server saw, whole after any interruption, and no trace of it in
-runs without one.
+"""The recorded messages of a run: all that its server saw, whole after any interruption, and no
+trace of it in runs without a recording.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import json
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 import comity
 from comity.base.record import Cipher, Sealed, payload, unseal
+from comity.checksums import with_crc, without_crc
 from comity.cli import main
 from comity.runs import checkpoint
 from comity.runs.folder import RunFolder
@@ -89,7 +91,7 @@ def test_without_it_a_run_is_what_it_was(tmp_path: Path) -> None:
     with_tape, without = tmp_path / "with", tmp_path / "without"
     comity.run("fedavg", out=with_tape, record_messages=True, engine="loop", **SMALL)
     comity.run("fedavg", out=without, engine="loop", **SMALL)
-    assert not (without / "record_messages").exists()
+    assert not (without / "messages").exists()
     assert "record_messages" not in json.loads((without / "env.json").read_text())
     for name in ("config.toml", "metrics.csv", "ledger.csv", "outcomes.csv", "split.json"):
         assert (with_tape / name).read_bytes() == (without / name).read_bytes(), name
@@ -128,14 +130,11 @@ def test_killed_and_resumed_it_is_the_same(
     assert victim.exitcode == -signal.SIGKILL
     known = RunFolder(killed).checkpoints().load()
     assert known is not None
-    assert RunFolder(killed).record_messages.stat().st_size > known.files["tape/messages"].length, (
+    assert RunFolder(killed).messages.stat().st_size > known.files["messages/recording"].length, (
         "nothing was to be cut"
     )
     comity.run(method, out=killed, resume=True, **how)
-    assert (
-        RunFolder(killed).record_messages.read_bytes()
-        == RunFolder(calm).record_messages.read_bytes()
-    )
+    assert RunFolder(killed).messages.read_bytes() == RunFolder(calm).messages.read_bytes()
 
 
 def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: Path) -> None:
@@ -146,14 +145,64 @@ def test_a_longer_run_has_the_tape_of_one_that_was_asked_for_at_first(tmp_path: 
     extend(tmp_path / "made", 3)
     comity.run("fedavg", out=tmp_path / "made", resume=True, **SMALL)
     assert (
-        RunFolder(tmp_path / "made").record_messages.read_bytes()
-        == RunFolder(tmp_path / "long").record_messages.read_bytes()
+        RunFolder(tmp_path / "made").messages.read_bytes()
+        == RunFolder(tmp_path / "long").messages.read_bytes()
     )
+
+
+class StopAfterRound1(Quiet):
+    def round(self, t: int, figure: float | None, ledger: Any) -> None:
+        if t == 1:
+            raise KeyboardInterrupt
+
+
+def move_to_tape(folder: Path) -> None:
+    """Move the recording to where earlier versions had it."""
+    (folder / "tape").mkdir()
+    (folder / "messages" / "recording").rename(folder / "tape" / "messages")
+    (folder / "messages").rmdir()
+    for path in (folder / ".checksums.json", folder / "checkpoints" / "manifest.json"):
+        if path.exists():
+            content = without_crc(json.loads(path.read_text(encoding="utf-8")))
+            content["files"]["tape/messages"] = content["files"].pop("messages/recording")
+            path.write_text(json.dumps(with_crc(content)), encoding="utf-8")
+
+
+def test_a_recording_of_an_earlier_version_is_audited(tmp_path: Path) -> None:
+    comity.run("fedavg", out=tmp_path / "now", record_messages=True, **SMALL)
+    shutil.copytree(tmp_path / "now", tmp_path / "before")
+    move_to_tape(tmp_path / "before")
+    assert len(messages(tmp_path / "before")) == len(messages(tmp_path / "now"))
+    attacks = []
+    for folder in (tmp_path / "now", tmp_path / "before"):
+        comity.audit(folder)
+        content = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
+        attacks.append(content["runs"][0]["attacks"])
+    assert attacks[0] == attacks[1]
+    assert attacks[0]
+
+
+def test_a_run_that_began_with_a_tape_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
+    settings = SMALL | {"record_messages": True, "engine": "loop"}
+    comity.run("scaffold", out=tmp_path / "now", **settings)
+    with pytest.raises(KeyboardInterrupt):
+        comity.run("scaffold", out=tmp_path / "before", progress=StopAfterRound1(), **settings)
+    move_to_tape(tmp_path / "before")
+    comity.run("scaffold", out=tmp_path / "before", resume=True, **settings)
+    assert not (tmp_path / "before" / "messages").exists()
+    assert (tmp_path / "before" / "tape" / "messages").read_bytes() == (
+        tmp_path / "now" / "messages" / "recording"
+    ).read_bytes()
+    assert len(messages(tmp_path / "before")) == len(messages(tmp_path / "now"))
+    RunFolder(tmp_path / "before").check()
 
 
 def test_a_damaged_tape_is_refused(tmp_path: Path) -> None:
     comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
-    record_messages = RunFolder(tmp_path).record_messages
+    record_messages = RunFolder(tmp_path).messages
     blob = bytearray(record_messages.read_bytes())
     blob[len(blob) // 2] ^= 1
     record_messages.write_bytes(blob)
@@ -198,7 +247,7 @@ def test_its_size_is_said(
     code, out, _ = command(
         capsys, monkeypatch, "run", "fedavg", *FEW, "--record-messages", "--out", tmp_path / "run"
     )
-    large = RunFolder(tmp_path / "run").record_messages.stat().st_size
+    large = RunFolder(tmp_path / "run").messages.stat().st_size
     assert code == 0
     assert f"It is {size(large)}." in out
     code, out, _ = command(

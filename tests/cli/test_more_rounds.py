@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from harness import OWN, SMALL, Nursery, comity, contents, one_sentence, rows, summary, works
 
+from comity.runs.run_warnings import warning_texts
+
 
 @pytest.fixture
 def finished(here: Path) -> Path:
@@ -69,4 +71,4 @@ def test_the_users_own_method_needs_no_trust(here: Path, nursery: Nursery) -> No
     assert "has changed" in one_sentence(nursery.run("resume", run, "--rounds", 5), 2)
     assert summary(run)["rounds"] == 4
     assert nursery.run("resume", run, "--rounds", 5, "--trust").code == 0
-    assert any("has changed" in text for text in summary(run)["remarks"])
+    assert any("has changed" in text for text in warning_texts(summary(run), "during"))

@@ -44,7 +44,9 @@ def test_methods_that_are_the_same_here_say_so(compared: tuple[Path, str, str]) 
             " figures in every round, under each of 2 seeds."
         ),
     ]
-    assert json.loads((home / "runs" / "comparison.json").read_text())["notes"] == expected
+    assert json.loads((home / "runs" / "comparison.json").read_text())["warnings"] == [
+        {"when": "after", "text": text, "round": None} for text in expected
+    ]
     for text in expected:
         assert said.count(text) == 1
     assert "fedprox(mu=1) are" not in said
@@ -59,7 +61,7 @@ def test_methods_say_why_before_they_run(compared: tuple[Path, str, str]) -> Non
 def test_different_methods_are_not_the_same(here: Path) -> None:
     said = works("compare", "fedavg", "scaffold", *SMALL, "--out", "runs").out
     assert "are the same" not in said
-    assert json.loads(Path("runs/comparison.json").read_text())["notes"] == []
+    assert json.loads(Path("runs/comparison.json").read_text())["warnings"] == []
 
 
 def test_own_methods_are_shown_by_name(compared: tuple[Path, str, str], nursery: Nursery) -> None:

@@ -31,6 +31,7 @@ from comity.measure.representations import representations
 from comity.measure.study import description_length, study
 from comity.plugins import is_code
 from comity.runs.environment import digest
+from comity.runs.run_warnings import warning_texts
 from comity.runs.trust import MARK, _secret, state_folder
 from comity.studies.export import load
 
@@ -336,7 +337,7 @@ def test_code_that_has_changed(mine: Path, tmp_path: Path) -> None:
         api.run(str(mine), out=out, resume=True, **HOW)
     ended = works("resume", out, "--trust")
     assert f"{mine} has changed since" in ended.out
-    assert any("has changed since" in warning for warning in summary(out)["remarks"])
+    assert any("has changed since" in warning for warning in warning_texts(summary(out), "during"))
 
 
 def test_going_on_from_python_with_what_one_names(

@@ -23,6 +23,7 @@ from comity.core.participation import NoReplies
 from comity.metrics.evaluation import Score
 from comity.runs import config
 from comity.runs.build import prepare
+from comity.runs.run_warnings import warning_texts
 from comity.studies.plan import plan as planned
 
 AUTO = "kappa=auto,pilot_rounds=2"
@@ -124,7 +125,11 @@ def test_candidates_differ_and_are_written_down(tmp_path: Path) -> None:
     losses = {v: rows[f"kappa={v:g}/loss"].value for v in CANDIDATES}
     assert len(set(losses.values())) == 4, "each was trained with its own kappa"
     assert {row.round for row in rows.values()} == {0}
-    (warning,) = [text for text in result.summary["remarks"] if text.startswith("kappa=auto chose")]
+    (warning,) = [
+        text
+        for text in warning_texts(result.summary, "during")
+        if text.startswith("kappa=auto chose")
+    ]
     assert f"chose {chosen(result):g}, by 11 validation samples after 2 rounds" in warning
     assert chosen(result) in CANDIDATES
 
@@ -229,7 +234,11 @@ def test_who_missed_a_candidate_is_left_out_until_it_was_told(tmp_path: Path) ->
     told_later = [c for c in result.ledger if c.call == "agree" and c.dst == "east"]
     assert [c.round for c in told_later] == [0, 1]
     assert told_later[1].bytes == told_later[0].bytes + 5
-    (warning,) = [text for text in result.summary["remarks"] if text.startswith("kappa=auto chose")]
+    (warning,) = [
+        text
+        for text in warning_texts(result.summary, "during")
+        if text.startswith("kappa=auto chose")
+    ]
     assert "by 9 validation samples" in warning, "east's 2 are left out of all candidates"
     states = [result.state(name).extra for name in ragged().names]
     assert {(s.kappa.value, s.kappa.trial) for s in states} == {(chosen(result), False)}

@@ -182,11 +182,11 @@ def test_a_comparison_between_sites_says_what_one_of_all_data_says(
     (sites.folder / "hub" / "lead").mkdir()
     base = experiment(settings)
     apart = compare_sites(
-        sites.folder / "hub", base, ["fedavg", "fedper"], [0, 1], tmp_path / "apart", conduct, 60, 0
+        sites.folder / "hub", base, ["fedavg", "fedper"], [0], tmp_path / "apart", conduct, 60, 0
     )
     whole = compare(
         base.but(engine="loop", data=str(sites.folder / "pooled"), partition="natural(min=1)"),
-        ["fedavg", "fedper"], [0, 1], tmp_path / "whole", lambda title: Quiet(), lambda text: None,
+        ["fedavg", "fedper"], [0], tmp_path / "whole", lambda title: Quiet(), lambda text: None,
     )  # fmt: skip
     told = [
         [(one.party, one.verdict, one.method, one.methods) for one in made.answers]

@@ -33,6 +33,7 @@ from comity.deploy.messages import (
 )
 from comity.deploy.server import FAILURE
 from comity.errors import ComityError, UsageError
+from comity.runs.run_warnings import warning_texts
 from comity.wire.sealing import Lock
 
 NAMES = ("east", "north", "south")
@@ -334,7 +335,7 @@ def test_a_parcel_of_another_round_between_sites(sites: Sites) -> None:
     summary = ended(sites.run("fed-sps", "replays", transport, **USUAL))
     assert any(
         text.startswith("north was not heard in round") and "sealed message" in text
-        for text in summary["remarks"]
+        for text in warning_texts(summary, "during")
     )
 
 
@@ -352,7 +353,9 @@ def test_a_parcel_that_holds_something_else(sites: Sites, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Lock, "_close", close)
     summary = ended(sites.run("fed-sps", "foreign", **USUAL))
-    assert any("A sealed message of east is refused" in text for text in summary["remarks"])
+    assert any(
+        "A sealed message of east is refused" in text for text in warning_texts(summary, "during")
+    )
 
 
 def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
@@ -366,7 +369,7 @@ def test_without_certificates_nothing_is_sealed(tmp_path: Path) -> None:
     told = (
         (folder / FAILURE).read_text()
         if (folder / FAILURE).exists()
-        else str(ended(folder)["remarks"])
+        else str(warning_texts(ended(folder), "during"))
     )
     assert "Without certificates no message can be sealed between sites." in told
 

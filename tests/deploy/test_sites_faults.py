@@ -35,6 +35,7 @@ from comity.engines.saved import write_state
 from comity.errors import ComityError, CorruptedFile
 from comity.metrics.evaluation import Answers, Evaluation, Score
 from comity.runs.checkpoint import write_atomically
+from comity.runs.run_warnings import warning_texts
 from comity.wire.codec import decode, encode
 
 MODEL = "mlp2(width=8)"
@@ -136,7 +137,9 @@ def test_a_site_that_answers_what_it_should_not(what: str, open_sites: Sites) ->
     )
     summary = ended(folder)
     [told] = [
-        text for text in summary["remarks"] if text.startswith("east was not heard in round 2: ")
+        text
+        for text in warning_texts(summary, "during")
+        if text.startswith("east was not heard in round 2: ")
     ]
     assert words in told
     assert len(told) < 600
@@ -199,7 +202,10 @@ def test_figures_that_cannot_be(what: str, open_sites: Sites) -> None:
         "fedavg", "figures" + "".join(c for c in what if c.isalnum()), transport, **USUAL
     )
     summary = ended(folder)
-    assert any(text.startswith("east was not heard in round 3: ") for text in summary["remarks"])
+    assert any(
+        text.startswith("east was not heard in round 3: ")
+        for text in warning_texts(summary, "during")
+    )
     assert summary["accuracy"]["as_of"] == {"east": 2}
     assert "east" not in (folder / "outcomes.csv").read_text()
 
@@ -231,7 +237,10 @@ def test_introductions_that_cannot_be(what: str, open_sites: Sites) -> None:
     if (folder / FAILURE).exists():
         assert "The sites' data do not fit together" in (folder / FAILURE).read_text()
     else:
-        assert any(text.startswith("east takes no part: ") for text in ended(folder)["remarks"])
+        assert any(
+            text.startswith("east takes no part: ")
+            for text in warning_texts(ended(folder), "during")
+        )
 
 
 # Sites that fail
@@ -255,7 +264,7 @@ def test_a_work_that_fails_at_a_site(open_sites: Sites, monkeypatch: pytest.Monk
     folder = open_sites.run("scaffold", "raises", transport, **USUAL)
     monkeypatch.undo()
     summary = ended(folder)
-    assert f"east was not heard in round 2: {FAULT}" in summary["remarks"]
+    assert f"east was not heard in round 2: {FAULT}" in warning_texts(summary, "during")
     assert not any(MARKER.encode() in message for _, message in seen)
     assert MARKER not in "".join(
         path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file()
@@ -300,7 +309,7 @@ def test_a_full_disk_at_a_site(
     folder = open_sites.run(method, name, transport, **USUAL)
     monkeypatch.undo()
     summary = ended(folder)
-    assert f"east was not heard in round 2: {FAULT}" in summary["remarks"]
+    assert f"east was not heard in round 2: {FAULT}" in warning_texts(summary, "during")
     assert "No space left on device" in (open_sites.site("east") / LOG).read_text()
     assert summary["absent"]["east"] == {
         "lost": sum(isinstance(h, RunCall) and h.call[2] == 2 for h in asked) // 3

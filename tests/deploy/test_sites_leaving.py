@@ -17,6 +17,7 @@ from comity.deploy.server import FAILURE
 from comity.errors import CorruptedFile
 from comity.runs import config
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import warning_texts
 from comity.wire.codec import decode
 
 MODEL = "mlp2(width=8)"
@@ -89,7 +90,10 @@ def test_what_is_not_known_is_told(strict: Sites) -> None:
     for name in strict.names:
         strict.change(name, {"single_records = []": 'single_records = ["representations"]'})
     summary = ended(strict.run("adcol(hidden=4)", "skew", **USUAL))
-    assert any("is not known, as somebody does not tell" in text for text in summary["cautions"])
+    assert any(
+        "is not known, as somebody does not tell" in text
+        for text in warning_texts(summary, "before")
+    )
 
 
 def test_figures_of_few_samples_are_withheld_and_all_else_goes_on(strict: Sites) -> None:
@@ -142,7 +146,7 @@ def test_rounds_that_are_judged_on_test_samples_for_want_of_others(strict: Sites
     summary = ended(strict.run("fedavg", "stops", patience=1, **USUAL))
     assert (
         "All have withheld figures of their validation samples: when to end was judged on test"
-        " samples." in summary["remarks"]
+        " samples." in warning_texts(summary, "during")
     )
 
 
@@ -169,7 +173,7 @@ def test_means_of_classes_with_few_samples(strict: Sites) -> None:
     for name in ("north", "south"):
         strict.change(name, {"records = 10\n": "records = 1\n"})
     folder = strict.run("relay", "means", **USUAL)
-    warnings = ended(folder)["remarks"]
+    warnings = warning_texts(ended(folder), "during")
     assert sum("east lets values of 10 records or more leave" in text for text in warnings) == 1
 
 
@@ -183,7 +187,8 @@ def test_bytes_of_a_run_and_of_all_runs(strict: Sites) -> None:
     strict.change("north", {'bytes = "10 GB"': f"bytes = {once // 2}"})
     folder = strict.run("fedavg", "two", **USUAL)
     assert any(
-        "north was not heard" in text and "(bytes)" in text for text in ended(folder)["remarks"]
+        "north was not heard" in text and "(bytes)" in text
+        for text in warning_texts(ended(folder), "during")
     )
     rows = [r for r in RunFolder(folder).read_ledger() if r.src == "north" and r.kind != "setup"]
     assert 0 < sum(r.bytes for r in rows) <= once // 2
@@ -193,7 +198,7 @@ def test_bytes_of_a_run_and_of_all_runs(strict: Sites) -> None:
         {f"bytes = {once // 2}": 'bytes = "10 GB"', 'bytes = "100 GB"': f"bytes = {sent + 100}"},
     )
     folder = strict.run("fedavg", "three", **USUAL)
-    assert any("(budget: bytes)" in text for text in ended(folder)["remarks"])
+    assert any("(budget: bytes)" in text for text in warning_texts(ended(folder), "during"))
     assert site_store.bytes_sent(strict.site("north"), "north") <= sent + 100
 
 
@@ -227,7 +232,7 @@ def test_the_largest_message_that_may_leave(strict: Sites) -> None:
         folder = strict.run("adcol(hidden=4)", run, transport, **wide)
         assert any(
             text.startswith(f"north was not heard in round 1: {words}")
-            for text in ended(folder)["remarks"]
+            for text in warning_texts(ended(folder), "during")
         )
         assert max(len(message) for name, message in seen if name == "north") <= most
         assert not [

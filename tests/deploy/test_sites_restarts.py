@@ -27,6 +27,7 @@ from comity.deploy.site_store import INDEX, STATES, States
 from comity.engines.saved import STATE_FILE
 from comity.errors import ComityError
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import warning_texts
 from comity.wire.codec import encode
 
 SIZES = {"north": (31, 12), "east": (23, 9), "south": (26, 7)}
@@ -151,8 +152,8 @@ def test_a_site_that_was_restarted_waits_for_the_next_job(sites: Sites) -> None:
 
     transport.lost = lost
     folder = sites.run("scaffold", "restarted", transport, **(USUAL | {"rounds": 3}))
-    assert (
-        "east was not heard in round 2: east takes no part in that run." in ended(folder)["remarks"]
+    assert "east was not heard in round 2: east takes no part in that run." in warning_texts(
+        ended(folder), "during"
     )
     same_as_planned(sites, folder, "scaffold", **(USUAL | {"rounds": 3}))
 
@@ -224,7 +225,7 @@ def test_a_site_that_is_gone_when_a_run_goes_on(method: str, sites: Sites) -> No
     serve(transport, order, sites.folder / "hub", identity=sites.root.identity(HUB))
     folder = sites.folder / "hub" / "runs" / run
     summary = ended(folder)
-    assert "east takes no part: it is not connected." in summary["remarks"]
+    assert "east takes no part: it is not connected." in warning_texts(summary, "during")
     assert summary["absent"].keys() == {"east"}
     assert not summary["discarded"]
     same_as_planned(sites, folder, method, **settings)
@@ -259,7 +260,7 @@ def test_data_that_changed_since_a_run_was_begun(tmp_path: Path) -> None:
     summary = ended(sites.run("fedavg", "changed", **USUAL))
     assert (
         "east takes no part: The data of east have changed since run changed was begun."
-        in summary["remarks"]
+        in warning_texts(summary, "during")
     )
     assert summary["absent"]["east"]["lost"] >= 2
 
@@ -272,7 +273,7 @@ def test_a_site_that_tells_something_else_than_before(tmp_path: Path) -> None:
     summary = ended(sites.run("fedavg", "tells", **USUAL))
     assert (
         "east takes no part: it says something else of itself than when the run began."
-        in summary["remarks"]
+        in warning_texts(summary, "during")
     )
 
 
@@ -293,7 +294,7 @@ def test_sites_that_cannot_take_part_from_the_start(
     assert summary["parties"] == 2
     assert any(
         text.startswith("east takes no part: east has Comity 9.9, the server has")
-        for text in summary["remarks"]
+        for text in warning_texts(summary, "during")
     )
     monkeypatch.undo()
     monkeypatch.setattr(site_run, "schema_digest", lambda schema: "another")
@@ -317,7 +318,7 @@ def test_a_site_that_did_not_hear_of_a_checkpoint_keeps_more(sites: Sites) -> No
     summary = ended(sites.run("scaffold", "keeps", transport, **(USUAL | {"rounds": 3})))
     assert len(list((sites.site("east") / "runs" / "keeps" / STATES).iterdir())) == 3
     assert summary["absent"] == {}
-    assert summary["remarks"] == []
+    assert warning_texts(summary, "during") == []
 
 
 @pytest.mark.parametrize("what", ["state", "cut", "missing", "swapped", "index", "older index"])
@@ -360,7 +361,7 @@ def test_a_damaged_state_is_never_gone_on_with(what: str, sites: Sites) -> None:
     folder = sites.run("scaffold", run, **settings)
     summary = ended(folder)
     assert summary["absent"].keys() == {"east"}
-    why = [text for text in summary["remarks"] if text.startswith("east ")]
+    why = [text for text in warning_texts(summary, "during") if text.startswith("east ")]
     assert any("damaged" in text or "lost" in text or "has no state after" in text for text in why)
     assert str(sites.folder) not in "".join(why)
     same_as_planned(sites, folder, "scaffold", **settings)

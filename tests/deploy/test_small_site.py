@@ -25,12 +25,12 @@ from comity.deploy.messages import REQUESTS, End, unpack
 from comity.deploy.policy import write
 from comity.deploy.server import FAILURE, SCHEMA
 from comity.errors import ComityError
-from comity.measure.caveats import caveats
 from comity.reporting import build_sections, report
 from comity.reporting.blocks import Table, Text
 from comity.reporting.gather import gather
 from comity.runs import config
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import warning_texts
 
 SIZES = {"east": (40, 7), "north": (40, 23), "south": (34, 17)}
 USUAL: dict[str, Any] = {"model": "linear", "rounds": 2, "test": "official", "lr": 0.05}
@@ -128,10 +128,10 @@ def check_withheld(folder: Path, party: str, others: int) -> dict[str, Any]:
     block = summary[summary["metric"]]
     assert block["per_party"].get(party) is None
     assert sum(figure is not None for figure in block["per_party"].values()) == others
-    texts = " ".join(caveats(summary))
+    texts = " ".join(warning_texts(summary, "after"))
     assert f"Withheld by site policy, and in no mean: the test figures of {party}." in texts
     assert "ever heard" not in texts
-    assert "ever heard" not in " ".join(summary["remarks"])
+    assert "ever heard" not in " ".join(warning_texts(summary, "during"))
     return summary
 
 
@@ -193,7 +193,7 @@ def test_a_policy_that_is_tightened_during_the_run(sites: Sites) -> None:
     transport.lost = lost
     summary = ended(sites.run("fedavg", "tightened", transport, **USUAL))
     assert summary["withheld"] == ["east"]
-    [text] = [text for text in caveats(summary) if "east" in text]
+    [text] = [text for text in warning_texts(summary, "after") if "east" in text]
     assert (
         text
         == "Withheld by site policy at the end: the test figures of east (its accuracy is that of"
@@ -250,7 +250,9 @@ def test_a_site_without_test_samples(sites: Sites) -> None:
         path.unlink()
     import_site_data(sites.folder / "few.npz", sites.site("east") / "data", None, classes=10)
     summary = ended(sites.run("fedavg", "zero", **USUAL | {"test": "own(0.25)"}))
-    [text] = [text for text in summary["remarks"] if text.startswith("east takes no part: ")]
+    [text] = [
+        text for text in warning_texts(summary, "during") if text.startswith("east takes no part: ")
+    ]
     assert "sample" in text
     assert summary["failed_endings"] == {}
 
@@ -315,7 +317,7 @@ def test_an_ending_that_fails_is_told_and_can_be_repeated(
     assert summary["failed_endings"]["east"] == f"its {part} was not written: its own log says why."
     assert "0.25" not in json.dumps(summary["failed_endings"])
     assert str(error.args[-1]) in (sites.site("east") / LOG).read_text()
-    assert any("not completed at east" in text for text in caveats(summary))
+    assert any("not completed at east" in text for text in warning_texts(summary, "after"))
     assert "not completed at east" in sentences(folder)
     at_home(sites, "north", "fails")
     at_home(sites, "south", "fails")

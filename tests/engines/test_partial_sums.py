@@ -32,6 +32,7 @@ from comity.runs import checkpoint, config
 from comity.runs.build import SimulatedRun, prepare
 from comity.runs.folder import RunFolder
 from comity.runs.run import reopen, resume_in
+from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Quiet
 from comity.studies.plan import plan as planned
 from comity.wire.bundles import pack, unpack
@@ -92,7 +93,7 @@ def assert_close(ours: comity.Result, right: comity.Result) -> None:
 @pytest.mark.parametrize("text", over_methods(summed()), ids=short)
 def test_every_method_that_only_averages_is_close_to_a_loop(text: str, tmp_path: Path) -> None:
     ours = run(text, tmp_path / "sums", **QUICK, **SUMS)
-    assert SUMMED in ours.summary["remarks"], (
+    assert SUMMED in warning_texts(ours.summary, "during"), (
         "its rounds are marked by @only_averages, and do not use server.mean"
     )
     assert_close(ours, run(text, tmp_path / "loop", **QUICK))
@@ -251,7 +252,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
             run(text, folder, progress=Interrupt(during), **given)
         again = resume_in(reopen(folder, ragged()), folder, Interrupt(-1))
         assert tables(folder) == tables(straight.folder)
-        assert again.summary["remarks"] == straight.summary["remarks"]
+        assert again.summary["warnings"] == straight.summary["warnings"]
 
 
 class InTurns(WorkersEngine):

@@ -27,6 +27,7 @@ from comity.engines.stacked.scheduler import gains_by_stacking
 from comity.errors import describe
 from comity.runs import config
 from comity.runs.build import SimulatedRun, prepare
+from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Quiet
 
 HERE = Path(__file__).parent
@@ -69,9 +70,13 @@ def log_of_calls() -> list[tuple[int, int]]:
 def outcome(text: str, place: str, out: Path, **settings: Any) -> Outcome:
     log_of_calls().clear()
     result = run(text, out / place, **SMALL | settings | PLACES[place])
-    summary = {k: v for k, v in result.summary.items() if k not in ("seconds", "remarks")}
+    summary = {k: v for k, v in result.summary.items() if k not in ("seconds", "warnings")}
     return Outcome(
-        tables(result.folder), weights(result), summary, result.metrics, result.summary["remarks"]
+        tables(result.folder),
+        weights(result),
+        summary,
+        result.metrics,
+        warning_texts(result.summary, "during"),
     )
 
 
@@ -214,7 +219,7 @@ def test_a_closure_that_counts_is_called_once_a_step(place: str, tmp_path: Path)
     assert result.summary["steps"] == 2 * sum(STEPS)
     assert_agrees(result, on_loop(author("counting")), place)
     assert len(result.warnings) == (place not in ("loop", "process")), (
-        "the summary keeps what the net remarked"
+        "the summary keeps the server's warnings"
     )
 
 

@@ -21,6 +21,7 @@ from comity.engines.site import Site
 from comity.engines.site_store import SiteStore
 from comity.engines.workers import WorkerReply, WorkersEngine
 from comity.runs.build import SimulatedRun
+from comity.runs.run_warnings import warning_texts
 from comity.wire.bundles import pack, unpack
 from comity.wire.sealing import KEY, RUN
 
@@ -97,4 +98,4 @@ def test_a_worker_adds_up_there_and_its_sum_leaves_on_the_cpu(
         monkeypatch.setattr(SimulatedRun, "device", torch.device("cpu"))
         there = go("scaffold", tmp_path / "there", engine="process", workers=1, partial_sums=True)
     assert tables(there.folder) == tables(here.folder)
-    assert SUMMED in there.summary["remarks"]
+    assert SUMMED in warning_texts(there.summary, "during")

@@ -28,6 +28,7 @@ from comity.runs import checkpoint, environment
 from comity.runs import loop as rounds_of
 from comity.runs.folder import RunFolder
 from comity.runs.run import reopen, resume_in
+from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Quiet
 from comity.runs.tables import TABLES
 from comity.studies.export import export
@@ -182,7 +183,7 @@ def test_a_run_of_an_earlier_version_goes_on_and_says_so(stopped: Path, made: Pa
     }
     (stopped / "env.json").write_text(json.dumps(kept), encoding="utf-8")
     result = resumed(stopped)
-    assert result.summary["remarks"] == [rounds_of.UNCHECKED]
+    assert warning_texts(result.summary, "during") == [rounds_of.UNCHECKED]
     for name in ("metrics.csv", "ledger.csv", "outcomes.csv"):
         assert (stopped / name).read_bytes() == (made / "finished" / name).read_bytes()
     assert all(crc is not None for _, crc in manifest_of(stopped)["files"].values())
@@ -523,9 +524,9 @@ def test_other_versions_are_said(
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         result = comity.run(METHOD, out=stopped, resume=True, **SETTINGS)
-    told = json.loads((stopped / "summary.json").read_text(encoding="utf-8"))["remarks"]
+    told = warning_texts(json.loads((stopped / "summary.json").read_text("utf-8")), "during")
     assert (
-        result.summary["remarks"]
+        warning_texts(result.summary, "during")
         == told
         == [str(w.message) for w in heard if "begun with" in str(w.message)]
     )

@@ -18,6 +18,7 @@ from comity.reporting import report
 from comity.runs import config
 from comity.runs.build import prepare
 from comity.runs.evaluation import SHARE
+from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Quiet
 from comity.wire import ledger as ledgers
 from comity.wire.ledger import ADDED_UP, EVERYBODY, Charge, Ledger
@@ -87,7 +88,7 @@ def test_a_share_evaluates_and_in_the_end_all_do(tmp_path: Path) -> None:
     assert len(set().union(*drawn.values())) > 4, "others each time"
     assert result.summary["accuracy"]["best_round"]["round"] == 6, "of others not all were heard"
     assert result.summary["accuracy"]["as_of"] == {}
-    assert SHARE in result.summary["remarks"]
+    assert SHARE in warning_texts(result.summary, "during")
     assert len([row for row in result.metrics if row.split == "pooled"]) <= 1
     evaluated = Counter(
         row.round for row in result.ledger if row.kind == "eval" and row.dst == "server"
@@ -105,7 +106,7 @@ def test_a_share_changes_nothing_but_who_evaluates(tmp_path: Path) -> None:
     assert [row for row in whole.ledger if row.kind != "eval"] == [
         row for row in share.ledger if row.kind != "eval"
     ]
-    assert SHARE not in whole.summary["remarks"]
+    assert SHARE not in warning_texts(whole.summary, "during")
 
 
 def test_who_evaluates_does_not_depend_on_who_is_left_out(tmp_path: Path) -> None:
@@ -157,7 +158,10 @@ def test_a_run_of_many_has_the_same_totals_and_a_report(
         ]
         assert sums[0] == sums[1]
     assert {end for row in together.ledger for end in (row.src, row.dst)} == {"server", EVERYBODY}
-    assert together.summary["remarks"] == [*apart.summary["remarks"], ADDED_UP]
+    assert warning_texts(together.summary, "during") == [
+        *warning_texts(apart.summary, "during"),
+        ADDED_UP,
+    ]
     page = Path(report(together.folder, quick=True)).read_text(encoding="utf-8")
     assert "bytes-by-round" in page
     assert "bytes-by-party" not in page

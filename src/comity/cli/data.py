@@ -100,8 +100,8 @@ def prepare(
         + (f", natural parties: {parties}" if parties else ""),
         soft_wrap=True,
     )
-    for note in dataset.warnings:
-        screen.out.print(note, soft_wrap=True)
+    for warning in dataset.warnings:
+        screen.out.print(warning, soft_wrap=True)
 
 
 def _option(flag: str, description: str, kind: Any = str) -> Any:
@@ -254,11 +254,11 @@ def import_(
         f"{len(dataset)} samples of {parties} ({', '.join(names)}), {target}, in {out}",
         soft_wrap=True,
     )
-    schema_notes = (
+    schema_sentences = (
         summarize_schema(dataset.schema, is_given=schema is not None) if dataset.schema else ()
     )
-    for note in (*dataset.warnings, *schema_notes):
-        screen.out.print(note, soft_wrap=True)
+    for sentence in (*dataset.warnings, *schema_sentences):
+        screen.out.print(sentence, soft_wrap=True)
     screen.out.print(
         f"Use the data with --data {out}; inspect them with comity data inspect --data {out}",
         soft_wrap=True,

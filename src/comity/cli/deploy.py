@@ -135,8 +135,8 @@ def join(
         raise
     request_copy = Path(f"{site_name}.request.zip")
     shutil.copy(request, request_copy)
-    for note in dataset.warnings:
-        screen.out.print(note, soft_wrap=True)
+    for warning in dataset.warnings:
+        screen.out.print(warning, soft_wrap=True)
     screen.out.print(
         f"{len(dataset)} samples are in {folder / 'data'}, and stay there.", soft_wrap=True
     )

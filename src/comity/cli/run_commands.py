@@ -132,10 +132,10 @@ def resume(
 def show_result(folder: Path, summary: dict[str, Any]) -> None:
     """Print the result of a finished run."""
     from comity.cli import screen
-    from comity.measure.caveats import caveats
     from comity.privacy.account import describe_guarantees
     from comity.runs.folder import RunFolder
     from comity.runs.run_metric import metric_of
+    from comity.runs.run_warnings import warning_texts
     from comity.runs.summary import has_diverged
 
     metric = metric_of(RunFolder(folder), RunFolder(folder).read_experiment())
@@ -188,7 +188,7 @@ def show_result(folder: Path, summary: dict[str, Any]) -> None:
     screen.out.print(f"The run is in {folder}", soft_wrap=True)
     if RunFolder(folder).recorded:
         print_recording_size(folder, [folder])
-    for text in [*summary.get("remarks", ()), *caveats(summary)]:
+    for text in warning_texts(summary, "during", "after"):
         print_warning(text)
 
 
@@ -349,7 +349,7 @@ def print_recording_size(folder: Path, runs: Sequence[Path]) -> None:
     from comity.runs.folder import RunFolder
     from comity.runs.recording import RECORDED
 
-    total = sum(RunFolder(run).record_messages.stat().st_size for run in runs)
+    total = sum(RunFolder(run).messages.stat().st_size for run in runs)
     screen.out.print(
         f"{RECORDED} It is {screen.size(total)}. See what can be learned from it: comity audit"
         f" {folder}",

@@ -10,8 +10,8 @@ import typer
 
 from comity.cli.options import Settings, free_folder, print_warning, resumable
 from comity.errors import ComityError, UsageError
-from comity.measure.caveats import join_names
 from comity.names import display_name
+from comity.runs.caveats import join_names
 from comity.runs.config import Experiment
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ def compare_sites(
     first_run = RunFolder(run_folder(folder, SOLO, seeds[0]))
     show_comparison(findings.rows, first_run.read_experiment(), len(seeds))
     show_answers(findings)
-    for text in findings.notes:
-        print_warning(text)
+    for warning in findings.warnings:
+        print_warning(warning.text)
     screen.out.print(f"The runs are in {folder}", soft_wrap=True)
     with resumable(f"the same command and --out {folder}"):
         check_completed(summaries)

@@ -169,7 +169,7 @@ class Piloted(Wrapper[Mean]):
         for one in ranked:
             server.note(f"kappa={one.value:g}/accuracy", one.accuracy, split="validation")
             server.note(f"kappa={one.value:g}/loss", one.loss, split="validation")
-        server.warnings[told(self.pilot_rounds, ranked, server.info.task.classes)] = None
+        server.warn(told(self.pilot_rounds, ranked, server.info.task.classes))
         assert s.extra is not None
         return replace(s, extra=replace(s.extra, kappa=choice))
 

@@ -96,7 +96,7 @@ class RobustMean(AsHost[None]):
                     " came."
                 )
             if len(models) < FEW:
-                server.warnings[f"{self.name}: {TOO_FEW}"] = None
+                server.warn(f"{self.name}: {TOO_FEW}")
             return self.made_of(models)
 
         return Gathering(made_of)

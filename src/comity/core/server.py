@@ -97,8 +97,10 @@ class Server(Charging):
         self.versions: dict[int, CallId] = {}
         """By party: the last call that changed what it keeps and whose reply was accepted."""
         self.notes: list[Note] = []
-        self.warnings: dict[str, None] = dict.fromkeys([ADDED_UP] if self.ledger.summed else [])
-        """What a user should know of how works were computed, each sentence once."""
+        self.warnings: dict[str, int | None] = {}
+        """Warnings about how the run was computed, and the round in which each was first known."""
+        if self.ledger.summed:
+            self.warn(ADDED_UP)
         self.withholding: set[int] = set()
         """The parties that told no figure of their test samples when they last evaluated."""
         self.steps = 0
@@ -184,6 +186,10 @@ class Server(Charging):
             )
         )
 
+    def warn(self, text: str) -> None:
+        """Add a warning for the user, if it is new: it is shown at the end of the run and saved."""
+        self.warnings.setdefault(text, self.round)
+
     def call(
         self,
         function: PartyFunctionOf[L, R],
@@ -230,7 +236,7 @@ class Server(Charging):
         if self._sums:
             sums = PartialSums(self._sums, counting, self.participation_log.will_be_lost)
             sums.add_to(mean, [i for i, _ in self._heard(function, messages, {}, sums.run)])
-            self.warnings[SUMMED] = None
+            self.warn(SUMMED)
         else:
             for i, reply in self.replies(function, messages):
                 mean.add(i, reply, counting[i])
@@ -396,7 +402,7 @@ class Server(Charging):
             return None
         self.steps += answer.steps
         if answer.warning:
-            self.warnings[answer.warning] = None
+            self.warn(answer.warning)
         self.charge_reply(roll.call.function, i, answer.reply, "up")
         if self.account:
             self.account.note_reply(roll.call, i, answer.reply)

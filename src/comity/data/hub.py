@@ -187,7 +187,7 @@ def _dataset(name: str, parts: list[Rows], warnings: tuple[str, ...]) -> Dataset
         default_partition=f"natural(by={next(iter(groups))})" if groups else DEFAULT_PARTITION,
         class_names=class_names,
         missing="impute" if columns.kind == "numbers" and bool(np.isnan(x).any()) else "refuse",
-        warnings=tuple(f"{name}: {note}" for note in all_warnings),
+        warnings=tuple(f"{name}: {warning}" for warning in all_warnings),
         **constants,
     )
 

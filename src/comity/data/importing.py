@@ -325,7 +325,7 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         default_partition="natural(by=party)",
         missing="impute" if is_missing.any() or (schema and schema.marked) else "refuse",
         class_names=class_names,
-        warnings=tuple(f"{name}: {note}" for note in warnings),
+        warnings=tuple(f"{name}: {warning}" for warning in warnings),
         **options,
     )
 

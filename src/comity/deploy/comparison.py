@@ -6,8 +6,10 @@ sends this gain with its interval in place of per-sample outcomes.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from comity.deploy.server import FAILED_ENDINGS, read_parties
 from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import RunWarning, read_warnings
 from comity.studies.compare import (
     COMPARISON,
     SOLO,
@@ -74,18 +77,23 @@ def compare_sites(
                 summary = conduct(job, folder)
             summaries[method].append(summary)
             parties[seed] = parties.get(seed) or _parties(run, summary)
-    warnings = [
-        f"{method}: {text}"
-        for method in methods
-        for summary in summaries[method]
-        for text in summary.get("remarks", ())
-    ]
     metric = summaries[SOLO][0]["metric"]
     comparison = findings(
-        base.but(metric=metric), summaries, out, parties, list(dict.fromkeys(warnings))
+        base.but(metric=metric), summaries, out, parties, _warnings_during(summaries)
     )
     write_atomically(out / COMPARISON, json.dumps(with_crc(comparison.plain()), indent=2) + "\n")
     return comparison
+
+
+def _warnings_during(summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[RunWarning]:
+    """The warnings during all runs, each text once. The texts name the method."""
+    by_text: dict[str, RunWarning] = {}
+    for method, of_method in summaries.items():
+        for warning in itertools.chain.from_iterable(map(read_warnings, of_method)):
+            if warning.when == "during":
+                text = f"{method}: {warning.text}"
+                by_text.setdefault(text, replace(warning, text=text))
+    return list(by_text.values())
 
 
 def _parties(run: RunFolder, summary: Mapping[str, Any]) -> Parties:

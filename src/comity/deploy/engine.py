@@ -78,7 +78,7 @@ class SitesEngine(Engine):
             for name in self._names
         ]
         self._round = 0
-        self._warnings: dict[str, None] = {}
+        self._warnings: dict[str, int] = {}
 
     def run(
         self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
@@ -164,8 +164,8 @@ class SitesEngine(Engine):
         """Does nothing: the next messages name the states to continue from."""
 
     @property
-    def warnings(self) -> list[str]:
-        return list(self._warnings)
+    def warnings(self) -> Mapping[str, int]:
+        return self._warnings
 
     def _ask(
         self, heads: Mapping[int, Any], contents: Mapping[int, Any], kind: type
@@ -204,7 +204,7 @@ class SitesEngine(Engine):
 
     def _warn(self, i: int, why: str) -> None:
         warning = f"{self._names[i]} was not heard in round {self._round}: {one_line(why)}"
-        self._warnings[warning] = None
+        self._warnings.setdefault(warning, self._round)
 
 
 def one_line(text: str) -> str:

@@ -26,6 +26,7 @@ from comity.measure.representations import PartyModel
 from comity.measure.study import study_models
 from comity.reporting import PAGE, report
 from comity.runs.build import SimulatedRun
+from comity.runs.caveats import add_caveats
 from comity.runs.folder import OUTCOMES, RunFolder
 from comity.runs.result import Deployed, Result
 from comity.runs.summary import summarise
@@ -165,12 +166,12 @@ def _write_summary(run: SiteRun, rounds: int) -> list[str]:
     outcome = {
         "rounds": rounds,
         "steps": run.tables.steps,
-        "remarks": [],
         "discarded": [],
         "privacy": run.account.summary(server_run.privacy.assumptions()),
     }
     rows = _with_joined(run.tables.metrics(), rounds)
     summary = summarise(server_run, rows, [], bytes_by_kind, outcome, {}, needs_figures=False)
+    add_caveats(summary)
     names = (METRICS.name, LEDGER.name, PRIVACY.name, OUTCOMES)
     paths = [folder.path / name for name in names if (folder.path / name).exists()]
     folder.write_summary(summary, {path.name: Checksum.of(path.read_bytes()) for path in paths})

@@ -57,9 +57,11 @@ class Engine(ABC):
         """
 
     @property
-    def warnings(self) -> list[str]:
-        """Warnings for the user about how parties were reached."""
-        return []
+    def warnings(self) -> Mapping[str, int]:
+        """Warnings for the user about how parties were reached, and the round in which each was
+        first known.
+        """
+        return {}
 
     @property
     def workers_by_party(self) -> Mapping[int, int]:

@@ -1,8 +1,8 @@
 """What is measured on finished runs.
 
-- From a run's tables: `gain` (a party's gain over training alone), `caveats` (what a reader must
-  know), `conventions` (how each paper averages accuracy), `fairness`, `targets` (rounds and bytes
-  to a target accuracy), `seeds` (intervals over seeds).
+- From a run's tables: `gain` (a party's gain over training alone), `conventions` (how each paper
+  averages accuracy), `fairness`, `targets` (rounds and bytes to a target accuracy), `seeds`
+  (intervals over seeds).
 - From representations: `mdl` (description length), `frechet`, `separability`, `drift`.
   `representations` computes the representations of a run folder, and `study` applies all of these
   measures to them.

@@ -52,14 +52,14 @@ RESERVED = {
     "rounds",
     "steps",
     "server_steps",
-    "remarks",
     "discarded",
     "privacy",
-    "cautions",
+    "warnings",
     "classes",
     "too_few",
     "withheld",
     "failed_endings",
+    *("cautions", "remarks"),  # in summaries of earlier versions
 }
 """Names that have another meaning in a run's tables or its summary."""
 

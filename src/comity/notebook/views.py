@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from comity.core.server import Note
 from comity.html import curves, page, sentences, shorten, table, view
 from comity.measure import conventions
-from comity.measure.caveats import caveats
 from comity.metrics.metrics import METRICS, Metric
 from comity.runs.description import chosen_metric, figure, setting
 from comity.runs.result import Result
+from comity.runs.run_warnings import warning_texts
 from comity.studies.finished import Comparison, Tuning
 from comity.studies.method_summary import columns
 from comity.studies.party_verdicts import format_verdicts
@@ -38,8 +38,7 @@ def view_result(result: Result) -> str:
             f"up {size(sent['up'])}, down {size(sent['down'])}, peer {size(sent['peer'])},"
             f" {summary['steps']:,} steps, {duration(summary['seconds']['total'])}."
         ),
-        *summary.get("remarks", ()),
-        *caveats(summary),
+        *warning_texts(summary, "during", "after"),
     ]
     title = (
         f"{summary['algorithm']}: {figure(summary, metric)} (mean over parties); {setting(summary)}"

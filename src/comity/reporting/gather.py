@@ -20,7 +20,7 @@ from comity.studies.party_verdicts import same_parties
 
 SOLO = "solo"
 CENTRALIZED = "centralized"
-SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "record_messages", "tensorboard"}
+SKIPPED_FOLDERS = {"leave-one-out", "exported", "checkpoints", "tensorboard"}
 """Folders whose runs, if any, are not methods of the report."""
 
 

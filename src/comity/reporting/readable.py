@@ -129,7 +129,6 @@ class Run:
             "newcomers": {},
             "diverged": [],
             "classes": [],
-            "cautions": [],
             "too_few": [],
             "withheld": [],
             "failed_endings": {},
@@ -152,7 +151,7 @@ class Run:
         if not (has_figures or may_lack_figures) or "total" not in summary["bytes"]:
             raise ValueError("figures are missing")
         texts = [
-            *(summary[key] for key in ("diverged", "classes", "cautions", "too_few", "withheld")),
+            *(summary[key] for key in ("diverged", "classes", "too_few", "withheld")),
             summary["failed_endings"].values(),
         ]
         for values in texts:

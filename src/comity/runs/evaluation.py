@@ -108,7 +108,7 @@ def evaluate(job: ServerRun, server: Server, engine: Engine, s: Any, *, final: b
         else cohort(job.root.fold("evaluate"), job.experiment.eval_share, job.info, server.round)
     )
     if len(ids) < len(job.info.parties):
-        server.warnings[SHARE] = None
+        server.warn(SHARE)
     messages = _messages(job, s, ids)
     evaluations = Evaluations(
         _request(server, engine, messages, EvaluationRequest(server.round, final)),
@@ -142,10 +142,10 @@ def _warn_withheld_validation(job: ServerRun, server: Server, evaluations: Evalu
         and validated
         and not any(evaluation.validation.count for evaluation in evaluations.by_party.values())
     ):
-        server.warnings[
+        server.warn(
             "All have withheld figures of their validation samples: when to end was judged on test"
             " samples."
-        ] = None
+        )
 
 
 def evaluate_unfinished(job: ServerRun, server: Server, engine: Engine, s: Any) -> None:

@@ -32,10 +32,12 @@ from comity.errors import ComityError, UsageError
 from comity.metrics.evaluation import Answers
 from comity.privacy.account import PrivacyCharge
 from comity.runs import config
+from comity.runs.caveats import add_caveats
 from comity.runs.checkpoint import Checkpoints, flush_to_disk, write_atomically
 from comity.runs.config import Experiment
 from comity.runs.environment import digest
 from comity.runs.recording import RecordedMessage, read_messages
+from comity.runs.run_warnings import WARNINGS, upgrade_warnings
 from comity.runs.tables import (
     ABSENCES,
     LEDGER,
@@ -66,8 +68,10 @@ REQUIRED = (CONFIG, ENVIRONMENT)
 """The files that make a folder a run's folder. Settings alone are not enough."""
 TRACES = (CONFIG, METRICS.name, SUMMARY)
 """Files of which one is enough to recognise a run whose other files are lost."""
-MESSAGES = "tape/messages"
-OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "tape")
+MESSAGES = "messages/recording"
+OLD_MESSAGES = "tape/messages"
+"""Where runs of earlier versions record their messages."""
+OTHERS = ("comparison.json", "tensorboard", "mlflow.json", "messages", "tape")
 NEVER_OVERWRITTEN = (
     CONFIG,
     *(table.name for table in TABLES),
@@ -185,9 +189,14 @@ class RunFolder:
         return self.path / MEASURES
 
     @property
-    def record_messages(self) -> Path:
+    def messages(self) -> Path:
         """The recorded messages, if the run records them."""
-        return self.path / MESSAGES
+        return self.path / self._messages_name
+
+    @property
+    def _messages_name(self) -> str:
+        """The file of recorded messages. A run of an earlier version goes on where it began."""
+        return OLD_MESSAGES if (self.path / OLD_MESSAGES).exists() else MESSAGES
 
     @property
     def timing(self) -> Path:
@@ -343,8 +352,8 @@ class RunFolder:
                 f"{self.path} has no recorded messages: start the run with --record-messages (in"
                 " Python record_messages=True)."
             )
-        self._check_file(MESSAGES)
-        return read_messages(self.record_messages)
+        self._check_file(self._messages_name)
+        return read_messages(self.messages)
 
     def read_plan(self) -> str | None:
         """The table of planned absences; None if the run has none."""
@@ -440,9 +449,9 @@ class RunFolder:
             summary: dict[str, Any] = _json(self.summary)
             for part in ("accuracy", "bytes", "seconds"):
                 summary[part].keys()
+            return _with_warnings(summary)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as why:
             raise ComityError(f"{self.summary} cannot be read: it is damaged.") from why
-        return summary
 
     def read_measures(self) -> dict[str, Any]:
         """The results of `comity measure`."""
@@ -483,7 +492,7 @@ class RunFolder:
 
     def tables(self) -> Writer:
         """The writer of the tables, and of recorded messages if the run has them."""
-        return Writer(self.path, MESSAGES if self.recorded else "")
+        return Writer(self.path, self._messages_name if self.recorded else "")
 
     def write_outcomes(self, answers: Mapping[str, Answers]) -> None:
         """Write the parties' predictions for their test samples, with scores for two classes. All
@@ -556,6 +565,16 @@ class RunFolder:
 
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _with_warnings(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary with its warnings in one list. Earlier versions wrote two lists, without the
+    caveats.
+    """
+    upgraded = upgrade_warnings(summary)
+    if WARNINGS not in summary:
+        add_caveats(upgraded)
+    return upgraded
 
 
 def _checked(content: Mapping[str, Any], *newest: str) -> dict[str, Any]:

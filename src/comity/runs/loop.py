@@ -8,8 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from comity.base.call import CallId
@@ -22,6 +21,7 @@ from comity.core.wrapper import chain
 from comity.engines.engine import Engine
 from comity.errors import ComityError, WorkerLost
 from comity.privacy.account import Account, BudgetExceeded
+from comity.runs.caveats import add_caveats
 from comity.runs.checkpoint import Checkpoints, Manifest
 from comity.runs.environment import changed_since
 from comity.runs.evaluation import (
@@ -32,9 +32,10 @@ from comity.runs.evaluation import (
     evaluate_unfinished,
     write_outcomes,
 )
-from comity.runs.folder import MESSAGES, OUTCOMES, RunFolder
+from comity.runs.folder import OUTCOMES, RunFolder
 from comity.runs.memory import peak_memory
 from comity.runs.recording import MessageRecorder
+from comity.runs.run_warnings import WARNINGS, RunWarning, read_warnings
 from comity.runs.schedule import Schedule
 from comity.runs.server_run import Progress, ServerRun
 from comity.runs.summary import summarise
@@ -75,7 +76,8 @@ def execute(
     while True:
         try:
             with _open_rounds(job, connect, folder, progress, track, resume) as rounds:
-                rounds.server.warnings.update(dict.fromkeys(all_warnings))
+                for text in all_warnings:
+                    rounds.warn(text)
                 track.begin(job, folder.path)
                 progress.begin(job, max(rounds.completed, 0))
                 while rounds.completed < rounds.last:
@@ -85,6 +87,7 @@ def execute(
                     track.round(rounds.completed, notes, rounds.server.ledger.total)
                 rounds.summary = summary = rounds.summarise()
                 summary |= conclude(summary)
+                add_caveats(summary)
                 folder.write_summary(summary, rounds.files)
                 return summary
         except WorkerLost as why:
@@ -112,18 +115,16 @@ def _open_rounds(
     engine = connect()
     account = job.privacy.account()
     tables = folder.tables()
-    runner = (
-        MessageRecorder(engine, partial(tables.append, MESSAGES)) if folder.recorded else engine
-    )
+    runner = MessageRecorder(engine, tables.record_message) if folder.recorded else engine
     server = job.server(runner, progress, account)
     rounds = _Rounds(job, folder, checkpoints, tables, engine, server, account)
     try:
-        if resume and (changed := changed_since(folder.read_environment())):
-            server.warnings[changed] = None
         if manifest:
             rounds.restore(manifest)
         else:
             rounds.create()
+        if resume and (changed := changed_since(folder.read_environment())):
+            rounds.warn(changed)
         rounds.seconds["setup"] += time.perf_counter() - begin
         yield rounds
     finally:
@@ -215,7 +216,7 @@ class _Rounds:
         server.ledger.total.update(counters["bytes"])
         server.steps = counters["steps"]
         server.server_steps = counters["server_steps"]
-        server.warnings.update(dict.fromkeys(counters["remarks"]))
+        server.warnings |= {warning.text: warning.round for warning in read_warnings(counters)}
         server.first = counters.get("first", 1)
         server.looked.update(counters.get("looked", ()))
         server.withholding.update(counters.get("withholding", ()))
@@ -226,7 +227,7 @@ class _Rounds:
         self.completed = manifest.round - (self._exchange_seconds is not None)
         self.schedule.load(counters["schedule"])
         if not manifest.checked:
-            server.warnings[UNCHECKED] = None
+            self.warn(UNCHECKED)
         # The tables come last: a damaged checkpoint must not remove any rows.
         self._tables.resume(manifest.files)
         self._account.restore(self._tables.rows(PRIVACY))
@@ -382,10 +383,10 @@ class _Rounds:
         """
         if self.server.round:
             self.schedule.rounds, self.schedule.stopped = self.server.round, True
-            self.server.warnings[
+            self.server.warn(
                 f"The run ended in round {self.server.round}, in which its privacy budget was"
                 " spent."
-            ] = None
+            )
 
     def _check_may_go_on(self, state: Any) -> None:
         if self.job.experiment.on_nonfinite == "stop":
@@ -432,7 +433,7 @@ class _Rounds:
             "seconds": dict(self.seconds),
             **self._steps(),
             "schedule": self.schedule.dump(),
-            "remarks": self._warnings(),
+            WARNINGS: [asdict(warning) for warning in self._warnings()],
             "versions": {i: list(version) for i, version in server.versions.items()},
             "homes": dict(self._engine.workers_by_party),
             "discarded": self._discarded,
@@ -445,9 +446,16 @@ class _Rounds:
         counters |= {"ending": self._ending} if self._ending else {}
         return counters
 
-    def _warnings(self) -> list[str]:
-        """The warnings of the run, each once."""
-        return list(dict.fromkeys([*self.server.warnings, *self._engine.warnings]))
+    def warn(self, text: str) -> None:
+        """Add a warning, if it is new, that was known before the next round began."""
+        self.server.warnings.setdefault(text, self.completed + 1)
+
+    def _warnings(self) -> list[RunWarning]:
+        """The warnings during the run."""
+        first_known: dict[str, int | None] = dict(self.server.warnings)
+        for text, t in self._engine.warnings.items():
+            first_known.setdefault(text, t)
+        return [RunWarning("during", text, t) for text, t in first_known.items()]
 
     def _steps(self) -> dict[str, int]:
         return {"steps": self.server.steps, "server_steps": self.server.server_steps}
@@ -459,7 +467,7 @@ class _Rounds:
             + self._checkpoints.seconds
         )
         withholding = self.server.withholding
-        entries = {"rounds": self.schedule.rounds, **self._steps(), "remarks": self._warnings()}
+        entries: dict[str, Any] = {"rounds": self.schedule.rounds, **self._steps()}
         entries |= {"gained": self._gained} if self._gained else {}
         entries["withheld"] = [self.job.info.name(i) for i in sorted(withholding)]
         entries["discarded"] = [{"round": t, "why": why} for t, why in self._discarded.items()]
@@ -471,6 +479,7 @@ class _Rounds:
             self.server.ledger.total,
             entries,
             {**self.seconds, "total": total_seconds},
+            self._warnings(),
             needs_figures=not withholding,
         )
 

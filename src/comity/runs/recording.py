@@ -1,8 +1,8 @@
 """Recorded messages of a run: every message that its server saw, as it was sent, to study what can
 be learned from it.
 
-They are in one file that grows, `tape/messages`: for each message eight bytes with its length, then
-the message as `wire/codec.py` writes it. Like the tables, the file is cut back to the last
+They are in one file that grows, `messages/recording`: for each message eight bytes with its length,
+then the message as `wire/codec.py` writes it. Like the tables, the file is cut back to the last
 checkpoint when a run is resumed, and determinism writes the rest again. A sealed message is
 recorded without content in the reply that contained it, and as its recipient opened it when it was
 delivered: the server could not read it. The results of evaluations are in the tables and not here.

@@ -22,6 +22,7 @@ from comity.runs.build import SimulatedRun
 from comity.runs.checkpoint import Checkpoints
 from comity.runs.description import chosen_metric, figure, setting
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import RunWarning, read_warnings
 from comity.training.task import LearningTask, in_chunks
 from comity.wire.ledger import Charge
 
@@ -169,6 +170,11 @@ class Result:
         `summary["privacy"]` composes it.
         """
         return self._run_folder().read_privacy()
+
+    @property
+    def warnings(self) -> list[RunWarning]:
+        """The warnings about the run: a text each, when it was known and, if known, the round."""
+        return read_warnings(self.summary)
 
     def model(self, party: str) -> Deployed:
         """The model that a party would deploy after the last round."""

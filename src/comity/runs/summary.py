@@ -12,6 +12,7 @@ from comity.core.server import Note
 from comity.errors import ComityError
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric, metrics_for
 from comity.runs.figures import by_round, carry_forward, is_figure, mean
+from comity.runs.run_warnings import RunWarning, add_warnings
 from comity.runs.server_run import ServerRun
 from comity.wire.ledger import SERVER
 
@@ -211,6 +212,8 @@ def summarise(
     total: Counter[str],
     made: dict[str, Any],
     seconds: dict[str, float],
+    warnings: Iterable[RunWarning] = (),
+    *,
     needs_figures: bool = True,
 ) -> dict[str, Any]:
     """Return the content of `summary.json`.
@@ -220,8 +223,10 @@ def summarise(
         rows: The rows of metrics.csv.
         absences: The rows of absences.csv.
         total: The bytes by kind.
-        made: The entries about the course of the run: rounds, steps, remarks and others.
+        made: The entries about the course of the run: rounds, steps and others.
         seconds: The time by phase.
+        warnings: The warnings during the run. Those before it are added here, and the callers add
+            those after it, which depend on how the run was concluded.
         needs_figures: Raise ComityError if no party reported a figure of its test samples.
     """
     parties = job.initial_party_infos
@@ -239,7 +244,7 @@ def summarise(
         explained = others[EXPLAINED.name]
         as_of = explained["as_of"] if explained else dict.fromkeys(tests)
         accuracy_block = no_accuracy(as_of, tests)
-    return {
+    summary: dict[str, Any] = {
         "algorithm": job.experiment.algorithm,
         "dataset": job.experiment.data,
         "partition": job.experiment.partition,
@@ -253,7 +258,6 @@ def summarise(
         "newcomers": _newcomers(rows, main.name),
         "diverged": _diverged(rows),
         "classes": list(job.class_names),
-        "cautions": job.method_warnings(),
         "too_few": [name for name, info in parties.items() if info.too_few],
         "absent": count_absences(absences),
         "bytes": charged | {"total": sum(charged.values()) - charged["eval"]},
@@ -263,3 +267,6 @@ def summarise(
         },
         **made,
     }
+    before = [RunWarning("before", text) for text in job.method_warnings()]
+    add_warnings(summary, [*before, *warnings])
+    return summary

@@ -151,7 +151,9 @@ class Writer:
     def __init__(self, folder: Path, messages: str = "") -> None:
         self._folder = folder
         self._messages = messages
-        """The file of recorded messages, which grows as the tables do; empty if there is none."""
+        """The name of the file of recorded messages, which grows as the tables do; empty if there
+        is none.
+        """
         self.files: dict[str, Checksum] = {}
 
     def create(self) -> None:
@@ -203,6 +205,10 @@ class Writer:
         with (self._folder / name).open("ab") as file:
             file.write(blob)
         self.files[name] = self.files[name].and_then(blob)
+
+    def record_message(self, blob: bytes) -> None:
+        """Append to the file of recorded messages."""
+        self.append(self._messages, blob)
 
     def rows(self, table: Table[R]) -> list[R]:
         """The rows of a table so far."""

@@ -24,6 +24,7 @@ from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.folder import RunFolder
 from comity.runs.recording import one_process
+from comity.runs.run_warnings import RunWarning, warning_texts
 from comity.runs.server_run import Progress, judged_by
 from comity.studies.method_summary import MethodSummary, method_summary
 from comity.studies.overall_verdict import OverallVerdict, best_on_average, overall_verdict
@@ -71,8 +72,8 @@ class Findings:
     """The verdict for each party."""
     reading: str
     """How to read the intervals."""
-    notes: list[str]
-    """Further remarks, a sentence each."""
+    warnings: list[RunWarning]
+    """Warnings about several runs, or that name a run in their text."""
 
     def plain(self) -> dict[str, Any]:
         """Return the content of comparison.json."""
@@ -146,15 +147,16 @@ def compare(
         for method, summary in zip(itertools.cycle(methods), finished, strict=False):
             summaries[method].append(summary)
             warn_once(
-                f"{display_name(method)}: {warning}" for warning in summary.get("remarks", ())
+                f"{display_name(method)}: {warning}" for warning in warning_texts(summary, "during")
             )
     present = summaries[SOLO][0]["accuracy"]["per_party"]
-    notes = find_equal_methods(
+    equal_methods = find_equal_methods(
         {method: [run_folder(out, method, seed) for seed in seeds] for method in methods}
     )
-    warn_once(notes)
+    warn_once(equal_methods)
+    warnings = [RunWarning("after", text) for text in equal_methods]
     from_start = {seed: of_seed.only(present) for seed, of_seed in parties.items()}
-    result = findings(base, summaries, out, from_start, notes)
+    result = findings(base, summaries, out, from_start, warnings)
     write_atomically(out / COMPARISON, json.dumps(with_crc(result.plain()), indent=2) + "\n")
     return result
 
@@ -206,7 +208,7 @@ def findings(
     summaries: Mapping[str, Sequence[dict[str, Any]]],
     out: Path,
     parties: Mapping[int, Parties],
-    notes: list[str],
+    warnings: list[RunWarning],
 ) -> Findings:
     """Compare every method with SOLO, for each party and for all together.
 
@@ -242,7 +244,7 @@ def findings(
     overall = overall_verdict(joint, verdicts, len(parties))
     reading = how_to_read(len(open_to_all), list(parties), metric, same)
     return Findings(
-        metric.name, tuple(parties), list(rows.values()), overall, verdicts, reading, notes
+        metric.name, tuple(parties), list(rows.values()), overall, verdicts, reading, warnings
     )
 
 

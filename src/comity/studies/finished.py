@@ -22,6 +22,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.result import Result
 from comity.runs.run import reopen
 from comity.runs.run_metric import metric_of
+from comity.runs.run_warnings import When, upgrade_warnings
 from comity.studies.compare import COMPARISON, Findings, run_folder
 from comity.studies.method_summary import MethodSummary
 from comity.studies.overall_verdict import OverallVerdict
@@ -30,6 +31,9 @@ from comity.studies.tune import Trial, Trials
 
 if TYPE_CHECKING:
     import pandas
+
+OLD_LISTS: dict[str, When] = {"notes": "after"}
+"""The list of texts that earlier versions wrote to comparison.json instead of the warnings."""
 
 
 def open_run(
@@ -209,10 +213,17 @@ def open_comparison(
     path = folder / COMPARISON
     try:
         plain = without_crc(json.loads(path.read_text(encoding="utf-8")))
-        findings = TypeAdapter(Findings).validate_python(plain)
+        findings = TypeAdapter(Findings).validate_python(upgrade_warnings(plain, OLD_LISTS))
     except OSError as why:
         raise UsageError(f"{path} cannot be read ({why.strerror}).") from why
-    except (ValidationError, ValueError, TypeError, AttributeError, RecursionError) as why:
+    except (
+        ValidationError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as why:
         raise ComityError(
             f"{path} is damaged, or of another version of Comity: compare again with the same"
             " --out."

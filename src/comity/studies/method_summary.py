@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from comity.measure.caveats import caveats
 from comity.measure.gain import Gain
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
+from comity.runs.run_warnings import warning_texts
 from comity.studies.party_verdicts import Estimate, average_gain, estimates, without_few
 from comity.units import duration, size
 
@@ -174,7 +174,7 @@ def method_summary(
         caveats=[
             f"{algorithm}, seed {summary['seed']}: {text}"
             for summary in summaries
-            for text in caveats(summary)
+            for text in warning_texts(summary, "after")
         ],
     )
 

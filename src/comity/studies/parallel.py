@@ -37,6 +37,7 @@ from comity.runs.config import Experiment
 from comity.runs.environment import code, cores
 from comity.runs.folder import RunFolder
 from comity.runs.run import check_same, check_same_data, engine_warnings, reopen, resume_in, start
+from comity.runs.run_warnings import RunWarning, add_warnings
 from comity.runs.server_run import Progress
 from comity.studies.plan import memory_of
 from comity.studies.run_process import PATIENCE, run_and_report
@@ -177,9 +178,10 @@ def run_once(
         # Trusted: `prepare` has just run its code.
         again = reopen(folder, federation, model, trust=True, prepared=job)
         summary = resume_in(again, folder, progress, track).summary
-    return summary | {
-        "remarks": [*summary.get("remarks", ()), *engine_warnings(folder, experiment)]
-    }
+    add_warnings(
+        summary, [RunWarning("during", text) for text in engine_warnings(folder, experiment)]
+    )
+    return summary
 
 
 def run_all(

@@ -15,7 +15,6 @@ from comity.checksums import with_crc
 from comity.data import Federation
 from comity.data.formats.common import join_names
 from comity.errors import ComityError, UsageError
-from comity.measure.caveats import caveats
 from comity.measure.seeds import interval_over_seeds
 from comity.metrics.custom_metrics import load_metric
 from comity.metrics.metrics import ACCURACY, METRICS, Metric
@@ -25,6 +24,7 @@ from comity.runs.checkpoint import write_atomically
 from comity.runs.config import Experiment
 from comity.runs.figures import by_round, mean
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import warning_texts
 from comity.runs.server_run import Progress
 from comity.spec import parse_value
 from comity.studies.parallel import (
@@ -217,7 +217,7 @@ def _trial(
         raise ComityError(f"In no round of {run.folder} {lacking}: there is nothing to choose by.")
     t = best["round"]
     validated = by_round(RunFolder(run.folder).read_metrics(), "validation", metric.name)[t]
-    texts = [*caveats(summary), *_not_validated(summary, validated, metric)]
+    texts = [*warning_texts(summary, "after"), *_not_validated(summary, validated, metric)]
     of_seed = tuple(f"seed {run.experiment.seed}: {text}" for text in texts)
     return Trial(point, (mean(validated),), (best["mean"],), (t,), of_seed)
 

@@ -20,6 +20,7 @@ from comity.data.prepared import save
 from comity.deploy.job_submission import SUBMISSION, SubmittedJob
 from comity.errors import ComityError
 from comity.runs.folder import RunFolder
+from comity.runs.run_warnings import warning_texts
 from comity.wire.ledger import Charge
 
 pytest.importorskip("nvflare")
@@ -54,7 +55,7 @@ def real(one_real: Real) -> Real:
 def test_the_same_as_in_one_place(method: str, real: Real, tmp_path: Path) -> None:
     settings = SETTINGS.get(method, {})
     order = real.order(method, tmp_path / "run", **settings)
-    assert order.summary()["remarks"] == []
+    assert warning_texts(order.summary(), "during") == []
     real.check_same(method, tmp_path / "run", **settings)
     server = real.run_of(tmp_path / "run")
     assert server.ended
@@ -292,7 +293,7 @@ def test_another_version_and_another_schema(
     finally:
         policy.write_text(before)
         real.stop("east")
-    assert sorted(summary["remarks"]) == [
+    assert sorted(warning_texts(summary, "during")) == [
         (
             f"east takes no part: east has Comity 99, the server has {version('comity')}: install"
             " the same on both sides."

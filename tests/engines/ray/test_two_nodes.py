@@ -20,6 +20,7 @@ from comity.engines import ray_cluster
 from comity.engines.ray_cluster import Cluster, keep_actors
 from comity.engines.ray_engine import RayEngine
 from comity.errors import ComityError
+from comity.runs.run_warnings import warning_texts
 
 TABLES = ("metrics.csv", "ledger.csv", "outcomes.csv")
 METHODS = ["fedavg", "scaffold", "adcol", "fedavg+dbe", "fedufo", "fed-sps", "relay"]
@@ -170,7 +171,8 @@ def test_all_go_back_to_the_checkpoint_when_states_died(
     assert tables(result) == on_loop("scaffold", (("rounds", 4),))
     assert killing.begun == [0, 2]
     assert any(
-        "went on from its last checkpoint" in warning for warning in result.summary["remarks"]
+        "went on from its last checkpoint" in warning
+        for warning in warning_texts(result.summary, "during")
     )
 
 
@@ -200,7 +202,7 @@ def test_partial_sums_are_those_of_processes(text: str, tmp_path: Path) -> None:
     """To the bit; how far that may be from a loop is in tests/engines/test_partial_sums.py."""
     more: dict[str, Any] = {"absent": "random(offline=0.2,lost=0.2)", "participation": 0.75}
     found = on_ray(text, tmp_path / "ray", **SUMS | more)
-    assert SUMMED in found.summary["remarks"]
+    assert SUMMED in warning_texts(found.summary, "during")
     assert tables(found) == with_sums(text, tmp_path / "process", **more)
     assert (
         tables(found)["ledger.csv"] == on_loop(text, (("rounds", 4), *more.items()))["ledger.csv"]

@@ -15,7 +15,6 @@ from typing import Any
 
 from comity.algorithms import card, names
 from comity.errors import ComityError, UsageError
-from comity.measure.caveats import caveats, join_names
 from comity.measure.targets import TargetReached, common_target, reach_target
 from comity.metrics.metrics import ACCURACY, EXPLAINED, TWO, Metric
 from comity.reporting.blocks import Block, Facts, Section, Table, Text
@@ -30,7 +29,9 @@ from comity.reporting.sections.gains import (
     gains_by_seed,
     too_few,
 )
+from comity.runs.caveats import join_names
 from comity.runs.config import WHERE
+from comity.runs.run_warnings import warning_texts
 from comity.runs.summary import blocks
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
@@ -134,11 +135,13 @@ def _add_warnings(section: Section, group: Group) -> None:
                 f" rounds. Go on with: comity resume {shlex.quote(str(run.folder))}",
                 "missing",
             )
-    early_warnings = [text for m in group.methods for s in m.summaries for text in s["cautions"]]
+    early_warnings = [
+        text for m in group.methods for s in m.summaries for text in warning_texts(s, "before")
+    ]
     for text in dict.fromkeys(early_warnings):  # methods on the same data have the same ones
         section.say(text, "warning")
     for run in group.runs:
-        for text in caveats(run.summary) if run.summary else ():
+        for text in warning_texts(run.summary, "after") if run.summary else ():
             section.say(f"{run.method}, seed {run.seed}: {text}", "warning")
     if len(group.chosen_metrics) > 1:
         section.say(

@@ -61,8 +61,8 @@ def data(group: Group, reopen: bool = True, samples: bool = True) -> Section:
         section.say("Samples are at the sites, and only there; this is how many there are.")
     federation = _open_federation(section, run) if reopen else None
     if federation is not None:
-        for note in federation.warnings:
-            section.say(note)
+        for warning in federation.warnings:
+            section.say(warning)
     shifts = party_shifts(run)
     if shifts:
         listed = ", ".join(

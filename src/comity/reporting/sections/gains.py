@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 
-from comity.measure.caveats import join_names
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_from_answers, paired_gain
 from comity.metrics.metrics import ACCURACY, Metric
@@ -29,6 +28,7 @@ from comity.reporting.charts import (
 )
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
+from comity.runs.caveats import join_names
 from comity.studies.party_verdicts import Estimate, estimates, party_label, without_few
 
 MOST_DRAWN = 40

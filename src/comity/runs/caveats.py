@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comity.core.participation import ABSENT, NOT_FINITE
+from comity.runs.run_warnings import RunWarning, add_warnings
 
 MOST_NAMED = 8  # parties or rounds in a sentence
 
@@ -29,6 +30,11 @@ def caveats(summary: Mapping[str, Any]) -> list[str]:
         *_at_the_end({party: t for party, t in as_of.items() if party not in withheld}),
         *_diverged(summary.get("diverged", ())),
     ]
+
+
+def add_caveats(summary: dict[str, Any]) -> None:
+    """Add the caveats of a summary to its warnings."""
+    add_warnings(summary, [RunWarning("after", text) for text in caveats(summary)])
 
 
 def _not_heard(absent: Mapping[str, Mapping[str, int]]) -> list[str]:
