@@ -5,29 +5,28 @@ closed form.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from comity.core.party import Traffic
-from comity.core.wrapper import chain
-from comity.errors import describe
-from comity.reporting.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.reporting.charts import (
+from comity.charts.chart import Chart, Data, VegaSpec
+from comity.charts.curves import line_layers
+from comity.charts.encodings import (
     KEEP_SHOWN,
-    MAX_PARTIES,
     bytes_axis,
-    colour_by_method,
     legend,
-    line_with_points,
     log_checkbox,
     nominal,
     round_axis,
     rows_height,
     shown_methods_param,
     tooltip,
-    truncation_note,
 )
+from comity.core.party import Traffic
+from comity.core.wrapper import chain
+from comity.errors import describe
+from comity.reporting.blocks import Section, Table
+from comity.reporting.charts import MAX_PARTIES, colour_by_method, truncation_note
 from comity.reporting.gather import Group, Method
 from comity.reporting.sections.privacy import privacy
 from comity.runs.build import SimulatedRun
@@ -183,13 +182,15 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
         tooltip("round", "round"),
         tooltip("bytes", "bytes", ",.0f"),
     ]
+    points = Counter((row["method"], row["direction"]) for row in rows)
+    layers = line_layers(encoding, tips, min(points.values()))
     spec: VegaSpec = {
         "height": 220,
         "params": [shown_methods_param(names)],
         "transform": [KEEP_SHOWN],
-        "layer": line_with_points(encoding, tips, 30),
+        "layer": layers,
     }
-    box = log_checkbox(*(("layer", k, "encoding", "y") for k in range(2)))
+    box = log_checkbox(*(("layer", k, "encoding", "y") for k in range(len(layers))))
     alt = (
         f"Bytes in each round of {_counted_parties(group)}, by method and direction."
         f" {_describe_changes(rows, names)}"
