@@ -30,7 +30,7 @@ from comity.runs.run import reopen, resume_in
 from comity.runs.server_run import Quiet
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "linear", "engine": "loop"}
-LINE = 'aria-roledescription="line mark"'
+LINE = 'class="mark-line role-mark'
 """What each line of a chart has in its SVG."""
 
 

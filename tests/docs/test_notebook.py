@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 
 FILE = Path(__file__).parents[2] / "examples" / "first-steps.ipynb"
 MOST_SECONDS = 40
-LINE = 'aria-roledescription="line mark"'
+LINE = 'class="mark-line role-mark'
 
 
 def shown(notebook: Any) -> list[str]:

@@ -48,16 +48,19 @@ def picture(spec: VegaSpec, kind: str) -> bytes:
 def svg_with_titles(spec: VegaSpec) -> str:
     """Return a complete specification as SVG whose lines and points have titles.
 
-    A browser shows a title below the pointer without any script. It is the description that
-    Vega-Lite writes for readers who cannot see the mark.
+    A browser shows a title below the pointer without any script. The titles replace Vega's
+    attributes for screen readers, so the SVG belongs inside an element that describes it.
     """
     root = ElementTree.fromstring(picture(spec, "svg"))
-    for group in root.iter(f"{{{SVG}}}g"):
-        if "role-mark" not in group.get("class", ""):
-            continue
-        for mark in group:
-            if label := mark.get("aria-label"):
-                ElementTree.SubElement(mark, f"{{{SVG}}}title").text = label
+    for parent in root.iter():
+        for child in list(parent):
+            label = child.get("aria-label")
+            if child.get("display") == "none":
+                parent.remove(child)
+            elif label and "role-mark" in parent.get("class", ""):
+                ElementTree.SubElement(child, f"{{{SVG}}}title").text = label
+            for name in ("role", "aria-label", "aria-roledescription", "aria-hidden"):
+                child.attrib.pop(name, None)
     root.set("style", "max-width:100%;height:auto")
     ElementTree.register_namespace("", SVG)
     return ElementTree.tostring(root, encoding="unicode")

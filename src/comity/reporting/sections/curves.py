@@ -31,7 +31,7 @@ def curves(group: Group) -> Section:
     section = Section("curves", f"How {group.metric.title} grows")
     data = curves_data(group)
     if not data.columns["round"]:
-        if any(run.ended for run in group.runs):
+        if any(run.has_ended for run in group.runs):
             section.say("No figures by round are known here.", "missing")
         else:
             section.say("No run has been evaluated yet.", "missing")
@@ -41,13 +41,13 @@ def curves(group: Group) -> Section:
     scope = f"of {group.site}" if group.site else "mean over parties"
     alt = f"Test {group.metric.title}, {scope}{band}. At the end: {', '.join(ends)}."
     section.blocks.append(_by_round(data, group, alt))
-    sent = [
+    byte_counts = [
         row["bytes"]
         for row in data.rows()
         if not row["alone"] and row["round"] > 0 and row["bytes"]
     ]
-    if sent:
-        section.blocks.append(_by_bytes(data, group, alt, sent))
+    if byte_counts:
+        section.blocks.append(_by_bytes(data, group, alt, byte_counts))
     return section
 
 
@@ -213,9 +213,9 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
     )
 
 
-def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
+def _by_bytes(data: Data, group: Group, alt: str, byte_counts: list[float]) -> Chart:
     scope = f"to and from {group.site}" if group.site else "all parties together"
-    x = bytes_axis("bytes", f"bytes sent so far, {scope}", sent)
+    x = bytes_axis("bytes", f"bytes sent so far, {scope}", byte_counts)
     y = _y_axis(data, group)
     solo_line: VegaSpec = {  # SOLO sends nothing, so its result is a horizontal line
         "transform": [

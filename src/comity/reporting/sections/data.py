@@ -365,8 +365,11 @@ def feature_names(federation: Federation) -> list[str]:
     (width,) = federation.shape
     if federation.schema and len(federation.schema.feature_names) == width:
         return list(federation.schema.feature_names)
-    marked = federation.preprocess.marked
-    return [*(f"x{k}" for k in range(width - len(marked))), *(f"x{k} missing" for k in marked)]
+    missing_marks = federation.preprocess.marked
+    return [
+        *(f"x{k}" for k in range(width - len(missing_marks))),
+        *(f"x{k} missing" for k in missing_marks),
+    ]
 
 
 def _mark_missing(values: Tensor, names: Sequence[str]) -> Tensor:

@@ -297,11 +297,11 @@ def _add_closed_form(section: Section, methods: list[Method]) -> None:
             part.traits.bytes_formula for part in parts if part.traits.bytes_formula
         )
         formulas.append([method.name, "; ".join(part_formulas)])
-        measured = {
+        ledger_bytes = {
             kind: sum(row.bytes for row in run.ledger if row.kind == kind) for kind in KINDS
         }
-        setup_bytes.append(measured.pop("setup"))
-        rows += [[method.name, *cells] for cells in _compare_bytes(expected, measured)]
+        setup_bytes.append(ledger_bytes.pop("setup"))
+        rows += [[method.name, *cells] for cells in _compare_bytes(expected, ledger_bytes)]
     if not rows:
         return
     several = any(len(method.runs) > 1 for method in methods)
@@ -338,11 +338,11 @@ def _expected_bytes(job: SimulatedRun) -> Traffic:
     return total
 
 
-def _compare_bytes(expected: Traffic, measured: Mapping[str, int]) -> list[list[str]]:
+def _compare_bytes(expected: Traffic, ledger_bytes: Mapping[str, int]) -> list[list[str]]:
     """Return rows of direction, bytes expected, bytes measured, and their difference."""
     pairs = {
         DIRECTIONS[kind]: (getattr(expected, kind), count)
-        for kind, count in measured.items()
+        for kind, count in ledger_bytes.items()
         if count or getattr(expected, kind)
     }
     totals = [sum(counts) for counts in zip(*pairs.values(), strict=True)] or [0, 0]
