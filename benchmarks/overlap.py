@@ -34,6 +34,9 @@ from torch import Tensor
 
 import comity
 from comity.algorithms.fed_sps import FedSps
+from comity.charts.chart import Chart, Data
+from comity.charts.encodings import quantitative
+from comity.charts.render import complete, picture
 from comity.components.overlap import losses
 from comity.core import Key, Params, Party, Samples
 from comity.data import load
@@ -177,51 +180,50 @@ def main() -> None:
             ]
     print(f"\n{time.process_time():.0f} s of computing")
     if args.plot:
-        args.plot.write_text(_drawn(rows))
+        args.plot.write_bytes(plot(rows))
 
 
-def _drawn(rows: list[dict[str, Any]]) -> str:
+def plot(rows: list[dict[str, Any]]) -> bytes:
     """Two panels as SVG: the overlap that eq. 12 finds against the dose; grey is where they would
     be equal.
     """
-    import vl_convert
-
     who = {"A<-B": "of B's samples, for A", "B<-A": "of A's samples, for B"}
     titles = {"classes": "B's samples of A's classes", "features": "B's samples not inverted"}
-    colour = {"field": "who", "type": "nominal", "title": None}
+    scale = {"domain": list(who.values()), "range": ["@c0", "@c1"]}
+    colour = {"field": "who", "type": "nominal", "title": None, "scale": scale}
+    unit = {"domain": [0, 1]}
+    equal = {"values": [{"dose": 0, "mean": 0}, {"dose": 1, "mean": 1}]}
 
     def panel(study: str) -> dict[str, Any]:
-        x = {"field": "dose", "type": "quantitative", "title": f"overlap there: {titles[study]}"}
-        y = {
-            "field": "mean",
-            "type": "quantitative",
-            "title": "overlap found (eq. 12)",
-            "scale": {"domain": [0, 1]},
-        }
+        x = quantitative("dose", f"overlap there: {titles[study]}")
+        y = quantitative("mean", "overlap found (eq. 12)", scale=unit)
         ends = {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": colour}
-        equal = {"values": [{"dose": 0, "mean": 0}, {"dose": 1, "mean": 1}]}
         return {
             "width": 300,
             "height": 220,
-            "data": {
-                "values": [row | {"who": who[row["who"]]} for row in rows if row["study"] == study]
-            },
+            "transform": [{"filter": f"datum.study == '{study}'"}],
             "layer": [
                 {
                     "data": equal,
-                    "mark": {"type": "line", "color": "#bbb", "strokeDash": [4, 4]},
+                    "mark": {"type": "line", "color": "@line", "strokeDash": [4, 4]},
                     "encoding": {"x": x, "y": y},
                 },
                 {
                     "mark": {"type": "line", "point": True},
                     "encoding": {"x": x, "y": y, "color": colour},
                 },
-                {"mark": "rule", "encoding": ends},
+                {"mark": {"type": "rule"}, "encoding": ends},
             ],
         }
 
-    drawn: str = vl_convert.vegalite_to_svg({"hconcat": [panel("classes"), panel("features")]})
-    return drawn
+    data = Data.of(
+        "overlap",
+        [row | {"who": who[row["who"]]} for row in rows],
+        ("study", "who", "dose", "mean", "low", "high"),
+    )
+    spec = {"hconcat": [panel("classes"), panel("features")]}
+    title = "The overlap that eq. 12 finds against the overlap there is"
+    return picture(complete(Chart("overlap", title, title, data, spec)), "svg")
 
 
 if __name__ == "__main__":

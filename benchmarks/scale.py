@@ -140,7 +140,7 @@ def personal(rounds: int) -> None:
         many.close()
 
 
-def parties(rounds: int, plot: Path | None) -> None:
+def parties(rounds: int, path: Path | None) -> None:
     """Linear models of 28x28 images, ten samples a party."""
     rows = []
     print(f"{'parties':>8}{'cohort':>8}{'ms a round':>12}{'ms a party':>12}{'start s':>9}{'MB':>7}")
@@ -167,43 +167,41 @@ def parties(rounds: int, plot: Path | None) -> None:
                 f"{count:8,}{cohort:8,}{1e3 * seconds:12.1f}{each:12.3f}{one.start:9.1f}{one.memory:7.0f}",
                 flush=True,
             )
-    if plot:
-        plot.write_text(_drawn(rows))
+    if path:
+        path.write_bytes(plot(rows))
 
 
-def _drawn(rows: list[dict[str, float]]) -> str:
+def plot(rows: list[dict[str, float]]) -> bytes:
     """Two log-log panels as SVG: seconds of a round and memory against parties."""
-    import vl_convert
+    from comity.charts.chart import Chart, Data
+    from comity.charts.encodings import quantitative
+    from comity.charts.render import complete, picture
 
-    data = [
-        row | {"who": "all take part" if row["share"] == 1 else "a tenth takes part"}
-        for row in rows
-    ]
+    who = {1.0: "all take part", 0.1: "a tenth takes part"}
+    scale = {"domain": list(who.values()), "range": ["@c0", "@c1"]}
+    colour = {"field": "who", "type": "nominal", "title": None, "scale": scale}
+    log = {"type": "log"}
 
     def panel(field: str, title: str) -> dict[str, Any]:
-        scale = {"type": "log"}
         return {
             "width": 300,
             "height": 220,
             "mark": {"type": "line", "point": True},
             "encoding": {
-                "x": {
-                    "field": "parties",
-                    "type": "quantitative",
-                    "scale": scale,
-                    "title": "parties",
-                },
-                "y": {"field": field, "type": "quantitative", "scale": scale, "title": title},
-                "color": {"field": "who", "type": "nominal", "title": None},
+                "x": quantitative("parties", "parties", scale=log),
+                "y": quantitative(field, title, scale=log),
+                "color": colour,
             },
         }
 
-    spec = {
-        "data": {"values": data},
-        "hconcat": [panel("seconds", "seconds of a round"), panel("MB", "memory, MB")],
-    }
-    drawn: str = vl_convert.vegalite_to_svg(spec)
-    return drawn
+    data = Data.of(
+        "scale",
+        [row | {"who": who[row["share"]]} for row in rows],
+        ("who", "parties", "seconds", "MB"),
+    )
+    spec = {"hconcat": [panel("seconds", "seconds of a round"), panel("MB", "memory, MB")]}
+    title = "Seconds of a round and memory against the number of parties"
+    return picture(complete(Chart("scale", title, title, data, spec)), "svg")
 
 
 def main() -> None:

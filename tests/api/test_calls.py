@@ -30,6 +30,8 @@ from comity.runs.run import reopen, resume_in
 from comity.runs.server_run import Quiet
 
 SMALL: dict[str, Any] = {"rounds": 2, "model": "linear", "engine": "loop"}
+LINE = 'class="mark-line role-mark'
+"""What each line of a chart has in its SVG."""
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +212,7 @@ def test_a_result_in_a_notebook(result: comity.Result, fed: comity.Federation) -
         assert len(repr(one)) < 200
     shown = result._repr_html_()
     assert len(shown) < 20_000
-    assert shown.count("<polyline") == 2
+    assert shown.count(LINE) == 2
     for party, figure in result.summary["accuracy"]["per_party"].items():
         assert f">{party}</td>" in shown
         assert f">{figure:.1%}</td>" in shown
@@ -227,14 +229,16 @@ def test_names_are_text_in_a_notebook() -> None:
 
 
 def test_colours_stand_out_in_the_light_and_in_the_dark() -> None:
-    from comity.html import COLOURS
+    from comity.charts.themes import EITHER
 
     def light(colour: str) -> float:
         parts = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for colour in COLOURS:
+    colours = [value for value in EITHER.values() if value.startswith("#")]
+    assert len(colours) == 8
+    for colour in colours:
         for page in ("#ffffff", "#111111"):
             high, low = sorted((light(colour), light(page)), reverse=True)
             assert (high + 0.05) / (low + 0.05) >= 3, (colour, page)
@@ -281,7 +285,7 @@ def test_a_comparison(made: comity.Comparison, fed: comity.Federation) -> None:
     )
     assert made.results["fedavg+dbe"][0].job.experiment.set == {"kappa": 50}
     shown = unescape(made._repr_html_())
-    assert shown.count("<polyline") == 3
+    assert shown.count(LINE) == 3
     assert all(answer.says in shown for answer in made.answers)
     assert made.reading in shown
     assert repr(made).startswith("<comparison by accuracy: ")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from comity.charts.curves import Curves, Line, percent_scale
 from comity.cli import text_plot
-from comity.cli.text_plot import COLOURS, MARKS, draw, scale
+from comity.cli.text_plot import COLOURS, MARKS, draw
 
 
-def text(lines: dict[str, dict[int, float]], **how: object) -> list[str]:
-    return [row.plain for row in draw(lines, **how)]  # type: ignore[arg-type]
+def curves(lines: Mapping[str, Line], rounds: int = 0) -> Curves:
+    return Curves("mean accuracy", lines, rounds)
+
+
+def text(lines: Mapping[str, Line], rounds: int = 0, **how: object) -> list[str]:
+    return [row.plain for row in draw(curves(lines, rounds), **how)]  # type: ignore[arg-type]
 
 
 def console(encoding: str = "utf-8", colours: bool = True) -> Console:
@@ -48,8 +54,6 @@ def test_braille_by_hand() -> None:
     """Two signs of two by four dots each: a level line at the top, and one that falls from top to
     bottom.
     """
-    low, high, _ = scale(0, 100)
-    assert (low, high) == (0, 100)
     canvas = text_plot.Canvas(2, 1, plain=False)
     canvas.polyline([(0, 0), (1, 1)], 0)
     assert canvas.line(0).plain == "⠑⢄"
@@ -90,18 +94,36 @@ def test_every_value_is_where_the_axis_says(values: list[float], plain: bool) ->
 @pytest.mark.parametrize(
     ("low", "high", "axis"),
     [(0, 100, (0, 100, 25)), (12, 92, (0, 100, 20)), (95, 95.3, (94, 100, 2)), (100, 100, (94, 100, 2)), (0, 0, (0, 6, 2)),
-     (50, 60, (50, 60, 5)), (88.1, 91.9, (88, 94, 2))],
+     (50, 60, (50, 60, 5)), (88.1, 91.9, (88, 94, 2)), (-310, 50, (-400, 100, 100))],
 )  # fmt: skip
 def test_the_axis_ends_on_round_figures(
     low: float, high: float, axis: tuple[int, int, int]
 ) -> None:
-    assert scale(low, high) == axis
+    assert percent_scale([low / 100, high / 100]) == axis
 
 
 def test_one_evaluation_is_no_curve() -> None:
-    assert draw({"a": {3: 0.5}}) == []
-    assert draw({}) == []
+    assert draw(curves({"a": {3: 0.5}})) == []
+    assert draw(curves({})) == []
     assert "b" not in "".join(text({"a": {0: 0.1, 1: 0.5}, "b": {1: 0.4}})[-1:])
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    assert text({"a": {0: 0.1, 1: float("nan"), 2: 0.5}}) == text({"a": {0: 0.1, 2: 0.5}})
+    assert draw(curves({"a": {0: float("nan"), 1: float("inf")}})) == []
+
+
+def test_a_span_of_more_than_a_hundred_points() -> None:
+    """Explained variance has no least value."""
+    drawn = text({"a": {0: -3.1, 1: 0.5}})
+    assert [row.split()[0] for row in drawn if "%" in row] == [
+        "100%",
+        "0%",
+        "-100%",
+        "-200%",
+        "-300%",
+        "-400%",
+    ]
 
 
 def test_only_evaluated_rounds_are_points() -> None:
@@ -114,7 +136,7 @@ def test_only_evaluated_rounds_are_points() -> None:
 
 def test_several_have_colours_and_a_legend() -> None:
     lines = {"solo": {0: 0.1, 9: 0.4}, "fedavg": {0: 0.1, 9: 0.8}}
-    drawn = draw(lines)
+    drawn = draw(curves(lines))
     assert drawn[-1].plain.split() == ["━━", "solo", "40.0%", "━━", "fedavg", "80.0%"]
     for row, value in (("40%", COLOURS[0]), ("80%", COLOURS[1])):
         line = next(text for text in drawn if text.plain.strip().startswith(row))
@@ -147,7 +169,9 @@ def test_plain_signs_where_there_is_nothing_else(
     screen: Console, term: str, braille: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", term)
-    drawn = "".join(row.plain for row in text_plot.plot_for(screen, {"a": {0: 0.1, 5: 0.9}}))
+    drawn = "".join(
+        row.plain for row in text_plot.plot_for(screen, curves({"a": {0: 0.1, 5: 0.9}}))
+    )
     assert drawn
     assert any(ord(sign) >= 0x2800 for sign in drawn) == braille
     assert drawn.isascii() != braille
@@ -156,15 +180,17 @@ def test_plain_signs_where_there_is_nothing_else(
 def test_without_colours_signs_tell_several_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     lines = {"a": {0: 0.1, 5: 0.9}, "b": {0: 0.1, 5: 0.5}}
-    assert "".join(row.plain for row in text_plot.plot_for(console(colours=False), lines)).isascii()
-    assert not "".join(row.plain for row in text_plot.plot_for(console(), lines)).isascii()
+    assert "".join(
+        row.plain for row in text_plot.plot_for(console(colours=False), curves(lines))
+    ).isascii()
+    assert not "".join(row.plain for row in text_plot.plot_for(console(), curves(lines))).isascii()
 
 
 def test_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     for width in (10, 29, 30, 50, 200):
         drawn = text_plot.plot_for(
-            Console(width=width, file=io.StringIO()), {"a": {0: 0.1, 100: 0.9}}
+            Console(width=width, file=io.StringIO()), curves({"a": {0: 0.1, 100: 0.9}})
         )
         assert all(row.cell_len <= width for row in drawn)
         assert bool(drawn) == (width >= 30)

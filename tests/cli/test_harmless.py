@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from harness import Ended, Nursery, comity, complaint, on_terminal, one_sentence, works
 
+from comity.charts.curves import Curves
 from comity.cli import screen, text_plot
 from comity.runs.environment import digest
 from comity.studies.export import load
@@ -283,7 +284,9 @@ def test_on_a_terminal(nursery: Nursery, gift: Path, tmp_path: Path) -> None:
 
 
 def test_curves() -> None:
-    rows = text_plot.draw({NASTY: {0: 0.1, 1: 0.5}, LINES: {0: 0.2, 1: 0.6}})
+    rows = text_plot.draw(
+        Curves("mean accuracy", {NASTY: {0: 0.1, 1: 0.5}, LINES: {0: 0.2, 1: 0.6}})
+    )
     assert all(row.plain.isprintable() for row in rows)
 
 

@@ -16,8 +16,8 @@ import vl_convert
 from written import SMALL, Written, compared, without_checksums
 
 from comity import run
+from comity.charts.chart import Chart
 from comity.reporting import build_sections, report
-from comity.reporting.blocks import Chart
 from comity.reporting.gather import gather
 from comity.reporting.static import figure
 

@@ -13,9 +13,10 @@ import pytest
 import vl_convert
 from written import compared
 
+from comity.charts.chart import Chart
 from comity.errors import UsageError
 from comity.reporting import build_sections, report
-from comity.reporting.blocks import Chart, Table
+from comity.reporting.blocks import Table
 from comity.reporting.gather import Group, gather
 from comity.reporting.static import figure, ranking
 

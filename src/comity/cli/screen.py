@@ -22,6 +22,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from comity.charts.curves import Curves
 from comity.cli import text_plot
 from comity.measure import conventions
 from comity.metrics.metrics import METRICS, Metric
@@ -438,8 +439,6 @@ def show_curves(folders: Mapping[str, Sequence[Path]], metric: Metric) -> None:
             conventions.curve(RunFolder(folder).read_metrics(), metric=metric.name)
             for folder in seeds
         ]
-        lines[name] = {
-            t: value for t, value in conventions.mean_curve(curves).items() if math.isfinite(value)
-        }
-    for row in text_plot.plot_for(out, lines, title=f"mean {metric.title}"):
+        lines[name] = conventions.mean_curve(curves)
+    for row in text_plot.plot_for(out, Curves(f"mean {metric.title}", lines)):
         out.print(row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,67 +10,47 @@ from itertools import pairwise
 from rich.console import Console
 from rich.text import Text
 
+from comity.charts.curves import Curves, Line, percent_scale
 from comity.text import escape_terminal
-
-Line = Mapping[int, float]
-"""A figure by evaluated round, as a fraction."""
 
 COLOURS = ("cyan", "red", "green", "yellow", "magenta", "blue", "white", "bright_red")
 MARKS = "*o+x#@%&"
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bits of a Braille character, by the row and column of its dot."""
-STEPS = (1, 2, 5, 10, 20, 25)
-MIN_SPAN = 5  # percentage points of the vertical axis: small fluctuations must not look large
 
 
-def plot_for(
-    console: Console,
-    lines: Mapping[str, Line],
-    rounds: int = 0,
-    width: int = 60,
-    height: int = 10,
-    title: str = "mean accuracy",
-) -> list[Text]:
+def plot_for(console: Console, curves: Curves, width: int = 60, height: int = 10) -> list[Text]:
     """Return a chart that the console can show; without colours, marks tell curves apart."""
     is_utf = console.encoding.lower().startswith("utf")
     has_braille = is_utf and os.environ.get("TERM") not in ("linux", "dumb")
     has_colours = console.color_system is not None and not console.no_color
     width = min(width, console.width - 14)
-    plain = not has_braille or (not has_colours and len(lines) > 1)
-    return draw(lines, rounds, width, height, plain, title) if width >= 16 else []
+    plain = not has_braille or (not has_colours and len(curves.lines) > 1)
+    return draw(curves, width, height, plain) if width >= 16 else []
 
 
-def draw(
-    lines: Mapping[str, Line],
-    rounds: int = 0,
-    width: int = 60,
-    height: int = 10,
-    plain: bool = False,
-    title: str = "mean accuracy",
-) -> list[Text]:
+def draw(curves: Curves, width: int = 60, height: int = 10, plain: bool = False) -> list[Text]:
     """Return a chart as lines of text; empty if there is no curve.
 
     Args:
-        lines: the curves by name; those with a single point are left out
-        rounds: the least end of the horizontal axis
+        curves: the curves; those with a single point are left out
         width: characters of the horizontal axis
         height: approximate number of lines of the vertical axis
         plain: use ASCII marks instead of Braille dots
-        title: first line of the chart
     """
-    curves = {name: line for name, line in lines.items() if len(line) > 1}
-    if not curves:
+    all_lines = {name: line for name, line in curves.finite_lines().items() if len(line) > 1}
+    if not all_lines:
         return []
-    drawn_curves = dict(_best(curves)) if len(curves) > len(COLOURS) else curves
-    first = min(min(line) for line in drawn_curves.values())
-    last = max(rounds, *(max(line) for line in drawn_curves.values()))
-    values = [value for line in drawn_curves.values() for value in line.values()]
-    low, high, step = scale(100 * min(values), 100 * max(values))
+    lines = dict(_best(all_lines)) if len(all_lines) > len(COLOURS) else all_lines
+    first = min(min(line) for line in lines.values())
+    last = max(curves.rounds, *(max(line) for line in lines.values()))
+    values = [value for line in lines.values() for value in line.values()]
+    low, high, step = percent_scale(values)
     parts = (high - low) // step
     # the nearest height with ticks at equal distances
     height = next(h for k in range(parts) for h in (height - k, height + k) if (h - 1) % parts == 0)
     canvas = Canvas(width, height, plain)
-    for k, line in enumerate(drawn_curves.values()):
+    for k, line in enumerate(lines.values()):
         points = [
             ((t - first) / (last - first), (high - 100 * line[t]) / (high - low))
             for t in sorted(line)
@@ -81,32 +60,17 @@ def draw(
         canvas.row((high - tick) / (high - low)): f"{tick}%" for tick in range(low, high + 1, step)
     }
     side, notch, corner, floor = "|++-" if plain else "│┤└─"
-    chart = [Text(title)]
+    chart = [Text(curves.title)]
     for row in range(height):
         axis = Text(f"{ticks.get(row, ''):>5} {notch if row in ticks else side}")
         chart.append(axis.append_text(canvas.line(row)))
     chart.append(Text(f"{'':>5} {corner}{floor * width}"))
     chart.append(Text(f"{'':>7}{_numbers(first, last, width)}  round"))
-    if len(curves) > 1:
-        chart += _legend(drawn_curves, width + 7, plain)
-    if len(curves) > len(drawn_curves):
-        chart.append(
-            Text(f"{'':>7}the best {len(drawn_curves)} of {len(curves)} by their last value")
-        )
+    if len(all_lines) > 1:
+        chart += _legend(lines, width + 7, plain)
+    if len(all_lines) > len(lines):
+        chart.append(Text(f"{'':>7}the best {len(lines)} of {len(all_lines)} by their last value"))
     return chart
-
-
-def scale(low: float, high: float) -> tuple[int, int, int]:
-    """Return the ends and the tick distance of an axis for percentages from `low` to `high`."""
-    step = next(s for s in STEPS if max(high - low, MIN_SPAN) / s <= 4)
-    bottom = math.floor(low / step) * step
-    top = math.ceil(high / step) * step
-    while top - bottom < MIN_SPAN:
-        if top < 100:
-            top += step
-        else:
-            bottom -= step
-    return bottom, top, step
 
 
 @dataclass

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from comity.charts.curves import Curves
 from comity.cli import text_plot
 from comity.cli.run_monitor import FolderMonitor, RunMonitor
 from comity.cli.screen import out, print_full_width
@@ -72,8 +73,8 @@ def view(
     if [run.folder for run in runs] == [root]:
         (run,) = runs
         run.update()
-        curves = {display_name(run.settings.get("algorithm", "")): run.curve}
-        chart = text_plot.plot_for(console, curves, run.rounds, title=_chart_title(runs))
+        lines = {display_name(run.settings.get("algorithm", "")): run.curve}
+        chart = text_plot.plot_for(console, Curves(_chart_title(runs), lines, run.rounds))
         return [*describe_run(run), *chart]
     for run in runs:
         run.update(tables=False)
@@ -88,9 +89,9 @@ def view(
             folder: name if len(name) <= name_width else f"…{name[1 - name_width :]}"
             for folder, name in names.items()
         }
-    curves = {names[run.folder]: run.curve for run in runs if run in plotted}
+    lines = {names[run.folder]: run.curve for run in runs if run in plotted}
     rounds = max(run.rounds for run in plotted)
-    chart = text_plot.plot_for(console, curves, rounds, title=_chart_title(plotted))
+    chart = text_plot.plot_for(console, Curves(_chart_title(plotted), lines, rounds))
     running = [line for run in runs if run.state == "running" for line in describe_run(run)]
     stopped = [
         _line(f"stopped; resume with: {resume_command(run)}")

@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from comity.charts.themes import LIGHT
 from comity.disclosure.content import Page
 from comity.reporting.blocks import Table, Text
-from comity.reporting.themes import LIGHT
 
 if TYPE_CHECKING:
     from fpdf import FPDF

@@ -70,7 +70,7 @@ class RunProgress:
 
     def __init__(self, line: LiveLine, title: str) -> None:
         self._line, self._title = line, title
-        self._figure = self._sent = ""
+        self._figure = self._bytes = ""
 
     def begin(self, job: ServerRun, first_round: int) -> None:
         """Show the run."""
@@ -86,7 +86,7 @@ class RunProgress:
         self.rounds_done = t
         if figure is not None:
             self._figure = f", {self._metric.title} {figure:.1%}"
-        self._sent = f", {size(sum(n for kind, n in ledger.total.items() if kind != 'eval'))}"
+        self._bytes = f", {size(sum(n for kind, n in ledger.total.items() if kind != 'eval'))}"
         self._line.update(force=t == self.rounds)
 
     def end(self) -> None:
@@ -95,4 +95,4 @@ class RunProgress:
             self._line.active.remove(self)
 
     def __str__(self) -> str:
-        return f"{self._title}: round {self.rounds_done}/{self.rounds}{self._figure}{self._sent}"
+        return f"{self._title}: round {self.rounds_done}/{self.rounds}{self._figure}{self._bytes}"

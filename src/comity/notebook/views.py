@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from comity.charts.curves import Curves
 from comity.core.server import Note
-from comity.html import curves, page, sentences, shorten, table, view
+from comity.html import page, sentences, shorten, table, view
 from comity.measure import conventions
 from comity.metrics.metrics import METRICS, Metric
+from comity.notebook.pictures import show_curves
 from comity.runs.description import chosen_metric, figure, setting
 from comity.runs.result import Result
 from comity.runs.run_warnings import warning_texts
@@ -32,10 +34,10 @@ def view_result(result: Result) -> str:
     if more:
         rows.insert(len(rows) // 2, [f"… {more} more", ""])
     lines = _lines(result.metrics, metric)
-    sent = summary["bytes"]
+    traffic = summary["bytes"]
     details = [
         (
-            f"up {size(sent['up'])}, down {size(sent['down'])}, peer {size(sent['peer'])},"
+            f"up {size(traffic['up'])}, down {size(traffic['down'])}, peer {size(traffic['peer'])},"
             f" {summary['steps']:,} steps, {duration(summary['seconds']['total'])}."
         ),
         *warning_texts(summary, "during", "after"),
@@ -44,7 +46,8 @@ def view_result(result: Result) -> str:
         f"{summary['algorithm']}: {figure(summary, metric)} (mean over parties); {setting(summary)}"
     )
     parties = table(["party", f"test {metric.title}"], rows)
-    return page(title, parties, curves(lines, f"Test {metric.title}"), sentences(details))
+    chart = show_curves(Curves(f"Test {metric.title}", lines))
+    return page(title, parties, chart, sentences(details))
 
 
 def _lines(rows: Sequence[Note], metric: Metric) -> dict[str, dict[int, float]]:
@@ -84,7 +87,7 @@ def view_comparison(comparison: Comparison) -> str:
         f"{setting(first.summary)}{seeds}",
         sentences(f"{question} {reply}" for question, reply in questions.items()),
         table(*columns(row.cells(several) for row in ranked)),
-        curves(lines, f"Test {metric.title}"),
+        show_curves(Curves(f"Test {metric.title}", lines)),
         table(["party", "answer"], answers, words=2, folded=(1,)) if answers else "",
         sentences([comparison.reading] if answers else []),
         sentences(f"* {text}" for row in comparison.rows for text in row.caveats),

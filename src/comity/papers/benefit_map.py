@@ -274,7 +274,9 @@ def _certainty(selected: Sequence[Place]) -> list[str]:
     return [_markdown(heads, rows), text]
 
 
-# The picture is written as plain SVG, so that equal figures give equal bytes.
+# The picture is a file of the repository, which a test compares with the data. It is written as
+# plain SVG and not by `comity.charts`, so that equal figures give equal bytes: the SVG that
+# vl-convert writes depends on its version and on the machine's fonts.
 
 BLUE, WHITE, ORANGE = (33, 102, 172), (255, 255, 255), (217, 95, 2)
 """Colours for help, no effect and hurt that people with red-green blindness can distinguish."""

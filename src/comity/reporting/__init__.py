@@ -223,11 +223,11 @@ def _reproduction(path: Path) -> list[Block]:
 
 def _reproduced_row(row: dict[str, str]) -> list[str]:
     """Return the cells of one row of `table.csv`."""
-    paper, measured = _mean_and_std(row, "paper"), _mean_and_std(row, "measured")
+    paper_text, measured_text = _mean_and_std(row, "paper"), _mean_and_std(row, "measured")
     difference = ""
-    if paper and measured:
+    if paper_text and measured_text:
         difference = f"{float(row['measured']) - float(row['paper']):+.2f}"
-    return [row["column"], row["row"], paper, measured or row["note"], difference]
+    return [row["column"], row["row"], paper_text, measured_text or row["note"], difference]
 
 
 def _mean_and_std(row: dict[str, str], name: str) -> str:

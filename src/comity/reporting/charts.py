@@ -1,41 +1,16 @@
-"""Parts of Vega-Lite specifications that several charts share.
-
-Colours have names such as "@bad", which a theme (`themes`) maps to values.
-"""
+"""What the page's charts share: the methods' colours, and words around charts."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from typing import Any
+from collections.abc import Container, Sequence
 
-from comity.reporting.blocks import Checkbox, VegaSpec
+from comity.charts.chart import VegaSpec
 from comity.reporting.gather import Group
 
-SHOWN_METHODS = "shown"
-"""The name of the Vega parameter that holds the methods whose boxes are ticked."""
 DISTINGUISHABLE = 8
 """How many colours of methods, or shapes of points, a reader can tell apart."""
 MAX_PARTIES = 60
 """The most parties in a chart that has a line for each: more do not fit."""
-HALF_WIDTH = 500
-"""Pixels for the content of a chart of half the page's width, without its frame."""
-SHAPES = [
-    "circle",
-    "square",
-    "triangle-up",
-    "diamond",
-    "cross",
-    "triangle-down",
-    "triangle-right",
-    "triangle-left",
-]
-SIZE_EXPRESSION = (
-    "{0} >= 1e9 ? format({0} / 1e9, '{1}') + ' GB'"
-    " : {0} >= 1e6 ? format({0} / 1e6, '{1}') + ' MB'"
-    " : {0} >= 1e3 ? format({0} / 1e3, '{1}') + ' kB'"
-    " : format({0}, '{1}') + ' B'"
-)
-"""A Vega expression that writes bytes with a unit: {0} is the value, {1} the number format."""
 
 
 def method_colours(group: Group) -> dict[str, str]:
@@ -83,125 +58,9 @@ def colour_by_method(
     }
 
 
-def shown_methods_param(methods: Sequence[str]) -> VegaSpec:
-    """Return the parameter of charts that follow the page's boxes."""
-    return {"name": SHOWN_METHODS, "value": list(methods)}
-
-
-BYTES_AS_TEXT: VegaSpec = {"calculate": SIZE_EXPRESSION.format("datum.bytes", ".3~r"), "as": "sent"}
-"""A transform that adds the field `sent`, the bytes with a unit, for tooltips."""
-KEEP_SHOWN: VegaSpec = {"filter": f"indexof({SHOWN_METHODS}, datum.method) >= 0"}
-"""A transform that keeps the rows of methods whose boxes are ticked."""
-
-
-def quantitative(field: str, title: str | None, **more: Any) -> VegaSpec:
-    """Return the encoding of a number."""
-    return {"field": field, "type": "quantitative", "title": title, **more}
-
-
-def percent_axis(
-    field: str, title: str | None, over: Sequence[float] = (), **more: Any
-) -> VegaSpec:
-    """Return an axis of fractions, shown in percent, which need not begin at zero.
-
-    With values to stretch `over`, the axis covers exactly their range. Charts to be compared get
-    the same values.
-    """
-    scale: VegaSpec = {"zero": False, "nice": True}
-    if over:
-        scale["domain"] = [min(over), max(over)]
-    return quantitative(field, title, axis={"format": ".0%"}, scale=scale, **more)
-
-
 def capitalize_first(title: str) -> str:
     """Return the text with its first letter in upper case and the rest unchanged."""
     return title[:1].upper() + title[1:]
-
-
-def round_axis(rounds: Iterable[int]) -> VegaSpec:
-    """Return an axis of rounds, without the fractions that Vega puts between few integers."""
-    distinct = set(rounds)
-    first, last = min(distinct), max(distinct)
-    ticks = {"values": list(range(first, last + 1))} if last - first <= 10 else {}
-    return quantitative("round", "round", axis={"format": "d", **ticks})
-
-
-def bytes_axis(field: str, title: str | None, over: Sequence[float] = ()) -> VegaSpec:
-    """Return an axis of bytes.
-
-    With values to stretch `over`, the axis is logarithmic and covers their range, whichever of
-    them the chart shows: a logarithmic axis without values fails.
-    """
-    scale: VegaSpec = {"type": "linear"}
-    if over:
-        scale = {"type": "log", "domain": [0.8 * min(over), 1.25 * max(over)], "nice": False}
-    axis = {
-        "labelExpr": SIZE_EXPRESSION.format("datum.value", "~g"),
-        "tickCount": 6,
-        "labelSeparation": 10,
-        "labelBound": 5,
-    }
-    return quantitative(field, title, axis=axis, scale=scale)
-
-
-def log_checkbox(*paths: tuple[str | int, ...]) -> Checkbox:
-    """Return a checkbox that makes the axes of bytes at these paths logarithmic."""
-    return Checkbox(
-        "logarithmic",
-        tuple(((*path, "scale", "type"), "log", "linear") for path in paths),
-        ticked=True,
-    )
-
-
-def nominal(field: str, title: str | None, order: Sequence[str] | None = None) -> VegaSpec:
-    """Return the encoding of names, in the given order or that of the data."""
-    return {
-        "field": field,
-        "type": "nominal",
-        "title": title,
-        "sort": None if order is None else list(order),
-    }
-
-
-def tooltip(field: str, title: str, number_format: str | None = None) -> VegaSpec:
-    """Return a line of a tooltip: a number with a format, or text."""
-    if number_format is None:
-        return {"field": field, "title": title, "type": "nominal"}
-    return {"field": field, "title": title, "type": "quantitative", "format": number_format}
-
-
-def line_with_points(encoding: VegaSpec, tips: list[VegaSpec], size: int) -> list[VegaSpec]:
-    """Return the layers of a line and of its points.
-
-    Only the points have tooltips: a line would show the figures of its first point everywhere.
-    """
-    return [
-        {"mark": {"type": "line"}, "encoding": encoding},
-        {
-            "mark": {"type": "point", "filled": True, "size": size, "opacity": 1},
-            "encoding": (
-                {k: v for k, v in encoding.items() if k != "strokeDash"} | {"tooltip": tips}
-            ),
-        },
-    ]
-
-
-def legend(orient: str, columns: int, title: str | None = None) -> VegaSpec:
-    """Return a legend above or below a chart. On a narrow screen the page halves its columns."""
-    return {"title": title, "orient": orient, "columns": columns}
-
-
-def fitting_legend(names: Sequence[str], title: str, most: int) -> VegaSpec:
-    """Return a legend below a chart of half the page's width, with as many names in a row as fit,
-    between 2 and `most`.
-    """
-    name_width = 7 * max(map(len, names)) + 26
-    return legend("bottom", max(2, min(most, HALF_WIDTH // name_width)), title)
-
-
-def rows_height(rows: int, row_height: int = 20) -> int:
-    """Return the height of a chart with that many rows."""
-    return row_height * max(rows, 1) + 10
 
 
 def truncation_note(count: int, most: int = MAX_PARTIES) -> str:
@@ -220,36 +79,3 @@ def unique_name(name: str, used: Container[str]) -> str:
         count += 1
         candidate = f"{name}-{count}"
     return candidate
-
-
-def heatmap(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]) -> VegaSpec:
-    """Return a matrix of colours, with figures in its cells if there is room for them.
-
-    Both axes list their names in `sort`.
-    """
-    columns, rows = len(across["sort"]), len(down["sort"])
-    labels_fit = sum(len(name) for name in across["sort"]) < 60
-    figures_fit = columns <= 10
-    colour = {k: v for k, v in value.items() if k != "format"}
-    if figures_fit:
-        colour["legend"] = None
-    cells: VegaSpec = {"mark": {"type": "rect", "stroke": "@page"}, "encoding": {"color": colour}}
-    figures: VegaSpec = {
-        "mark": {"type": "text", "fontSize": 11},
-        "encoding": {
-            "text": {
-                "field": value["field"],
-                "type": "quantitative",
-                "format": value.get("format", ".2f"),
-            },
-        },
-    }
-    return {
-        "height": rows_height(rows, 26 if rows <= 12 else 16),
-        "encoding": {
-            "x": {**across, "axis": {"labelAngle": 0 if labels_fit else -40}},
-            "y": down,
-            "tooltip": tips,
-        },
-        "layer": [cells, figures] if figures_fit else [cells],
-    }

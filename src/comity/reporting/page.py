@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from markupsafe import Markup
 
+from comity.charts.chart import Chart, Data
+from comity.charts.themes import CONFIG, DARK, LIGHT
 from comity.data.files import cache_folder
-from comity.reporting.blocks import Block, Chart, Code, Data, Facts, Pictures, Section, Table, Text
+from comity.reporting.blocks import Block, Code, Facts, Pictures, Section, Table, Text
 from comity.reporting.charts import method_colours, unique_name
 from comity.reporting.gather import Group
-from comity.reporting.themes import CONFIG, DARK, LIGHT
 from comity.runs.checkpoint import write_atomically
 
 if TYPE_CHECKING:

@@ -111,14 +111,16 @@ class Run:
         return int(match[1]) if match else 0
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the run has ended. Its summary need not be readable."""
         return self._files.ended
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:
         """The summary. None if the run has not ended or the summary is damaged."""
-        return self._read(self._files.summary, self._checked_summary, None) if self.ended else None
+        return (
+            self._read(self._files.summary, self._checked_summary, None) if self.has_ended else None
+        )
 
     def _checked_summary(self) -> dict[str, Any]:
         """Return the summary with everything that the page uses.
@@ -193,7 +195,7 @@ class Run:
             content = table.salvage(self.folder)
             may_be_empty = table is METRICS and self.between_sites  # sites may withhold all figures
             incomplete = content.open_end or not (content.rows or may_be_empty)
-            if content.damaged or (self.ended and incomplete):
+            if content.damaged or (self.has_ended and incomplete):
                 self._add_problem(f"{table.name} is damaged")
             return content.rows
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from comity.charts.chart import Chart, VegaSpec
+from comity.charts.encodings import SHOWN_METHODS
+from comity.charts.render import KINDS, complete, picture
+from comity.charts.themes import CONFIG, LIGHT
 from comity.errors import UsageError
-from comity.reporting.blocks import Chart, Section, Table, VegaSpec
-from comity.reporting.charts import SHOWN_METHODS, unique_name
+from comity.reporting.blocks import Section, Table
+from comity.reporting.charts import unique_name
 from comity.reporting.gather import Group, file_problems, gather
 from comity.reporting.sections.answer import ANSWERS, IDEAS, MEASURES, answer
-from comity.reporting.themes import CONFIG, LIGHT, apply_theme
 
-KINDS = ("pdf", "svg", "png")
 COLUMN = 252
 """The width of a column in the two-column formats of IEEE and ACM, in points."""
 
@@ -28,7 +32,10 @@ def draw(groups: Sequence[tuple[Group, list[Section]]], folder: Path, kind: str)
             name = f"{group.name}-{chart.name}" if len(groups) > 1 else chart.name
             name = re.sub(r"[^\w+.-]+", "-", name).strip("-")
             name = unique_name(name, {path.stem for path in paths})
-            paths.append(_write(folder, name, kind, figure(chart, group)))
+            path = folder / f"{name}.{kind}"
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture(figure(chart, group), kind))
+            paths.append(path)
     return paths
 
 
@@ -40,14 +47,8 @@ def check_kind(kind: str) -> None:
 
 def figure(chart: Chart, group: Group) -> VegaSpec:
     """Return a chart's specification for a paper: of the width of a column, with a legend."""
-    spec = chart.standalone_spec()
+    spec = copy.deepcopy(chart.spec)
     _add_legends(spec, group.names)
-    spec = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": COLUMN - 70,
-        "padding": 2,
-        **spec,
-    }
     if spec.get("height", 0) >= 200 and "y" not in spec.get("encoding", {}):
         spec["height"] = 150
     small = {"labelFontSize": 8, "titleFontSize": 8}
@@ -56,8 +57,9 @@ def figure(chart: Chart, group: Group) -> VegaSpec:
         "line": {"strokeWidth": 1.3},
         "legend": CONFIG["legend"] | small | {"orient": "bottom", "columns": 3, "symbolSize": 40},
     }
-    themed: VegaSpec = apply_theme(spec | {"config": config, "background": "#ffffff"}, LIGHT)
-    return themed
+    narrow = replace(chart, spec=spec)
+    frame = {"width": COLUMN - 70, "padding": 2, "background": "#ffffff"}
+    return complete(narrow, LIGHT, config, **frame)
 
 
 def _add_legends(spec: Any, methods: list[str]) -> None:
@@ -72,20 +74,6 @@ def _add_legends(spec: Any, methods: list[str]) -> None:
     elif isinstance(spec, list):
         for part in spec:
             _add_legends(part, methods)
-
-
-def _write(folder: Path, name: str, kind: str, spec: VegaSpec) -> Path:
-    import vl_convert
-
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.{kind}"
-    if kind == "svg":
-        path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
-    elif kind == "pdf":
-        path.write_bytes(vl_convert.vegalite_to_pdf(spec))
-    else:
-        path.write_bytes(vl_convert.vegalite_to_png(spec, ppi=300))
-    return path
 
 
 def ranking(folder: str | Path, kind: str, target: float | None = None) -> str:

@@ -58,11 +58,6 @@ class Ranked(MethodSummary):
         assert self.mean is not None
         return self.mean
 
-    @property
-    def sent(self) -> float | None:
-        """All bytes of a run, without evaluation; None if no run is finished."""
-        return self.bytes.get("total")
-
 
 MATTER = ("over SOLO", "gained", "hurt")
 """The columns of the ranking that compare with SOLO. A narrow screen shows them first."""
@@ -128,10 +123,10 @@ def _add_outcome(
 def _add_warnings(section: Section, group: Group) -> None:
     """Add warnings about runs that are not finished, about the settings, and about the results."""
     for run in group.runs:
-        if not run.ended:
-            planned = f" of {run.experiment.rounds}" if run.experiment else ""
+        if not run.has_ended:
+            total = f" of {run.experiment.rounds}" if run.experiment else ""
             section.say(
-                f"{run.method}, seed {run.seed}, is not finished: it has {run.last_round}{planned}"
+                f"{run.method}, seed {run.seed}, is not finished: it has {run.last_round}{total}"
                 f" rounds. Go on with: comity resume {shlex.quote(str(run.folder))}",
                 "missing",
             )
@@ -198,10 +193,10 @@ def _explain_columns(group: Group, target: float | None, requested: bool) -> str
             " paired over test samples."
         )
     elif group.solo and len(group.methods) > 1:
-        counted = "parties" if group.same_parties else "parties of every seed"
+        parties_text = "parties" if group.same_parties else "parties of every seed"
         about += (
             " Over SOLO: points more than by training alone, mean over parties, with half of its"
-            f" 95% interval's width. Gained, hurt: {counted} whose own interval excludes zero."
+            f" 95% interval's width. Gained, hurt: {parties_text} whose own interval excludes zero."
             f" Intervals are paired over test samples{correction_note(group)}."
         )
     if target is not None:
@@ -426,8 +421,8 @@ def _target_cells(row: Ranked) -> list[str]:
     if len(row.reached) < len(row.figure):
         return [f"{len(row.reached)} of {len(row.figure)} seeds", ""]
     rounds = statistics.fmean(result.round for result in row.reached)
-    sent = statistics.fmean(result.bytes for result in row.reached)
-    return [str(round(rounds)), size(sent)]
+    mean_bytes = statistics.fmean(result.bytes for result in row.reached)
+    return [str(round(rounds)), size(mean_bytes)]
 
 
 def _ranking(ranked: list[Ranked], group: Group, target: float | None) -> Table:
@@ -441,7 +436,7 @@ def _ranking(ranked: list[Ranked], group: Group, target: float | None) -> Table:
 def _ranking_cells(row: Ranked, group: Group, target: float | None) -> dict[str, str]:
     """Return a method's cells by column."""
     if not row.figure:
-        state = "unreadable" if all(run.ended for run in row.method.runs) else "not finished"
+        state = "unreadable" if all(run.has_ended for run in row.method.runs) else "not finished"
         return {"method": row.method.name, group.metric.title: state}
     cells = row.cells(len(row.figure) > 1) | {"method": row.method.name}
     omitted: set[str] = set()

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
-from comity.reporting.blocks import Chart, Checkbox, Data, Section, VegaSpec
-from comity.reporting.charts import (
+from comity.charts.chart import Chart, Checkbox, Data, VegaSpec
+from comity.charts.curves import FEW, line_layers
+from comity.charts.encodings import (
     BYTES_AS_TEXT,
     KEEP_SHOWN,
     bytes_axis,
-    capitalize_first,
-    colour_by_method,
     log_checkbox,
     percent_axis,
     round_axis,
     shown_methods_param,
     tooltip,
 )
+from comity.reporting.blocks import Section
+from comity.reporting.charts import capitalize_first, colour_by_method
 from comity.reporting.gather import Group, Method
 
-FEW = 12
-"""Up to this many evaluations, each has a point: a line of one evaluation would be invisible."""
 MAX_ROWS = 20_000
 """The parties' lines are thinned to about this many rows, so that the page opens quickly."""
 
@@ -31,7 +31,7 @@ def curves(group: Group) -> Section:
     section = Section("curves", f"How {group.metric.title} grows")
     data = curves_data(group)
     if not data.columns["round"]:
-        if any(run.ended for run in group.runs):
+        if any(run.has_ended for run in group.runs):
             section.say("No figures by round are known here.", "missing")
         else:
             section.say("No run has been evaluated yet.", "missing")
@@ -41,13 +41,13 @@ def curves(group: Group) -> Section:
     scope = f"of {group.site}" if group.site else "mean over parties"
     alt = f"Test {group.metric.title}, {scope}{band}. At the end: {', '.join(ends)}."
     section.blocks.append(_by_round(data, group, alt))
-    sent = [
+    byte_counts = [
         row["bytes"]
         for row in data.rows()
         if not row["alone"] and row["round"] > 0 and row["bytes"]
     ]
-    if sent:
-        section.blocks.append(_by_bytes(data, group, alt, sent))
+    if byte_counts:
+        section.blocks.append(_by_bytes(data, group, alt, byte_counts))
     return section
 
 
@@ -146,14 +146,11 @@ def _y_axis(data: Data, group: Group) -> VegaSpec:
     return percent_axis(group.metric.name, f"test {group.metric.title}", ends)
 
 
-def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
-    """Return the layers of a band, a line, and points with tooltips.
-
-    The points have a selection of their own, without `nearest`: with it, Vega-Lite's tooltips show
-    "undefined" for text fields.
-    """
+def _layers(
+    x: VegaSpec, y: VegaSpec, group: Group, transform: Sequence[VegaSpec] = ()
+) -> list[VegaSpec]:
+    """Return the layers of the means over parties: bands over seeds, lines, and points."""
     only_means = {"filter": f"datum.party == '' && datum.round >= {_first_round(group)}"}
-    colour = colour_by_method(group)
     tips = [
         tooltip("method", "method"),
         tooltip("round", "round"),
@@ -162,36 +159,13 @@ def _layers(x: VegaSpec, y: VegaSpec, group: Group) -> list[VegaSpec]:
     if has_seeds(group):
         tips += [tooltip("spread", "± over seeds", ".1%"), tooltip("seeds", "seeds", "d")]
     tips.append(tooltip("sent", "sent so far"))
-    few_points = max(len(run.curve) for run in group.runs) <= FEW
-    mark = {"type": "line", "point": {"size": 25}} if few_points else {"type": "line"}
-    band: VegaSpec = {
-        "transform": [only_means],
-        "mark": {"type": "area", "opacity": 0.15},
-        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": colour},
-    }
-    line: VegaSpec = {
-        "transform": [only_means],
-        "mark": mark,
-        "encoding": {"x": x, "y": y, "color": colour},
-    }
-    near: VegaSpec = {
-        "transform": [only_means, BYTES_AS_TEXT],
-        "params": [
-            {
-                "name": "near",
-                "select": {"type": "point", "on": "pointerover", "clear": "pointerout"},
-            }
-        ],
-        "mark": {"type": "point", "filled": True, "size": 140},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "color": colour,
-            "tooltip": tips,
-            "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0},
-        },
-    }
-    return [band, line, near]
+    return line_layers(
+        {"x": x, "y": y, "color": colour_by_method(group)},
+        tips,
+        min(len(run.curve) for run in group.runs if run.curve),
+        ("low", "high"),
+        [only_means, *transform, BYTES_AS_TEXT],
+    )
 
 
 def _by_round(data: Data, group: Group, alt: str) -> Chart:
@@ -239,9 +213,9 @@ def _by_round(data: Data, group: Group, alt: str) -> Chart:
     )
 
 
-def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
+def _by_bytes(data: Data, group: Group, alt: str, byte_counts: list[float]) -> Chart:
     scope = f"to and from {group.site}" if group.site else "all parties together"
-    x = bytes_axis("bytes", f"bytes sent so far, {scope}", sent)
+    x = bytes_axis("bytes", f"bytes sent so far, {scope}", byte_counts)
     y = _y_axis(data, group)
     solo_line: VegaSpec = {  # SOLO sends nothing, so its result is a horizontal line
         "transform": [
@@ -260,12 +234,8 @@ def _by_bytes(data: Data, group: Group, alt: str, sent: list[float]) -> Chart:
             ],
         },
     }
-    layers = _layers(x, y, group)
-    for layer in layers:
-        layer["transform"] = [
-            *layer["transform"],
-            {"filter": "datum.round > 0 && datum.bytes > 0 && !datum.alone"},
-        ]
+    senders = {"filter": "datum.round > 0 && datum.bytes > 0 && !datum.alone"}
+    layers = _layers(x, y, group, [senders])
     spec = {
         "height": 300,
         "params": [shown_methods_param(group.names)],

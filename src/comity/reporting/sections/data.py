@@ -13,22 +13,15 @@ import torch
 from torch import Tensor
 
 from comity.base.key import Key
+from comity.charts.chart import Chart, Data, VegaSpec
+from comity.charts.encodings import heatmap, legend, nominal, quantitative, rows_height, tooltip
 from comity.data import Federation
 from comity.errors import describe
 from comity.measure.frechet import pairwise
 from comity.measure.representations import Projection
 from comity.measure.separability import LEAST, separability
-from comity.reporting.blocks import Chart, Data, Pictures, Section, VegaSpec
-from comity.reporting.charts import (
-    MAX_PARTIES,
-    heatmap,
-    legend,
-    nominal,
-    quantitative,
-    rows_height,
-    tooltip,
-    truncation_note,
-)
+from comity.reporting.blocks import Pictures, Section
+from comity.reporting.charts import MAX_PARTIES, truncation_note
 from comity.reporting.gather import Group
 from comity.reporting.readable import PARTS, Run
 from comity.spec import parse
@@ -372,8 +365,11 @@ def feature_names(federation: Federation) -> list[str]:
     (width,) = federation.shape
     if federation.schema and len(federation.schema.feature_names) == width:
         return list(federation.schema.feature_names)
-    marked = federation.preprocess.marked
-    return [*(f"x{k}" for k in range(width - len(marked))), *(f"x{k} missing" for k in marked)]
+    missing_marks = federation.preprocess.marked
+    return [
+        *(f"x{k}" for k in range(width - len(missing_marks))),
+        *(f"x{k} missing" for k in missing_marks),
+    ]
 
 
 def _mark_missing(values: Tensor, names: Sequence[str]) -> Tensor:

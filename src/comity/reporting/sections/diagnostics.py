@@ -16,24 +16,15 @@ from functools import partial
 from typing import Any
 
 from comity import algorithms
+from comity.charts.chart import Chart, Data, VegaSpec
+from comity.charts.curves import line_layers
+from comity.charts.encodings import heatmap, nominal, quantitative, round_axis, rows_height, tooltip
 from comity.core.diagnostics import CurveByRound, Diagnostic, ParameterNorms, PartyMatrix
 from comity.core.server import Note
 from comity.core.wrapper import chain
 from comity.errors import UsageError, describe
-from comity.reporting.blocks import Chart, Data, Section, VegaSpec
-from comity.reporting.charts import (
-    MAX_PARTIES,
-    capitalize_first,
-    colour_by_method,
-    heatmap,
-    line_with_points,
-    nominal,
-    quantitative,
-    round_axis,
-    rows_height,
-    tooltip,
-    truncation_note,
-)
+from comity.reporting.blocks import Section
+from comity.reporting.charts import MAX_PARTIES, capitalize_first, colour_by_method, truncation_note
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.reporting.sections.wire import communicates
@@ -219,14 +210,14 @@ def _curve(group: Group, methods: list[Method], diagnostic: CurveByRound) -> Cha
         tooltip(diagnostic.value, diagnostic.value, number_format),
     ]
     tips += [tooltip(SPREAD, "± over seeds", number_format)] if several else []
-    layers = line_with_points(
+    layers = line_layers(
         {
             "x": round_axis(t for line in lines.values() for t in line),
             "y": y,
             "color": colour_by_method(group, only=list(lines)),
         },
         tips,
-        40,
+        min(map(len, lines.values())),
     )
     alt = capitalize_first(diagnostic.meaning)
     if diagnostic.reference is not None:

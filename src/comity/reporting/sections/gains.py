@@ -12,20 +12,13 @@ from typing import Any, Literal
 
 import torch
 
+from comity.charts.chart import Chart, Data, VegaSpec
+from comity.charts.encodings import heatmap, legend, nominal, percent_axis, rows_height, tooltip
 from comity.measure.fairness import fairness
 from comity.measure.gain import Gain, gains_from_answers, paired_gain
 from comity.metrics.metrics import ACCURACY, Metric
-from comity.reporting.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.reporting.charts import (
-    capitalize_first,
-    colour_by_method,
-    heatmap,
-    legend,
-    nominal,
-    percent_axis,
-    rows_height,
-    tooltip,
-)
+from comity.reporting.blocks import Section, Table
+from comity.reporting.charts import capitalize_first, colour_by_method
 from comity.reporting.gather import Group, Method
 from comity.reporting.readable import Run
 from comity.runs.caveats import join_names

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 
 from comity.base.key import Key
+from comity.charts.chart import Chart, Data, VegaSpec
+from comity.charts.encodings import SHAPES, fitting_legend, quantitative, tooltip
 from comity.errors import describe
 from comity.measure.representations import CUT, OFFSET, Representation, extract
 from comity.measure.separability import LEAST, separability
-from comity.reporting.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.reporting.charts import DISTINGUISHABLE, SHAPES, fitting_legend, quantitative, tooltip
+from comity.reporting.blocks import Section, Table
+from comity.reporting.charts import DISTINGUISHABLE
 from comity.reporting.gather import Group, Method
 from comity.reporting.plane import map_to_plane
 from comity.reporting.sections.data import class_names

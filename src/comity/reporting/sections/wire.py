@@ -5,29 +5,28 @@ closed form.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from comity.core.party import Traffic
-from comity.core.wrapper import chain
-from comity.errors import describe
-from comity.reporting.blocks import Chart, Data, Section, Table, VegaSpec
-from comity.reporting.charts import (
+from comity.charts.chart import Chart, Data, VegaSpec
+from comity.charts.curves import line_layers
+from comity.charts.encodings import (
     KEEP_SHOWN,
-    MAX_PARTIES,
     bytes_axis,
-    colour_by_method,
     legend,
-    line_with_points,
     log_checkbox,
     nominal,
     round_axis,
     rows_height,
     shown_methods_param,
     tooltip,
-    truncation_note,
 )
+from comity.core.party import Traffic
+from comity.core.wrapper import chain
+from comity.errors import describe
+from comity.reporting.blocks import Section, Table
+from comity.reporting.charts import MAX_PARTIES, colour_by_method, truncation_note
 from comity.reporting.gather import Group, Method
 from comity.reporting.sections.privacy import privacy
 from comity.runs.build import SimulatedRun
@@ -183,13 +182,15 @@ def _rounds(methods: list[Method], group: Group) -> Chart | None:
         tooltip("round", "round"),
         tooltip("bytes", "bytes", ",.0f"),
     ]
+    points = Counter((row["method"], row["direction"]) for row in rows)
+    layers = line_layers(encoding, tips, min(points.values()))
     spec: VegaSpec = {
         "height": 220,
         "params": [shown_methods_param(names)],
         "transform": [KEEP_SHOWN],
-        "layer": line_with_points(encoding, tips, 30),
+        "layer": layers,
     }
-    box = log_checkbox(*(("layer", k, "encoding", "y") for k in range(2)))
+    box = log_checkbox(*(("layer", k, "encoding", "y") for k in range(len(layers))))
     alt = (
         f"Bytes in each round of {_counted_parties(group)}, by method and direction."
         f" {_describe_changes(rows, names)}"
@@ -296,11 +297,11 @@ def _add_closed_form(section: Section, methods: list[Method]) -> None:
             part.traits.bytes_formula for part in parts if part.traits.bytes_formula
         )
         formulas.append([method.name, "; ".join(part_formulas)])
-        measured = {
+        ledger_bytes = {
             kind: sum(row.bytes for row in run.ledger if row.kind == kind) for kind in KINDS
         }
-        setup_bytes.append(measured.pop("setup"))
-        rows += [[method.name, *cells] for cells in _compare_bytes(expected, measured)]
+        setup_bytes.append(ledger_bytes.pop("setup"))
+        rows += [[method.name, *cells] for cells in _compare_bytes(expected, ledger_bytes)]
     if not rows:
         return
     several = any(len(method.runs) > 1 for method in methods)
@@ -337,11 +338,11 @@ def _expected_bytes(job: SimulatedRun) -> Traffic:
     return total
 
 
-def _compare_bytes(expected: Traffic, measured: Mapping[str, int]) -> list[list[str]]:
+def _compare_bytes(expected: Traffic, ledger_bytes: Mapping[str, int]) -> list[list[str]]:
     """Return rows of direction, bytes expected, bytes measured, and their difference."""
     pairs = {
         DIRECTIONS[kind]: (getattr(expected, kind), count)
-        for kind, count in measured.items()
+        for kind, count in ledger_bytes.items()
         if count or getattr(expected, kind)
     }
     totals = [sum(counts) for counts in zip(*pairs.values(), strict=True)] or [0, 0]

@@ -1,4 +1,4 @@
-"""Colours and fonts of charts: a light theme, a dark theme, and the common Vega configuration.
+"""Colours and fonts of charts: themes, and the common Vega configuration.
 
 Methods have the colours of Okabe and Ito (2008), which colour-blind readers can tell apart, and
 lighter versions of them on a dark background. Text is legible on the colours of a matrix.
@@ -56,6 +56,24 @@ DARK: Theme = {
     "@c6": "#b292e6",
     "@c7": "#c99873",
 }
+EITHER: Theme = {
+    "@page": "transparent",
+    "@text": "currentColor",
+    "@soft": "currentColor",
+    "@line": "currentColor",
+    "@grid": "currentColor",
+    "@c0": "#2f7de1",
+    "@c1": "#d9480f",
+    "@c2": "#2b8a3e",
+    "@c3": "#c2255c",
+    "@c4": "#7048e8",
+    "@c5": "#0c8599",
+    "@c6": "#a16207",
+    "@c7": "#868e96",
+}
+"""For pictures inside a document that is light or dark, such as a notebook. Text and axes have the
+document's own colour. The colours of lines have contrast to white and to black.
+"""
 
 
 def apply_theme(spec: Any, theme: Theme) -> Any:

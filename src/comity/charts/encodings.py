@@ -1,0 +1,163 @@
+"""Parts of Vega-Lite specifications that several charts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from comity.charts.chart import Checkbox, VegaSpec
+
+SHOWN_METHODS = "shown"
+"""The name of the Vega parameter that holds the methods whose boxes are ticked."""
+HALF_WIDTH = 500
+"""Pixels for the content of a chart of half the page's width, without its frame."""
+SHAPES = [
+    "circle",
+    "square",
+    "triangle-up",
+    "diamond",
+    "cross",
+    "triangle-down",
+    "triangle-right",
+    "triangle-left",
+]
+SIZE_EXPRESSION = (
+    "{0} >= 1e9 ? format({0} / 1e9, '{1}') + ' GB'"
+    " : {0} >= 1e6 ? format({0} / 1e6, '{1}') + ' MB'"
+    " : {0} >= 1e3 ? format({0} / 1e3, '{1}') + ' kB'"
+    " : format({0}, '{1}') + ' B'"
+)
+"""A Vega expression that writes bytes with a unit: {0} is the value, {1} the number format."""
+
+
+def shown_methods_param(methods: Sequence[str]) -> VegaSpec:
+    """Return the parameter of charts that follow the page's boxes."""
+    return {"name": SHOWN_METHODS, "value": list(methods)}
+
+
+BYTES_AS_TEXT: VegaSpec = {"calculate": SIZE_EXPRESSION.format("datum.bytes", ".3~r"), "as": "sent"}
+"""A transform that adds the field `sent`, the bytes with a unit, for tooltips."""
+KEEP_SHOWN: VegaSpec = {"filter": f"indexof({SHOWN_METHODS}, datum.method) >= 0"}
+"""A transform that keeps the rows of methods whose boxes are ticked."""
+
+
+def quantitative(field: str, title: str | None, **more: Any) -> VegaSpec:
+    """Return the encoding of a number."""
+    return {"field": field, "type": "quantitative", "title": title, **more}
+
+
+def percent_axis(
+    field: str, title: str | None, over: Sequence[float] = (), **more: Any
+) -> VegaSpec:
+    """Return an axis of fractions, shown in percent, which need not begin at zero.
+
+    With values to stretch `over`, the axis covers exactly their range. Charts to be compared get
+    the same values.
+    """
+    scale: VegaSpec = {"zero": False, "nice": True}
+    if over:
+        scale["domain"] = [min(over), max(over)]
+    return quantitative(field, title, axis={"format": ".0%"}, scale=scale, **more)
+
+
+def round_axis(rounds: Iterable[int]) -> VegaSpec:
+    """Return an axis of rounds, without the fractions that Vega puts between few integers."""
+    distinct = set(rounds)
+    first, last = min(distinct), max(distinct)
+    ticks = {"values": list(range(first, last + 1))} if last - first <= 10 else {}
+    return quantitative("round", "round", axis={"format": "d", **ticks})
+
+
+def bytes_axis(field: str, title: str | None, over: Sequence[float] = ()) -> VegaSpec:
+    """Return an axis of bytes.
+
+    With values to stretch `over`, the axis is logarithmic and covers their range, whichever of
+    them the chart shows: a logarithmic axis without values fails.
+    """
+    scale: VegaSpec = {"type": "linear"}
+    if over:
+        scale = {"type": "log", "domain": [0.8 * min(over), 1.25 * max(over)], "nice": False}
+    axis = {
+        "labelExpr": SIZE_EXPRESSION.format("datum.value", "~g"),
+        "tickCount": 6,
+        "labelSeparation": 10,
+        "labelBound": 5,
+    }
+    return quantitative(field, title, axis=axis, scale=scale)
+
+
+def log_checkbox(*paths: tuple[str | int, ...]) -> Checkbox:
+    """Return a checkbox that makes the axes of bytes at these paths logarithmic."""
+    return Checkbox(
+        "logarithmic",
+        tuple(((*path, "scale", "type"), "log", "linear") for path in paths),
+        ticked=True,
+    )
+
+
+def nominal(field: str, title: str | None, order: Sequence[str] | None = None) -> VegaSpec:
+    """Return the encoding of names, in the given order or that of the data."""
+    return {
+        "field": field,
+        "type": "nominal",
+        "title": title,
+        "sort": None if order is None else list(order),
+    }
+
+
+def tooltip(field: str, title: str, number_format: str | None = None) -> VegaSpec:
+    """Return a line of a tooltip: a number with a format, or text."""
+    if number_format is None:
+        return {"field": field, "title": title, "type": "nominal"}
+    return {"field": field, "title": title, "type": "quantitative", "format": number_format}
+
+
+def legend(orient: str, columns: int, title: str | None = None) -> VegaSpec:
+    """Return a legend above or below a chart. On a narrow screen the page halves its columns."""
+    return {"title": title, "orient": orient, "columns": columns}
+
+
+def fitting_legend(names: Sequence[str], title: str, most: int) -> VegaSpec:
+    """Return a legend below a chart of half the page's width, with as many names in a row as fit,
+    between 2 and `most`.
+    """
+    name_width = 7 * max(map(len, names)) + 26
+    return legend("bottom", max(2, min(most, HALF_WIDTH // name_width)), title)
+
+
+def rows_height(rows: int, row_height: int = 20) -> int:
+    """Return the height of a chart with that many rows."""
+    return row_height * max(rows, 1) + 10
+
+
+def heatmap(across: VegaSpec, down: VegaSpec, value: VegaSpec, tips: list[VegaSpec]) -> VegaSpec:
+    """Return a matrix of colours, with figures in its cells if there is room for them.
+
+    Both axes list their names in `sort`.
+    """
+    columns, rows = len(across["sort"]), len(down["sort"])
+    labels_fit = sum(len(name) for name in across["sort"]) < 60
+    figures_fit = columns <= 10
+    colour = {k: v for k, v in value.items() if k != "format"}
+    if figures_fit:
+        colour["legend"] = None
+    cells: VegaSpec = {"mark": {"type": "rect", "stroke": "@page"}, "encoding": {"color": colour}}
+    figures: VegaSpec = {
+        "mark": {"type": "text", "fontSize": 11},
+        "encoding": {
+            "text": {
+                "field": value["field"],
+                "type": "quantitative",
+                "format": value.get("format", ".2f"),
+            },
+        },
+    }
+    return {
+        "height": rows_height(rows, 26 if rows <= 12 else 16),
+        "encoding": {
+            "x": {**across, "axis": {"labelAngle": 0 if labels_fit else -40}},
+            "y": down,
+            "tooltip": tips,
+        },
+        "layer": [cells, figures] if figures_fit else [cells],
+    }
