@@ -40,17 +40,17 @@ def find(name: str) -> type[AnyAlgorithm]:
     ):
         module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     else:
-        plugged = [e for e in entry_points(group="comity.algorithms") if e.name == name]
-        if not plugged:
+        entries = [e for e in entry_points(group="comity.algorithms") if e.name == name]
+        if not entries:
             raise unknown("algorithm", name, names())
-        module = plugged[0].load()
+        module = entries[0].load()
     methods = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm)]
-    marked = [c for c in methods if getattr(c, "__algorithm__", None) == module.__name__]
-    if len(marked) != 1:
+    algorithm_classes = [c for c in methods if getattr(c, "__algorithm__", None) == module.__name__]
+    if len(algorithm_classes) != 1:
         raise UsageError(
-            f"{name} must mark exactly one class with @algorithm, but marks {len(marked)}."
+            f"{name} must mark exactly one class with @algorithm, but marks {len(algorithm_classes)}."
         )
-    return marked[0]
+    return algorithm_classes[0]
 
 
 @dataclass(frozen=True)
@@ -107,18 +107,18 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
                     f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance."
                 )
             cls.check_host(method, specs[0].name, spec.name)
-            method = _built(spec, cls, {"host": method, **values})
+            method = _build(spec, cls, {"host": method, **values})
         elif method is not None:
             raise UsageError(
                 f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'."
             )
         else:
-            method = _built(spec, cls, values)
+            method = _build(spec, cls, values)
     assert method is not None
     return method
 
 
-def _built(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAlgorithm:
+def _build(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAlgorithm:
     try:
         return cls(**values)
     except TypeError as why:  # a user's class that lacks a method, or has a field without a default

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from comity.base.content import AVERAGED_PART, REPRESENTATIONS, describe
-from comity.components.discriminator import carried, discriminator, labelled
+from comity.components.discriminator import carry_over, discriminator, label_by_owner
 from comity.components.divergence import kl_from_uniform
 from comity.components.server_steps import shared_names
 from comity.components.views import Supervision, supervision
@@ -39,7 +39,7 @@ from comity.core.diagnostics import CurveByRound
 from comity.privacy.mechanisms import bound_rows
 from comity.privacy.options import PrivateRows, PrivateRowsAccounting
 
-SEEN = "adcol.seen"
+LAST_EPOCH_ROWS = "adcol.seen"
 
 
 @record
@@ -153,7 +153,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     ) -> Params:
         """D after its epochs on R_i with label slot[i], l.6-9."""
         task = self.discriminator(server.info.width, len(slot))
-        data = labelled({slot[i]: reps.z for i, reps in R.items()})
+        data = label_by_owner({slot[i]: reps.z for i, reps in R.items()})
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None)
         return self.fit_on_server(server, task, D, data, server.key("discriminator"), how)
 
@@ -191,13 +191,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             last_z = torch.full(shape, torch.nan, dtype=train.x.dtype, device=train.x.device)
         judges = Judges([D for D in past if D], last_z)
         fitted = await self.supervision.fit(party, self.eq2, F_i, key, judges)
-        return fitted.theta, fitted.scratch.get(SEEN)
+        return fitted.theta, fitted.scratch.get(LAST_EPOCH_ROWS)
 
     def eq2(self, task: LearningTask, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(F_i, batch.x, train=True)
         if judges.seen is not None:  # later batches overwrite: the last epoch remains
-            last_z = batch.scratch.get(SEEN, judges.seen)
-            batch.scratch[SEEN] = last_z.index_copy(0, batch.indices, z.detach().flatten(1))
+            last_z = batch.scratch.get(LAST_EPOCH_ROWS, judges.seen)
+            batch.scratch[LAST_EPOCH_ROWS] = last_z.index_copy(0, batch.indices, z.detach().flatten(1))
         value = task.objective(F_i, z, batch)
         for D in judges.past:
             disc = self.discriminator(task.width, len(D["out.bias"]))
@@ -233,7 +233,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         cohort = server.sample(t)
         slot = {i: j for j, i in enumerate(cohort)}
         new = self.discriminator(server.info.width, len(cohort)).init(server.key("slots"))
-        D = carried(s.D, new, self.disc_carry)
+        D = carry_over(s.D, new, self.disc_carry)
         R = server.call(self.local, dict.fromkeys(cohort, replace(s, D={})))  # i and ii
         D = self.train_discriminator(D, R, slot, server)  # iii
         self.charge_server(server, list(R), set())
@@ -258,7 +258,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     ) -> None:
         """Log how often D names the right party, and how far its answers are from uniform."""
         task = self.discriminator(server.info.width, len(slot))
-        data = labelled({slot[i]: reps.z for i, reps in R.items()})
+        data = label_by_owner({slot[i]: reps.z for i, reps in R.items()})
         answers = in_chunks(lambda z: task.logits(D, z), data.x)
         server.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
         for i in R:

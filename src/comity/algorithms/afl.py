@@ -54,7 +54,7 @@ class Afl(Agnostic[Model]):
         w = (
             mean.value() if any(s.lam[i] for i in losses) else s.theta
         )  # nobody of any weight was heard
-        return Mixture(w, self.raised(s.lam, losses, self.lam_lr, server))
+        return Mixture(w, self.raise_weights(s.lam, losses, self.lam_lr, server))
 
     @on_party
     async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Judged]:

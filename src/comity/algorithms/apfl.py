@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
-from comity.components.pair import named, part
+from comity.components.pair import add_prefix, strip_prefix
 from comity.core import *
 
 W, V, ALPHA = "w.", "v.", "alpha"
@@ -68,13 +68,13 @@ class Apfl(AveragedModel[ApflState]):
         self, state: ApflState, m: Model, party: Party, key: Key
     ) -> tuple[ApflState, Model]:
         w = m.theta | self.private_part(state.w, party.task)
-        start = named(W, w) | named(V, state.v) | {ALPHA: state.alpha}
+        start = add_prefix(W, w) | add_prefix(V, state.v) | {ALPHA: state.alpha}
         only = None if self.adaptive else frozenset(start.keys() - {ALPHA})
         # Not together: the mixture and its gradient are as large as the weights, and one party's
         # stay in the cache.
         theta = (await party.fit(self.both, start, key, only=only, batched=False)).theta
-        w = part(theta, W)
-        return ApflState(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(
+        w = strip_prefix(theta, W)
+        return ApflState(w, strip_prefix(theta, V), theta[ALPHA].clamp(0, 1)), Model(
             self.shared_part(w, party.task)
         )
 
@@ -84,12 +84,12 @@ class Apfl(AveragedModel[ApflState]):
         """
         with torch.no_grad():
             theta[ALPHA].clamp_(0, 1)  # where the last step may have left it
-        w = part(theta, W)
-        v_bar = mixture(theta[ALPHA], part(theta, V), {k: x.detach() for k, x in w.items()})
-        of_w = replace(batch, scratch=part(batch.scratch, W))
-        of_v = replace(batch, scratch=part(batch.scratch, V))
+        w = strip_prefix(theta, W)
+        v_bar = mixture(theta[ALPHA], strip_prefix(theta, V), {k: x.detach() for k, x in w.items()})
+        of_w = replace(batch, scratch=strip_prefix(batch.scratch, W))
+        of_v = replace(batch, scratch=strip_prefix(batch.scratch, V))
         value = task.loss(w, of_w) + task.loss(v_bar, of_v)
-        batch.scratch.update(named(W, of_w.scratch) | named(V, of_v.scratch))
+        batch.scratch.update(add_prefix(W, of_w.scratch) | add_prefix(V, of_v.scratch))
         return value
 
     @on_party

@@ -211,10 +211,10 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         """
         new = [j for j in p if j not in had]
         ids = [new[k] for k in key.fold("new").permutation(len(new)).tolist()][: self.downloads]
-        left = [j for j in p if j not in ids]
-        if few := self.downloads - len(ids):
-            chances = torch.tensor([base ** abs(p[j]) for j in left])
-            ids += [left[k] for k in chances.multinomial(few, generator=key.generator()).tolist()]
+        remaining = [j for j in p if j not in ids]
+        if missing := self.downloads - len(ids):
+            chances = torch.tensor([base ** abs(p[j]) for j in remaining])
+            ids += [remaining[k] for k in chances.multinomial(missing, generator=key.generator()).tolist()]
         return sorted(ids)
 
     @on_party
@@ -257,5 +257,5 @@ class AppleAccounting(Accounting[Apple]):
         n, size = len(info.names), info.task.bytes(without=info.task.private)
         fewer = self.method.fewer(n)
         downloads = self.method.downloads if fewer else n - 1
-        each = Traffic(up=size + (4 * downloads if fewer else 0), down=downloads * size + 4 * n + 8)
-        return sum([each] * len(cohort), Traffic())
+        per_party = Traffic(up=size + (4 * downloads if fewer else 0), down=downloads * size + 4 * n + 8)
+        return sum([per_party] * len(cohort), Traffic())

@@ -90,7 +90,7 @@ class Drfa(Agnostic[Until]):
         judges = server.key("judges").choose(m, n)
         losses = server.call(self.judge, dict.fromkeys(sorted(judges), Snapshot(snapshot.value())))
         v = {i: n / m * loss for i, loss in losses.items()}
-        return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, server))
+        return Mixture(w.value(), self.raise_weights(s.lam, v, tau * self.lam_lr, server))
 
     @on_party
     async def local(
@@ -134,5 +134,5 @@ class DrfaAccounting(AveragingAccounting[Drfa]):
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        each = 2 * self.shared_bytes(info) + 4
-        return Traffic(up=len(cohort) * each, down=len(cohort) * each)
+        size = 2 * self.shared_bytes(info) + 4
+        return Traffic(up=len(cohort) * size, down=len(cohort) * size)

@@ -44,7 +44,7 @@ from torch import Tensor
 from comity.base.content import REPRESENTATIONS, WEIGHTS, Content, describe
 from comity.components.classwise import features_of
 from comity.components.clusters import left_in_clusters
-from comity.components.discriminator import both_sides, discriminator, labelled, shares_of
+from comity.components.discriminator import both_sides, discriminator, label_by_owner, shares_of
 from comity.core import *
 
 SOURCE, TARGET = 0, 1
@@ -133,9 +133,9 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         """The targets of a round, and the sources of each; one target has a part in every round
         that has sources.
         """
-        one = info.names.index(self.target) if self.target in info.names else len(info.names) - 1
+        target_id = info.names.index(self.target) if self.target in info.names else len(info.names) - 1
         plan = {
-            k: [i for i in cohort if i != k] for k in (cohort if self.target == "each" else [one])
+            k: [i for i in cohort if i != k] for k in (cohort if self.target == "each" else [target_id])
         }
         return {k: sources for k, sources in plan.items() if sources}
 
@@ -175,26 +175,26 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             k: {i: replies[i][k] for i in sources if i in replies} for k, sources in plan.items()
         }
         lessons = {
-            k: {i: Lesson(one.theta, s.DI[k][i]) for i, one in by.items()}
-            for k, by in by_target.items()
-            if by
+            k: {i: Lesson(reply.theta, s.DI[k][i]) for i, reply in by_source.items()}
+            for k, by_source in by_target.items()
+            if by_source
         }
         models, DI = dict(s.models), dict(s.DI)
         for k, adapted in server.call(self.adapt, lessons).items():
             models[k] = adapted.theta
             DI[k] = DI[k] | {
-                i: self.told_apart(DI[k][i], one.z, adapted.z, server, (k, i))
-                for i, one in by_target[k].items()
+                i: self.train_identifier(DI[k][i], reply.z, adapted.z, server, (k, i))
+                for i, reply in by_target[k].items()
             }
             for i, share in adapted.attention.items():
                 server.note(f"attention/{server.info.name(i)}", share, party=k)
         return Targets(models, DI)
 
-    def told_apart(
+    def train_identifier(
         self, DI: Params, z_i: Tensor, z_t: Tensor, server: Server, pair: tuple[int, int]
     ) -> Params:
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None, augment=None)
-        data = labelled({SOURCE: z_i, TARGET: z_t})
+        data = label_by_owner({SOURCE: z_i, TARGET: z_t})
         task = self.identifier(server.info.width)
         return server.fit(
             both_sides,
@@ -217,7 +217,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             begin = lesson.theta | state.get(k, state[NOBODY])
             if self.mu:
                 judges = Judges([lesson.DI], torch.tensor(TARGET, device=party.data.train.y.device))
-                theta = (await party.fit(self.taught, begin, key, judges)).theta
+                theta = (await party.fit(self.source_loss, begin, key, judges)).theta
             else:
                 theta = (await party.fit(plain, begin, key)).theta
             state = {**state, k: keep(theta, private)}
@@ -246,7 +246,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
                 for rows in z.values()
             ]
             share = {
-                i: each / sum(fit) for i, each in zip(m, fit, strict=True)
+                i: value / sum(fit) for i, value in zip(m, fit, strict=True)
             }  # softmax(−log(W_k / W_1))
         theta = average({i: lesson.theta for i, lesson in m.items()}, share) | private
         if self.mu:
@@ -255,19 +255,19 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             )
             body = frozenset(theta.keys() - task.head_names)
             theta = (
-                await party.fit(self.confused, theta, key, judges, samples=unlabelled, only=body)
+                await party.fit(self.target_loss, theta, key, judges, samples=unlabelled, only=body)
             ).theta
         reply = Adapted(drop(theta, task.private), features_of(task, theta, unlabelled), share)
         return {**state, party.id: keep(theta, task.private)}, reply
 
-    def taught(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
+    def source_loss(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(theta, batch.x, train=True)
-        return task.objective(theta, z, batch) + self.mu * self.told(task, z, judges)
+        return task.objective(theta, z, batch) + self.mu * self.identifier_loss(task, z, judges)
 
-    def confused(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
-        return self.mu * self.told(task, task.features(theta, batch.x, train=True), judges)
+    def target_loss(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
+        return self.mu * self.identifier_loss(task, task.features(theta, batch.x, train=True), judges)
 
-    def told(self, task: LearningTask, z: Tensor, judges: Judges) -> Tensor:
+    def identifier_loss(self, task: LearningTask, z: Tensor, judges: Judges) -> Tensor:
         """How far the identifiers are from taking z for what is wanted."""
         disc, labels = self.identifier(task.width), judges.wanted.expand(len(z))
         return torch.stack([cross_entropy(disc.logits(D, z), labels) for D in judges.DI]).mean()

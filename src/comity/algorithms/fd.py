@@ -97,7 +97,7 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
     ) -> tuple[Params, Answers]:
         task = party.task
         F_i = (await party.fit(self.eq1, F_i, key, on_device(m, party.device))).theta
-        return F_i, Answers(*self.told(party, lambda x: task.logits(F_i, x), key))
+        return F_i, Answers(*self.class_means_of(party, lambda x: task.logits(F_i, x), key))
 
     def eq1(self, task: LearningTask, F_i: Params, batch: Batch, m: Teacher) -> Tensor:
         logits = task.head(F_i, task.features(F_i, batch.x, train=True), train=True)

@@ -82,18 +82,18 @@ class FedMtl(Algorithm[Relations, Params, Held]):
 
     def check(self, info: Info) -> None:
         info.same_architecture("fed-mtl")
-        if not self.sent(info.task.init(Key(0)), info.task):
+        if not self.trainable_part(info.task.init(Key(0)), info.task):
             raise UsageError(
                 f"Nothing of {info.task.network.name} would be shared: all its weights stay at the"
                 " party."
             )
 
-    def sent(self, theta: Params, task: LearningTask) -> Params:
+    def trainable_part(self, theta: Params, task: LearningTask) -> Params:
         return trainable(drop(theta, task.private))
 
     def init_server(self, key: Key, info: Info) -> Relations:
         m = len(info.names)
-        first = self.sent(info.task.init(key), info.task)
+        first = self.trainable_part(info.task.init(key), info.task)
         omega = torch.eye(m) - 1 / m if self.relation == "surrogate" else torch.eye(m)
         return Relations(
             {k: torch.stack([v] * m) for k, v in first.items()},
@@ -109,25 +109,25 @@ class FedMtl(Algorithm[Relations, Params, Held]):
         d = sum(w[0].numel() for w in W.values())
         return (2 * 10.0 ** -(math.floor(math.log10(d)) + 2),) * 2
 
-    def held(self, s: Relations, ids: Sequence[int]) -> dict[int, Held]:
+    def anchors(self, s: Relations, ids: Sequence[int]) -> dict[int, Held]:
         """a_t and c of some parties; a newcomer's a_t is the mean of all."""
         m = len(s.omega)
         lam1, lam2 = self.lambdas(s.W)
         c = lam1 * torch.linalg.eigvalsh(s.omega)[-1].item() + lam2
-        one = torch.eye(m).to(s.omega)
-        back = (lam1 * s.omega + lam2 * one) / (c or 1.0)
+        identity = torch.eye(m).to(s.omega)
+        back = (lam1 * s.omega + lam2 * identity) / (c or 1.0)
         shares = torch.stack(
-            [one[t] - back[t] if t < m else torch.full_like(one[0], 1 / m) for t in ids]
+            [identity[t] - back[t] if t < m else torch.full_like(identity[0], 1 / m) for t in ids]
         )
         to = {k: torch.tensordot(shares, w, 1) for k, w in s.W.items()}
         return {t: Held({k: a[n] for k, a in to.items()}, c) for n, t in enumerate(ids)}
 
     def message_for(self, s: Relations, i: int) -> Held:
-        return self.held(s, [i])[i]
+        return self.anchors(s, [i])[i]
 
     def round(self, s: Relations, server: Server, t: int) -> Relations:
         W = {k: w.clone() for k, w in s.W.items()}
-        for i, reply in server.replies(self.local, self.held(s, server.sample(t))):
+        for i, reply in server.replies(self.local, self.anchors(s, server.sample(t))):
             for k, w in reply.theta.items():
                 W[k][i] = w
         return Relations(W, precision(W, self.epsilon) if self.relation == "learned" else s.omega)
@@ -135,7 +135,7 @@ class FedMtl(Algorithm[Relations, Params, Held]):
     @on_party
     async def local(self, w_t: Params, m: Held, party: Party, key: Key) -> tuple[Params, Model]:
         fitted = await party.fit(plain, w_t, key, pull=Pull(m.to, m.weight) if m.weight else None)
-        return fitted.theta, Model(self.sent(fitted.theta, party.task))
+        return fitted.theta, Model(self.trainable_part(fitted.theta, party.task))
 
     @on_party
     async def warm_up(self, w_t: Params, m: Held, party: Party, key: Key) -> tuple[Params, None]:

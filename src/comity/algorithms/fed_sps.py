@@ -39,7 +39,7 @@ from torch import Tensor
 
 from comity.base.content import Content, describe_reply
 from comity.components.attack import Attacks, Range
-from comity.components.choice import Asks, remembered
+from comity.components.choice import Asks, moving_average
 from comity.components.overlap import (
     Help,
     Overlaps,
@@ -198,7 +198,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     async def send(
         self, state: FedSpsState, m: Group, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
-        peers = self.chosen(state.scores, m.ids, key.fold("peers"))
+        peers = self.choose_peers(state.scores, m.ids, key.fold("peers"))
         return state, dict.fromkeys(peers, seal(Model(drop(state.h, party.task.private)), to=peers))
 
     @on_party
@@ -206,14 +206,14 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         self, state: FedSpsState, m: Empty, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Help]]]:
         private = keep(state.h, party.task.private)
-        clean, bad, lam = self.perturbed(state, party, key)
+        clean, bad, lam = self.perturb_batch(state, party, key)
         helps = {
             i: seal(self.help(model.theta | private, clean, bad, party.task), to=i)
             for i, model in party.inbox.items()
         }
         return replace(state, lam=lam), helps
 
-    def perturbed(
+    def perturb_batch(
         self, state: FedSpsState, party: Party, key: Key
     ) -> tuple[Samples, Tensor, float]:
         """A batch of the party's samples, the same after T, and λ."""
@@ -247,13 +247,13 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     ) -> tuple[FedSpsState, dict[int, float]]:
         helps = dict(party.inbox)
         if self.code_compat and self.beta:
-            clean, bad, _ = self.perturbed(state, party, key)
+            clean, bad, _ = self.perturb_batch(state, party, key)
             helps[party.id] = self.help(state.h, clean, bad, party.task)
         how = self.stretch(m, self.holds, party.training, len(party.data.train))
         after = await self.train_locally(state, helps, how, party, key)
         helps.pop(party.id, None)
         scores = (
-            remembered(state.scores, self.given(state, party, key, helps)) if self.peers else {}
+            moving_average(state.scores, self.score_helps(state, party, key, helps)) if self.peers else {}
         )
         return replace(after, scores=scores), {j: h.overlap for j, h in helps.items()}
 
@@ -292,7 +292,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     ) -> tuple[FedSpsState, None]:
         return await self.train_locally(state, {}, party.training, party, key), None
 
-    def given(
+    def score_helps(
         self, state: FedSpsState, party: Party, key: Key, helps: dict[int, Help]
     ) -> dict[int, float]:
         if self.score == "overlap":

@@ -63,7 +63,7 @@ class Both:
     sent: Params
 
 
-def merged(both: Both, W: Params) -> Params:
+def merge(both: Both, W: Params) -> Params:
     """Eq. 4; where there are no weights, the received model."""
     return both.sent | {k: torch.lerp(both.mine[k], both.sent[k], w) for k, w in W.items()}
 
@@ -102,7 +102,7 @@ class FedAla(AveragedModel[AlaState]):
     ) -> tuple[AlaState, Model]:
         both = Both(state.previous, m.theta | state.private)
         W = await self.weights(state, both, party, key.fold("weights")) if state.previous else {}
-        theta = await self.train_locally(merged(both, W), m, party, key)
+        theta = await self.train_locally(merge(both, W), m, party, key)
         task = party.task
         return AlaState(self.private_part(theta, task), keep(theta, self.highest(task)), W), Model(
             self.shared_part(theta, task)
@@ -144,7 +144,7 @@ class FedAla(AveragedModel[AlaState]):
         with torch.no_grad():
             for w in W.values():
                 w.clamp_(0, 1)  # where the last step may have left it
-        value = task.loss(merged(both, W) | {k: v for k, v in theta.items() if is_buffer(k)}, batch)
+        value = task.loss(merge(both, W) | {k: v for k, v in theta.items() if is_buffer(k)}, batch)
         batch.scratch[LOSS] = (
             batch.scratch[LOSS] + value.detach() if LOSS in batch.scratch else value.detach()
         )
@@ -154,7 +154,7 @@ class FedAla(AveragedModel[AlaState]):
         return replace(state, private=theta | state.private)
 
     def deployed_model(self, state: AlaState, m: Model, party: Party) -> Params:
-        return merged(Both(state.previous, m.theta | state.private), state.W)
+        return merge(Both(state.previous, m.theta | state.private), state.W)
 
     # -- declarations ------------------------------------------------------------------------------
 

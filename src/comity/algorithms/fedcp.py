@@ -92,9 +92,9 @@ class Separated(Around):
         )
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
-        return self.separated(theta, z, train)
+        return self.separated_logits(theta, z, train)
 
-    def separated(
+    def separated_logits(
         self, theta: Params, h: Tensor, train: bool, noise: Tensor | None = None
     ) -> Tensor:
         """The answer; `noise` is added to the policy before its softmax."""
@@ -176,7 +176,7 @@ class FedCp(FedAvg):
     def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Model) -> Tensor:
         assert isinstance(task, Separated)
         h = task.features(theta, batch.x, train=True)
-        value = task.inner.criterion(task.separated(theta, h, True, batch.drawn), h, batch)
+        value = task.inner.criterion(task.separated_logits(theta, h, True, batch.drawn), h, batch)
         if not self.lam:
             return value
         with torch.no_grad():

@@ -76,13 +76,13 @@ class Offered:
     models: dict[int, Params]
 
 
-def apart(one: Params, other: Params, norm: int) -> float:
+def distance_between(theta: Params, other: Params, norm: int) -> float:
     """‖one − other‖ over all that is trained."""
-    gap = torch.cat([(one[k] - v).flatten() for k, v in trainable(other).items()])
+    gap = torch.cat([(theta[k] - v).flatten() for k, v in trainable(other).items()])
     return float(torch.linalg.vector_norm(gap, norm))
 
 
-def chosen(
+def choose_models(
     affinity: Sequence[float], candidates: Sequence[int], count: int, epsilon: float, key: Key
 ) -> list[int]:
     """`count` candidates: the one with the highest affinity that is left (ties at random), or with
@@ -133,7 +133,7 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         for i in uploads:
             candidates = self.sources(server.info, i, list(uploads))
             key = server.key("models", server.info.stream(i))
-            ids = chosen(s.P[i].tolist(), candidates, self.downloads(len(candidates)), epsilon, key)
+            ids = choose_models(s.P[i].tolist(), candidates, self.downloads(len(candidates)), epsilon, key)
             if ids:
                 offered[i] = Offered({j: uploads[j] for j in ids})
         P = s.P.clone()
@@ -194,7 +194,7 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         loss = score_on_validation(party.task, theta, held_out_data).loss
         weights = {}
         for n, theta_n in models.items():
-            distance = apart(theta_n, theta, int(self.norm[1]))
+            distance = distance_between(theta_n, theta, int(self.norm[1]))
             w = (
                 (loss - score_on_validation(party.task, theta_n, held_out_data).loss) / distance
                 if distance
@@ -219,7 +219,7 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def deployed_model(self, state: FomoState, m: Empty, party: Party) -> Params:
         return state.trained
 
-    def told(self, downloads: int) -> int:
+    def weights_bytes(self, downloads: int) -> int:
         """Bytes of the weights that a party tells the server."""
         return 4 * (downloads + 1) if downloads else 0
 
@@ -256,11 +256,11 @@ class FedFomoAccounting(AveragingAccounting[FedFomo]):
         downloads = self.method.downloads(
             len(info.names)
         )  # at most: parties that were never heard have sent nothing
-        each = Traffic(
-            up=self.method.told(downloads),
+        per_newcomer = Traffic(
+            up=self.method.weights_bytes(downloads),
             down=downloads * info.task.bytes(without=self.method.private_names(info.task)),
         )
-        return sum([each] * len(info.late), Traffic())
+        return sum([per_newcomer] * len(info.late), Traffic())
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         downloads = [
@@ -268,6 +268,6 @@ class FedFomoAccounting(AveragingAccounting[FedFomo]):
         ]
         size = info.task.bytes(without=self.method.private_names(info.task))
         return Traffic(
-            up=len(cohort) * size + sum(map(self.method.told, downloads)),
+            up=len(cohort) * size + sum(map(self.method.weights_bytes, downloads)),
             down=sum(downloads) * size,
         )

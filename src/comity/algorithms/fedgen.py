@@ -88,7 +88,7 @@ class Labels:
     counts: Tensor = describe(CLASS_COUNTS)
 
 
-def drawn(labels: Tensor, count: int, key: Key) -> Tensor:
+def draw_labels(labels: Tensor, count: int, key: Key) -> Tensor:
     """y ∼ p̂."""
     return torch.multinomial(
         labels.cpu().float(), count, replacement=True, generator=key.generator()
@@ -137,7 +137,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         network = build.stage("gen2", linear(task.width)).build()
         return LearningTask(network, classes=task.width, cut=network.cut)
 
-    def made(self, task: LearningTask, G: Params, request: Wanted, train: bool = False) -> Tensor:
+    def generate(self, task: LearningTask, G: Params, request: Wanted, train: bool = False) -> Tensor:
         """G(y, ε) in the shape of the task's representations."""
         gen = self.generator(task)
         inputs = torch.cat([request.eps, F.one_hot(request.y, task.classes).float()], dim=1)
@@ -192,7 +192,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         heads = Ensemble(
             [size / total for size in sizes.values()], [reply.theta for reply in replies.values()]
         )
-        y = drawn(s.labels, self.gen_steps * self.gen_batch, server.key("labels"))
+        y = draw_labels(s.labels, self.gen_steps * self.gen_batch, server.key("labels"))
         how = Training("adam", self.gen_lr, batch=self.gen_batch, steps=self.gen_steps)
         key = server.key("generator")
         task = server.info.task
@@ -222,7 +222,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
 
     def j_g(self, task: LearningTask, G: Params, batch: Batch, ensemble: Ensemble) -> Tensor:
         eps: Tensor = batch.drawn
-        z = self.made(task, G, Wanted(batch.y, eps), train=True)
+        z = self.generate(task, G, Wanted(batch.y, eps), train=True)
         answers = zip(ensemble.shares, ensemble.heads, strict=True)
         logits = torch.stack([share * task.head(theta, z) for share, theta in answers]).sum(0)
         value = F.cross_entropy(logits, batch.y)
@@ -234,21 +234,21 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     ) -> tuple[FedGenState, Model]:
         generator = Generator(m.G, state.labels)
         theta = (
-            await party.fit(self.j_k, m.theta | state.private, key, generator, draw=self.wanted)
+            await party.fit(self.j_k, m.theta | state.private, key, generator, draw=self.draw_request)
         ).theta
         return replace(state, private=self.private_part(theta, party.task)), Model(
             self.shared_part(theta, party.task)
         )
 
-    def wanted(self, batch: Batch, key: Key, aux: Generator) -> Wanted:
+    def draw_request(self, batch: Batch, key: Key, aux: Generator) -> Wanted:
         """As many labels as a party's batch has samples, and ε."""
         key = key.fold("made")
-        y = drawn(aux.labels, len(batch.y), key)
+        y = draw_labels(aux.labels, len(batch.y), key)
         return Wanted(y, self.eps(len(y), key, y.device))
 
     def j_k(self, task: LearningTask, theta: Params, batch: Batch, aux: Generator) -> Tensor:
         request: Wanted = batch.drawn
-        z = self.made(task.plain, aux.G, request)
+        z = self.generate(task.plain, aux.G, request)
         return task.loss(theta, batch) + self.weight * cross_entropy(
             task.plain.head(theta, z), request.y
         )
@@ -274,8 +274,8 @@ class FedGenAccounting(AveragingAccounting[FedGen]):
         return {"Taught.G": self.method.generator(task), "Labels.counts": (task.classes,)}
 
     def start_traffic(self, info: Info) -> Traffic:
-        each = 4 * info.task.classes * len(info.names)
-        return Traffic(up=each, down=each)
+        size = 4 * info.task.classes * len(info.names)
+        return Traffic(up=size, down=size)
 
     def join_traffic(self, info: Info) -> Traffic:
         return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * info.task.classes)

@@ -126,12 +126,12 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         return Model(s.theta)
 
     def start(self, s: Guided, server: Server) -> Guided:
-        return self.given(s, [], server, server.info.parties)
+        return self.collect_meta_data(s, [], server, server.info.parties)
 
     def catch_up(self, s: Guided, server: Server, ids: Sequence[int]) -> Guided:
-        return self.given(s, [s.data], server, ids)
+        return self.collect_meta_data(s, [s.data], server, ids)
 
-    def given(self, s: Guided, before: list[Data], server: Server, ids: Sequence[int]) -> Guided:
+    def collect_meta_data(self, s: Guided, before: list[Data], server: Server, ids: Sequence[int]) -> Guided:
         """D_meta with what these parties send."""
         if not self.meta_lr:
             return s
@@ -147,10 +147,10 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         self, state: Params, m: Empty, party: Party, key: Key
     ) -> tuple[Params, Data]:
         train = party.data.train
-        subset = train.take(key.fold("meta").choose(self.handed(len(train)), len(train)))
+        subset = train.take(key.fold("meta").choose(self.meta_count(len(train)), len(train)))
         return state, Data(subset.x, subset.y.int() if party.task.classes else subset.y)
 
-    def handed(self, n: int) -> int:
+    def meta_count(self, n: int) -> int:
         return math.ceil(self.share * n)
 
     @only_averages
@@ -158,9 +158,9 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         w = server.mean(
             self.local, {i: self.message_for(s, i) for i in server.sample(t)}, server.info.sizes
         ).value.theta
-        return replace(s, theta=self.updated(w, s.data, server) if self.meta_lr else w)
+        return replace(s, theta=self.meta_update(w, s.data, server) if self.meta_lr else w)
 
-    def updated(self, w: Params, data: Data, server: Server) -> Params:
+    def meta_update(self, w: Params, data: Data, server: Server) -> Params:
         """Meta updating; it leaves BatchNorm's statistics alone, and what parties keep is here as
         it was before round 1.
         """
@@ -202,12 +202,12 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
                 adding(party.task, w_k), (zeros(w), 0), key.fold("evaluate"), once(how)
             )
         )
-        theta = plus(w, -self.server_lr, self.traced(g, past, party)) | {
+        theta = plus(w, -self.server_lr, self.backpropagate(g, past, party)) | {
             k: v for k, v in w_k.items() if is_buffer(k)
         }
         return self.private_part(theta, party.task), Model(self.shared_part(theta, party.task))
 
-    def traced(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:
+    def backpropagate(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:
         """From the gradient at w_k to that at w: back through v ← μ v + ∇f + λ w, w ← w − η v, step
         by step.
         """
@@ -270,5 +270,5 @@ class FedMetaAccounting(AveragingAccounting[FedMeta]):
     def start_traffic(self, info: Info) -> Traffic:
         sample = 4 * torch.Size(info.shape).numel() + 4
         return Traffic(
-            up=sum(map(self.method.handed, info.sizes)) * sample if self.method.meta_lr else 0
+            up=sum(map(self.method.meta_count, info.sizes)) * sample if self.method.meta_lr else 0
         )

@@ -40,10 +40,10 @@ from torch import Tensor
 
 from comity.base.content import CLASS_COUNTS, CLASS_MEANS, describe
 from comity.components.around import Around
-from comity.components.classwise import class_means, features_of, pooled
+from comity.components.classwise import class_means, features_of, pool_means
 from comity.core import *
 
-PROTOTYPES, KNOWN = "fedproto.prototypes", "fedproto.known"
+PROTOTYPES, KNOWN_CLASSES = "fedproto.prototypes", "fedproto.known"
 
 
 @record
@@ -82,7 +82,7 @@ class Nearest(Around):
         C = theta[PROTOTYPES]
         near = 2 * z @ C.T - C.square().sum(1) - z.square().sum(1, keepdim=True)  # eq. 4: −‖z − C‖²
         return torch.where(
-            theta[KNOWN] > 0, near, near.amin(1, keepdim=True) - 1
+            theta[KNOWN_CLASSES] > 0, near, near.amin(1, keepdim=True) - 1
         )  # what is not known is never the nearest
 
 
@@ -112,7 +112,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
     ) -> tuple[Params, Prototypes]:
         loss: Loss[Guide] = self.eq7 if self.lam else plain
         theta = (await party.fit(loss, theta, key, m)).theta
-        return theta, self.shown(theta, party)
+        return theta, self.local_prototypes(theta, party)
 
     def eq7(self, task: LearningTask, theta: Params, batch: Batch, m: Guide) -> Tensor:
         z = task.features(theta, batch.x, train=True)
@@ -124,7 +124,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
             pull = apart.square().mean() * (1 if self.reduction == "mean" else task.width)
         return task.objective(theta, z, batch) + self.lam * pull
 
-    def shown(self, theta: Params, party: Party) -> Prototypes:
+    def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
         """Eq. 3, of the trained model."""
         train = party.data.train
         return Prototypes(
@@ -147,7 +147,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
             mask = mask & (torch.bincount(party.data.train.y, minlength=party.task.classes) > 0)
         if self.answer == "head" or not mask.any():
             return theta
-        return theta | {PROTOTYPES: m.means, KNOWN: mask.to(m.means.dtype)}
+        return theta | {PROTOTYPES: m.means, KNOWN_CLASSES: mask.to(m.means.dtype)}
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class FedProto(SharesPrototypes[Bank]):
     def message_for(self, s: Bank, i: int) -> Guide:
         uploads = [s.last[j] for j in sorted(s.last)]
         return Guide(
-            *pooled([up.means for up in uploads], [up.counts for up in uploads], s.classes, s.width)
+            *pool_means([up.means for up in uploads], [up.counts for up in uploads], s.classes, s.width)
         )  # eq. 6
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
@@ -193,8 +193,8 @@ class FedProto(SharesPrototypes[Bank]):
         new = server.call(self.local, dict.fromkeys(server.sample(t), guide))
         return Bank(s.classes, s.width, s.last | new)
 
-    def shown(self, theta: Params, party: Party) -> Prototypes:
-        prototypes = super().shown(theta, party)
+    def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
+        prototypes = super().local_prototypes(theta, party)
         return (
             prototypes
             if self.weights == "samples"

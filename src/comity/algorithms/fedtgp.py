@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.algorithms.fedproto import Guide, Prototypes, SharesPrototypes
-from comity.components.classwise import pooled
+from comity.components.classwise import pool_means
 from comity.core import *
 from comity.models.stack import uniform
 from comity.training.kernels import linear
@@ -58,13 +58,13 @@ class Learnt:
     known: Tensor
 
 
-def made(theta: Params) -> Tensor:
+def generate_prototypes(theta: Params) -> Tensor:
     """All P̂^c, row by row."""
     hidden = F.relu(linear(theta[EMBEDDING], theta["in.weight"], theta["in.bias"]))
     return linear(hidden, theta["out.weight"], theta["out.bias"])
 
 
-def apart(a: Tensor, b: Tensor) -> Tensor:
+def distances(a: Tensor, b: Tensor) -> Tensor:
     """φ of each row of one and each of the other."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
@@ -93,7 +93,7 @@ class FedTgp(SharesPrototypes[Learnt]):
         return Learnt(embedding | layers, torch.zeros(c, dtype=torch.bool))
 
     def message_for(self, s: Learnt, i: int) -> Guide:
-        return Guide(made(s.F) * s.known[:, None], s.known)
+        return Guide(generate_prototypes(s.F) * s.known[:, None], s.known)
 
     def round(self, s: Learnt, server: Server, t: int) -> Learnt:
         guide = self.message_for(s, 0)
@@ -126,13 +126,13 @@ class FedTgp(SharesPrototypes[Learnt]):
         self, uploads: Collection[Prototypes], classes: int, width: int
     ) -> tuple[Tensor, Tensor]:
         """δ(t), and which classes were shown."""
-        Q, present = pooled(
+        Q, present = pool_means(
             [up.means for up in uploads],
             [(up.counts > 0).float() for up in uploads],
             classes,
             width,
         )
-        distance = apart(Q[present], Q[present])
+        distance = distances(Q[present], Q[present])
         others = distance[~torch.eye(len(distance), dtype=torch.bool)].view(len(distance), -1)
         if not others.numel():  # of one class there is no distance
             return torch.tensor(self.tau), present
@@ -140,11 +140,11 @@ class FedTgp(SharesPrototypes[Learnt]):
         return widest.clamp(max=self.tau), present
 
     def acl(self, task: LearningTask, theta: Params, batch: Batch, delta: Tensor) -> Tensor:
-        distance = apart(batch.x, made(theta))
+        distance = distances(batch.x, generate_prototypes(theta))
         return F.cross_entropy(-(distance + delta * F.one_hot(batch.y, distance.shape[1])), batch.y)
 
-    def shown(self, theta: Params, party: Party) -> Prototypes:
-        prototypes = super().shown(theta, party)
+    def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
+        prototypes = super().local_prototypes(theta, party)
         return Prototypes(prototypes.means, (prototypes.counts > 0).int())
 
     # -- declarations ------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ from comity.algorithms.feduad import (
 from comity.base.content import TRAINING_ACCURACY, describe_reply
 from comity.components.choice import with_the_worst
 from comity.components.classwise import features_of
-from comity.components.consensus import agreed
+from comity.components.consensus import consensus
 from comity.components.divergence import kl
 from comity.core import *
 
@@ -119,7 +119,7 @@ class FedUfo(FedUad):
     ) -> tuple[FedUadState, Both]:
         """Stage one."""
         new_state, reply = await super().align(state, m, party, key)
-        return new_state, self.looked(reply, state, m, party)
+        return new_state, self.add_accuracy(reply, state, m, party)
 
     @on_party
     async def local(
@@ -137,9 +137,9 @@ class FedUfo(FedUad):
         teachers = self.teachers(state, m, party, group, features)
         features = {j: z for j, z in features.items() if j != party.id} if self.uad else {}
         new_state, reply = await self.posterior(state, m, party, key, features, teachers)
-        return new_state, self.looked(reply, state, m, party)
+        return new_state, self.add_accuracy(reply, state, m, party)
 
-    def looked(self, reply: Both, state: FedUadState, m: Both, party: Party) -> Both:
+    def add_accuracy(self, reply: Both, state: FedUadState, m: Both, party: Party) -> Both:
         if not self.samples("last"):
             return reply
         return replace(reply, accuracy=self.accuracy((m.theta or state.w) | state.private, party))
@@ -163,7 +163,7 @@ class FedUfo(FedUad):
             logits = {
                 j: logits_of(state.private | prior.theta, features[j]) for j, prior in group.items()
             }
-            answers[GROUP] = agreed(
+            answers[GROUP] = consensus(
                 logits, {j: prior.counts for j, prior in group.items()}, self.target
             )  # eqs. 6 and 7
         if self.cgl:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
 from comity.components.divergence import kl
-from comity.components.pair import named, part
+from comity.components.pair import add_prefix, strip_prefix
 from comity.core import *
 
 OWN, COPY = "p.", "m."
@@ -65,17 +65,17 @@ class Fml(AveragedModel[FmlState]):
     async def local(
         self, state: FmlState, m: Model, party: Party, key: Key
     ) -> tuple[FmlState, Model]:
-        begin = named(OWN, state.personal) | named(COPY, m.theta | state.private)
+        begin = add_prefix(OWN, state.personal) | add_prefix(COPY, m.theta | state.private)
         theta = (await party.fit(self.mutual, begin, key)).theta
-        copy = part(theta, COPY)
-        return FmlState(self.private_part(copy, party.task), part(theta, OWN)), Model(
+        copy = strip_prefix(theta, COPY)
+        return FmlState(self.private_part(copy, party.task), strip_prefix(theta, OWN)), Model(
             self.shared_part(copy, party.task)
         )
 
     def mutual(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
         """L_p + L_m."""
-        of_p, alone = part(theta, OWN), task.personal
-        of_m = part(theta, COPY)
+        of_p, alone = strip_prefix(theta, OWN), task.personal
+        of_m = strip_prefix(theta, COPY)
         z_p = alone.features(of_p, batch.x, train=True)
         z_m = task.features(of_m, batch.x, train=True)
         p, m = alone.head(of_p, z_p, train=True), task.head(of_m, z_m, train=True)

@@ -49,7 +49,7 @@ GAMMA, BETA = VALVE + "gamma.", VALVE + "beta."
 GENERIC, PERSONAL = "gpfl.generic", "gpfl.personal"  # g and p_i
 
 
-def guided(names: frozenset[str]) -> frozenset[str]:
+def guide_names(names: frozenset[str]) -> frozenset[str]:
     """C and V."""
     return frozenset(k for k in names if k == EMBEDDING or k.startswith(VALVE))
 
@@ -111,15 +111,15 @@ class Gpfl(FedPer):
     def extend_task(self, task: LearningTask) -> LearningTask:
         return Valved.of(task)
 
-    def conditioned(self, theta: Params, party: Party) -> Params:
+    def add_conditions(self, theta: Params, party: Party) -> Params:
         """With g and p_i among the parameters."""
         C = theta[EMBEDDING]
         counts = torch.bincount(party.data.train.y, minlength=len(C)).to(C.dtype)
         return theta | {GENERIC: C.mean(0), PERSONAL: counts @ C / counts.sum()}
 
     async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
-        begin = self.conditioned(theta, party)
-        decayed = guided(frozenset(theta))
+        begin = self.add_conditions(theta, party)
+        decayed = guide_names(frozenset(theta))
         decay = Pull({k: torch.zeros_like(theta[k]) for k in decayed}, self.mu) if self.mu else None
         fitted = await party.fit(
             self.loss, begin, key, Frozen(theta[EMBEDDING]), only=frozenset(theta), pull=decay
@@ -139,7 +139,7 @@ class Gpfl(FedPer):
         return eq5 + cross_entropy(cosine, batch.y) + self.lam * mlg
 
     def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
-        return self.conditioned(m.theta | state, party)
+        return self.add_conditions(m.theta | state, party)
 
     # -- declarations ------------------------------------------------------------------------------
 

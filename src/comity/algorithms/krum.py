@@ -64,7 +64,7 @@ class Krum(RobustMean):
         nearest = distances(models).sort(1).values[:, 1:]  # without each one's distance to itself
         return nearest[:, : max(0, len(models) - self.f - 2)].sum(1)
 
-    def made_of(self, models: Sequence[Params]) -> Params:
+    def aggregate(self, models: Sequence[Params]) -> Params:
         best = self.scores(models).argsort(stable=True)[: self.m].tolist()
         return average({i: models[i] for i in best}, dict.fromkeys(best, 1.0))
 

@@ -31,5 +31,5 @@ from comity.core import *
 class Median(RobustMean):
     host: AnyAlgorithm
 
-    def made_of(self, models: Sequence[Params]) -> Params:
+    def aggregate(self, models: Sequence[Params]) -> Params:
         return trimmed_mean(models, (len(models) - 1) // 2)

@@ -101,12 +101,12 @@ class PartialFed(AveragedModel[PartialState]):
 
     def kept_of(self, theta: Params, logits: Tensor, task: LearningTask) -> PartialState:
         """A party's state after a training that ended at `theta`."""
-        names = self.unloaded(logits, theta, task)
+        names = self.personal_names(logits, theta, task)
         return PartialState(
             keep(theta, names), drop(theta, names) if self.strategy == "adaptive" else {}, logits
         )
 
-    def unloaded(self, logits: Tensor, theta: Params, task: LearningTask) -> frozenset[str]:
+    def personal_names(self, logits: Tensor, theta: Params, task: LearningTask) -> frozenset[str]:
         """A_i: the names that are not loaded from the global model."""
         if self.strategy == "fix":
             head = task.head_names
@@ -137,7 +137,7 @@ class PartialFed(AveragedModel[PartialState]):
                 decay=0.0,
             )
             request = party.fit(
-                self.relaxed,
+                self.mixture_loss,
                 {LOGITS: logits},
                 key.fold("strategy"),
                 sources,
@@ -145,7 +145,7 @@ class PartialFed(AveragedModel[PartialState]):
                 draw=self.gumbel,
             )
             logits = (await request).theta[LOGITS]
-        begin = m.theta | keep(last, self.unloaded(logits, last, task))
+        begin = m.theta | keep(last, self.personal_names(logits, last, task))
         theta = await self.train_locally(begin, m, party, key)
         return self.kept_of(theta, logits, task), Model(self.shared_part(theta, task))
 
@@ -155,7 +155,7 @@ class PartialFed(AveragedModel[PartialState]):
         )
         return -(-uniform.clamp(min=1e-20).log()).log().to(batch.x.device)
 
-    def relaxed(self, task: LearningTask, theta: Params, batch: Batch, sources: Sources) -> Tensor:
+    def mixture_loss(self, task: LearningTask, theta: Params, batch: Batch, sources: Sources) -> Tensor:
         """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l); what BatchNorm notes of it
         is forgotten.
         """

@@ -46,7 +46,7 @@ class Inner:
     alpha: float
 
 
-def moved(w: Params, by: float, along: Params) -> Params:
+def move(w: Params, by: float, along: Params) -> Params:
     """w + by · along; buffers stay."""
     return {k: w[k] if is_buffer(k) else w[k] + by * along[k] for k in w}
 
@@ -95,20 +95,20 @@ class PerFedAvg(FedAvg):
         """A function whose gradient is that of a local step."""
         xs, ys = batch.x.tensor_split(self.parts), batch.y.tensor_split(self.parts)
         D = [replace(batch, x=x, y=y) for x, y in zip(xs, ys, strict=True)]
-        w_tilde = moved(w, -aux.alpha, gradient(lambda at: task.loss(at, D[0]), w)[1])
+        w_tilde = move(w, -aux.alpha, gradient(lambda at: task.loss(at, D[0]), w)[1])
         if self.order == "fo":
             return task.loss(w_tilde, D[1])
         value, v = gradient(lambda at: task.loss(at, D[1]), w_tilde)
         along = sum(((w[k] - w[k].detach()) * v[k]).sum() for k in v)  # 0, and its gradient is v
-        twist = task.loss(moved(w, self.delta, v), D[2]) - task.loss(moved(w, -self.delta, v), D[2])
+        twist = task.loss(move(w, self.delta, v), D[2]) - task.loss(move(w, -self.delta, v), D[2])
         return value + along - aux.alpha / (2 * self.delta) * twist
 
     def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         how = party.training
-        one = Training(
+        one_step = Training(
             lr=self.inner(party).alpha, batch=how.batch, steps=1, min_batch=how.min_batch
         )
-        return party.adapted(m.theta | state, one)
+        return party.adapted(m.theta | state, one_step)
 
     # -- declarations ------------------------------------------------------------------------------
 

@@ -117,7 +117,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         )
         return party.task.init(key) | external
 
-    async def taught(self, theta: Params, m: Teacher, party: Party, key: Key) -> Params:
+    async def train_with_teacher(self, theta: Params, m: Teacher, party: Party, key: Key) -> Params:
         """E epochs under the method's loss."""
         if not (self.lambda_kd or self.lambda_disc):
             return (await party.fit(plain, theta, key)).theta
@@ -126,7 +126,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         teacher = replace(m, known=mask, means=mask * m.means, shared={})
         several = len(m.obs) > 1 or self.negatives == "marginal"
         return (
-            await party.fit(self.loss, theta, key, teacher, draw=self.drawn if several else None)
+            await party.fit(self.loss, theta, key, teacher, draw=self.draw_comparisons if several else None)
         ).theta
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, m: Teacher) -> Tensor:
@@ -146,7 +146,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         weigh_disc = self.lambda_disc / (task.classes if self.disc_reduction == "code" else 1)
         return cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
 
-    def drawn(self, batch: Batch, key: Key, m: Teacher) -> Drawn:
+    def draw_comparisons(self, batch: Batch, key: Key, m: Teacher) -> Drawn:
         key = key.fold("observation")
         n = len(batch.y)
         sets, classes = m.obs.shape[:2]
@@ -160,14 +160,14 @@ class SharesRepresentations(SendsMeans[S, C, M]):
             ).to(pick.device),
         )
 
-    def shown(self, theta: Params, party: Party, key: Key) -> Upload:
+    def make_upload(self, theta: Params, party: Party, key: Key) -> Upload:
         """What others may see of a party's representations: class means, and M↑ sets of
         observations.
         """
         if (
             party.hidden_means
         ):  # behind noise once: observations are the same means, which tells nothing more
-            means, counts = self.told(
+            means, counts = self.class_means_of(
                 party, lambda x: party.task.features(theta, x).flatten(1), key
             )
             return Upload(means, counts, means.repeat(self.m_up, 1, 1), counts > 0, {})
@@ -243,7 +243,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     def start(self, s: Bank, server: Server) -> Bank:
         if self.begin == "random":
             return s
-        return s.stored(server.call(self.show, dict.fromkeys(server.info.parties, Empty())), 0)
+        return s.store(server.call(self.show, dict.fromkeys(server.info.parties, Empty())), 0)
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         s = replace(s, round=t, draw=server.key("observations").bits)
@@ -251,7 +251,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         shared = average(
             {u: up.shared for u, up in new.items()}, {u: server.info.sizes[u] for u in new}
         )
-        return replace(s.stored(new, t), shared=shared)
+        return replace(s.store(new, t), shared=shared)
 
     def message_for(self, s: Bank, u: int) -> Teacher:
         return s.teacher(
@@ -266,12 +266,12 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     async def local(
         self, state: Params, m: Teacher, party: Party, key: Key
     ) -> tuple[Params, Upload]:
-        theta = await self.taught(state | m.shared, m, party, key)
+        theta = await self.train_with_teacher(state | m.shared, m, party, key)
         shared = keep(theta, shared_names(party.task, self.aggregate))
         return theta, replace(self.upload(theta, party, key), shared=shared)
 
     def upload(self, theta: Params, party: Party, key: Key) -> Upload:
-        result = self.shown(theta, party, key)
+        result = self.make_upload(theta, party, key)
         return (
             result
             if self.weights == "samples"
@@ -288,7 +288,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     def deployed_model(self, state: Params, m: Teacher, party: Party) -> Params:
         return state
 
-    def sent(self, info: Info) -> int:
+    def upload_bytes(self, info: Info) -> int:
         """Bytes of one upload."""
         return info.task.classes * (4 * (self.m_up + 1) * info.width + 5)
 
@@ -342,7 +342,7 @@ class RelayAccounting(Accounting[Relay]):
 
     def start_traffic(self, info: Info) -> Traffic:
         return Traffic(
-            up=len(info.names) * self.method.sent(info) if self.method.begin == "features" else 0
+            up=len(info.names) * self.method.upload_bytes(info) if self.method.begin == "features" else 0
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
@@ -350,6 +350,6 @@ class RelayAccounting(Accounting[Relay]):
             4 * (self.method.m_down + 1) * info.width + self.method.m_down + 1
         ) + self.method.weight(info)
         return Traffic(
-            up=len(cohort) * (self.method.sent(info) + self.method.weight(info)),
+            up=len(cohort) * (self.method.upload_bytes(info) + self.method.weight(info)),
             down=len(cohort) * down,
         )

@@ -86,7 +86,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     async def tell(
         self, state: RelayPeerState, m: Group, party: Party, key: Key
     ) -> tuple[RelayPeerState, dict[int, Sealed[Told]]]:
-        upload = self.shown(state.theta, party, key)
+        upload = self.make_upload(state.theta, party, key)
         return state, dict.fromkeys(m.ids, seal(Told(upload.obs, upload.seen), to=m.ids))
 
     @on_party
@@ -103,7 +103,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
             mean = mean + rate[:, None] * (obs - mean)
         nothing = [(torch.zeros_like(mean), torch.zeros_like(times, dtype=torch.bool))]
         obs, present = (torch.stack(part) for part in zip(*(sets or nothing), strict=True))
-        theta = await self.taught(
+        theta = await self.train_with_teacher(
             state.theta, Teacher(mean, times > 0, obs, present, {}), party, key
         )
         return RelayPeerState(theta, mean, times), None

@@ -62,7 +62,7 @@ class ServerOpt(AsHost[Remembered]):
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
-        if any(isinstance(one, ServerOpt) for one in chain(host)):
+        if any(isinstance(layer, ServerOpt) for layer in chain(host)):
             raise UsageError(f"{name} has a {wrapper} already.")
 
     @property

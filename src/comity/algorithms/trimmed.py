@@ -45,7 +45,7 @@ class Trimmed(RobustMean):
         )  # 0.1 · 30 is a little more than 3 for a computer
         return min(trims, (replies - 1) // 2)
 
-    def made_of(self, models: Sequence[Params]) -> Params:
+    def aggregate(self, models: Sequence[Params]) -> Params:
         return trimmed_mean(models, self.trims(len(models)))
 
 

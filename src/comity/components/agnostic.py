@@ -71,7 +71,7 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def init_server(self, key: Key, info: Info) -> Mixture:
         first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
         return Mixture(
-            self.shared_part(info.task.init(key), info.task), [each / sum(first) for each in first]
+            self.shared_part(info.task.init(key), info.task), [weight / sum(first) for weight in first]
         )
 
     def init_party(self, key: Key, party: Party) -> Params:
@@ -80,14 +80,14 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def newcomer_state(self, state: Params, theta: Params) -> Params:
         return theta | state
 
-    def raised(
+    def raise_weights(
         self, lam: Sequence[float], losses: Mapping[int, float], step: float, server: Server
     ) -> list[float]:
         """Π(λ + step · F), F being 0 where it is not known."""
-        up = [each + step * losses.get(i, 0.0) for i, each in enumerate(lam)]
+        up = [weight + step * losses.get(i, 0.0) for i, weight in enumerate(lam)]
         new: list[float] = onto_simplex(torch.tensor(up, dtype=torch.float64)).tolist()
-        for i, each in enumerate(new):
-            server.note("lambda", each, party=i)
+        for i, weight in enumerate(new):
+            server.note("lambda", weight, party=i)
         return new
 
     traits = replace(AveragesWeights.traits, also_leaves=("means",))

@@ -17,7 +17,7 @@ from comity.base.content import (
     OBSERVATIONS,
     describe,
 )
-from comity.components.classwise import drawn, pooled
+from comity.components.classwise import draw_sets, pool_means
 from comity.components.hidden_means import Holding
 from comity.core import Key, Params, record
 
@@ -57,7 +57,7 @@ class Bank:
     shared: Params
     places: list[int] = field(default_factory=list)
 
-    def stored(self, new: dict[int, Upload], t: int) -> Bank:
+    def store(self, new: dict[int, Upload], t: int) -> Bank:
         """With the uploads of round t, each in place of its sender's last; noise from before round
         1 goes.
         """
@@ -83,7 +83,7 @@ class Bank:
     ) -> Teacher:
         """Global class means over these uploads, and observations drawn from them for party u."""
         weights = [self.last[v].counts * age_decay ** (self.round - self.since[v]) for v in sources]
-        means, mask = pooled(
+        means, mask = pool_means(
             [self.last[v].means for v in sources], weights, self.classes, self.width
         )
         candidates = [
@@ -94,7 +94,7 @@ class Bank:
         ]
         key = Key(self.draw).fold(self.places[u] if self.places else u)
         return Teacher(
-            means, mask, *drawn(candidates, sets, (self.classes, self.width), key), self.shared
+            means, mask, *draw_sets(candidates, sets, (self.classes, self.width), key), self.shared
         )
 
 

@@ -42,7 +42,7 @@ class Asks:
     explore: float
     temperature: float
 
-    def chosen(self, scores: Mapping[int, float], candidates: Sequence[int], key: Key) -> list[int]:
+    def choose_peers(self, scores: Mapping[int, float], candidates: Sequence[int], key: Key) -> list[int]:
         """Peers without replacement, by `peer_chances`; all if there are no more than asked for."""
         if not 0 < self.peers < len(candidates):
             return list(candidates)
@@ -53,7 +53,7 @@ class Asks:
         )
 
 
-def remembered(
+def moving_average(
     scores: Mapping[int, float], gains: Mapping[int, float], decay: float = 0.9
 ) -> dict[int, float]:
     """Scores as moving averages of what peers gave."""

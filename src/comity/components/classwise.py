@@ -86,7 +86,7 @@ def levels(n: int, guarded: float, secret: float, key: Key) -> Tensor:
     return level
 
 
-def pooled(
+def pool_means(
     means: Sequence[Tensor], weights: Sequence[Tensor], classes: int, width: int
 ) -> tuple[Tensor, Tensor]:
     """Class means of several parties as one, weighted class by class, and which classes anybody
@@ -134,7 +134,7 @@ def one_class_external(s: Tensor, t: Tensor, V: Tensor, temperature: float) -> T
     return (one_class(s @ V.T, t @ V.T) / temperature - math.log((classes - 1) / classes)).sigmoid()
 
 
-def drawn(
+def draw_sets(
     sets: Sequence[tuple[Tensor, Tensor]], count: int, shape: tuple[int, int], key: Key
 ) -> tuple[Tensor, Tensor]:
     """`count` of these sets of observations at random, as different as there are; zeros that show

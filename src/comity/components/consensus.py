@@ -20,7 +20,7 @@ def class_shares(counts: Mapping[int, Tensor]) -> dict[int, Tensor]:
     }
 
 
-def agreed(logits: Mapping[int, Tensor], counts: Mapping[int, Tensor], how: str) -> Tensor:
+def consensus(logits: Mapping[int, Tensor], counts: Mapping[int, Tensor], how: str) -> Tensor:
     """Log-probabilities that a group agrees on: the softmax of v = Σ_j p_j ⊗ softmax(logits_j), v
     over its sum (`l1`), or the softmax of Σ_j p_j ⊗ logits_j (`logits`).
     """

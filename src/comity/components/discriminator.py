@@ -44,7 +44,7 @@ def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningT
     return LearningTask(network, classes=outputs, cut=network.cut)
 
 
-def labelled(representations: Mapping[int, Tensor]) -> Samples:
+def label_by_owner(representations: Mapping[int, Tensor]) -> Samples:
     """Representations with the numbers of their owners as labels: what a discriminator learns
     from.
     """
@@ -67,7 +67,7 @@ def both_sides(task: LearningTask, D: Params, batch: Batch, shares: Tensor) -> T
     )
 
 
-def carried(old: Params, fresh: Params, how: str) -> Params:
+def carry_over(old: Params, fresh: Params, how: str) -> Params:
     """A discriminator whose outputs change their meaning: its `trunk` lives on, all that fits
     (`keep`), or nothing (`reinit`).
     """

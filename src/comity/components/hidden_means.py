@@ -44,7 +44,7 @@ class SendsMeans(Algorithm[S, C, M]):
     nothing else of a record.
     """
 
-    def told(
+    def class_means_of(
         self, party: Party, values: Callable[[Tensor], Tensor], key: Key
     ) -> tuple[Tensor, Tensor]:
         """The mean by class of what `values` makes of a party's samples, and how many there are, as
@@ -103,6 +103,6 @@ def hidden_means(
     counts = lines[:, 0] / how.clip
     # Of a class that is not clearly there the quotient is noise, which teaches nothing: it counts
     # as absent.
-    there = counts >= max(1.0, 2 * math.sqrt(2) * how.noise)
+    present = counts >= max(1.0, 2 * math.sqrt(2) * how.noise)
     means = within(lines[:, 1:] / counts.clamp(min=1)[:, None], how.clip)
-    return means * there[:, None], torch.where(there, counts.round(), 0).int()
+    return means * present[:, None], torch.where(present, counts.round(), 0).int()

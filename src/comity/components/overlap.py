@@ -154,7 +154,7 @@ def gradients(task: LearningTask, h: Params, helps: Mapping[int, Help]) -> dict[
 def pull(task: LearningTask, h: Params, helps: Mapping[int, Help], how: str) -> Params:
     """Peers' gradients as one; that of samples that came is taken at h. Empty if nobody helped."""
     here = {k: v.detach() for k, v in h.items()}
-    return combined(
+    return combine_gradients(
         gradients(task, here, helps), {j: reply.count for j, reply in helps.items()}, how
     )
 
@@ -164,7 +164,7 @@ def linear_in(h: Params, g: Params) -> Tensor:
     return torch.stack([(h[k] * slope).sum() for k, slope in g.items()]).sum()
 
 
-def combined(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -> Params:
+def combine_gradients(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -> Params:
     """Peers' gradients as one: their `mean`, their `sum`, or the gradient of one mean over all
     samples (`pool`).
     """

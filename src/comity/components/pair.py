@@ -5,11 +5,11 @@ from __future__ import annotations
 from comity.core import Params
 
 
-def named(which: str, theta: Params) -> Params:
+def add_prefix(prefix: str, theta: Params) -> Params:
     """One of the models, under names of its own among what is trained together."""
-    return {which + k: x for k, x in theta.items()}
+    return {prefix + k: x for k, x in theta.items()}
 
 
-def part(theta: Params, which: str) -> Params:
+def strip_prefix(theta: Params, prefix: str) -> Params:
     """One of the models, of what is trained together."""
-    return {k.removeprefix(which): x for k, x in theta.items() if k.startswith(which)}
+    return {k.removeprefix(prefix): x for k, x in theta.items() if k.startswith(prefix)}

@@ -62,7 +62,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Judged:
+class CandidateResult:
     """How a candidate did on all validation samples together."""
 
     value: float
@@ -71,11 +71,11 @@ class Judged:
     count: int
 
     @staticmethod
-    def of(value: float, scores: Mapping[int, Score]) -> Judged:
+    def of(value: float, scores: Mapping[int, Score]) -> CandidateResult:
         """Everybody's figures together, by their samples."""
         count = sum(score.count for score in scores.values())
         right = sum(score.correct for score in scores.values())
-        return Judged(
+        return CandidateResult(
             value,
             right / count,
             sum(score.loss * score.count for score in scores.values()) / count,
@@ -83,36 +83,36 @@ class Judged:
         )
 
 
-def judged(scores: Mapping[float, Mapping[int, Score]]) -> list[Judged]:
+def rank_candidates(scores: Mapping[float, Mapping[int, Score]]) -> list[CandidateResult]:
     """All candidates, the best first: by accuracy, then by loss, then the smaller; by those who
     were heard of each of them.
     """
     judges = set.intersection(*(set(of) for of in scores.values()))
-    if not sum(one.count for of in scores.values() for i, one in of.items() if i in judges):
+    if not sum(candidate.count for of in scores.values() for i, candidate in of.items() if i in judges):
         raise NoReplies("Nobody who has validation samples was heard in the whole pilot.")
     candidates = [
-        Judged.of(value, {i: of[i] for i in sorted(judges)}) for value, of in scores.items()
+        CandidateResult.of(value, {i: of[i] for i in sorted(judges)}) for value, of in scores.items()
     ]
-    return sorted(candidates, key=lambda one: (-one.accuracy, one.loss, one.value))
+    return sorted(candidates, key=lambda candidate: (-candidate.accuracy, candidate.loss, candidate.value))
 
 
-def told(rounds: int, ranked: list[Judged], classes: int) -> str:
+def describe_choice(rounds: int, ranked: list[CandidateResult], classes: int) -> str:
     """What a reader should know of the choice."""
     best = ranked[0]
 
-    def figure(one: Judged) -> str:
+    def figure(candidate: CandidateResult) -> str:
         return (
-            f"{one.value:g}: {one.accuracy:.1%} (loss {one.loss:.3g})"
+            f"{candidate.value:g}: {candidate.accuracy:.1%} (loss {candidate.loss:.3g})"
             if classes
-            else f"{one.value:g}: loss {one.loss:.3g}"
+            else f"{candidate.value:g}: loss {candidate.loss:.3g}"
         )
 
-    figures = ", ".join(figure(one) for one in sorted(ranked, key=lambda one: one.value))
-    out = [f"{value:g}" for value in CANDIDATES if value not in {one.value for one in ranked}]
-    lost = f"; {' and '.join(out)} came to nothing" if out else ""
+    figures = ", ".join(figure(candidate) for candidate in sorted(ranked, key=lambda candidate: candidate.value))
+    out = [f"{value:g}" for value in CANDIDATES if value not in {candidate.value for candidate in ranked}]
+    failures = f"; {' and '.join(out)} came to nothing" if out else ""
     return (
         f"kappa=auto chose {best.value:g}, by {best.count:,} validation samples after {rounds} "
-        f"{'round' if rounds == 1 else 'rounds'} with each candidate: {figures}{lost}."
+        f"{'round' if rounds == 1 else 'rounds'} with each candidate: {figures}{failures}."
     )
 
 
@@ -157,23 +157,23 @@ class Piloted(Wrapper[Mean]):
             server.call(self.weigh, dict.fromkeys(server.info.parties, Tried(value, trial=True)))
             with server.trial():
                 try:
-                    scores[value] = self._rehearsed(s.host, server)
+                    scores[value] = self._run_pilot(s.host, server)
                 except NoReplies as why:  # it diverged, for instance: that is an answer, too
                     failure = why
         if not scores:
             raise failure
-        ranked = judged(scores)
+        ranked = rank_candidates(scores)
         choice = Tried(ranked[0].value)
         server.call(self.weigh, dict.fromkeys(server.info.parties, choice))
         server.note("kappa", choice.value)
-        for one in ranked:
-            server.note(f"kappa={one.value:g}/accuracy", one.accuracy, split="validation")
-            server.note(f"kappa={one.value:g}/loss", one.loss, split="validation")
-        server.warnings[told(self.pilot_rounds, ranked, server.info.task.classes)] = None
+        for candidate in ranked:
+            server.note(f"kappa={candidate.value:g}/accuracy", candidate.accuracy, split="validation")
+            server.note(f"kappa={candidate.value:g}/loss", candidate.loss, split="validation")
+        server.warnings[describe_choice(self.pilot_rounds, ranked, server.info.task.classes)] = None
         assert s.extra is not None
         return replace(s, extra=replace(s.extra, kappa=choice))
 
-    def _rehearsed(self, host: Any, server: Server) -> dict[int, Score]:
+    def _run_pilot(self, host: Any, server: Server) -> dict[int, Score]:
         for t in range(1, self.pilot_rounds + 1):
             host = self.host.round(host, server, t)
         return server.call(

@@ -35,9 +35,9 @@ TOO_FEW = (
 class Gathering(Averaging):
     """Replies that are all kept until there is no more to come, and what is made of them then."""
 
-    def __init__(self, made_of: Callable[[Sequence[Params]], Params]) -> None:
+    def __init__(self, aggregate: Callable[[Sequence[Params]], Params]) -> None:
         super().__init__()
-        self._made_of = made_of
+        self._made_of = aggregate
         self._all: list[Params] = []
 
     def add(self, theta: Params, weight: float) -> None:
@@ -60,7 +60,7 @@ class RobustMean(AsHost[None]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
         if other := next(
-            (type(one).__name__.lower() for one in chain(host) if one.traits.averages), ""
+            (type(layer).__name__.lower() for layer in chain(host) if layer.traits.averages), ""
         ):
             raise UsageError(
                 f"{wrapper} and {other} would both take the place of the mean: choose one of them."
@@ -85,11 +85,11 @@ class RobustMean(AsHost[None]):
         return 1
 
     @abstractmethod
-    def made_of(self, models: Sequence[Params]) -> Params:
+    def aggregate(self, models: Sequence[Params]) -> Params:
         """What takes the place of the mean of these models, in party order."""
 
     def averaging(self, server: Server) -> Averaging:
-        def made_of(models: Sequence[Params]) -> Params:
+        def aggregate(models: Sequence[Params]) -> Params:
             if len(models) < self.needs:
                 raise NoReplies(
                     f"{self.name} with these options needs {self.needs} replies, but {len(models)}"
@@ -97,9 +97,9 @@ class RobustMean(AsHost[None]):
                 )
             if len(models) < FEW:
                 server.warnings[f"{self.name}: {TOO_FEW}"] = None
-            return self.made_of(models)
+            return self.aggregate(models)
 
-        return Gathering(made_of)
+        return Gathering(aggregate)
 
     traits = Traits(start_weights="", averages=True, bytes_formula="the host's")
 
@@ -113,7 +113,7 @@ class RobustMeanAccounting(WrapperAccounting[A]):
 
     def warnings(self, info: Info) -> list[str]:
         others = sorted(
-            {kind for one in chain(self.method.host) for kind in one.traits.leaves} - {"weights"}
+            {kind for layer in chain(self.method.host) for kind in layer.traits.leaves} - {"weights"}
         )
         warnings = [
             f"it guards the weights; {kind} that parties send are averaged as ever."

@@ -14,7 +14,7 @@ from comity.core import Batch, Fitted, Key, LearningTask, Loss, Params, Party
 PREDICTOR = ("simsiam.down", "simsiam.up")
 
 
-def augmented(x: Tensor, key: Key) -> Tensor:
+def augment_view(x: Tensor, key: Key) -> Tensor:
     """Another view: images rolled by up to an eighth each way, then noise of a tenth of the batch's
     spread on every value.
     """
@@ -82,7 +82,7 @@ class SelfSupervised(LearningTask):
 
 def second_view(batch: Batch, key: Key, aux: object) -> Tensor:
     """What a self-supervised task needs drawn for a batch: the other view of its samples."""
-    return augmented(batch.x, key.fold("view"))
+    return augment_view(batch.x, key.fold("view"))
 
 
 def probe(task: LearningTask, theta: Params, batch: Batch, aux: object) -> Tensor:
