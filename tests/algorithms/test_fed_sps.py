@@ -39,7 +39,7 @@ from comity.base.call import PartyResult
 from comity.base.key import BatchKey
 from comity.base.record import unseal
 from comity.components.attack import next_lambda
-from comity.components.choice import peer_chances, moving_average
+from comity.components.choice import moving_average, peer_chances
 from comity.components.overlap import Help
 from comity.components.peer import Group
 from comity.core import (
@@ -1425,7 +1425,9 @@ def test_spec8_exactly_m_peers_a_round_and_never_oneself(
 
 def test_scores_are_moving_averages() -> None:
     """0.9 · 2 + 0.1 · 1; a newcomer's first score is what it gave; the others' stay."""
-    assert moving_average({1: 2.0, 3: 7.0}, {1: 1.0, 2: 5.0}) == pytest.approx({1: 1.9, 2: 5.0, 3: 7.0})
+    assert moving_average({1: 2.0, 3: 7.0}, {1: 1.0, 2: 5.0}) == pytest.approx(
+        {1: 1.9, 2: 5.0, 3: 7.0}
+    )
 
 
 def test_score_overlap_over_rounds() -> None:

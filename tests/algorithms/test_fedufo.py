@@ -46,7 +46,7 @@ from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
 from comity.base.call import PartyResult
 from comity.components.choice import with_the_worst
-from comity.components.consensus import consensus, class_shares
+from comity.components.consensus import class_shares, consensus
 from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.components.divergence import kl, uniform_cross_entropy
 from comity.components.server_steps import momentum_step

@@ -173,7 +173,9 @@ def test_the_head_answers_if_asked_to_or_if_nothing_is_known(answer: Any, known:
 def test_what_is_evaluated_is_the_newest_global_prototypes(method: str) -> None:
     theta = weights(method)
     assert all(
-        torch.equal(theta[0][k], other[k]) for other in theta[1:] for k in (PROTOTYPES, KNOWN_CLASSES)
+        torch.equal(theta[0][k], other[k])
+        for other in theta[1:]
+        for k in (PROTOTYPES, KNOWN_CLASSES)
     )
     assert theta[0][KNOWN_CLASSES].tolist() == [1, 1, 1]
 
@@ -314,7 +316,9 @@ def test_fedtgp_prototypes_are_made_by_two_layers() -> None:
     layers = {k: v.double() for k, v in s.F.items()}
     hidden = (layers["embedding"] @ layers["in.weight"].T + layers["in.bias"]).clamp(min=0)
     assert torch.allclose(
-        generate_prototypes(s.F).double(), hidden @ layers["out.weight"].T + layers["out.bias"], atol=1e-6
+        generate_prototypes(s.F).double(),
+        hidden @ layers["out.weight"].T + layers["out.bias"],
+        atol=1e-6,
     )
 
 

@@ -199,7 +199,9 @@ def heard_of(m: Teacher, k: int = 0) -> Heard:
 
 def asked(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> FitRequest[Any]:
     """The training that a party asks for when it has heard this."""
-    training = made.train_with_teacher(of.init(Key(1)), m, party_of(of, samples(1, SHAPE, C), STILL), Key(0))
+    training = made.train_with_teacher(
+        of.init(Key(1)), m, party_of(of, samples(1, SHAPE, C), STILL), Key(0)
+    )
     request = training.send(None)
     training.close()
     return request

@@ -17,7 +17,7 @@ from matrix import BATCHNORM, ragged, run, weights
 import comity
 from comity.algorithms import compose
 from comity.components import pilot
-from comity.components.pilot import CANDIDATES, rank_candidates, describe_choice
+from comity.components.pilot import CANDIDATES, describe_choice, rank_candidates
 from comity.core import PartyData, Samples
 from comity.core.participation import NoReplies
 from comity.metrics.evaluation import Score

@@ -197,7 +197,9 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         z = task.features(F_i, batch.x, train=True)
         if judges.seen is not None:  # later batches overwrite: the last epoch remains
             last_z = batch.scratch.get(LAST_EPOCH_ROWS, judges.seen)
-            batch.scratch[LAST_EPOCH_ROWS] = last_z.index_copy(0, batch.indices, z.detach().flatten(1))
+            batch.scratch[LAST_EPOCH_ROWS] = last_z.index_copy(
+                0, batch.indices, z.detach().flatten(1)
+            )
         value = task.objective(F_i, z, batch)
         for D in judges.past:
             disc = self.discriminator(task.width, len(D["out.bias"]))

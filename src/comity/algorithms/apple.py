@@ -214,7 +214,10 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         remaining = [j for j in p if j not in ids]
         if missing := self.downloads - len(ids):
             chances = torch.tensor([base ** abs(p[j]) for j in remaining])
-            ids += [remaining[k] for k in chances.multinomial(missing, generator=key.generator()).tolist()]
+            ids += [
+                remaining[k]
+                for k in chances.multinomial(missing, generator=key.generator()).tolist()
+            ]
         return sorted(ids)
 
     @on_party
@@ -257,5 +260,7 @@ class AppleAccounting(Accounting[Apple]):
         n, size = len(info.names), info.task.bytes(without=info.task.private)
         fewer = self.method.fewer(n)
         downloads = self.method.downloads if fewer else n - 1
-        per_party = Traffic(up=size + (4 * downloads if fewer else 0), down=downloads * size + 4 * n + 8)
+        per_party = Traffic(
+            up=size + (4 * downloads if fewer else 0), down=downloads * size + 4 * n + 8
+        )
         return sum([per_party] * len(cohort), Traffic())

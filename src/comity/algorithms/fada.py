@@ -133,9 +133,12 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         """The targets of a round, and the sources of each; one target has a part in every round
         that has sources.
         """
-        target_id = info.names.index(self.target) if self.target in info.names else len(info.names) - 1
+        target_id = (
+            info.names.index(self.target) if self.target in info.names else len(info.names) - 1
+        )
         plan = {
-            k: [i for i in cohort if i != k] for k in (cohort if self.target == "each" else [target_id])
+            k: [i for i in cohort if i != k]
+            for k in (cohort if self.target == "each" else [target_id])
         }
         return {k: sources for k, sources in plan.items() if sources}
 
@@ -260,12 +263,18 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         reply = Adapted(drop(theta, task.private), features_of(task, theta, unlabelled), share)
         return {**state, party.id: keep(theta, task.private)}, reply
 
-    def source_loss(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
+    def source_loss(
+        self, task: LearningTask, theta: Params, batch: Batch, judges: Judges
+    ) -> Tensor:
         z = task.features(theta, batch.x, train=True)
         return task.objective(theta, z, batch) + self.mu * self.identifier_loss(task, z, judges)
 
-    def target_loss(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
-        return self.mu * self.identifier_loss(task, task.features(theta, batch.x, train=True), judges)
+    def target_loss(
+        self, task: LearningTask, theta: Params, batch: Batch, judges: Judges
+    ) -> Tensor:
+        return self.mu * self.identifier_loss(
+            task, task.features(theta, batch.x, train=True), judges
+        )
 
     def identifier_loss(self, task: LearningTask, z: Tensor, judges: Judges) -> Tensor:
         """How far the identifiers are from taking z for what is wanted."""

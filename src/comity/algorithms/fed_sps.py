@@ -253,7 +253,9 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         after = await self.train_locally(state, helps, how, party, key)
         helps.pop(party.id, None)
         scores = (
-            moving_average(state.scores, self.score_helps(state, party, key, helps)) if self.peers else {}
+            moving_average(state.scores, self.score_helps(state, party, key, helps))
+            if self.peers
+            else {}
         )
         return replace(after, scores=scores), {j: h.overlap for j, h in helps.items()}
 

@@ -77,7 +77,7 @@ class Offered:
 
 
 def distance_between(theta: Params, other: Params, norm: int) -> float:
-    """‖one − other‖ over all that is trained."""
+    """‖theta − other‖ over the trained parameters."""
     gap = torch.cat([(theta[k] - v).flatten() for k, v in trainable(other).items()])
     return float(torch.linalg.vector_norm(gap, norm))
 
@@ -133,7 +133,9 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         for i in uploads:
             candidates = self.sources(server.info, i, list(uploads))
             key = server.key("models", server.info.stream(i))
-            ids = choose_models(s.P[i].tolist(), candidates, self.downloads(len(candidates)), epsilon, key)
+            ids = choose_models(
+                s.P[i].tolist(), candidates, self.downloads(len(candidates)), epsilon, key
+            )
             if ids:
                 offered[i] = Offered({j: uploads[j] for j in ids})
         P = s.P.clone()

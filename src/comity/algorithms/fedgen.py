@@ -137,7 +137,9 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         network = build.stage("gen2", linear(task.width)).build()
         return LearningTask(network, classes=task.width, cut=network.cut)
 
-    def generate(self, task: LearningTask, G: Params, request: Wanted, train: bool = False) -> Tensor:
+    def generate(
+        self, task: LearningTask, G: Params, request: Wanted, train: bool = False
+    ) -> Tensor:
         """G(y, ε) in the shape of the task's representations."""
         gen = self.generator(task)
         inputs = torch.cat([request.eps, F.one_hot(request.y, task.classes).float()], dim=1)
@@ -234,7 +236,9 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     ) -> tuple[FedGenState, Model]:
         generator = Generator(m.G, state.labels)
         theta = (
-            await party.fit(self.j_k, m.theta | state.private, key, generator, draw=self.draw_request)
+            await party.fit(
+                self.j_k, m.theta | state.private, key, generator, draw=self.draw_request
+            )
         ).theta
         return replace(state, private=self.private_part(theta, party.task)), Model(
             self.shared_part(theta, party.task)

@@ -131,7 +131,9 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def catch_up(self, s: Guided, server: Server, ids: Sequence[int]) -> Guided:
         return self.collect_meta_data(s, [s.data], server, ids)
 
-    def collect_meta_data(self, s: Guided, before: list[Data], server: Server, ids: Sequence[int]) -> Guided:
+    def collect_meta_data(
+        self, s: Guided, before: list[Data], server: Server, ids: Sequence[int]
+    ) -> Guided:
         """D_meta with what these parties send."""
         if not self.meta_lr:
             return s

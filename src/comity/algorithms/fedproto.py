@@ -185,7 +185,9 @@ class FedProto(SharesPrototypes[Bank]):
     def message_for(self, s: Bank, i: int) -> Guide:
         uploads = [s.last[j] for j in sorted(s.last)]
         return Guide(
-            *pool_means([up.means for up in uploads], [up.counts for up in uploads], s.classes, s.width)
+            *pool_means(
+                [up.means for up in uploads], [up.counts for up in uploads], s.classes, s.width
+            )
         )  # eq. 6
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:

@@ -155,7 +155,9 @@ class PartialFed(AveragedModel[PartialState]):
         )
         return -(-uniform.clamp(min=1e-20).log()).log().to(batch.x.device)
 
-    def mixture_loss(self, task: LearningTask, theta: Params, batch: Batch, sources: Sources) -> Tensor:
+    def mixture_loss(
+        self, task: LearningTask, theta: Params, batch: Batch, sources: Sources
+    ) -> Tensor:
         """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l); what BatchNorm notes of it
         is forgotten.
         """

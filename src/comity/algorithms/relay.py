@@ -126,7 +126,9 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         teacher = replace(m, known=mask, means=mask * m.means, shared={})
         several = len(m.obs) > 1 or self.negatives == "marginal"
         return (
-            await party.fit(self.loss, theta, key, teacher, draw=self.draw_comparisons if several else None)
+            await party.fit(
+                self.loss, theta, key, teacher, draw=self.draw_comparisons if several else None
+            )
         ).theta
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, m: Teacher) -> Tensor:
@@ -342,7 +344,9 @@ class RelayAccounting(Accounting[Relay]):
 
     def start_traffic(self, info: Info) -> Traffic:
         return Traffic(
-            up=len(info.names) * self.method.upload_bytes(info) if self.method.begin == "features" else 0
+            up=len(info.names) * self.method.upload_bytes(info)
+            if self.method.begin == "features"
+            else 0
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:

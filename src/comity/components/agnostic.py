@@ -71,7 +71,8 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def init_server(self, key: Key, info: Info) -> Mixture:
         first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
         return Mixture(
-            self.shared_part(info.task.init(key), info.task), [weight / sum(first) for weight in first]
+            self.shared_part(info.task.init(key), info.task),
+            [weight / sum(first) for weight in first],
         )
 
     def init_party(self, key: Key, party: Party) -> Params:

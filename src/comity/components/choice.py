@@ -42,7 +42,9 @@ class Asks:
     explore: float
     temperature: float
 
-    def choose_peers(self, scores: Mapping[int, float], candidates: Sequence[int], key: Key) -> list[int]:
+    def choose_peers(
+        self, scores: Mapping[int, float], candidates: Sequence[int], key: Key
+    ) -> list[int]:
         """Peers without replacement, by `peer_chances`; all if there are no more than asked for."""
         if not 0 < self.peers < len(candidates):
             return list(candidates)

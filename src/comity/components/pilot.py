@@ -88,12 +88,17 @@ def rank_candidates(scores: Mapping[float, Mapping[int, Score]]) -> list[Candida
     were heard of each of them.
     """
     judges = set.intersection(*(set(of) for of in scores.values()))
-    if not sum(candidate.count for of in scores.values() for i, candidate in of.items() if i in judges):
+    if not sum(
+        candidate.count for of in scores.values() for i, candidate in of.items() if i in judges
+    ):
         raise NoReplies("Nobody who has validation samples was heard in the whole pilot.")
     candidates = [
-        CandidateResult.of(value, {i: of[i] for i in sorted(judges)}) for value, of in scores.items()
+        CandidateResult.of(value, {i: of[i] for i in sorted(judges)})
+        for value, of in scores.items()
     ]
-    return sorted(candidates, key=lambda candidate: (-candidate.accuracy, candidate.loss, candidate.value))
+    return sorted(
+        candidates, key=lambda candidate: (-candidate.accuracy, candidate.loss, candidate.value)
+    )
 
 
 def describe_choice(rounds: int, ranked: list[CandidateResult], classes: int) -> str:
@@ -107,8 +112,14 @@ def describe_choice(rounds: int, ranked: list[CandidateResult], classes: int) ->
             else f"{candidate.value:g}: loss {candidate.loss:.3g}"
         )
 
-    figures = ", ".join(figure(candidate) for candidate in sorted(ranked, key=lambda candidate: candidate.value))
-    out = [f"{value:g}" for value in CANDIDATES if value not in {candidate.value for candidate in ranked}]
+    figures = ", ".join(
+        figure(candidate) for candidate in sorted(ranked, key=lambda candidate: candidate.value)
+    )
+    out = [
+        f"{value:g}"
+        for value in CANDIDATES
+        if value not in {candidate.value for candidate in ranked}
+    ]
     failures = f"; {' and '.join(out)} came to nothing" if out else ""
     return (
         f"kappa=auto chose {best.value:g}, by {best.count:,} validation samples after {rounds} "
@@ -167,7 +178,9 @@ class Piloted(Wrapper[Mean]):
         server.call(self.weigh, dict.fromkeys(server.info.parties, choice))
         server.note("kappa", choice.value)
         for candidate in ranked:
-            server.note(f"kappa={candidate.value:g}/accuracy", candidate.accuracy, split="validation")
+            server.note(
+                f"kappa={candidate.value:g}/accuracy", candidate.accuracy, split="validation"
+            )
             server.note(f"kappa={candidate.value:g}/loss", candidate.loss, split="validation")
         server.warnings[describe_choice(self.pilot_rounds, ranked, server.info.task.classes)] = None
         assert s.extra is not None

@@ -113,7 +113,8 @@ class RobustMeanAccounting(WrapperAccounting[A]):
 
     def warnings(self, info: Info) -> list[str]:
         others = sorted(
-            {kind for layer in chain(self.method.host) for kind in layer.traits.leaves} - {"weights"}
+            {kind for layer in chain(self.method.host) for kind in layer.traits.leaves}
+            - {"weights"}
         )
         warnings = [
             f"it guards the weights; {kind} that parties send are averaged as ever."
