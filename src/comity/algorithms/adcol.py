@@ -44,8 +44,8 @@ LAST_EPOCH_ROWS = "adcol.seen"
 
 @record
 class Game:
-    """What the server keeps and sends: D, the averaged part of the models if any, and whether D has
-    never been trained.
+    """The server's state and message: D, the averaged part of the models if there is one, and
+    whether D is still untrained.
     """
 
     D: Params
@@ -55,7 +55,7 @@ class Game:
 
 @record
 class AdcolState:
-    """What a party keeps: its model, and discriminators of earlier rounds, the newest first."""
+    """A party's state: its model, and the discriminators of earlier rounds, newest first."""
 
     F: Params
     past: list[Params]
@@ -63,8 +63,8 @@ class AdcolState:
 
 @record
 class Reps:
-    """A party's representations on their way to the server, whose label is the sender; and what is
-    averaged.
+    """A party's reply: its representations, whose label is the sender, and the averaged part of its
+    model.
     """
 
     z: Tensor = describe(REPRESENTATIONS)
@@ -73,8 +73,8 @@ class Reps:
 
 @record
 class Judges:
-    """What eq. 2 looks at: the discriminators of the penalty, and rows for what the last epoch
-    makes, if they are kept.
+    """The input of eq. 2: the discriminators of the penalty and, with rep_mode=last_epoch, a buffer
+    for the representations of the last epoch.
     """
 
     past: list[Params]
@@ -161,14 +161,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     async def local(
         self, state: AdcolState, m: Game, party: Party, key: Key
     ) -> tuple[AdcolState, Reps]:
-        # Before D was trained self.past times, the first trained D takes the places before it.
+        # If there are fewer than self.past discriminators, the first one is repeated.
         earlier = state.past or [m.D] * (self.past - 1)
-        F_i, last_z = await self.train_locally(
-            state.F | m.shared, [m.D, *earlier], party, key
-        )  # l.11-17
+        # l.11-17
+        F_i, last_z = await self.train_locally(state.F | m.shared, [m.D, *earlier], party, key)
 
         def rows_to_send(z: Tensor) -> Tensor:
-            if last_z is not None:  # a sample in no batch: its representation after training
+            if last_z is not None:  # NaN: the sample was in no batch
                 z = torch.where(last_z.isnan(), z, last_z)
             if self.sampling < 1:
                 z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
@@ -181,8 +180,8 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     async def train_locally(
         self, F_i: Params, past: list[Params], party: Party, key: Key
     ) -> tuple[Params, Tensor | None]:
-        """F_i after its epochs on eq. 2, and the representations that the last epoch made, if
-        rep_mode=last_epoch.
+        """F_i after its epochs on eq. 2. With rep_mode=last_epoch also the representations computed
+        in the last epoch.
         """
         last_z = None
         if self.rep_mode == "last_epoch":
@@ -195,7 +194,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     def eq2(self, task: LearningTask, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(F_i, batch.x, train=True)
-        if judges.seen is not None:  # later batches overwrite: the last epoch remains
+        if judges.seen is not None:  # each epoch overwrites the one before
             last_z = batch.scratch.get(LAST_EPOCH_ROWS, judges.seen)
             batch.scratch[LAST_EPOCH_ROWS] = last_z.index_copy(
                 0, batch.indices, z.detach().flatten(1)
@@ -209,9 +208,8 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         return value
 
     def rows(self, n: int) -> int:
-        return math.ceil(
-            round(self.sampling * n, 9)
-        )  # ⌈r·n⌉, not misled by what floating point makes of r·n
+        # ⌈r·n⌉ without the rounding error of r·n
+        return math.ceil(round(self.sampling * n, 9))
 
     @on_party
     async def warm_up(
@@ -227,11 +225,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     @property
     def supervision(self) -> Supervision:
-        """What eq. 2 has in the place of CE, with objective=simsiam or ntxent."""
+        """The supervision that replaces CE in eq. 2, with objective=simsiam or ntxent."""
         return supervision(self.objective)
 
     def round_by_cohort(self, s: Game, server: Server, t: int) -> Game:
-        """A round of B.14: D has an output for each of the round's m parties, who train twice."""
+        """A round of B.14: D has one output for each of the round's m parties, and these train
+        twice.
+        """
         cohort = server.sample(t)
         slot = {i: j for j, i in enumerate(cohort)}
         new = self.discriminator(server.info.width, len(cohort)).init(server.key("slots"))
@@ -251,14 +251,14 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         return replace(state, F=F_i), None
 
     def average_shared(self, R: dict[int, Reps], server: Server) -> Params:
-        """The mean of the predictors or models, with aggregate (B.10)."""
+        """The mean of the predictors or models, with the option aggregate (B.10)."""
         sizes = {i: server.info.sizes[i] for i in R}
         return average({i: reps.shared for i, reps in R.items()}, sizes)
 
     def log_discriminator(
         self, D: Params, R: dict[int, Reps], slot: dict[int, int], server: Server
     ) -> None:
-        """Log how often D names the right party, and how far its answers are from uniform."""
+        """Log D's accuracy and the distance of its predictions from uniform."""
         task = self.discriminator(server.info.width, len(slot))
         data = label_by_owner({slot[i]: reps.z for i, reps in R.items()})
         answers = in_chunks(lambda z: task.logits(D, z), data.x)

@@ -39,7 +39,7 @@ CHANGE, OFFSET = "flra.change", "flra.delta"
 
 @record
 class FlraState:
-    """What a party keeps: its private parameters, and its change: Λ_i − I and δ_i."""
+    """A party's state: its private parameters, and its affine shift Λ_i − I and δ_i."""
 
     private: Params
     shift: Params
@@ -47,15 +47,15 @@ class FlraState:
 
 @record
 class Reversed:
-    """What the loss needs: what a step of ascent is beside one of descent, η₂/η₁, and λ."""
+    """The constants of the loss: the ratio η₂/η₁ of the ascent's step to the descent's, and λ."""
 
     rate: float
     lam: float
 
 
 def climbing(value: Tensor, rate: float) -> Tensor:
-    """The same value, with minus `rate` times its gradient: what descends on a loss of it,
-    climbs.
+    """The same value with a gradient multiplied by −`rate`, so that gradient descent on a loss of
+    it is ascent.
     """
     return value.detach() + rate * (value.detach() - value)
 
@@ -113,7 +113,9 @@ class AffineRobust(AveragedModel[FlraState]):
         )
 
     def minimax(self, task: LearningTask, theta: Params, batch: Batch, aux: Reversed) -> Tensor:
-        """F_i(w; Λx + δ), and what a change costs: w descends on it, Λ and δ climb."""
+        """F_i(w; Λx + δ) plus the price of the shift. Gradients of F_i by Λ and δ are reversed, so
+        that w descends on F_i minus the price, and Λ and δ ascend.
+        """
         change, delta = theta[CHANGE], theta[OFFSET]
         price = aux.lam * (change.square().sum() + delta.square().sum())
         D, d = climbing(change, aux.rate), climbing(delta, aux.rate)

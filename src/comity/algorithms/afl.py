@@ -32,7 +32,7 @@ from comity.core import *
 
 @record
 class Judged:
-    """What a party sends: the weights that it trained, and the loss of those it received."""
+    """A party's reply: its trained weights, and the loss of the weights that it received."""
 
     theta: Params = describe(WEIGHTS)
     loss: float = describe(TRAINING_LOSS)
@@ -51,9 +51,8 @@ class Afl(Agnostic[Model]):
             losses[i] = reply.loss
             if s.lam[i]:
                 mean.add(reply.theta, s.lam[i])
-        w = (
-            mean.value() if any(s.lam[i] for i in losses) else s.theta
-        )  # nobody of any weight was heard
+        # If no party with a positive weight replied, the model stays.
+        w = mean.value() if any(s.lam[i] for i in losses) else s.theta
         return Mixture(w, self.raise_weights(s.lam, losses, self.lam_lr, server))
 
     @on_party

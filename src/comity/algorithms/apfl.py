@@ -38,7 +38,7 @@ W, V, ALPHA = "w.", "v.", "alpha"
 
 @record
 class ApflState:
-    """What a party keeps: w_i as it was trained last, v_i and α_i."""
+    """A party's state: w_i after its last training, v_i and α_i."""
 
     w: Params
     v: Params
@@ -70,8 +70,8 @@ class Apfl(AveragedModel[ApflState]):
         w = m.theta | self.private_part(state.w, party.task)
         start = add_prefix(W, w) | add_prefix(V, state.v) | {ALPHA: state.alpha}
         only = None if self.adaptive else frozenset(start.keys() - {ALPHA})
-        # Not together: the mixture and its gradient are as large as the weights, and one party's
-        # stay in the cache.
+        # Not batched: the mixture and its gradient are as large as the weights, and those of a
+        # single party fit in the cache.
         theta = (await party.fit(self.both, start, key, only=only, batched=False)).theta
         w = strip_prefix(theta, W)
         return ApflState(w, strip_prefix(theta, V), theta[ALPHA].clamp(0, 1)), Model(
@@ -79,11 +79,9 @@ class Apfl(AveragedModel[ApflState]):
         )
 
     def both(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
-        """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of
-        each.
-        """
+        """f(w) + f(αv + (1 − α) sg(w)). Scratch values of wrappers are kept separately for both."""
         with torch.no_grad():
-            theta[ALPHA].clamp_(0, 1)  # where the last step may have left it
+            theta[ALPHA].clamp_(0, 1)  # the last step may have left the interval
         w = strip_prefix(theta, W)
         v_bar = mixture(theta[ALPHA], strip_prefix(theta, V), {k: x.detach() for k, x in w.items()})
         of_w = replace(batch, scratch=strip_prefix(batch.scratch, W))

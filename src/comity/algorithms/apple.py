@@ -44,12 +44,12 @@ from comity.base.content import WEIGHTS, Content, describe
 from comity.core import *
 
 P = "apple.p"
-LEAST = 1.5  # b, at least
+LEAST = 1.5  # the lower bound of b
 
 
 @record
 class AppleServer:
-    """What the server keeps: all core models, p_0, and with limited downloads whose each party
+    """The server's state: all core models, p_0 and, with limited downloads, whose models each party
     asked for.
     """
 
@@ -60,8 +60,8 @@ class AppleServer:
 
 @record
 class AppleState:
-    """What a party keeps: its core model, p_i (itself first), its own model, and with limited
-    downloads others' core models.
+    """A party's state: its core model, p_i (its own weight first), its own model and, with limited
+    downloads, the core models that it received and the initial one.
     """
 
     core: Params
@@ -73,7 +73,7 @@ class AppleState:
 
 @record
 class Cores:
-    """Others' core models, p_0, λ(r) μ, and b."""
+    """The server's message: others' core models, p_0, λ(r) μ, and b."""
 
     models: dict[int, Params]
     p0: Tensor
@@ -83,7 +83,7 @@ class Cores:
 
 @record
 class Core:
-    """A party's core model, and whose it asks for next."""
+    """A party's reply: its core model, and the parties whose models it asks for next."""
 
     theta: Params = describe(WEIGHTS)
     asks: list[int] = describe(
@@ -96,8 +96,8 @@ class Core:
 
 @record
 class Mixing:
-    """What the loss looks at: others' core models, stacked, p_0, λ(r) μ, and what p is divided by
-    while it is trained.
+    """The input of the loss: others' core models, stacked, p_0, λ(r) μ, and the scale c of p during
+    training.
     """
 
     others: Params
@@ -107,7 +107,7 @@ class Mixing:
 
 
 def mixture(core: Params, p: Tensor, others: Params) -> Params:
-    """Σ_j p_j w_j, the party's own core model first."""
+    """Σ_j p_j w_j. The party's own core model is the first."""
     return core | {k: p[0] * core[k] + torch.tensordot(p[1:], w, 1) for k, w in others.items()}
 
 
@@ -181,13 +181,12 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         had = state.had | m.models if state.first else {}
         models = [m.models.get(j) or had.get(j) or state.first for j in others]
         names = trainable(drop(state.core, party.task.private)) if models else {}
-        c = (
-            math.sqrt(self.mix_lr / party.training.lr) or 1.0
-        )  # p = c q: a step of η₁ for q is one of η₁ c² = η₂ for p
+        # p = c q is trained through q: a step of η₁ on q is one of η₁ c² = η₂ on p.
+        c = math.sqrt(self.mix_lr / party.training.lr) or 1.0
         aux = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
         begin = state.core | {P: (state.p if len(state.p) else p0) / c}
         only = None if self.mix_lr else frozenset(state.core)
-        # Not together: each party has all core models, and those of one stay in the cache.
+        # Not batched: each party has all core models, and those of a single party fit in the cache.
         theta = (await party.fit(self.objective, begin, key, aux, only=only, batched=False)).theta
         core, p = drop(theta, frozenset({P})), c * theta[P]
         asks = (
@@ -206,8 +205,8 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         return value + aux.pull / 2 * (p - aux.p0).square().sum() if aux.pull else value
 
     def asks(self, p: dict[int, float], had: Container[int], base: float, key: Key) -> list[int]:
-        """Whose core models to ask for: those first that were never had, then by chances in
-        proportion to b^|p|.
+        """The parties whose core models to ask for: first those never received, then random ones
+        with chances proportional to b^|p|.
         """
         new = [j for j in p if j not in had]
         ids = [new[k] for k in key.fold("new").permutation(len(new)).tolist()][: self.downloads]

@@ -26,7 +26,7 @@ class Data:
 
 
 def together(parts: Iterable[Data]) -> Data:
-    """Several parties' samples, one after the other."""
+    """Concatenate the samples of several parties."""
     parts = list(parts)
     return Data(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 

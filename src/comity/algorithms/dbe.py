@@ -56,9 +56,8 @@ class Biased(LearningTask):
 
     @property
     def head_names(self) -> frozenset[str]:
-        return (
-            self.plain.head_names
-        )  # what the host calls its head: a cut of the wrapper's own must not move it
+        # The wrapper's own cut must not change what the host calls its head.
+        return self.plain.head_names
 
     @property
     def plain(self) -> LearningTask:
@@ -66,7 +65,7 @@ class Biased(LearningTask):
 
     @property
     def personal(self) -> LearningTask:
-        return replace(self, kappa=0.0)  # MR is for shared parameters
+        return replace(self, kappa=0.0)  # MR regularises shared parameters only
 
     def init(self, key: Key) -> Params:
         theta = super().init(key)
@@ -82,7 +81,7 @@ class Biased(LearningTask):
         return loss + self.kappa * self.regulariser(z, batch) if self.kappa else loss
 
     def regulariser(self, z: Tensor, batch: Batch) -> Tensor:
-        """Eqs. 8 and 9; the running mean m stays with the batches of this local training."""
+        """Eqs. 8 and 9. The running mean m is kept in the scratch of this local training."""
         assert self.consensus is not None
         m = z.mean(0)
         if self.mu < 1:
@@ -150,7 +149,7 @@ class Dbe(NoisyMean, Piloted):
 
     def check(self, info: Info) -> None:
         for task in info.tasks:
-            self.at_cut(task)  # refuses a stage that is not there
+            self.at_cut(task)  # refuses an unknown stage
         runs_along = self.init_mean == "batch" or (self.init_mean == "ema" and self.mu)
         if (self.init_mean != "exact" and not (runs_along and self.init_epochs)) or (
             self.ema_debias and not self.mu
@@ -186,17 +185,19 @@ class Dbe(NoisyMean, Piloted):
 
     def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         s = super().start(s, server)
-        self_contained = self.host.traits.self_contained  # then parties have what they train from
+        self_contained = self.host.traits.self_contained  # then parties need not be sent a model
+        # l.1-2
         means = server.call(
             self.mean,
             {
                 i: Model({} if self_contained else self.message_for(s, i).theta)
                 for i in server.info.parties
             },
-        )  # l.1-2
+        )
+        # l.3
         z_bar = average(
             {i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(server.info.sizes))
-        )[MEAN]  # l.3
+        )[MEAN]
         server.call(self.agree, dict.fromkeys(server.info.parties, Mean(z_bar)))
         s = replace(s, extra=Mean(z_bar))
         return self.choose(s, server) if self.auto else s
@@ -219,7 +220,9 @@ class Dbe(NoisyMean, Piloted):
     async def mean(
         self, state: Wrapped[Mean], m: Model, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], Mean]:
-        """One epoch without PRBM and MR; report the mean, throw the weights away."""
+        """Train one epoch without PRBM and MR, report the mean representation, and discard the
+        weights.
+        """
         task = self.at_cut(party.task)
         theta = drop(self.host.deployed_model(state.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
@@ -232,7 +235,7 @@ class Dbe(NoisyMean, Piloted):
         return state, Mean(self.add_mean_noise(z, key.fold("noise")))
 
     def running(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
-        """The plain loss; the mean runs along in the scratch."""
+        """The plain loss, with a running mean of the representations in the scratch."""
         z = task.features(theta, batch.x, train=True)
         now = z.detach().mean(0)
         before = batch.scratch.get(MEAN, torch.zeros_like(now))

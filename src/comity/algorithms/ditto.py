@@ -26,7 +26,7 @@ from comity.core import *
 
 @record
 class DittoState:
-    """What a party keeps: the private parameters of its copy of w, and v_i."""
+    """A party's state: the private parameters of its copy of w, and v_i."""
 
     private: Params
     v: Params

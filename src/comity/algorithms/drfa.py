@@ -40,7 +40,9 @@ SNAPSHOT = "drfa."
 
 @record
 class Until:
-    """What the server sends: the weights, and after how many steps a snapshot is to be taken."""
+    """The server's message: the weights, and the number of steps after which to take the
+    snapshot.
+    """
 
     theta: Params
     steps: int | None = None
@@ -48,7 +50,7 @@ class Until:
 
 @record
 class Snapped:
-    """What a party sends: the weights that it trained, and the snapshot."""
+    """A party's reply: its trained weights, and the snapshot."""
 
     theta: Params = describe(WEIGHTS)
     snapshot: Params = describe(
@@ -58,7 +60,7 @@ class Snapped:
 
 @record
 class Snapshot:
-    """w', to be judged; a field of its own name, as nobody trains from it."""
+    """w', whose loss parties compute. The field is not called theta, as no party trains from it."""
 
     w: Params
 
@@ -80,7 +82,7 @@ class Drfa(Agnostic[Until]):
         message = Until(s.theta, 1 + server.key("snapshot").choose(1, max(1, tau))[0])
         w, snapshot = Averaging(), Averaging()
         times = Counter(parties)
-        while times:  # everybody who was drawn, then those who were drawn twice, and so on
+        while times:  # first all parties drawn, then those drawn twice, and so on
             draws = Counter[int]()
             for i, reply in server.replies(self.local, dict.fromkeys(sorted(times), message)):
                 w.add(reply.theta, 1.0)
@@ -106,7 +108,7 @@ class Drfa(Agnostic[Until]):
         )
 
     def snapping(self, task: LearningTask, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
-        """F_i, and a snapshot of the weights before this step if so many came before it."""
+        """F_i. After `steps` steps it saves the weights in the scratch."""
         if batch.number == steps:
             batch.scratch.update({SNAPSHOT + k: v.detach().clone() for k, v in w_i.items()})
         return task.loss(w_i, batch)

@@ -53,7 +53,7 @@ NOBODY = -1
 
 @record
 class Lesson:
-    """A model, and the identifier that it is to confuse."""
+    """A model, and the identifier that its extractor is to confuse."""
 
     theta: Params
     DI: Params
@@ -61,7 +61,7 @@ class Lesson:
 
 @record
 class Shown:
-    """What a party made of a lesson: its model, and its samples' representations."""
+    """A source's reply for one target: its model, and its samples' representations."""
 
     theta: Params = describe(WEIGHTS)
     z: Tensor = describe(REPRESENTATIONS)
@@ -69,8 +69,8 @@ class Shown:
 
 @record
 class Adapted:
-    """What the target sends: its model, its samples' representations, and how much each source
-    counted.
+    """The target's reply: its model, its samples' representations, and the weight of each
+    source.
     """
 
     theta: Params = describe(WEIGHTS)
@@ -82,7 +82,7 @@ class Adapted:
 
 @record
 class Targets:
-    """What the server keeps, by target: its model, and the identifiers of its sources."""
+    """The server's state by target: its model, and the identifiers of its sources."""
 
     models: dict[int, Params]
     DI: dict[int, dict[int, Params]]
@@ -90,7 +90,7 @@ class Targets:
 
 @record
 class Judges:
-    """What an extractor is to confuse, and whom it is to be taken for."""
+    """The identifiers that an extractor is to confuse, and the label that they should predict."""
 
     DI: list[Params]
     wanted: Tensor
@@ -130,8 +130,8 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             )
 
     def targets(self, info: Info, cohort: Sequence[int]) -> dict[int, list[int]]:
-        """The targets of a round, and the sources of each; one target has a part in every round
-        that has sources.
+        """The targets of a round with their sources. A single target takes part in every round that
+        has sources.
         """
         target_id = (
             info.names.index(self.target) if self.target in info.names else len(info.names) - 1
@@ -155,7 +155,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         )
 
     def init_party(self, key: Key, party: Party) -> dict[int, Params]:
-        """What is private of the models that it had a part in, by target."""
+        """The private parameters of the models that the party has trained, by target."""
         return {NOBODY: keep(party.task.init(key), party.task.private)}
 
     def message_for(self, s: Targets, i: int) -> Model:
@@ -213,7 +213,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     async def local(
         self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], dict[int, Shown]]:
-        """A source's part: it trains each target's model on its own labels."""
+        """A source's work: it trains each target's model on its own labels."""
         replies = {}
         private = party.task.private
         for k, lesson in m.items():
@@ -233,8 +233,8 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     async def adapt(
         self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], Adapted]:
-        """The target's part: it weighs the sources' models and confuses their identifiers, without
-        a look at its labels.
+        """The target's work: it weights the sources' models and confuses their identifiers, without
+        using its labels.
         """
         task, train = party.task, party.data.train
         unlabelled = Samples(train.x, torch.zeros_like(train.y))
@@ -248,9 +248,8 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
                 1 / left_in_clusters(rows, task.classes, key.fold("clusters"))
                 for rows in z.values()
             ]
-            share = {
-                i: value / sum(fit) for i, value in zip(m, fit, strict=True)
-            }  # softmax(−log(W_k / W_1))
+            # softmax(−log(W_k / W_1))
+            share = {i: value / sum(fit) for i, value in zip(m, fit, strict=True)}
         theta = average({i: lesson.theta for i, lesson in m.items()}, share) | private
         if self.mu:
             judges = Judges(
@@ -277,7 +276,9 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         )
 
     def identifier_loss(self, task: LearningTask, z: Tensor, judges: Judges) -> Tensor:
-        """How far the identifiers are from taking z for what is wanted."""
+        """The mean cross entropy of the identifiers' predictions for z with the label in
+        `judges`.
+        """
         disc, labels = self.identifier(task.width), judges.wanted.expand(len(z))
         return torch.stack([cross_entropy(disc.logits(D, z), labels) for D in judges.DI]).mean()
 

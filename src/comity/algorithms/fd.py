@@ -35,7 +35,7 @@ from comity.core import *
 
 @record
 class Answers:
-    """Mean logits by class (rows), and over how many samples."""
+    """A party's reply: the mean logits of each class (rows), and the sample counts."""
 
     logits: Tensor = describe(
         Content("averages of the model's answers to the records of a class", "means", "by class")
@@ -45,7 +45,7 @@ class Answers:
 
 @record
 class Bank:
-    """What the server keeps: each party's last answers."""
+    """The server's state: each party's last reply."""
 
     classes: int
     last: dict[int, Answers]
@@ -53,7 +53,7 @@ class Bank:
 
 @record
 class Teacher:
-    """What a party is taught: mean logits by class, and which classes are known."""
+    """The server's message: mean logits by class, and a mask of the known classes."""
 
     logits: Tensor
     known: Tensor

@@ -41,7 +41,7 @@ from comity.core import *
 
 @record
 class Relations:
-    """What the server keeps: all parties' weights, stacked, and Ω."""
+    """The server's state: all parties' weights, stacked, and Ω."""
 
     W: Params
     omega: Tensor
@@ -49,14 +49,14 @@ class Relations:
 
 @record
 class Held:
-    """a_t, and c."""
+    """The server's message: a_t and c."""
 
     to: Params
     weight: float
 
 
 def precision(W: Params, epsilon: float) -> Tensor:
-    """Ω, of stacked weights."""
+    """Ω computed from the stacked weights."""
     rows = [w.flatten(1) for w in W.values()]
     values, vectors = torch.linalg.eigh(
         sum((w @ w.T for w in rows[1:]), rows[0] @ rows[0].T).double()
@@ -110,7 +110,7 @@ class FedMtl(Algorithm[Relations, Params, Held]):
         return (2 * 10.0 ** -(math.floor(math.log10(d)) + 2),) * 2
 
     def anchors(self, s: Relations, ids: Sequence[int]) -> dict[int, Held]:
-        """a_t and c of some parties; a newcomer's a_t is the mean of all."""
+        """a_t and c for these parties. A newcomer's a_t is the mean of all weights."""
         m = len(s.omega)
         lam1, lam2 = self.lambdas(s.W)
         c = lam1 * torch.linalg.eigvalsh(s.omega)[-1].item() + lam2

@@ -61,8 +61,8 @@ LAM = "fed-sps.lambda"
 
 @record
 class FedSpsState:
-    """What a party keeps: its model, its attack's λ, how much each peer helped, and (code_compat)
-    its first weights.
+    """A party's state: its model, its attack's λ, the scores of its peers and, with code_compat,
+    its initial weights.
     """
 
     h: Params
@@ -73,8 +73,8 @@ class FedSpsState:
 
 @record
 class Overlapping:
-    """What eq. 13 looks at: the weights that T attacks unless they are the present ones, its λ and
-    range, what peers gave.
+    """The input of eq. 13: the weights that T attacks (empty: the present ones), T's λ and range,
+    and the peers' help.
     """
 
     first: Params
@@ -174,22 +174,23 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         shares: dict[Edge, list[float]] = {}
         for message in self.messages(self.holds):
             sealed_messages = self.answers(server, learners, others) if self.beta else {}
+            # l.12-14
             for i, overlaps in server.call(
                 self.local, dict.fromkeys(learners, message), sealed_messages
-            ).items():  # l.12-14
+            ).items():
                 for j, value in overlaps.items():
                     shares.setdefault((i, j), []).append(value)
         for (i, j), values in shares.items():
             server.note(f"overlap/{server.info.name(j)}", statistics.fmean(values), party=i)
 
     def answers(self, server: Server, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
+        # l.10
         requests = server.call(
             self.send, {i: Group(self.asks(server.info, i, others)) for i in learners}
-        )  # l.10
+        )
         models = {(i, j): sealed for i, to in requests.items() for j, sealed in to.items()}
-        helps = (
-            server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}
-        )  # l.11
+        # l.11
+        helps = server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}
         return {
             (j, i): sealed for j, to in helps.items() for i, sealed in to.items() if i in requests
         }
@@ -216,19 +217,19 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     def perturb_batch(
         self, state: FedSpsState, party: Party, key: Key
     ) -> tuple[Samples, Tensor, float]:
-        """A batch of the party's samples, the same after T, and λ."""
+        """A batch of the party's samples, the same batch after T, and λ."""
         train = party.data.train
         count = min(self.overlap_batch or party.training.batch, len(train))
+        # l.5
         clean = train.take(
             torch.tensor(key.fold("overlap").choose(count, len(train)), device=train.x.device)
-        )  # l.5
+        )
         T = self.attacker(self.code_compat)
         range_ = self.range_of(party.data, self.code_compat)
         noise = T.noise(clean.x, key.fold("attack"))
         lam = torch.tensor(state.lam, dtype=torch.float64)
-        bad, lam = T(
-            party.task, state.first or state.h, clean.x, clean.y, noise, lam, range_
-        )  # l.6
+        # l.6
+        bad, lam = T(party.task, state.first or state.h, clean.x, clean.y, noise, lam, range_)
         return clean, bad, lam.item()
 
     def help(self, h: Params, clean: Samples, bad: Tensor, task: LearningTask) -> Help:
@@ -265,8 +266,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         lam = torch.tensor(state.lam, dtype=torch.float64)
         aux = Overlapping(state.first, lam, self.range_of(party.data, self.code_compat), helps)
         draw = self.noise if self.alpha else None
-        # Not together: T differentiates within each step, which torch does more slowly for stacked
-        # parties.
+        # Not batched: T takes gradients within each step, which is slower for stacked parties.
         fitted = await party.fit(
             self.eq13, state.h, key, aux, training=how, draw=draw, batched=False
         )
@@ -277,7 +277,8 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 
     def eq13(self, task: LearningTask, h: Params, batch: Batch, aux: Overlapping) -> Tensor:
         helps = aux.helps if batch.number < (self.collab_steps if self.holds else 1) else {}
-        g = pull(task, h, helps, self.reduce)  # before the loss moves BatchNorm's running values
+        # before the loss updates BatchNorm's running statistics
+        g = pull(task, h, helps, self.reduce)
         value = task.loss(h, batch)
         if self.alpha:
             T = self.attacker(self.code_compat)
@@ -322,7 +323,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         counts = [len(self.asks(info, i, others)) for i in learners] if self.beta else []
         edges = sum(min(self.peers or n, n) for n in counts)
         back = info.task.bytes(without=private | buffers)
-        if self.holds:  # at most, if all samples of a batch overlap and no party has a larger one
+        if self.holds:  # an upper bound: all samples of a batch overlap
             back = (self.overlap_batch or info.training.batch) * (4 * math.prod(info.shape) + 4)
         times = len(self.messages(self.holds))
         peer = edges * (info.task.bytes(without=private) + 12 + back)

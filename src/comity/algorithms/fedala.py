@@ -41,13 +41,14 @@ from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
 
 W_OF, LOSS = "ala.", "ala.loss"
-STEADY, WITHIN = 10, 0.1  # W has converged when the last so many epochs' losses spread by less
+# W has converged when the losses of the last STEADY epochs have a standard deviation below WITHIN.
+STEADY, WITHIN = 10, 0.1
 
 
 @record
 class AlaState:
-    """What a party keeps: its private parameters, the p highest layers as it trained them last, and
-    W_i; nothing at first.
+    """A party's state: its private parameters, its p highest layers after its last training, and
+    W_i. The latter two are empty at first.
     """
 
     private: Params
@@ -57,14 +58,16 @@ class AlaState:
 
 @record
 class Both:
-    """Of what eq. 4 is made: the party's p highest layers, and the received model."""
+    """The two models of eq. 4: the party's p highest layers (`mine`), and the received model
+    (`sent`).
+    """
 
     mine: Params
     sent: Params
 
 
 def merge(both: Both, W: Params) -> Params:
-    """Eq. 4; where there are no weights, the received model."""
+    """Eq. 4. Without weights W it is the received model."""
     return both.sent | {k: torch.lerp(both.mine[k], both.sent[k], w) for k, w in W.items()}
 
 
@@ -84,7 +87,9 @@ class FedAla(AveragedModel[AlaState]):
     )
 
     def highest(self, task: LearningTask) -> frozenset[str]:
-        """The names that W is about: what the p highest stages with weights share."""
+        """The names of the weights that W mixes: the shared ones of the p highest stages with
+        weights.
+        """
         names = [k for k in task.shapes if not is_buffer(k) and k not in self.private_names(task)]
         stages = [
             stage
@@ -109,7 +114,7 @@ class FedAla(AveragedModel[AlaState]):
         )
 
     async def weights(self, state: AlaState, both: Both, party: Party, key: Key) -> Params:
-        """W_i, l.7-14."""
+        """Learn W_i (l.7-14)."""
         train = party.data.train
         some = train.take(
             key.fold("sample").choose(max(1, round(self.s / 100 * len(train))), len(train))
@@ -143,7 +148,7 @@ class FedAla(AveragedModel[AlaState]):
         W = {k: theta[W_OF + k] for k in both.mine}
         with torch.no_grad():
             for w in W.values():
-                w.clamp_(0, 1)  # where the last step may have left it
+                w.clamp_(0, 1)  # the last step may have left the interval
         value = task.loss(merge(both, W) | {k: v for k, v in theta.items() if is_buffer(k)}, batch)
         batch.scratch[LOSS] = (
             batch.scratch[LOSS] + value.detach() if LOSS in batch.scratch else value.detach()

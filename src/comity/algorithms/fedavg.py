@@ -22,8 +22,8 @@ from comity.core import *
 
 
 class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
-    """FedAvg for parties with a state of any type C. Methods that add something to FedAvg, and keep
-    more than private weights at parties, are made from this.
+    """FedAvg for parties with a state of any type C: the base class of methods that add to FedAvg
+    and keep more than private weights at parties.
     """
 
     def init_server(self, key: Key, info: Info) -> Params:

@@ -56,7 +56,9 @@ class FedBabu(FedPer):
         return await self.tuned(state, m, party, key, party.training), None
 
     async def tuned(self, state: Params, m: Model, party: Party, key: Key, how: Training) -> Params:
-        """A model of the party's own, which comes before whatever it is sent."""
+        """Fine-tune the received model. The result is the party's own model, which replaces what it
+        receives later.
+        """
         theta = m.theta | state
         heads = party.task.head_names
         only = {"all": None, "head": heads, "body": frozenset(theta.keys() - heads)}[self.finetune]

@@ -45,11 +45,11 @@ from comity.models.stack import uniform
 from comity.training.kernels import linear
 
 OWN, POLICY, CONTEXT = "fedcp.own.", "fedcp.policy.", "fedcp.context"
-WIDTHS = (10, 15, 20, 50)  # a, of MMD's kernels
+WIDTHS = (10, 15, 20, 50)  # bandwidths of MMD's kernels
 
 
 def own_head(theta: Params) -> Params:
-    """W_i^hd under the names of W^hd."""
+    """W_i^hd with the names of W^hd."""
     return {k.removeprefix(OWN): v for k, v in theta.items() if k.startswith(OWN)}
 
 
@@ -69,8 +69,8 @@ def mmd(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Separated(Around):
-    """A task whose answer is the sum of two heads', among which a policy shares out the
-    representation.
+    """A task whose logits are the sum of two heads'. A policy divides the representation between
+    them.
     """
 
     def init(self, key: Key) -> Params:
@@ -97,7 +97,7 @@ class Separated(Around):
     def separated_logits(
         self, theta: Params, h: Tensor, train: bool, noise: Tensor | None = None
     ) -> Tensor:
-        """The answer; `noise` is added to the policy before its softmax."""
+        """The sum of both heads' logits. `noise` is added to the policy before its softmax."""
         a = linear(theta[CONTEXT] * h, theta[POLICY + "weight"], theta[POLICY + "bias"])
         a = F.relu(
             F.layer_norm(a, a.shape[1:], theta[POLICY + "norm.weight"], theta[POLICY + "norm.bias"])
@@ -128,8 +128,8 @@ class FedCp(FedAvg):
             )
 
     def layers(self, task: LearningTask) -> list[str]:
-        """The matrices of a head's layers, from the last to the first; none if it does not consist
-        of such layers.
+        """The weight matrices of a head of linear layers, last layer first; empty for any other
+        head.
         """
         names = [k for k in task.shapes if k in task.head_names and k.endswith("weight")]
         shapes = [task.shapes[k][0] for k in names]
@@ -144,7 +144,7 @@ class FedCp(FedAvg):
         return Separated.of(task, frozenset(OWN + k for k in task.head_names))
 
     def in_context(self, theta: Params, task: LearningTask) -> Params:
-        """With v_i/‖v_i‖ among the parameters."""
+        """Add v_i/‖v_i‖ to the parameters."""
         matrices = [theta[OWN + k] for k in self.layers(task)]
         return theta | {CONTEXT: F.normalize(reduce(torch.matmul, matrices).sum(0), dim=0)}
 
@@ -185,7 +185,7 @@ class FedCp(FedAvg):
 
     def newcomer_state(self, state: Params, theta: Params) -> Params:
         heads = frozenset(k for k in theta if OWN + k in state)
-        return drop(theta, heads) | state  # the global head stays the one that it is sent
+        return drop(theta, heads) | state  # the global head is the received one
 
     def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         return self.in_context(m.theta | state, party.task)

@@ -44,14 +44,14 @@ from comity.core import *
 from comity.core.diagnostics import PartyMatrix
 from comity.metrics.evaluation import score_on_validation
 
-HELD_OUT = 5  # every so many samples, one
+HELD_OUT = 5  # one of so many samples is held out
 WEIGHT = "weight/"
 
 
 @record
 class Affinities:
-    """What the server keeps: P, how much each party (row) had of each other, and the last models
-    that they sent.
+    """The server's state: P, the sum of each party's (row's) weights on each other party's models,
+    and the last models that parties sent.
     """
 
     P: Tensor
@@ -60,8 +60,8 @@ class Affinities:
 
 @record
 class FomoState:
-    """What a party keeps: the model it trained last, and θ_i, with whether others' models are in it
-    yet.
+    """A party's state: the model that it trained last, and θ_i, with a flag whether θ_i includes
+    this round's models of others.
     """
 
     trained: Params
@@ -71,7 +71,7 @@ class FomoState:
 
 @record
 class Offered:
-    """Others' models, by their parties."""
+    """The server's message: others' models by party."""
 
     models: dict[int, Params]
 
@@ -85,8 +85,8 @@ def distance_between(theta: Params, other: Params, norm: int) -> float:
 def choose_models(
     affinity: Sequence[float], candidates: Sequence[int], count: int, epsilon: float, key: Key
 ) -> list[int]:
-    """`count` candidates: the one with the highest affinity that is left (ties at random), or with
-    chance ε any that is left.
+    """Choose `count` candidates one by one: with probability ε at random, else the one with the
+    highest affinity (ties at random).
     """
     pool = [candidates[k] for k in key.permutation(len(candidates)).tolist()]
     explores = torch.rand(count, generator=key.fold("explore").generator()) < epsilon
@@ -147,8 +147,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return Affinities(P, s.last | uploads)
 
     def samples(self, data: PartyData, held_out: bool) -> Samples:
-        """What models are weighed by, or what they learn from; who has too few samples to part does
-        both with all of them.
+        """The samples that models are weighted by (`held_out`), or that they are trained on. A
+        party with too few samples uses all of them for both.
         """
         if len(data.validation) or len(data.train) < HELD_OUT:
             return data.validation if held_out and len(data.validation) else data.train
@@ -159,9 +159,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     async def local(
         self, state: FomoState, m: Empty, party: Party, key: Key
     ) -> tuple[FomoState, Model]:
-        begin = (
-            state.begin if state.weighed else state.trained
-        )  # who missed the exchange goes on from what it has
+        # A party that missed the exchange continues with its own model.
+        begin = state.begin if state.weighed else state.trained
         fitted = await party.fit(
             plain, begin, key, samples=self.samples(party.data, held_out=False)
         )
@@ -189,8 +188,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def weights(
         self, theta: Params, models: Mapping[int, Params], party: Party
     ) -> dict[int, float]:
-        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no
-        number.
+        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ for each model; 0 for θ itself, and where the quotient is not
+        finite.
         """
         held_out_data = replace(party.data, validation=self.samples(party.data, held_out=True))
         loss = score_on_validation(party.task, theta, held_out_data).loss
@@ -222,7 +221,7 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return state.trained
 
     def weights_bytes(self, downloads: int) -> int:
-        """Bytes of the weights that a party tells the server."""
+        """Bytes of the weights that a party reports to the server."""
         return 4 * (downloads + 1) if downloads else 0
 
     # -- declarations ------------------------------------------------------------------------------
@@ -255,9 +254,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
 @accounts_for(FedFomo)
 class FedFomoAccounting(AveragingAccounting[FedFomo]):
     def join_traffic(self, info: Info) -> Traffic:
-        downloads = self.method.downloads(
-            len(info.names)
-        )  # at most: parties that were never heard have sent nothing
+        # An upper bound: parties that never replied have sent no model.
+        downloads = self.method.downloads(len(info.names))
         per_newcomer = Traffic(
             up=self.method.weights_bytes(downloads),
             down=downloads * info.task.bytes(without=self.method.private_names(info.task)),

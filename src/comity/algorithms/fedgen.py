@@ -41,7 +41,7 @@ from comity.models.stack import Builder, batchnorm, linear, relu
 
 @record
 class Source:
-    """What the server keeps: w, the generator and its optimizer's moments, and p̂."""
+    """The server's state: w, the generator with its optimizer's moments, and p̂."""
 
     theta: Params
     G: Params
@@ -51,7 +51,7 @@ class Source:
 
 @record
 class Taught:
-    """What the server sends: w and the generator."""
+    """The server's message: w and the generator."""
 
     theta: Params
     G: Params
@@ -59,7 +59,7 @@ class Taught:
 
 @record
 class FedGenState:
-    """What a party keeps: its private parameters, and p̂."""
+    """A party's state: its private parameters, and p̂."""
 
     private: Params
     labels: Tensor
@@ -67,7 +67,7 @@ class FedGenState:
 
 @record
 class Ensemble:
-    """What the generator is to please: this round's heads, and the weight of each."""
+    """The teachers of the generator: this round's heads, and the weight of each."""
 
     shares: list[float]
     heads: list[Params]
@@ -75,7 +75,7 @@ class Ensemble:
 
 @record
 class Wanted:
-    """What a batch's generated representations are made from: their labels, and ε."""
+    """The inputs of the generator for a batch: labels and ε."""
 
     y: Tensor
     eps: Tensor
@@ -83,27 +83,29 @@ class Wanted:
 
 @record
 class Labels:
-    """Samples of each class: a party's on their way up, everybody's on their way down."""
+    """Sample counts by class: a party's in a reply, all parties' in a message."""
 
     counts: Tensor = describe(CLASS_COUNTS)
 
 
 def draw_labels(labels: Tensor, count: int, key: Key) -> Tensor:
-    """y ∼ p̂."""
+    """Draw labels y ∼ p̂."""
     return torch.multinomial(
         labels.cpu().float(), count, replacement=True, generator=key.generator()
     ).to(labels.device)
 
 
 def sameness(eps: Tensor, z: Tensor) -> Tensor:
-    """1 where different noise makes equal representations, less where it does not."""
+    """The diversity penalty: 1 where different noise gives equal representations, less
+    otherwise.
+    """
     z = z.flatten(1)
     return (-((eps[:, None] - eps).square().mean(2) * (z[:, None] - z).abs().mean(2)).mean()).exp()
 
 
 @record
 class Generator:
-    """What a party's loss gets from the message and from its state: G and p̂."""
+    """The input of a party's loss: G from the message, and p̂ from its state."""
 
     G: Params
     labels: Tensor
@@ -219,7 +221,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         )
 
     def noises(self, batch: Batch, key: Key, heads: Ensemble) -> Tensor:
-        """ε for a batch of the generator's."""
+        """Draw ε for a batch of the generator."""
         return self.eps(len(batch.y), key.fold("made"), batch.y.device)
 
     def j_g(self, task: LearningTask, G: Params, batch: Batch, ensemble: Ensemble) -> Tensor:
@@ -245,7 +247,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         )
 
     def draw_request(self, batch: Batch, key: Key, aux: Generator) -> Wanted:
-        """As many labels as a party's batch has samples, and ε."""
+        """Draw one label and one ε for each sample of a party's batch."""
         key = key.fold("made")
         y = draw_labels(aux.labels, len(batch.y), key)
         return Wanted(y, self.eps(len(y), key, y.device))

@@ -38,14 +38,14 @@ from comity.algorithms.centralized import Data, together
 from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 
-ROWS = 512  # of which a gradient over many samples is taken at once
+ROWS = 512  # batch size of gradients over many samples
 Tally = tuple[Params, int]
-"""Gradients that are added up, and of how many samples they are."""
+"""A sum of gradients, and the number of its samples."""
 
 
 @record
 class Guided:
-    """What the server keeps: w and D_meta."""
+    """The server's state: w and D_meta."""
 
     theta: Params
     data: Data
@@ -53,7 +53,7 @@ class Guided:
 
 @record
 class Moving:
-    """A party's descent: where it is, and how fast."""
+    """The state of a party's SGD with momentum: weights and velocity."""
 
     w: Params
     v: Params
@@ -69,7 +69,7 @@ def plus(w: Params, by: float, along: Params) -> Params:
 
 
 def adding(task: LearningTask, w: Params) -> Callable[[Tally, Batch], Tally]:
-    """A step that adds up the gradient at w over batches."""
+    """A step function that sums the gradient at w over batches."""
 
     def add(tally: Tally, batch: Batch) -> Tally:
         count = len(batch.y)
@@ -84,7 +84,7 @@ def mean(tally: Tally) -> Params:
 
 
 def once(how: Training) -> Training:
-    """Everything once, in large pieces."""
+    """A training of one epoch with large batches."""
     return replace(how, batch=max(how.batch, ROWS), epochs=1, steps=None)
 
 
@@ -134,7 +134,7 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
     def collect_meta_data(
         self, s: Guided, before: list[Data], server: Server, ids: Sequence[int]
     ) -> Guided:
-        """D_meta with what these parties send."""
+        """Set D_meta to `before` and the samples that these parties send."""
         if not self.meta_lr:
             return s
         return replace(
@@ -163,8 +163,8 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         return replace(s, theta=self.meta_update(w, s.data, server) if self.meta_lr else w)
 
     def meta_update(self, w: Params, data: Data, server: Server) -> Params:
-        """Meta updating; it leaves BatchNorm's statistics alone, and what parties keep is here as
-        it was before round 1.
+        """The meta update. It does not change BatchNorm's statistics. Parameters that are private
+        at parties have their initial values here.
         """
         task = server.info.task
         whole = {
@@ -210,8 +210,8 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         return self.private_part(theta, party.task), Model(self.shared_part(theta, party.task))
 
     def backpropagate(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:
-        """From the gradient at w_k to that at w: back through v ← μ v + ∇f + λ w, w ← w − η v, step
-        by step.
+        """The gradient at w from that at w_k, back through the steps v ← μ v + ∇f + λ w, w ← w − η
+        v.
         """
         how, dv = party.training, zeros(g)
         for w, batch in reversed(past):

@@ -48,7 +48,7 @@ PROTOTYPES, KNOWN_CLASSES = "fedproto.prototypes", "fedproto.known"
 
 @record
 class Prototypes:
-    """What a party sends: its classes' mean representations, and over how many samples."""
+    """A party's reply: the mean representation of each class, and the sample counts."""
 
     means: Tensor = describe(CLASS_MEANS)
     counts: Tensor = describe(CLASS_COUNTS)
@@ -56,7 +56,7 @@ class Prototypes:
 
 @record
 class Guide:
-    """What the server sends: the global prototypes, and of which classes there are any."""
+    """The server's message: the global prototypes, and a mask of the classes that have one."""
 
     means: Tensor
     known: Tensor
@@ -64,7 +64,7 @@ class Guide:
 
 @record
 class Bank:
-    """What the server keeps: each party's last prototypes."""
+    """The server's state: each party's last prototypes."""
 
     classes: int
     width: int
@@ -73,7 +73,9 @@ class Bank:
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest(Around):
-    """A task that answers by the nearest prototype, if there are any among its parameters."""
+    """A task that predicts the class of the nearest prototype if its parameters contain
+    prototypes.
+    """
 
     def logits(self, theta: Params, x: Tensor) -> Tensor:
         if PROTOTYPES not in theta:
@@ -81,14 +83,15 @@ class Nearest(Around):
         z = self.inner.features(theta, x).flatten(1)
         C = theta[PROTOTYPES]
         near = 2 * z @ C.T - C.square().sum(1) - z.square().sum(1, keepdim=True)  # eq. 4: −‖z − C‖²
-        return torch.where(
-            theta[KNOWN_CLASSES] > 0, near, near.amin(1, keepdim=True) - 1
-        )  # what is not known is never the nearest
+        # An unknown class is never the nearest.
+        return torch.where(theta[KNOWN_CLASSES] > 0, near, near.amin(1, keepdim=True) - 1)
 
 
 @mixin
 class SharesPrototypes(Algorithm[S, Params, Guide]):
-    """What happens at a party, however the server makes global prototypes of what it is sent."""
+    """The party's side of methods with prototypes. Subclasses define how the server computes the
+    global ones.
+    """
 
     lam: float = option(1.0, "λ, weight of the pull to the global prototypes", minimum=0)
     reduction: Literal["mean", "sum", "norm"] = option(
@@ -125,7 +128,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
         return task.objective(theta, z, batch) + self.lam * pull
 
     def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
-        """Eq. 3, of the trained model."""
+        """Eq. 3: the prototypes of the trained model."""
         train = party.data.train
         return Prototypes(
             *class_means(
@@ -184,11 +187,12 @@ class FedProto(SharesPrototypes[Bank]):
 
     def message_for(self, s: Bank, i: int) -> Guide:
         uploads = [s.last[j] for j in sorted(s.last)]
+        # eq. 6
         return Guide(
             *pool_means(
                 [up.means for up in uploads], [up.counts for up in uploads], s.classes, s.width
             )
-        )  # eq. 6
+        )
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         guide = self.message_for(s, 0)

@@ -36,13 +36,13 @@ OWN = "fedrod."
 
 
 def personal_head(theta: Params) -> Params:
-    """h^P under the names of h^G."""
+    """h^P with the names of h^G."""
     return {k.removeprefix(OWN): v for k, v in theta.items() if k.startswith(OWN)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoHeads(Around):
-    """A task whose answer is the sum of a shared head's and a private one's."""
+    """A task whose logits are the sum of a shared and a private head's."""
 
     log_n: Tensor
 

@@ -50,8 +50,8 @@ EMBEDDING = "embedding"
 
 @record
 class Learnt:
-    """What the server keeps: θ_F with the classes' embeddings, and the classes that anybody has
-    shown.
+    """The server's state: θ_F with the classes' embeddings, and a mask of the classes that any
+    party has sent.
     """
 
     F: Params
@@ -59,13 +59,13 @@ class Learnt:
 
 
 def generate_prototypes(theta: Params) -> Tensor:
-    """All P̂^c, row by row."""
+    """All P̂^c, one row per class."""
     hidden = F.relu(linear(theta[EMBEDDING], theta["in.weight"], theta["in.bias"]))
     return linear(hidden, theta["out.weight"], theta["out.bias"])
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """φ of each row of one and each of the other."""
+    """φ between each row of a and each row of b."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -125,7 +125,7 @@ class FedTgp(SharesPrototypes[Learnt]):
     def delta(
         self, uploads: Collection[Prototypes], classes: int, width: int
     ) -> tuple[Tensor, Tensor]:
-        """δ(t), and which classes were shown."""
+        """δ(t), and a mask of the classes that any party sent."""
         Q, present = pool_means(
             [up.means for up in uploads],
             [(up.counts > 0).float() for up in uploads],
@@ -134,7 +134,7 @@ class FedTgp(SharesPrototypes[Learnt]):
         )
         distance = distances(Q[present], Q[present])
         others = distance[~torch.eye(len(distance), dtype=torch.bool)].view(len(distance), -1)
-        if not others.numel():  # of one class there is no distance
+        if not others.numel():  # there is one class only
             return torch.tensor(self.tau), present
         widest = others.max() if self.margin == "pairs" else others.amin(1).max()
         return widest.clamp(max=self.tau), present

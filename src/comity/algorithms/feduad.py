@@ -46,9 +46,7 @@ DISC = "disc."
 
 @record
 class FedUadServer:
-    """What the server keeps: w, D, its momentum, and w's accuracy at parties where it was looked
-    at.
-    """
+    """The server's state: w, D, the momentum of w, and w's last accuracy at each party."""
 
     w: Params
     D: Params
@@ -58,8 +56,8 @@ class FedUadServer:
 
 @record
 class Both:
-    """w or a posterior, and D; to a party also who else is in its group; in a reply w's accuracy,
-    where sampling asks for it.
+    """w or a posterior, and D. A message also has the other members of the group; a reply has w's
+    accuracy if sampling needs it.
     """
 
     theta: Params = describe(WEIGHTS)
@@ -75,7 +73,7 @@ class Both:
 
 @record
 class Prior:
-    """w̃_k and its party's class counts, for the group."""
+    """w̃_k and the party's class counts, for the group."""
 
     theta: Params = describe(
         Content(
@@ -89,8 +87,8 @@ class Prior:
 
 @record
 class FedUadState:
-    """What a party keeps: private weights; w and its prior while a round lasts; D if it is its
-    own.
+    """A party's state: its private weights, w and its prior during a round, and D if each party has
+    its own.
     """
 
     private: Params
@@ -101,7 +99,7 @@ class FedUadState:
 
 @record
 class Adversary:
-    """What eq. 11 looks at: D, and whose features are whose."""
+    """The input of eq. 11: D, and the owners of the features."""
 
     D: Params
     owners: Owners
@@ -109,7 +107,7 @@ class Adversary:
 
 @algorithm
 class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
-    uad: bool = field(default=True, init=False)  # fedufo has a choice here
+    uad: bool = field(default=True, init=False)  # an option of fedufo
     cgr: bool = field(default=False, init=False)
     weight: float = option(1.0, "weight of L_uni; 1 as printed", minimum=0)
     reduction: Literal["sum", "mean"] = option(
@@ -228,8 +226,8 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         features: dict[int, Tensor],
         teachers: Params,
     ) -> tuple[FedUadState, Both]:
-        """Train w and D; `features` is what others' extractors make of the party's samples,
-        `teachers` what others answer.
+        """Train w and D. `features` are others' features of the party's samples, `teachers` are
+        others' predictions for them.
         """
         task = party.task
         start = (
@@ -283,7 +281,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         )
 
     def objective(self, task: LearningTask, theta: Params, z: Tensor, batch: Batch) -> Tensor:
-        """What the posterior is asked for beside eq. 4: the labels; fedufo adds a consensus."""
+        """The posterior's loss without eq. 4: that of the labels. FedUFO adds a consensus."""
         return task.objective(theta, z, batch)
 
     def eq11(self, task: LearningTask, theta: Params, batch: Batch, adversary: Adversary) -> Tensor:
@@ -301,7 +299,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def eqs_5_and_11(
         self, task: LearningTask, both: Params, batch: Batch, owners: Owners
     ) -> Tensor:
-        """The posterior and D take each step together, each on the other as a constant."""
+        """The loss of a common step of the posterior and D; each treats the other as a constant."""
         D = {k.removeprefix(DISC): v for k, v in both.items() if k.startswith(DISC)}
         z = task.features(both, batch.x, train=True)
         value = self.objective(task, both, z, batch) + self.weight * self.eq4(task, D, z)
@@ -313,10 +311,11 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, None]:
         theta = (await party.fit(plain, m.theta | state.private, key)).theta
+        # A newcomer has no group: it fine-tunes the global model.
         return (
             replace(state, private=theta),
             None,
-        )  # a newcomer has no group: it tunes the global model for itself
+        )
 
     def deployed_model(self, state: FedUadState, m: Both, party: Party) -> Params:
         return m.theta | state.private

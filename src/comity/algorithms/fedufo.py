@@ -46,10 +46,11 @@ from comity.components.consensus import consensus
 from comity.components.divergence import kl
 from comity.core import *
 
+# rows of log-probabilities for each sample
 GROUP, GLOBAL = (
     "teacher.group",
     "teacher.global",
-)  # what they answer to each sample, as log-probabilities
+)
 
 
 @algorithm
@@ -73,7 +74,7 @@ class FedUfo(FedUad):
     )
 
     def samples(self, how: str) -> bool:
-        """Whether sampling is dynamic in this way."""
+        """Whether sampling is dynamic with `how`."""
         return self.cgl and self.dynamic == how
 
     def in_stage_one(self, info: Info, t: int) -> bool:
@@ -88,7 +89,7 @@ class FedUfo(FedUad):
         stage_one = self.in_stage_one(server.info, t)
         if self.samples("fresh") and not stage_one:
             looks = server.call(self.look, {k: self.message_for(s, k) for k in server.info.parties})
-            holders = frozenset(looks)  # they have w by now; who did not answer is not favoured
+            holders = frozenset(looks)  # these have w now; a party without a reply is not preferred
             accuracy = {k: looks[k] if k in holders else math.inf for k in server.info.parties}
         if self.cgl and self.dynamic != "off" and not stage_one:
             group = with_the_worst(
@@ -117,7 +118,7 @@ class FedUfo(FedUad):
     async def align(
         self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
-        """Stage one."""
+        """A party's work in stage one."""
         new_state, reply = await super().align(state, m, party, key)
         return new_state, self.add_accuracy(reply, state, m, party)
 
@@ -125,7 +126,7 @@ class FedUfo(FedUad):
     async def local(
         self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
-        """Stage two."""
+        """A party's work in stage two."""
         task = party.task
         group: dict[int, Prior] = dict(party.inbox) if self.uad else {}
         if self.cgr and state.prior:
@@ -152,7 +153,7 @@ class FedUfo(FedUad):
         group: dict[int, Prior],
         features: dict[int, Tensor],
     ) -> dict[str, Tensor]:
-        """What the group and the global model answer to each of the party's samples."""
+        """The predictions of the group and of the global model for each of the party's samples."""
         task = party.task
         answers: dict[str, Tensor] = {}
         if self.cgr:
@@ -163,9 +164,10 @@ class FedUfo(FedUad):
             logits = {
                 j: logits_of(state.private | prior.theta, features[j]) for j, prior in group.items()
             }
+            # eqs. 6 and 7
             answers[GROUP] = consensus(
                 logits, {j: prior.counts for j, prior in group.items()}, self.target
-            )  # eqs. 6 and 7
+            )
         if self.cgl:
             w = state.private | (m.theta or state.w)
             answers[GLOBAL] = F.log_softmax(

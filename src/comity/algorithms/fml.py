@@ -38,7 +38,7 @@ OWN, COPY = "p.", "m."
 
 @record
 class FmlState:
-    """What a party keeps: the private parameters of its copy, and its own model."""
+    """A party's state: the private parameters of its copy, and its own model."""
 
     private: Params
     personal: Params

@@ -50,7 +50,7 @@ GENERIC, PERSONAL = "gpfl.generic", "gpfl.personal"  # g and p_i
 
 
 def guide_names(names: frozenset[str]) -> frozenset[str]:
-    """C and V."""
+    """The names of the parameters of C and V."""
     return frozenset(k for k in names if k == EMBEDDING or k.startswith(VALVE))
 
 
@@ -70,7 +70,7 @@ class Valved(Around):
         return self.inner.init(key) | added
 
     def valve(self, theta: Params, f: Tensor, *names: str) -> list[Tensor]:
-        """Eqs. 1 and 2, under one condition or several."""
+        """Eqs. 1 and 2, for one condition or several."""
         conditions = torch.stack([theta[name] for name in names])
 
         def cov(which: str) -> Tensor:
@@ -91,7 +91,7 @@ class Valved(Around):
 
 @record
 class Frozen:
-    """Ĉ."""
+    """Ĉ, a constant copy of C."""
 
     C: Tensor
 
@@ -112,7 +112,7 @@ class Gpfl(FedPer):
         return Valved.of(task)
 
     def add_conditions(self, theta: Params, party: Party) -> Params:
-        """With g and p_i among the parameters."""
+        """Add g and p_i to the parameters."""
         C = theta[EMBEDDING]
         counts = torch.bincount(party.data.train.y, minlength=len(C)).to(C.dtype)
         return theta | {GENERIC: C.mean(0), PERSONAL: counts @ C / counts.sum()}
@@ -132,9 +132,8 @@ class Gpfl(FedPer):
         f_P, f_G = task.valve(theta, f, PERSONAL, GENERIC)
         cosine = F.normalize(f_G, dim=1) @ F.normalize(theta[EMBEDDING], dim=1).T
         apart = f_G - frozen.C[batch.y]
-        mlg: Tensor = torch.linalg.vector_norm(
-            apart, dim=None if self.mlg == "code" else 1
-        ).mean()  # eq. 4
+        # eq. 4
+        mlg: Tensor = torch.linalg.vector_norm(apart, dim=None if self.mlg == "code" else 1).mean()
         eq5 = task.inner.criterion(task.inner.head(theta, f_P.view_as(f), train=True), f, batch)
         return eq5 + cross_entropy(cosine, batch.y) + self.lam * mlg
 

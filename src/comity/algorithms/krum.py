@@ -35,12 +35,12 @@ from comity.core import *
 
 
 def distances(models: Sequence[Params]) -> Tensor:
-    """‖w_i − w_j‖² of all pairs."""
+    """‖w_i − w_j‖² for all pairs."""
     n = len(models)
     pairs = torch.zeros(n * (n - 1) // 2, dtype=torch.float64)
     for name in models[0]:
         rows = torch.stack([theta[name].flatten() for theta in models])
-        pairs += pdist(rows.double()).square().to(pairs)  # in double precision nonsense may be huge
+        pairs += pdist(rows.double()).square().to(pairs)  # double: an attacker's values may be huge
     i, j = torch.triu_indices(n, n, 1)
     square = torch.zeros(n, n, dtype=torch.float64)
     square[i, j] = square[j, i] = pairs
@@ -60,8 +60,8 @@ class Krum(RobustMean):
         return max(2 * self.f + 3, self.m + self.f) if self.f else self.m
 
     def scores(self, models: Sequence[Params]) -> Tensor:
-        """s(i) of all."""
-        nearest = distances(models).sort(1).values[:, 1:]  # without each one's distance to itself
+        """s(i) for all models."""
+        nearest = distances(models).sort(1).values[:, 1:]  # without the distance to itself
         return nearest[:, : max(0, len(models) - self.f - 2)].sum(1)
 
     def aggregate(self, models: Sequence[Params]) -> Params:

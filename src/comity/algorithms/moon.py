@@ -30,7 +30,7 @@ from comity.core import *
 
 @record
 class MoonState:
-    """What a party keeps: its private parameters, and the model it trained last."""
+    """A party's state: its private parameters, and the model that it trained last."""
 
     private: Params
     previous: Params

@@ -41,13 +41,13 @@ from comity.core import *
 
 @record
 class Inner:
-    """What a local step looks at beside its batch."""
+    """The constant of a local step: α."""
 
     alpha: float
 
 
 def move(w: Params, by: float, along: Params) -> Params:
-    """w + by · along; buffers stay."""
+    """w + by · along, without buffers."""
     return {k: w[k] if is_buffer(k) else w[k] + by * along[k] for k in w}
 
 
@@ -63,7 +63,7 @@ class PerFedAvg(FedAvg):
 
     @property
     def parts(self) -> int:
-        """How many batches a step takes."""
+        """The number of batches that a step takes."""
         return 2 if self.order == "fo" else 3
 
     def check(self, info: Info) -> None:
@@ -75,7 +75,7 @@ class PerFedAvg(FedAvg):
             )
 
     def least(self, task: LearningTask) -> int:
-        """The smallest batch whose parts can be trained on."""
+        """The smallest batch that can be split into these parts."""
         return self.parts * (2 if task.network.norms else 1)
 
     def inner(self, party: Party) -> Inner:
@@ -85,21 +85,21 @@ class PerFedAvg(FedAvg):
         how, k = party.training, self.parts
         least = max(self.least(party.task), min(k * how.min_batch, len(party.data.train)))
         how = replace(how, batch=k * how.batch, epochs=k * how.epochs, min_batch=least)
-        # Not together: w̃ and its gradient are as large as the weights, and one party's stay in the
-        # cache.
+        # Not batched: w̃ and its gradient are as large as the weights, and those of a single
+        # party fit in the cache.
         return (
             await party.fit(self.meta, theta, key, self.inner(party), training=how, batched=False)
         ).theta
 
     def meta(self, task: LearningTask, w: Params, batch: Batch, aux: Inner) -> Tensor:
-        """A function whose gradient is that of a local step."""
+        """A loss whose gradient is the direction of a local step."""
         xs, ys = batch.x.tensor_split(self.parts), batch.y.tensor_split(self.parts)
         D = [replace(batch, x=x, y=y) for x, y in zip(xs, ys, strict=True)]
         w_tilde = move(w, -aux.alpha, gradient(lambda at: task.loss(at, D[0]), w)[1])
         if self.order == "fo":
             return task.loss(w_tilde, D[1])
         value, v = gradient(lambda at: task.loss(at, D[1]), w_tilde)
-        along = sum(((w[k] - w[k].detach()) * v[k]).sum() for k in v)  # 0, and its gradient is v
+        along = sum(((w[k] - w[k].detach()) * v[k]).sum() for k in v)  # 0, with gradient v
         twist = task.loss(move(w, self.delta, v), D[2]) - task.loss(move(w, -self.delta, v), D[2])
         return value + along - aux.alpha / (2 * self.delta) * twist
 

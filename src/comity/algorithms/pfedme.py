@@ -34,7 +34,7 @@ from comity.core import *
 
 @record
 class Envelope:
-    """What is trained: θ_i and w_i."""
+    """The parameters of the local loop: θ_i and w_i."""
 
     theta: Params
     w: Params

@@ -35,7 +35,7 @@ TINY = 1e-10
 
 @record
 class Trained(Model):
-    """What a party sends: w_k, and how high its loss was before."""
+    """A party's reply: w_k, and the loss of the received model."""
 
     loss: float = describe(TRAINING_LOSS)
 
@@ -50,9 +50,8 @@ class QFfl(FedAvg):
         L = 1 / server.info.training.lr
         mean, towards, h = server.averaging(), 0.0, 0.0
         for reply in replies.values():
-            F_k = (
-                TINY + reply.loss
-            ) / most  # numerator and denominator are divided by most^q, so that neither vanishes
+            # Numerator and denominator are divided by most^q, so that neither underflows.
+            F_k = (TINY + reply.loss) / most
             square = sum(
                 float((L * (w[name] - w_k)).square().sum())
                 for name, w_k in trainable(reply.theta).items()

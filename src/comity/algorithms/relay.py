@@ -53,8 +53,8 @@ V = "relay.V"
 
 @record
 class Drawn:
-    """A batch's draws: which set of observations each sample is compared with, and its negatives if
-    they are drawn.
+    """The draws of a batch: the set of observations that each sample is compared with, and its
+    negatives if these are random.
     """
 
     pick: Tensor
@@ -63,7 +63,7 @@ class Drawn:
 
 @mixin
 class SharesRepresentations(SendsMeans[S, C, M]):
-    """The loss and what is shown to others: with a relay and without."""
+    """The party's side, with and without a relay: the loss, and the upload."""
 
     lambda_kd: float = option(10.0, "λ_KD, weight of the pull to the global class means", minimum=0)
     lambda_disc: float = option(1.0, "λ_disc, weight of the contrast", minimum=0)
@@ -108,7 +108,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
             )
 
     def first(self, key: Key, party: Party) -> Params:
-        """A party's model before round 1."""
+        """A party's initial model."""
         d = party.task.width
         external = (
             {V: torch.randn(d, d, generator=key.fold(V).generator()) / d**0.5}
@@ -118,7 +118,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         return party.task.init(key) | external
 
     async def train_with_teacher(self, theta: Params, m: Teacher, party: Party, key: Key) -> Params:
-        """E epochs under the method's loss."""
+        """Train E epochs with the method's loss."""
         if not (self.lambda_kd or self.lambda_disc):
             return (await party.fit(plain, theta, key)).theta
         m = on_device(m, party.device)
@@ -135,7 +135,8 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         s = task.features(theta, batch.x, train=True)
         logits = task.head(theta, s, train=True)
         y = batch.y
-        kd = F.mse_loss(m.known[y] * s.flatten(1), m.means[y])  # over d' as in the code
+        # the mean over d', as in the authors' code
+        kd = F.mse_loss(m.known[y] * s.flatten(1), m.means[y])
         draws: Drawn | None = batch.drawn
         pick: Any = 0 if draws is None else draws.pick
         if self.disc == "external":
@@ -163,12 +164,9 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         )
 
     def make_upload(self, theta: Params, party: Party, key: Key) -> Upload:
-        """What others may see of a party's representations: class means, and M↑ sets of
-        observations.
-        """
-        if (
-            party.hidden_means
-        ):  # behind noise once: observations are the same means, which tells nothing more
+        """The party's upload: class means, and M↑ sets of observations."""
+        # Noise is added once. Observations are the same noisy means and reveal nothing more.
+        if party.hidden_means:
             means, counts = self.class_means_of(
                 party, lambda x: party.task.features(theta, x).flatten(1), key
             )

@@ -33,8 +33,8 @@ from comity.core import *
 
 @record
 class RelayPeerState:
-    """What a party keeps: its model, the mean of what it heard of each class, and how often it
-    did.
+    """A party's state: its model, the mean of the observations received for each class, and their
+    number.
     """
 
     theta: Params

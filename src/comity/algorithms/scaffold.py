@@ -31,7 +31,7 @@ from comity.core import *
 
 @record
 class Control:
-    """What the server keeps and sends: x and c."""
+    """The server's state and message: x and c."""
 
     theta: Params
     c: Params
@@ -39,7 +39,7 @@ class Control:
 
 @record
 class ScaffoldState:
-    """What a party keeps: its private parameters and c_i."""
+    """A party's state: its private parameters and c_i."""
 
     private: Params
     c: Params
@@ -47,7 +47,7 @@ class ScaffoldState:
 
 @record
 class Change:
-    """What a party sends: y_i and c_i⁺ − c_i."""
+    """A party's reply: y_i and c_i⁺ − c_i."""
 
     theta: Params = describe(WEIGHTS)
     dc: Params = describe(
@@ -93,9 +93,8 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
             self.local, {i: self.message_for(s, i) for i in server.sample(t)}
         )
         y = mean.theta
-        x = y | {
-            k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c
-        }  # l.16; buffers are averaged
+        # l.16; buffers are averaged
+        x = y | {k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c}
         share = len(repliers) / len(server.info.names)
         return Control(x, {k: c + share * mean.dc[k] for k, c in s.c.items()})  # l.17
 

@@ -38,7 +38,7 @@ STEPS = {"momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
 
 @record
 class Remembered:
-    """What the server's optimizer remembers: m and, unless it is momentum, v."""
+    """The state of the server's optimizer: m and, except for momentum, v."""
 
     m: Params
     v: Params
@@ -122,7 +122,7 @@ class ServerOptAccounting(WrapperAccounting[ServerOpt]):
 
 
 def weights(s: Any) -> Params:
-    """What the innermost server averages, within what wrappers have around it."""
+    """The weights that the innermost server averages, without the states of wrappers."""
     theta: Params = weights(s.host) if isinstance(s, Wrapped) else s
     return theta
 

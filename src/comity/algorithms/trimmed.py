@@ -39,10 +39,9 @@ class Trimmed(RobustMean):
     )
 
     def trims(self, replies: int) -> int:
-        """How many of so many are left out on either side."""
-        trims = math.ceil(
-            round(self.share * replies, 9)
-        )  # 0.1 · 30 is a little more than 3 for a computer
+        """The number of replies that are left out on either side."""
+        # rounded first: 0.1 · 30 is a little more than 3 in floating point
+        trims = math.ceil(round(self.share * replies, 9))
         return min(trims, (replies - 1) // 2)
 
     def aggregate(self, models: Sequence[Params]) -> Params:

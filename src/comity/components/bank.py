@@ -1,5 +1,5 @@
-"""What a relay keeps and forwards: class means and observations of the parties' representations,
-with their age.
+"""The state of a relay: class means and observations of the parties' representations, with their
+age.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from comity.core import Key, Params, record
 
 @record
 class Upload:
-    """A party's class means and how many samples they are of, observations and of which classes,
-    and averaged weights.
+    """A party's upload: class means with sample counts, sets of observations with the classes that
+    they have, and averaged weights.
     """
 
     means: Tensor = describe(CLASS_MEANS)
@@ -40,11 +40,11 @@ UPLOADED = Holding(means=("Upload.means", "Upload.obs"), classes=("Upload.counts
 
 @record
 class Bank:
-    """What the relay keeps: last uploads and their rounds, this round and its draw, whom parties
-    listen to, averaged weights.
+    """The relay's state: each party's last upload and its round, the current round and its random
+    draw, the peers that parties chose, and averaged weights.
 
-    `places` are the parties' numbers in the whole federation, of which some may be left out: draws
-    are made of them.
+    `places` are the parties' numbers in the whole federation, from which some parties may be left
+    out. Random draws depend on these numbers.
     """
 
     classes: int
@@ -58,8 +58,8 @@ class Bank:
     places: list[int] = field(default_factory=list)
 
     def store(self, new: dict[int, Upload], t: int) -> Bank:
-        """With the uploads of round t, each in place of its sender's last; noise from before round
-        1 goes.
+        """Add the uploads of round t. Each replaces its sender's previous one. Placeholders from
+        before round 1 are removed.
         """
         last = {u: up for u, up in self.last.items() if u >= 0} | {
             u: replace(up, shared={}) for u, up in new.items()
@@ -69,8 +69,8 @@ class Bank:
         )
 
     def heard_by(self, u: int, max_age: int) -> list[int]:
-        """Whose uploads party u may learn from: all, or those it chose and its own; none older than
-        `max_age` rounds.
+        """The parties whose uploads party u may learn from: all, or those it chose and itself.
+        Uploads older than `max_age` rounds are left out.
         """
         wish = self.peers[u] if u < len(self.peers) else None
         young = [
@@ -81,7 +81,9 @@ class Bank:
     def teacher(
         self, u: int, sources: list[int], sets: int, age_decay: float, exclude_self: bool
     ) -> Teacher:
-        """Global class means over these uploads, and observations drawn from them for party u."""
+        """The global class means over these uploads, and observations drawn from them for
+        party u.
+        """
         weights = [self.last[v].counts * age_decay ** (self.round - self.since[v]) for v in sources]
         means, mask = pool_means(
             [self.last[v].means for v in sources], weights, self.classes, self.width
@@ -100,8 +102,8 @@ class Bank:
 
 @record
 class Teacher:
-    """What a party learns from: t̄ and which classes it knows, M↓ sets of observations and which
-    classes they show.
+    """What a party learns from: the global class means t̄ with a mask of known classes, and M↓ sets
+    of observations with a mask of the classes that they have.
     """
 
     means: Tensor
@@ -112,7 +114,7 @@ class Teacher:
 
 
 def noise(sets: int, classes: int, width: int, key: Key) -> Upload:
-    """What a relay can offer before anybody has shown anything."""
+    """A random placeholder upload, for a relay that has no uploads yet."""
     draws = torch.randn(1 + sets, classes, width, generator=key.generator())
     ones = torch.ones(classes)
     return Upload(draws[0], ones.int(), draws[1:], ones.bool(), {})

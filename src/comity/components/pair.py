@@ -1,4 +1,4 @@
-"""Two models that are trained together: among what is trained each has names of its own."""
+"""Prefixes for the parameters of two models that are trained as one set of parameters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from comity.core import Params
 
 
 def add_prefix(prefix: str, theta: Params) -> Params:
-    """One of the models, under names of its own among what is trained together."""
+    """The parameters of one model, with a prefix before their names."""
     return {prefix + k: x for k, x in theta.items()}
 
 
 def strip_prefix(theta: Params, prefix: str) -> Params:
-    """One of the models, of what is trained together."""
+    """The parameters with this prefix, under their names in the model."""
     return {k.removeprefix(prefix): x for k, x in theta.items() if k.startswith(prefix)}

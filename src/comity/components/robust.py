@@ -1,4 +1,6 @@
-"""What robust means have in common: all replies at once, all counting alike, and enough of them."""
+"""The common part of robust means: they need all replies at once, and weight all replies
+equally.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ TOO_FEW = (
 
 
 class Gathering(Averaging):
-    """Replies that are all kept until there is no more to come, and what is made of them then."""
+    """Collects all replies, and aggregates them at the end."""
 
     def __init__(self, aggregate: Callable[[Sequence[Params]], Params]) -> None:
         super().__init__()
-        self._made_of = aggregate
+        self._aggregate = aggregate
         self._all: list[Params] = []
 
     def add(self, theta: Params, weight: float) -> None:
@@ -46,13 +48,11 @@ class Gathering(Averaging):
         self._all.append(theta)
 
     def value(self) -> Params:
-        return self._made_of(self._all)
+        return self._aggregate(self._all)
 
 
 class RobustMean(AsHost[None]):
-    """A wrapper that takes something else than the mean, around methods that average by
-    `server.averaging`.
-    """
+    """A wrapper that replaces the mean, around methods that average with `server.averaging`."""
 
     host: AnyAlgorithm
 
@@ -76,17 +76,17 @@ class RobustMean(AsHost[None]):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The wrapper's name in messages."""
         return type(self).__name__.lower()
 
     @property
     def needs(self) -> int:
-        """With fewer replies a round does not count."""
+        """The smallest number of replies. With fewer, the round is discarded."""
         return 1
 
     @abstractmethod
     def aggregate(self, models: Sequence[Params]) -> Params:
-        """What takes the place of the mean of these models, in party order."""
+        """The replacement of the mean of these models, which are in party order."""
 
     def averaging(self, server: Server) -> Averaging:
         def aggregate(models: Sequence[Params]) -> Params:
@@ -124,8 +124,8 @@ class RobustMeanAccounting(WrapperAccounting[A]):
 
 
 def trimmed_mean(models: Sequence[Params], trims: int) -> Params:
-    """Of each value the mean without the `trims` largest and as many smallest; whole numbers are
-    rounded down.
+    """The mean of each coordinate without its `trims` largest and `trims` smallest values. Integers
+    are rounded down.
     """
 
     def middle(values: list[Tensor]) -> Tensor:
