@@ -143,9 +143,10 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         if self.slots == "cohort":
             return self.round_by_cohort(s, server, t)
         R = server.call(self.local, dict.fromkeys(server.sample(t), s))  # l.3-5
-        D = self.train_discriminator(s.D, R, {i: i for i in server.info.parties}, server)  # l.6-9
+        slot = {i: i for i in server.info.parties}
+        D = self.train_discriminator(s.D, R, slot, server)  # l.6-9
         self.charge_server(server, list(R), {"Game.shared"} if s.shared else set())
-        self.log_discriminator(D, R, {i: i for i in server.info.parties}, server)
+        self.log_discriminator(D, R, slot, server)
         return Game(D, self.average_shared(R, server) if s.shared else {})
 
     def train_discriminator(

@@ -185,22 +185,17 @@ class Dbe(NoisyMean, Piloted):
 
     def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         s = super().start(s, server)
-        self_contained = self.host.traits.self_contained  # then parties need not be sent a model
-        # l.1-2
-        means = server.call(
-            self.mean,
-            {
-                i: Model({} if self_contained else self.message_for(s, i).theta)
-                for i in server.info.parties
-            },
-        )
-        # l.3
-        z_bar = average(
-            {i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(server.info.sizes))
-        )[MEAN]
+        messages = {i: self.start_model(s, i) for i in server.info.parties}
+        means = server.call(self.mean, messages)  # l.1-2
+        sizes = dict(enumerate(server.info.sizes))
+        z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, sizes)[MEAN]  # l.3
         server.call(self.agree, dict.fromkeys(server.info.parties, Mean(z_bar)))
         s = replace(s, extra=Mean(z_bar))
         return self.choose(s, server) if self.auto else s
+
+    def start_model(self, s: Wrapped[Mean | None], i: int) -> Model:
+        """The model that party i computes its mean with; empty if the party has one itself."""
+        return Model({} if self.host.traits.self_contained else self.message_for(s, i).theta)
 
     def catch_up(
         self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]

@@ -174,26 +174,24 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         shares: dict[Edge, list[float]] = {}
         for message in self.messages(self.holds):
             sealed_messages = self.answers(server, learners, others) if self.beta else {}
-            # l.12-14
-            for i, overlaps in server.call(
-                self.local, dict.fromkeys(learners, message), sealed_messages
-            ).items():
+            messages = dict.fromkeys(learners, message)
+            replies = server.call(self.local, messages, sealed_messages)  # l.12-14
+            for i, overlaps in replies.items():
                 for j, value in overlaps.items():
                     shares.setdefault((i, j), []).append(value)
         for (i, j), values in shares.items():
             server.note(f"overlap/{server.info.name(j)}", statistics.fmean(values), party=i)
 
     def answers(self, server: Server, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
-        # l.10
-        requests = server.call(
-            self.send, {i: Group(self.asks(server.info, i, others)) for i in learners}
-        )
-        models = {(i, j): sealed for i, to in requests.items() for j, sealed in to.items()}
-        # l.11
-        helps = server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}
-        return {
-            (j, i): sealed for j, to in helps.items() for i, sealed in to.items() if i in requests
-        }
+        groups = {i: Group(self.asks(server.info, i, others)) for i in learners}
+        requests = server.call(self.send, groups)  # l.10
+        models = {(i, j): model for i, to in requests.items() for j, model in to.items()}
+        if not models:
+            return {}
+        helpers = {j: Empty() for _, j in models}
+        replies = server.call(self.assist, helpers, models)  # l.11
+        helps = {(j, i): sealed for j, to in replies.items() for i, sealed in to.items()}
+        return {(j, i): sealed for (j, i), sealed in helps.items() if i in requests}
 
     @on_party
     async def send(
