@@ -103,14 +103,13 @@ class AffineRobust(AveragedModel[FlraState]):
     ) -> tuple[FlraState, Model]:
         rate = self.eta2 / party.training.lr if party.training.lr else 0.0
         aux = Reversed(rate, self.lam)
-        theta = (
-            await party.fit(self.minimax, m.theta | state.private | state.shift, key, aux)
-        ).theta
+        begin = m.theta | state.private | state.shift
+        theta = (await party.fit(self.minimax, begin, key, aux)).theta
         shift = keep(theta, frozenset(state.shift))
         theta = drop(theta, frozenset(state.shift))
-        return FlraState(self.private_part(theta, party.task), shift), Model(
-            self.shared_part(theta, party.task)
-        )
+        private = self.private_part(theta, party.task)
+        shared = self.shared_part(theta, party.task)
+        return FlraState(private, shift), Model(shared)
 
     def minimax(self, task: LearningTask, theta: Params, batch: Batch, aux: Reversed) -> Tensor:
         """F_i(w; Λx + δ) plus the price of the shift. Gradients of F_i by Λ and δ are reversed, so

@@ -74,9 +74,8 @@ class Apfl(AveragedModel[ApflState]):
         # single party fit in the cache.
         theta = (await party.fit(self.both, start, key, only=only, batched=False)).theta
         w = strip_prefix(theta, W)
-        return ApflState(w, strip_prefix(theta, V), theta[ALPHA].clamp(0, 1)), Model(
-            self.shared_part(w, party.task)
-        )
+        state = ApflState(w, strip_prefix(theta, V), theta[ALPHA].clamp(0, 1))
+        return state, Model(self.shared_part(w, party.task))
 
     def both(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
         """f(w) + f(αv + (1 − α) sg(w)). Scratch values of wrappers are kept separately for both."""

@@ -153,24 +153,19 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
     def message(self, s: AppleServer, i: int, pull: float, base: float) -> Cores:
         n = len(s.cores)
         ids = s.asked.get(i) or [(i + k) % n for k in range(1, 1 + self.downloads)]
-        return Cores(
-            {j: s.cores[j] for j in (ids if self.fewer(n) else range(n)) if j != i},
-            s.p0,
-            pull,
-            base,
-        )
+        sources = ids if self.fewer(n) else range(n)
+        models = {j: s.cores[j] for j in sources if j != i}
+        return Cores(models, s.p0, pull, base)
 
     def round(self, s: AppleServer, server: Server, t: int) -> AppleServer:
         r = t - 1
         pull = self.mu * self.weight(r, server.info.rounds) if self.mu else 0.0
         base = max(LEAST, r * self.downloads / len(server.info.names))
-        replies = server.call(
-            self.local, {i: self.message(s, i, pull, base) for i in server.sample(t)}
-        )
+        messages = {i: self.message(s, i, pull, base) for i in server.sample(t)}
+        replies = server.call(self.local, messages)
         cores = s.cores | {i: reply.theta for i, reply in replies.items()}
-        return AppleServer(
-            cores, s.p0, s.asked | {i: reply.asks for i, reply in replies.items() if reply.asks}
-        )
+        asked = s.asked | {i: reply.asks for i, reply in replies.items() if reply.asks}
+        return AppleServer(cores, s.p0, asked)
 
     @on_party
     async def local(
@@ -183,21 +178,20 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         names = trainable(drop(state.core, party.task.private)) if models else {}
         # p = c q is trained through q: a step of η₁ on q is one of η₁ c² = η₂ on p.
         c = math.sqrt(self.mix_lr / party.training.lr) or 1.0
-        aux = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
+        stacked = {k: torch.stack([w[k] for w in models]) for k in names}
+        aux = Mixing(stacked, p0, m.pull, c)
         begin = state.core | {P: (state.p if len(state.p) else p0) / c}
         only = None if self.mix_lr else frozenset(state.core)
         # Not batched: each party has all core models, and those of a single party fit in the cache.
         theta = (await party.fit(self.objective, begin, key, aux, only=only, batched=False)).theta
         core, p = drop(theta, frozenset({P})), c * theta[P]
-        asks = (
-            self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks"))
-            if state.first
-            else []
-        )
+        asks: list[int] = []
+        if state.first:
+            p_of_others = dict(zip(others, p[1:].tolist(), strict=True))
+            asks = self.asks(p_of_others, had, m.base, key.fold("asks"))
         mixed = mixture(core, p, aux.others)
-        return AppleState(core, p, mixed, had, state.first), Core(
-            drop(core, party.task.private), asks
-        )
+        shared = drop(core, party.task.private)
+        return AppleState(core, p, mixed, had, state.first), Core(shared, asks)
 
     def objective(self, task: LearningTask, theta: Params, batch: Batch, aux: Mixing) -> Tensor:
         p = aux.scale * theta[P]

@@ -103,9 +103,8 @@ class Drfa(Agnostic[Until]):
             k.removeprefix(SNAPSHOT): v for k, v in fitted.scratch.items() if k.startswith(SNAPSHOT)
         }
         w_i = self.shared_part(fitted.theta, party.task)
-        return self.private_part(fitted.theta, party.task), Snapped(
-            w_i, self.shared_part(snapshot, party.task) or w_i
-        )
+        shared_snapshot = self.shared_part(snapshot, party.task) or w_i
+        return self.private_part(fitted.theta, party.task), Snapped(w_i, shared_snapshot)
 
     def snapping(self, task: LearningTask, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
         """F_i. After `steps` steps it saves the weights in the scratch."""

@@ -133,13 +133,13 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         """The targets of a round with their sources. A single target takes part in every round that
         has sources.
         """
-        target_id = (
-            info.names.index(self.target) if self.target in info.names else len(info.names) - 1
-        )
-        plan = {
-            k: [i for i in cohort if i != k]
-            for k in (cohort if self.target == "each" else [target_id])
-        }
+        if self.target == "each":
+            targets = list(cohort)
+        elif self.target in info.names:
+            targets = [info.names.index(self.target)]
+        else:
+            targets = [len(info.names) - 1]
+        plan = {k: [i for i in cohort if i != k] for k in targets}
         return {k: sources for k, sources in plan.items() if sources}
 
     def identifier(self, width: int) -> LearningTask:
@@ -256,9 +256,10 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
                 [lesson.DI for lesson in m.values()], torch.tensor(SOURCE, device=train.y.device)
             )
             body = frozenset(theta.keys() - task.head_names)
-            theta = (
-                await party.fit(self.target_loss, theta, key, judges, samples=unlabelled, only=body)
-            ).theta
+            fitted = await party.fit(
+                self.target_loss, theta, key, judges, samples=unlabelled, only=body
+            )
+            theta = fitted.theta
         reply = Adapted(drop(theta, task.private), features_of(task, theta, unlabelled), share)
         return {**state, party.id: keep(theta, task.private)}, reply
 
@@ -283,9 +284,10 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         return torch.stack([cross_entropy(disc.logits(D, z), labels) for D in judges.DI]).mean()
 
     def deployed_model(self, state: dict[int, Params], m: Model, party: Party) -> Params:
-        return m.theta | (
-            state.get(party.id, state[NOBODY]) if self.target == "each" else [*state.values()][-1]
-        )
+        private = [*state.values()][-1]
+        if self.target == "each":
+            private = state.get(party.id, state[NOBODY])
+        return m.theta | private
 
     # -- declarations ------------------------------------------------------------------------------
 

@@ -58,9 +58,8 @@ class Held:
 def precision(W: Params, epsilon: float) -> Tensor:
     """Ω computed from the stacked weights."""
     rows = [w.flatten(1) for w in W.values()]
-    values, vectors = torch.linalg.eigh(
-        sum((w @ w.T for w in rows[1:]), rows[0] @ rows[0].T).double()
-    )
+    products = [w @ w.T for w in rows]
+    values, vectors = torch.linalg.eigh(sum(products[1:], products[0]).double())
     roots = values.clamp(min=0).sqrt()
     sigma = (
         (1 - epsilon) * len(roots) * roots / roots.sum() + epsilon
@@ -95,10 +94,8 @@ class FedMtl(Algorithm[Relations, Params, Held]):
         m = len(info.names)
         first = self.trainable_part(info.task.init(key), info.task)
         omega = torch.eye(m) - 1 / m if self.relation == "surrogate" else torch.eye(m)
-        return Relations(
-            {k: torch.stack([v] * m) for k, v in first.items()},
-            omega.to(next(iter(first.values()))),
-        )
+        W = {k: torch.stack([v] * m) for k, v in first.items()}
+        return Relations(W, omega.to(next(iter(first.values()))))
 
     def init_party(self, key: Key, party: Party) -> Params:
         return party.task.init(key)
@@ -116,11 +113,10 @@ class FedMtl(Algorithm[Relations, Params, Held]):
         c = lam1 * torch.linalg.eigvalsh(s.omega)[-1].item() + lam2
         identity = torch.eye(m).to(s.omega)
         back = (lam1 * s.omega + lam2 * identity) / (c or 1.0)
-        shares = torch.stack(
-            [identity[t] - back[t] if t < m else torch.full_like(identity[0], 1 / m) for t in ids]
-        )
-        to = {k: torch.tensordot(shares, w, 1) for k, w in s.W.items()}
-        return {t: Held({k: a[n] for k, a in to.items()}, c) for n, t in enumerate(ids)}
+        newcomer = torch.full_like(identity[0], 1 / m)
+        shares = torch.stack([identity[t] - back[t] if t < m else newcomer for t in ids])
+        a = {k: torch.tensordot(shares, w, 1) for k, w in s.W.items()}
+        return {t: Held({k: a_k[n] for k, a_k in a.items()}, c) for n, t in enumerate(ids)}
 
     def message_for(self, s: Relations, i: int) -> Held:
         return self.anchors(s, [i])[i]

@@ -109,16 +109,15 @@ class FedAla(AveragedModel[AlaState]):
         W = await self.weights(state, both, party, key.fold("weights")) if state.previous else {}
         theta = await self.train_locally(merge(both, W), m, party, key)
         task = party.task
-        return AlaState(self.private_part(theta, task), keep(theta, self.highest(task)), W), Model(
-            self.shared_part(theta, task)
-        )
+        private = self.private_part(theta, task)
+        highest = keep(theta, self.highest(task))
+        return AlaState(private, highest, W), Model(self.shared_part(theta, task))
 
     async def weights(self, state: AlaState, both: Both, party: Party, key: Key) -> Params:
         """Learn W_i (l.7-14)."""
         train = party.data.train
-        some = train.take(
-            key.fold("sample").choose(max(1, round(self.s / 100 * len(train))), len(train))
-        )
+        count = max(1, round(self.s / 100 * len(train)))
+        some = train.take(key.fold("sample").choose(count, len(train)))
         how = replace(
             party.training,
             optimizer="sgd",
@@ -149,10 +148,12 @@ class FedAla(AveragedModel[AlaState]):
         with torch.no_grad():
             for w in W.values():
                 w.clamp_(0, 1)  # the last step may have left the interval
-        value = task.loss(merge(both, W) | {k: v for k, v in theta.items() if is_buffer(k)}, batch)
-        batch.scratch[LOSS] = (
-            batch.scratch[LOSS] + value.detach() if LOSS in batch.scratch else value.detach()
-        )
+        buffers = {k: v for k, v in theta.items() if is_buffer(k)}
+        value = task.loss(merge(both, W) | buffers, batch)
+        total = value.detach()
+        if LOSS in batch.scratch:
+            total = batch.scratch[LOSS] + total
+        batch.scratch[LOSS] = total
         return value
 
     def newcomer_state(self, state: AlaState, theta: Params) -> AlaState:

@@ -133,13 +133,13 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         for i in uploads:
             candidates = self.sources(server.info, i, list(uploads))
             key = server.key("models", server.info.stream(i))
-            ids = choose_models(
-                s.P[i].tolist(), candidates, self.downloads(len(candidates)), epsilon, key
-            )
+            count = self.downloads(len(candidates))
+            ids = choose_models(s.P[i].tolist(), candidates, count, epsilon, key)
             if ids:
                 offered[i] = Offered({j: uploads[j] for j in ids})
         P = s.P.clone()
-        for i, w in (server.call(self.weigh, offered) if offered else {}).items():
+        weights = server.call(self.weigh, offered) if offered else {}
+        for i, w in weights.items():
             total = sum(max(0.0, value) for value in w.values()) or 1.0
             for j, value in w.items():
                 P[i, j] += value
@@ -161,12 +161,9 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     ) -> tuple[FomoState, Model]:
         # A party that missed the exchange continues with its own model.
         begin = state.begin if state.weighed else state.trained
-        fitted = await party.fit(
-            plain, begin, key, samples=self.samples(party.data, held_out=False)
-        )
-        return FomoState(fitted.theta, begin, False), Model(
-            self.shared_part(fitted.theta, party.task)
-        )
+        samples = self.samples(party.data, held_out=False)
+        theta = (await party.fit(plain, begin, key, samples=samples)).theta
+        return FomoState(theta, begin, False), Model(self.shared_part(theta, party.task))
 
     @on_party
     @describe_reply(
@@ -196,11 +193,11 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         weights = {}
         for n, theta_n in models.items():
             distance = distance_between(theta_n, theta, int(self.norm[1]))
-            w = (
-                (loss - score_on_validation(party.task, theta_n, held_out_data).loss) / distance
-                if distance
-                else 0.0
-            )
+            if not distance:
+                weights[n] = 0.0
+                continue
+            loss_n = score_on_validation(party.task, theta_n, held_out_data).loss
+            w = (loss - loss_n) / distance
             weights[n] = w if math.isfinite(w) else 0.0
         return weights
 
@@ -208,10 +205,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         senders = sorted(s.last)
         picks = server.key("newcomers").choose(self.downloads(len(senders)), len(senders))
         if picks:
-            server.call(
-                self.weigh,
-                dict.fromkeys(ids, Offered({senders[k]: s.last[senders[k]] for k in picks})),
-            )
+            offer = Offered({senders[k]: s.last[senders[k]] for k in picks})
+            server.call(self.weigh, dict.fromkeys(ids, offer))
         return super().join(s, server, ids)
 
     def newcomer_state(self, state: FomoState, theta: Params) -> FomoState:

@@ -242,9 +242,9 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
                 self.j_k, m.theta | state.private, key, generator, draw=self.draw_request
             )
         ).theta
-        return replace(state, private=self.private_part(theta, party.task)), Model(
-            self.shared_part(theta, party.task)
-        )
+        private = self.private_part(theta, party.task)
+        shared = self.shared_part(theta, party.task)
+        return replace(state, private=private), Model(shared)
 
     def draw_request(self, batch: Batch, key: Key, aux: Generator) -> Wanted:
         """Draw one label and one ε for each sample of a party's batch."""

@@ -137,12 +137,8 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         """Set D_meta to `before` and the samples that these parties send."""
         if not self.meta_lr:
             return s
-        return replace(
-            s,
-            data=together(
-                [*before, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]
-            ),
-        )
+        replies = server.call(self.hand_over, {i: Empty() for i in ids})
+        return replace(s, data=together([*before, *replies.values()]))
 
     @on_party
     async def hand_over(
@@ -157,9 +153,8 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
 
     @only_averages
     def round(self, s: Guided, server: Server, t: int) -> Guided:
-        w = server.mean(
-            self.local, {i: self.message_for(s, i) for i in server.sample(t)}, server.info.sizes
-        ).value.theta
+        messages = {i: self.message_for(s, i) for i in server.sample(t)}
+        w = server.mean(self.local, messages, server.info.sizes).value.theta
         return replace(s, theta=self.meta_update(w, s.data, server) if self.meta_lr else w)
 
     def meta_update(self, w: Params, data: Data, server: Server) -> Params:
@@ -167,10 +162,8 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         at parties have their initial values here.
         """
         task = server.info.task
-        whole = {
-            k: v.clone() if is_buffer(k) else v
-            for k, v in (task.init(server.key("kept")) | w).items()
-        }
+        whole = task.init(server.key("kept")) | w
+        whole = {k: v.clone() if is_buffer(k) else v for k, v in whole.items()}
         samples = Samples(data.x, data.y.long() if task.classes else data.y)
         g = server.fold(
             adding(task, whole),
@@ -199,14 +192,10 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
             else replace(how, steps=how.steps - 1)
         )
         w_k = (await party.fold(descend, Moving(w, zeros(w)), key, shorter)).w
-        g = mean(
-            await party.fold(
-                adding(party.task, w_k), (zeros(w), 0), key.fold("evaluate"), once(how)
-            )
-        )
-        theta = plus(w, -self.server_lr, self.backpropagate(g, past, party)) | {
-            k: v for k, v in w_k.items() if is_buffer(k)
-        }
+        add = adding(party.task, w_k)
+        g = mean(await party.fold(add, (zeros(w), 0), key.fold("evaluate"), once(how)))
+        buffers = {k: v for k, v in w_k.items() if is_buffer(k)}
+        theta = plus(w, -self.server_lr, self.backpropagate(g, past, party)) | buffers
         return self.private_part(theta, party.task), Model(self.shared_part(theta, party.task))
 
     def backpropagate(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:

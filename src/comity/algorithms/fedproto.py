@@ -130,11 +130,8 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
     def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
         """Eq. 3: the prototypes of the trained model."""
         train = party.data.train
-        return Prototypes(
-            *class_means(
-                features_of(party.task, theta, train), train.y, party.task.classes, self.min_count
-            )
-        )
+        z = features_of(party.task, theta, train)
+        return Prototypes(*class_means(z, train.y, party.task.classes, self.min_count))
 
     @on_party
     async def warm_up(self, theta: Params, m: Guide, party: Party, key: Key) -> tuple[Params, None]:
@@ -188,11 +185,9 @@ class FedProto(SharesPrototypes[Bank]):
     def message_for(self, s: Bank, i: int) -> Guide:
         uploads = [s.last[j] for j in sorted(s.last)]
         # eq. 6
-        return Guide(
-            *pool_means(
-                [up.means for up in uploads], [up.counts for up in uploads], s.classes, s.width
-            )
-        )
+        means = [up.means for up in uploads]
+        counts = [up.counts for up in uploads]
+        return Guide(*pool_means(means, counts, s.classes, s.width))
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         guide = self.message_for(s, 0)

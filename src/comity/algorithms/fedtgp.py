@@ -97,13 +97,11 @@ class FedTgp(SharesPrototypes[Learnt]):
 
     def round(self, s: Learnt, server: Server, t: int) -> Learnt:
         guide = self.message_for(s, 0)
-        uploads = on_device(
-            server.call(self.local, dict.fromkeys(server.sample(t), guide)), s.known.device
-        ).values()
-        data = Samples(
-            torch.cat([up.means[up.counts > 0] for up in uploads]),
-            torch.cat([up.counts.nonzero()[:, 0] for up in uploads]),
-        )
+        replies = server.call(self.local, dict.fromkeys(server.sample(t), guide))
+        uploads = on_device(replies, s.known.device).values()
+        prototypes = torch.cat([up.means[up.counts > 0] for up in uploads])
+        labels = torch.cat([up.counts.nonzero()[:, 0] for up in uploads])
+        data = Samples(prototypes, labels)
         if not len(data):
             return s
         delta, present = self.delta(uploads, *guide.means.shape)
@@ -126,12 +124,9 @@ class FedTgp(SharesPrototypes[Learnt]):
         self, uploads: Collection[Prototypes], classes: int, width: int
     ) -> tuple[Tensor, Tensor]:
         """δ(t), and a mask of the classes that any party sent."""
-        Q, present = pool_means(
-            [up.means for up in uploads],
-            [(up.counts > 0).float() for up in uploads],
-            classes,
-            width,
-        )
+        means = [up.means for up in uploads]
+        weights = [(up.counts > 0).float() for up in uploads]
+        Q, present = pool_means(means, weights, classes, width)
         distance = distances(Q[present], Q[present])
         others = distance[~torch.eye(len(distance), dtype=torch.bool)].view(len(distance), -1)
         if not others.numel():  # there is one class only
@@ -141,7 +136,8 @@ class FedTgp(SharesPrototypes[Learnt]):
 
     def acl(self, task: LearningTask, theta: Params, batch: Batch, delta: Tensor) -> Tensor:
         distance = distances(batch.x, generate_prototypes(theta))
-        return F.cross_entropy(-(distance + delta * F.one_hot(batch.y, distance.shape[1])), batch.y)
+        margin = delta * F.one_hot(batch.y, distance.shape[1])
+        return F.cross_entropy(-(distance + margin), batch.y)
 
     def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
         prototypes = super().local_prototypes(theta, party)

@@ -168,22 +168,17 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return Both(s.w, {})
 
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
-        return self.average_posteriors(
-            s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)}
-        )
+        messages = {k: self.message_for(s, k) for k in server.sample(t)}
+        return self.average_posteriors(s, server, self.align, messages)
 
     def average_posteriors(
         self, s: FedUadServer, server: Server, posterior: PartyFunction, messages: dict[int, Both]
     ) -> FedUadServer:
         sealed_messages: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
-            priors = server.call(
-                self.prior,
-                {
-                    k: replace(m, others=[j for j in messages if j != k])
-                    for k, m in messages.items()
-                },
-            )
+            others = {k: [j for j in messages if j != k] for k in messages}
+            with_others = {k: replace(m, others=others[k]) for k, m in messages.items()}
+            priors = server.call(self.prior, with_others)
             sealed_messages = {(j, k): priors[j] for j in priors for k in priors if j != k}
             messages = dict.fromkeys(priors, Both({}, s.D))
         replies: dict[int, Both] = server.call(posterior, messages, sealed_messages)
@@ -200,10 +195,10 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     ) -> tuple[FedUadState, Sealed[Prior]]:
         w = m.theta or state.w
         theta = (await party.fit(plain, w | state.private, key)).theta
-        prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
-        return replace(state, w=w, prior=prior), seal(
-            replace(prior, theta=drop(theta, party.task.private)), m.others
-        )
+        counts = torch.bincount(party.data.train.y, minlength=party.task.classes).int()
+        prior = Prior(theta, counts)
+        shared_prior = replace(prior, theta=drop(theta, party.task.private))
+        return replace(state, w=w, prior=prior), seal(shared_prior, m.others)
 
     @on_party
     async def align(
@@ -276,9 +271,9 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         if self.uad and self.alternate == "round" and not self.lives("fresh"):
             D = await train_discriminator(D, theta)
         private, shared = keep(theta, task.private), drop(theta, task.private)
-        return FedUadState(private, {}, None, D if self.lives("local") else {}), Both(
-            shared, D if self.lives("federated") else {}
-        )
+        kept_D = D if self.lives("local") else {}
+        sent_D = D if self.lives("federated") else {}
+        return FedUadState(private, {}, None, kept_D), Both(shared, sent_D)
 
     def objective(self, task: LearningTask, theta: Params, z: Tensor, batch: Batch) -> Tensor:
         """The posterior's loss without eq. 4: that of the labels. FedUFO adds a consensus."""
@@ -312,10 +307,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     ) -> tuple[FedUadState, None]:
         theta = (await party.fit(plain, m.theta | state.private, key)).theta
         # A newcomer has no group: it fine-tunes the global model.
-        return (
-            replace(state, private=theta),
-            None,
-        )
+        return replace(state, private=theta), None
 
     def deployed_model(self, state: FedUadState, m: Both, party: Party) -> Params:
         return m.theta | state.private

@@ -107,12 +107,8 @@ class FedUfo(FedUad):
 
     def accuracy(self, w: Params, party: Party) -> float:
         train = party.data.train
-        return (
-            (in_chunks(lambda x: party.task.logits(w, x), train.x).argmax(1) == train.y)
-            .float()
-            .mean()
-            .item()
-        )
+        predictions = in_chunks(lambda x: party.task.logits(w, x), train.x).argmax(1)
+        return (predictions == train.y).float().mean().item()
 
     @on_party
     async def align(
@@ -143,7 +139,8 @@ class FedUfo(FedUad):
     def add_accuracy(self, reply: Both, state: FedUadState, m: Both, party: Party) -> Both:
         if not self.samples("last"):
             return reply
-        return replace(reply, accuracy=self.accuracy((m.theta or state.w) | state.private, party))
+        w = (m.theta or state.w) | state.private
+        return replace(reply, accuracy=self.accuracy(w, party))
 
     def teachers(
         self,

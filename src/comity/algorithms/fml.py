@@ -68,9 +68,9 @@ class Fml(AveragedModel[FmlState]):
         begin = add_prefix(OWN, state.personal) | add_prefix(COPY, m.theta | state.private)
         theta = (await party.fit(self.mutual, begin, key)).theta
         copy = strip_prefix(theta, COPY)
-        return FmlState(self.private_part(copy, party.task), strip_prefix(theta, OWN)), Model(
-            self.shared_part(copy, party.task)
-        )
+        private = self.private_part(copy, party.task)
+        shared = self.shared_part(copy, party.task)
+        return FmlState(private, strip_prefix(theta, OWN)), Model(shared)
 
     def mutual(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
         """L_p + L_m."""

@@ -66,9 +66,8 @@ class Moon(AveragedModel[MoonState]):
     ) -> tuple[MoonState, Model]:
         w = m.theta | state.private
         w_i = (await party.fit(self.eq4, w, key, Compared(w, state.previous or w))).theta
-        return MoonState(self.private_part(w_i, party.task), w_i), Model(
-            self.shared_part(w_i, party.task)
-        )
+        private = self.private_part(w_i, party.task)
+        return MoonState(private, w_i), Model(self.shared_part(w_i, party.task))
 
     def eq4(self, task: LearningTask, w_i: Params, batch: Batch, frozen: Compared) -> Tensor:
         z = task.features(w_i, batch.x, train=True)

@@ -95,9 +95,8 @@ class ServerOpt(AsHost[Remembered]):
             k: self.second(before.v.get(k, torch.full_like(d, self.tau**2)), d.square())
             for k, d in delta.items()
         }
-        return mean | {
-            k: w[k] + self.eta * m[k] / (v[k].sqrt() + self.tau) for k in delta
-        }, Remembered(m, v)
+        new_w = {k: w[k] + self.eta * m[k] / (v[k].sqrt() + self.tau) for k in delta}
+        return mean | new_w, Remembered(m, v)
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """The new v, given Δ²."""

@@ -61,12 +61,10 @@ class Bank:
         """Add the uploads of round t. Each replaces its sender's previous one. Placeholders from
         before round 1 are removed.
         """
-        last = {u: up for u, up in self.last.items() if u >= 0} | {
-            u: replace(up, shared={}) for u, up in new.items()
-        }
-        return replace(
-            self, last=last, since={u: t if u in new else self.since[u] for u in last}, round=t
-        )
+        last = {u: up for u, up in self.last.items() if u >= 0}
+        last |= {u: replace(up, shared={}) for u, up in new.items()}
+        since = {u: t if u in new else self.since[u] for u in last}
+        return replace(self, last=last, since=since, round=t)
 
     def heard_by(self, u: int, max_age: int) -> list[int]:
         """The parties whose uploads party u may learn from: all, or those it chose and itself.
@@ -95,9 +93,8 @@ class Bank:
             for obs in self.last[v].obs
         ]
         key = Key(self.draw).fold(self.places[u] if self.places else u)
-        return Teacher(
-            means, mask, *draw_sets(candidates, sets, (self.classes, self.width), key), self.shared
-        )
+        obs, present = draw_sets(candidates, sets, (self.classes, self.width), key)
+        return Teacher(means, mask, obs, present, self.shared)
 
 
 @record

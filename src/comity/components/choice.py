@@ -61,7 +61,7 @@ def moving_average(
     scores: Mapping[int, float], gains: Mapping[int, float], decay: float = 0.9
 ) -> dict[int, float]:
     """Update scores as moving averages of the peers' gains."""
-    return {
-        **scores,
-        **{j: decay * scores[j] + (1 - decay) * v if j in scores else v for j, v in gains.items()},
-    }
+    averages = dict(scores)
+    for j, gain in gains.items():
+        averages[j] = decay * scores[j] + (1 - decay) * gain if j in scores else gain
+    return averages

@@ -48,24 +48,24 @@ def observations(
     rows. Also returns which classes have observations. `tellable` limits the sizes.
     """
     classes = len(all_counts)
-    rows = y.argsort(stable=True).split(torch.bincount(y, minlength=classes).tolist())
+    class_sizes = torch.bincount(y, minlength=classes).tolist()
+    rows: tuple[Tensor, ...] = y.argsort(stable=True).split(class_sizes)
     sizes = [
         tellable(size, len(members), out_of, max(1, least))
         for members, out_of in zip(rows, all_counts.tolist(), strict=True)
     ]
     counts = torch.tensor(sizes, device=z.device)
+
+    def draw_rows(c: int, m: int) -> Tensor:
+        """The rows of class c in set m."""
+        members, count = rows[c], sizes[c]
+        if count == len(members):
+            return members
+        return members[key.fold(c, m).choose(count, len(members))] if count else members[:0]
+
     means = []
     for m in range(sets):
-        picks = torch.cat(
-            [
-                members
-                if count == len(members)
-                else members[key.fold(c, m).choose(count, len(members))]
-                if count
-                else members[:0]
-                for c, (members, count) in enumerate(zip(rows, sizes, strict=True))
-            ]
-        )
+        picks = torch.cat([draw_rows(c, m) for c in range(classes)])
         sums = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(
             0, y[picks], z[picks]
         )

@@ -26,12 +26,9 @@ def consensus(logits: Mapping[int, Tensor], counts: Mapping[int, Tensor], how: s
     """
     shares = class_shares(counts)
     if how == "logits":
-        return F.log_softmax(
-            torch.stack([shares[j] * answer for j, answer in logits.items()]).sum(0), dim=1
-        )
+        mean = torch.stack([shares[j] * answer for j, answer in logits.items()]).sum(0)
+        return F.log_softmax(mean, dim=1)
     v = torch.stack([shares[j] * answer.softmax(1) for j, answer in logits.items()]).sum(0)
-    return (
-        F.log_softmax(v, dim=1)
-        if how == "softmax"
-        else (v / v.sum(1, keepdim=True)).clamp(min=1e-12).log()
-    )
+    if how == "softmax":
+        return F.log_softmax(v, dim=1)
+    return (v / v.sum(1, keepdim=True)).clamp(min=1e-12).log()

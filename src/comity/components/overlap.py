@@ -188,7 +188,8 @@ def gains(
     def loss(theta: Params) -> float:
         return losses(task, theta, holdout.x, holdout.y).mean().item()
 
+    def after(g: Params) -> Params:
+        return h | {k: h[k] - lr * v for k, v in g.items()}
+
     before = loss(h)
-    return {
-        j: before - loss(h | {k: h[k] - lr * v for k, v in g.items()}) for j, g in grads.items()
-    }
+    return {j: before - loss(after(g)) for j, g in grads.items()}
