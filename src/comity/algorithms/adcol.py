@@ -1,22 +1,22 @@
 """ADCOL: Li, He, Song, Adversarial Collaborative Learning on Non-IID Features, ICML 2023.
 
-Idea: nobody averages models. The server trains a discriminator D to name the party a representation
-came from; each party trains its own model F_i so that D cannot tell.
+Idea: models are not averaged. The server trains a discriminator D to predict the party of a
+representation. Each party trains its own model F_i so that D cannot predict it.
 
 Eq. 2: min CE(F_i(x), y) + μ · KL(u ‖ D(G_i(x))), u = (1/N, ..., 1/N); D is constant, the gradient
 goes through it into G_i.
 Algorithm 1: l.3-5 send D, train locally, collect R_i = G_i(x); l.6-9 one pass of SGD on D with
-label i; l.11-18 the party's part.
+label i; l.11-18 the party's steps.
 
 At a glance: personal = the whole model; exchanged = representations up, the discriminator's weights
 down; kept = the party's model; at the server the discriminator; steps = E epochs; the
 discriminator's at the server.
 Symbols: G_i = features of F_i (up to the cut); N = parties; R = representations; r = share of them
 sent.
-Deviations: all F_i start from the same weights, so that comparisons are paired (init=own: each from
-its own). Representations are computed after training, in evaluation mode; class labels are never
-sent. D is trained with the experiment's optimizer, as the paper has a single η. Meant for feature
-skew: with label skew the penalty fights the labels (B.8).
+Deviations: all F_i start from the same weights, so that comparisons are paired (init=own: each
+party from its own). Representations are computed after training, in evaluation mode; class labels
+are never sent. D is trained with the experiment's optimizer, as the paper has a single η. The
+method is meant for feature skew: with label skew the penalty works against the labels (B.8).
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ At a glance: personal = a mixture of a model of its own and its copy of the glob
 weights, both ways; kept = both models and their mixing weight; steps = E epochs of two gradients.
 Symbols: w_i = the party's copy of the global model, from the received w each round; v_i = its own
 model; v̄_i = what it deploys.
-Deviations: the three steps are one step of the experiment's optimizer on f_i(w_i) + f_i(α_i v_i +
-(1 − α_i) sg(w_i)), whose gradients are those above; wrappers' terms belong to f_i, hence to both.
-α_i starts at 0.5, as in the authors' code, and moves at every step (their code: at a round's first,
-its gradient plus 0.02 α_i). BatchNorm statistics of v̄_i are its own, not mixed. A newcomer's v_i
-starts at the w it receives. PFLlib differs: v_i is trained by f_i(v_i) and replaced by the mixture
-after each round, and α_i starts at 1.
-Compared: apart from PFLlib's, as said. With adaptive=false the same as fluke's, once v_i has a
-gradient there, as Algorithm 1 says: it has none. See docs/methods-beside.md.
+Deviations: the three steps are computed as one step of the experiment's optimizer on f_i(w_i) +
+f_i(α_i v_i + (1 − α_i) sg(w_i)), whose gradients are those above; the terms of wrappers are part of
+f_i, hence of both. α_i starts at 0.5, as in the authors' code, and is updated at every step (their
+code: only at the first step of a round, with 0.02 α_i added to its gradient). BatchNorm statistics
+of v̄_i are its own, not mixed. A newcomer's v_i starts at the w it receives. PFLlib differs: v_i is
+trained by f_i(v_i) and replaced by the mixture after each round, and α_i starts at 1.
+Compared: different from PFLlib's, for the reasons above. With adaptive=false the same as fluke's,
+after v_i was given the gradient of Algorithm 1, which it lacks there. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

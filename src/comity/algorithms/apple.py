@@ -1,18 +1,19 @@
 """APPLE: Luo, Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning,
 IJCAI 2022.
 
-Idea: every party has a core model that all others can have. What it deploys is a mixture of all
-core models, and it learns both, its own core model and how much it needs of each.
+Idea: every party has a core model that all others can download. A party deploys a mixture of all
+core models, and learns both its own core model and the weights of the mixture.
 
 Mixture: w^p_i = Σ_j p_ij w^c_j.
 Objective: F_i(w^p_i) + λ(r) (μ/2) ‖p_i − p_0‖², with p_0 = (n_1/n, ..., n_N/n), from which p_i
 starts.
 Steps: w^c_i ← w^c_i − η₁ p_ii ∇F_i(w^p_i);  p_ij ← p_ij − η₂ (⟨∇F_i(w^p_i), w^c_j⟩ + λ(r) μ (p_ij −
 n_j/n)).
-Schedule: λ(r) = (cos(π r/L) + 1)/2, or 0.001^{r/L}, for r < L, then 0: near p_0 at first, as
-everybody's model is of use, later free.
-Limited downloads: M core models a round, those first that were never had, then drawn in proportion
-to b^|p_ij|, with b = max(1.5, r M/N); of the others those that were had last are used.
+Schedule: λ(r) = (cos(π r/L) + 1)/2, or 0.001^{r/L}, for r < L, then 0: p_i stays near p_0 at first,
+when all models are useful, and is free later.
+Limited downloads: M core models per round: first those never downloaded, then random ones with
+chances proportional to b^|p_ij|, b = max(1.5, r M/N). Of the other parties, the last downloaded
+models are used.
 
 Symbols: w^c = core models; p_i = what the paper calls directed relationships; w^p_i = the party's
 own model; η₁ = the experiment's learning rate; r counts rounds from 0.
@@ -23,11 +24,12 @@ experiment's optimizer, with p_i scaled so that its learning rate is η₂. η�
 a tenth of the rounds are that code's; it decays exponentially by default, has no ½ before ‖p_i −
 p_0‖², and begins with different core models (--init own). As p_ii is about 1/N at first, core
 models learn N times slower than FedAvg's. PFLlib multiplies η₁ by N for that, takes means where
-⟨·,·⟩ is a sum, and sends the mixture in the core model's place. All parties take part in the paper;
-here the last core models of those that do not are used. BatchNorm's statistics are those of the
-party's own core model. A newcomer trains the mixture by p_0 of the core models that it gets.
-Compared: core models are trained as in PFLlib's, once that sends them; as it is, its curves are
-lower, within chance. See docs/methods-beside.md.
+⟨·,·⟩ is a sum, and sends the mixture instead of the core model. In the paper all parties take part
+in each round; here the last core models of absent parties are used. BatchNorm's statistics are
+those of the party's own core model. A newcomer trains the mixture, with weights p_0, of the core
+models that it receives.
+Compared: the same as PFLlib's core models after PFLlib was changed to send them. Unchanged,
+PFLlib's curves are lower, but within chance. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

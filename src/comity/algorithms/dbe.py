@@ -1,7 +1,7 @@
 """DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A
 wrapper.
 
-Idea: the part of a representation that is peculiar to a party moves out of the shared weights into
+Idea: the part of a representation that is specific to a party moves out of the shared weights into
 a private, trainable offset (PRBM), and a regulariser (MR) pulls each party's mean representation to
 a consensus mean that is fixed before training.
 
@@ -15,10 +15,11 @@ At a glance: personal = what the host's is, and an offset of the representation;
 the host exchanges, and a mean of representations once, before round 1; kept = what the host keeps,
 the offset and a running mean; steps = the host's, and one epoch before round 1.
 Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g.
-Deviations: the ½ in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false).
-z̄_i is the exact mean, as printed (the code: init_mean=ema). The offset is trained by the
-experiment's optimizer. κ and μ are the 4-layer CNN's; with BatchNorm use kappa=auto, which tries κ
-= 0, 1, 5 and 50 for some rounds each and takes what is best on validation samples.
+Deviations: the ½ in MR is from the authors' code, with which κ = 50 was tuned (as printed:
+half=false). z̄_i is the exact mean, as printed (the code: init_mean=ema). The offset is trained by
+the experiment's optimizer. The defaults of κ and μ are those for the 4-layer CNN. With BatchNorm
+use kappa=auto, which runs some rounds with each of κ = 0, 1, 5 and 50 and takes the best on
+validation samples.
 Compared: the same as PFLlib's, with init_mean=ema. See docs/methods-beside.md.
 """
 

@@ -1,8 +1,8 @@
 """DRFA: Deng, Kamani, Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020.
 
-Idea: AFL's worst mixture with many local steps between exchanges. Parties are drawn by their
-weights λ, which are raised by the losses of a snapshot from a random moment of the round, so that
-they know what happened within it.
+Idea: AFL's worst mixture with many local steps between exchanges. Parties are drawn with
+probabilities λ. λ is updated with the losses of a snapshot from a random step of the round, which
+represents all its steps.
 
 Objective: min_w max_{λ∈Δ} Σ_i λ_i F_i(w).
 Algorithm 1: draw m parties D by λ, and t' ∈ {1, ..., τ} uniformly; each of D makes τ steps from w;
@@ -14,12 +14,12 @@ steps.
 At a glance: personal = nothing; exchanged = all weights and a snapshot of them up, both down, and a
 loss up; kept = nothing (the server: λ); steps = E epochs for each time that a party is drawn, and
 the loss of every sample.
-Deviations: a party drawn twice trains twice, on other batches. τ is the steps of the largest party
-drawn; who has made all of its own by t' waits there. F_i is over all samples, in evaluation mode
-(paper: a mini-batch). γ_λ is from memory of the paper's experiments, as is {1, ..., τ}; λ begins
-uniform (FedTorch: by sample counts). The authors' FedTorch differs from Algorithm 1: parties are
-drawn uniformly and averaged by λ, each with a t' of its own; γ_λ shrinks by a tenth a round from
-0.1; λ is lifted to 0.001 at least.
+Deviations: a party drawn twice trains twice, on other batches. τ is the number of steps of the
+largest party drawn; the snapshot of a party with fewer than t' steps is its final model. F_i is
+over all samples, in evaluation mode (paper: a mini-batch). γ_λ and {1, ..., τ} are from memory of
+the paper and could not be checked. λ starts uniform (FedTorch: by sample counts). The authors'
+FedTorch differs from Algorithm 1. There parties are drawn uniformly and averaged by λ, each with a
+t' of its own; γ_λ starts at 0.1 and falls by a tenth per round; λ is kept at 0.001 or more.
 """
 
 from __future__ import annotations

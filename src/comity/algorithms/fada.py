@@ -23,13 +23,13 @@ is from memory. μ and DI's size are choices of this file. Sources begin each ro
 model (paper: their gradients are applied to it). The paper's attention is a softmax of how much
 scatter falls in a step; since all sources begin at one model, it depends only on the scatter that
 is left. Here it is a logarithm of scatter relative to the whole, so that small features do not
-count as tight clusters. Each side is trained to be taken for the other; as remembered, the paper
-trains both to be taken for the source. The disentangler (class identifier, mutual information,
+count as tight clusters. Each side is trained to be classified as the other; from memory, the paper
+trains both to be classified as the source. The disentangler (class identifier, mutual information,
 reconstruction) is left out, because the paper's equations for it were not available. target=each
-trains a model for every party by the others' labels, each of them equal, bit for bit, to that of a
-run with this target: one run replaces the N runs of ADCOL's Table 21. Representations of single
-samples leave sources and target, and the target sees each source's model. A newcomer gets the
-target's model, or the mean of all.
+trains a model for every party by the others' labels, each equal, bit for bit, to that of a run with
+this target: one run replaces the N runs of ADCOL's Table 21. Representations of single samples
+leave sources and target, and the target sees each source's model. A newcomer gets the target's
+model, or the mean of all.
 """
 
 from __future__ import annotations

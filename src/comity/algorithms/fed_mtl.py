@@ -1,7 +1,7 @@
 """Fed-MTL: Smith et al., Federated Multi-Task Learning, NeurIPS 2017 (MOCHA).
 
-Idea: every party has a model of its own. Which of them are alike is learned along with them, and
-those that are hold on to each other.
+Idea: every party has its own model. The relations between the models are learned together with
+them, and related models are regularised towards each other.
 
 Eq. 1: min over W and Ω of Σ_t f_t(w_t) + (λ₁/2) tr(W Ω Wᵀ) + (λ₂/2) ‖W‖².
 Server, the Ω step: Σ = m (WᵀW)^½ / tr (WᵀW)^½, then Ω = ((1 − ε) Σ + ε I)⁻¹; I before round 1.
@@ -9,22 +9,22 @@ Parties, the W step: f_t(w_t) + (c/2) ‖w_t − a_t‖² for E epochs, with a_t
 w_t)/c and c = λ₁ ‖Ω‖ + λ₂.
 
 Symbols: W = the parties' weights in columns, as they were sent last; m of them; ‖Ω‖ = its largest
-eigenvalue; a_t = where the others would have w_t.
+eigenvalue; a_t = the point that the regulariser pulls w_t to.
 At a glance: personal = everything; exchanged = the weights up, a_t down; kept = the model, at the
 server all parties' weights and Ω; steps = E epochs.
-Deviations: MOCHA solves the W step in its dual, which networks do not have. Here it is solved by
+Deviations: MOCHA solves the W step in its dual, which neural networks lack. Here it is solved by
 the experiment's optimizer. Since all parties move at once, tr(W Ω Wᵀ) is replaced by its quadratic
 bound at W, which has the same minimum; MOCHA's σ′ is there for the same reason. The paper's trace
-of Σ is 1, so that its λ is λ₁/m. With ε = 0 a party's Ω has no bound when models are alike, as
-networks from one start are; the authors' code bounds eigenvalues by 10⁻⁷. λ₁ = 0.03 and ε = 0.1 are
-ours: the paper chooses λ by cross-validation, the authors' code from 10⁻⁵ to 10, with λ₂ = 0. The
-printed text was not at hand; its authors' code was. relation=surrogate is what is mostly run under
-this name (PFLlib; LG-FedAvg's and FedRep's authors' code was not looked at): Ω = I − 11ᵀ/m for good
-and λ₁ = λ₂ = 2 · 10^−(⌊log₁₀ d⌋ + 2) for d weights, which is next to nothing. PFLlib has 11ᵀ in the
-place of I, and of Ω a single number. BatchNorm's statistics stay with the party. A newcomer starts
-at the mean of W and is held to it.
-Compared: relation=surrogate is the same as PFLlib's, whose regulariser has no gradient: it is SOLO.
-See docs/methods-beside.md.
+of Σ is 1, so that its λ is λ₁/m. With ε = 0, Ω is unbounded when models are alike, as networks with
+common initial weights are; the authors' code bounds eigenvalues by 10⁻⁷. λ₁ = 0.03 and ε = 0.1 are
+choices of this file: the paper chooses λ by cross-validation, the authors' code from 10⁻⁵ to 10,
+with λ₂ = 0. The authors' code was read; the printed text was not available. relation=surrogate is
+what PFLlib runs under this name (the authors' code of LG-FedAvg and FedRep was not read): Ω = I −
+11ᵀ/m, fixed, and λ₁ = λ₂ = 2 · 10^−(⌊log₁₀ d⌋ + 2) for d weights, which is almost zero. PFLlib has
+11ᵀ instead of I, and a single number instead of Ω. BatchNorm's statistics stay with the party. A
+newcomer starts at the mean of W and is regularised towards it.
+Compared: relation=surrogate gives the same as PFLlib's, whose regulariser has no gradient, so that
+it equals SOLO. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Eq. 13: min E ℓ(z, h^i) + α · E ℓ(T(z, h^i), h^i) + β · Σ_{j≠i} E_{z�
 Eq. 12: ODA_ij = { T(z, h^j) : z ∈ D^j, ℓ(T(z, h^j), h^i) > ℓ(z, h^i) }.
 Algorithm 1: T(z_p, h) = argmax_z ℓ(z, h) − λ d(z, z_p), λ ← max(0, λ − α_λ (ε − mean d)).
 Algorithm 2: l.3-7 perturb; l.10 send h^i; l.11 find the overlap; l.12 one step on eq. 13; l.14
-fine-tune on one's own data.
+fine-tune on the party's own data.
 
 At a glance: personal = the whole model; exchanged = weights to peers and gradients back, or samples
 with mode=samples; kept = the party's model; steps = E epochs, an attack on its own samples, and a
@@ -17,12 +17,12 @@ gradient for each peer that asks.
 Symbols: h^i = a party's model; T = attack; ODA_ij = j's samples that i learns from; ξ, τ = how
 peers are drawn.
 Deviations: T is PGD, as in the public code, on the owner's present model; attack=wasserstein is
-Algorithm 1 with labels fixed, a squared cost and λ moved once an attack. ε is in inputs as the
-network sees them, unless units=pixel. The first batch of a local training is line 12's, the others
-line 14's, all with the α term (collab_steps: more of line 12); for its peers a party perturbs a
-batch of its own. j returns gradients: the paper does not say how i comes by j's samples. All
-parties start with equal weights. Σ_j is a mean over the peers asked, so that β does not grow with
-them. Peers' gradients are taken in evaluation mode.
+Algorithm 1 with labels fixed, a squared cost and λ updated once per attack. ε is in the unit of the
+network's inputs (units=pixel: of pixels). The first batch of a local training is for line 12, the
+others for line 14, all with the α term (collab_steps: more batches for line 12). For its peers a
+party perturbs a separate batch. j returns gradients, because the paper does not say how i gets j's
+samples. All parties start with equal weights. Σ_j is a mean over the peers asked, so that β does
+not grow with them. Peers' gradients are taken in evaluation mode.
 """
 
 from __future__ import annotations

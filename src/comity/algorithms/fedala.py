@@ -1,9 +1,9 @@
 """FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
 AAAI 2023.
 
-Idea: FedAvg whose parties do not take over the whole global model. Of each single weight in the p
-highest layers a party takes as much as lowers its own loss, and keeps its own for the rest; all
-lower layers it takes as they are.
+Idea: FedAvg whose parties mix the global model with their own. For each single weight in the p
+highest layers, a party learns the mixing weight that lowers its own loss. It takes all lower layers
+from the global model.
 
 Eq. 4: Θ̂_i = Θ_i^{t−1} + (Θ^{t−1} − Θ_i^{t−1}) ⊙ [1; W_i]. Eq. 5: W_i ← clip(W_i − η ∇_W L(Θ̂_i,
 D_i^s), 0, 1).
@@ -15,19 +15,20 @@ Symbols: Θ = the global model; Θ_i = what the party trained last; W_i = a weig
 the p highest layers; D_i^s = s % of its samples, drawn anew in every round; k_i = how many samples
 it has.
 Deviations: p counts stages that have weights (the code counts tensors: its p = 2 is the last
-layer's weight and bias, the paper's p = 1; FedALA, issue 6). Round 2 is that of a party's own
-second turn; the code looks whether weights differ, so that one that is drawn late first mixes in
-what it was initialised with. W_i has converged when the mean losses of its last 10 epochs spread by
-less than 0.1 (code: the losses of their last batches), or after start_epochs. D_i^s is drawn (code:
-consecutive samples from a random place). What is deployed is eq. 4 with the newest Θ and W_i as the
-party learnt it last; the code learns W_i once more before it evaluates, also at parties that were
-not drawn. BatchNorm's statistics are the global ones. Algorithm 1 and eqs. 4 and 5 were read in the
-authors' talk and poster, the rest in their code; s = 80, p = 1 and η = 1 are theirs.
+layer's weight and bias, the paper's p = 1; FedALA, issue 6). Round 2 means a party's own second
+round. The code checks whether weights differ, so that a party drawn late first mixes in its initial
+weights. W_i has converged when the mean losses of its last 10 epochs spread by less than 0.1 (code:
+the losses of their last batches), or after start_epochs. D_i^s is a random subset (code:
+consecutive samples from a random position). A party deploys eq. 4 with the newest Θ and its last
+W_i; the code learns W_i once more before it evaluates, also at parties outside the cohort.
+BatchNorm's statistics are the global ones. Algorithm 1 and eqs. 4 and 5 were read in the authors'
+talk and poster, the rest in their code; s = 80, p = 1 and η = 1 are theirs.
 At a glance: personal = the p highest layers, mixed with the global ones; exchanged = all weights,
 both ways; kept = the p highest layers and W_i; steps = E epochs, and one over s % of the samples
 for W_i (more in a party's second round).
-Compared: measured as said here, the same as PFLlib's, and as fluke's once W_i has as long to
-converge; as they are, apart. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's after these were changed to measure as described here,
+and fluke's to give W_i as many epochs to converge. Unchanged, they differ. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """FedCP: Zhang et al., Separating Feature Information for Personalized Federated Learning via
 Conditional Policy, KDD 2023.
 
-Idea: of each sample's representation a small network, the conditional policy, decides value by
-value how much of it is for the global head and how much for the party's own; the answer is the sum
-of both heads'.
+Idea: a small network, the conditional policy, divides each value of a sample's representation
+between the global head and the party's own head. The logits are the sum of both heads'.
 
 Policy: {r, s} = softmax over pairs of CPN(v_i/‖v_i‖ ⊙ h; Θ), r + s = 1, with CPN =
 ReLU(LayerNorm(linear layer)) from d' to 2·d'.
@@ -18,14 +17,14 @@ maximum mean discrepancy, its kernel the sum of e^{−‖·‖²/(2a)} over a = 
 Deviations: the code draws the policy by Gumbel's softmax, also when it evaluates (gumbel=true draws
 in training). It sends the mean of the received and of its own head (upload=half, the default); the
 authors' talk has the own head sent (upload=own). Its v_i are random in round 1. Frozen parts are in
-evaluation mode. Where several layers make a head v_i is their matrices' product, as in the code;
-other heads are refused. λ = 5 is the code's for MNIST. PFLlib is as the code; the latter leaves out
-the last test samples if they do not fill a batch. The authors' talk was read; the paper's text, and
-with it the softmax, could not be had.
+evaluation mode. If a head has several layers, v_i comes from the product of their matrices, as in
+the code; other heads are refused. λ = 5 is the code's for MNIST. PFLlib follows the code; the
+latter leaves out the last test samples if they do not fill a batch. The authors' talk was read. The
+paper's text, which defines the softmax, was not available.
 At a glance: personal = a head; exchanged = the body, a head and the policy's weights, both ways;
 kept = the own head; steps = E epochs.
-Compared: within chance of PFLlib's with a softmax for Gumbel's; on whole batches the same, as long
-as rounding does not grow. See docs/methods-beside.md.
+Compared: within chance of PFLlib's with a softmax instead of Gumbel's; on whole batches the same
+until rounding errors grow. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR
 2021.
 
-Idea: there is no global model. Each party gets a few of the others' models, looks how well each
-does on samples that it held out, and goes on from a combination of those that do better than it
-did.
+Idea: there is no global model. Each party receives a few of the others' models, evaluates them on
+held-out samples, and continues from a combination of those that are better than its own.
 
 Weights: w_n = (L_i(θ_i) − L_i(θ_n)) / ‖θ_n − θ_i‖; those above 0 are kept and divided by their sum:
 w⁺_n.
 Update: θ_i ← θ_i + Σ_n w⁺_n (θ_n − θ_i), then E epochs on the party's samples.
-Whose models: P_ij ← P_ij + w_j, from P = I; the M − 1 with the highest P_ij, each with chance ε
-drawn evenly instead.
+Whose models: P_ij ← P_ij + w_j, from P = I; the M − 1 models with the highest P_ij, each with
+probability ε replaced by a random one.
 
 Symbols: θ_i = what i's last training began from; θ_n = the models that n, and i itself, trained
 since; L_i = the mean loss of i's held-out samples; M counts the party's own model; ε falls by a
@@ -17,14 +16,14 @@ fixed step a round.
 At a glance: personal = everything; exchanged = a model up and M − 1 of others' down; kept = the
 trained model and where the next training begins, at the server P and all parties' last models;
 steps = E epochs of the samples that are not held out, and M + 1 looks at those that are.
-Deviations: a round's parties exchange what they trained in it, and what was trained last is
-deployed; the authors' server has the models of one round for the next one's parties, which is the
-same if all take part in every round. The held-out samples are the experiment's validation samples,
-or every fifth training sample if there are none. Checked against the authors' code, not the printed
-text. That code takes the ℓ1 norm by default (norm=l1), and divides what it adds to P by |Σ w|. If
-no model does better θ_i stays, as the update says and the code does; PFLlib goes on from what was
-trained. PFLlib has no ε. BatchNorm's statistics are combined with the weights, and are no part of
-the norm. A newcomer gets M − 1 models at random.
+Deviations: the parties of a round exchange the models that they trained in it, and a party deploys
+the model that it trained last; the authors' server sends the models of one round to the parties of
+the next, which is the same if all take part in every round. The held-out samples are the
+experiment's validation samples, or every fifth training sample if there are none. Checked against
+the authors' code, not the printed text. That code takes the ℓ1 norm by default (norm=l1), and
+divides what it adds to P by |Σ w|. If no model is better, θ_i stays, as in the update and in the
+code; PFLlib continues from the trained model. PFLlib has no ε. BatchNorm's statistics are combined
+like the weights, but are not part of the norm. A newcomer gets M − 1 models at random.
 Compared: within chance of PFLlib's. See docs/methods-beside.md.
 """
 

@@ -1,9 +1,9 @@
 """FedMeta with UGA: Yao et al., Federated Learning with Unbiased Gradient Aggregation and
 Controllable Meta Updating, 2019.
 
-Idea: a party's last gradient is taken with respect to the model that it received, so that all
-parties' gradients are of one point (UGA); afterwards the server makes a step on samples that it
-holds itself, and so says what the model is to be good at (FedMeta).
+Idea: a party's last gradient is taken with respect to the model that it received, so that the
+gradients of all parties are taken at one point (UGA). Then the server makes a step on samples of
+its own, which steers the model to their distribution (FedMeta).
 
 Keep-trace: w_k = the model after E − 1 epochs of SGD from w, as a function of w.
 Gradient evaluation: g_k = ∇_w F_k(w_k), over all of the party's training samples, in place of the
@@ -13,14 +13,14 @@ Meta updating: w ← w − η_m ∇L(w; D_meta).
 
 Symbols: η_g = server_lr; η_m = meta_lr; D_meta = a share of each party's training samples, which it
 sends before round 1.
-Deviations: the trace is walked back step by step (Hessian times vector), which needs a model's
-memory for each step. Parties send w − η_g g_k, whose average is UGA's line. With first_order=true
-the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of every party's samples, as in FedUFO,
-and stays in their training data; one step is made on all of it. The trace has the experiment's
-momentum, from rest in every round (also with opt_state=keep), and decay; BatchNorm's statistics are
-those after it, averaged. The paper's η_g and η_m could not be checked; the defaults learn on
-digits, where η_m = 1 diverges, and are not tuned. With η_m = 0 it is UGA alone, and no samples
-leave.
+Deviations: the gradient is propagated back through the trace step by step (Hessian-vector
+products), which needs the memory of one model per step. Parties send w − η_g g_k, whose average is
+UGA's line. With first_order=true the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of
+every party's samples, as in FedUFO, and stays in their training data; one step is made on all of
+it. The trace uses the experiment's momentum, starting at 0 in every round (also with
+opt_state=keep), and weight decay. BatchNorm's statistics are those after the trace, averaged. The
+paper's η_g and η_m could not be checked; the defaults are not tuned; they converge on digits, where
+η_m = 1 diverges. With η_m = 0 it is UGA alone, and parties send no samples.
 At a glance: personal = nothing; exchanged = the weights, both ways, and a tenth of the samples
 once; kept = nothing (the server: those samples); steps = E epochs, and E − 1 of Hessian products.
 """

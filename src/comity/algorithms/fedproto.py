@@ -1,10 +1,9 @@
 """FedProto: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI
 2022.
 
-Idea: no weights cross, only each party's prototypes, the mean representation of each of its
-classes. Every party pulls its representations to the global prototypes of their classes, and a
-sample is of the class whose global prototype is nearest. Any mix of architectures that agree on the
-width d'.
+Idea: parties exchange no weights, only prototypes: the mean representation of each of their
+classes. Every party regularises its representations towards the global prototypes, and predicts the
+class of the nearest one. Architectures may differ if they have the same width d'.
 
 Eq. 3: C_i^(j) = (1/|D_ij|) Σ_{(x,y)∈D_ij} f_i(x). Eq. 6: C̄^(j) = Σ_i (|D_ij| / N_j) C_i^(j).
 Eq. 7: min CE(g_i(f_i(x)), y) + λ · ‖f_i(x) − C̄^(y)‖². Eq. 4, inference: ŷ = argmin_j ‖f_i(x) −
@@ -13,21 +12,21 @@ C̄^(j)‖.
 Symbols: f_i, g_i = a party's stages up to the cut, and its head; D_ij = its samples of class j; N_j
 = all parties' of class j.
 Deviations: eq. 6 as printed also divides by the number of parties, which would shrink prototypes
-towards 0; Appendix B's weights add up to 1, and decide. The authors' code and PFLlib count parties
-alike (weights=uniform). Eq. 7 is Appendix B's, whose ‖·‖² the code, which λ = 1 was tuned with,
-divides by d' (reduction=sum: as printed; norm: the L2 distance that the text speaks of; HtFLlib
-uses λ = 10). Prototypes are those of the trained model in evaluation mode, as eq. 3 says; both
-codes take means in passing, while weights still move. Those of parties that are not in the cohort
-stay (PFLlib forgets them); a prototype of fewer than min_count samples is not sent (the paper sends
-all). The authors' code looks at a party's own classes only (answer=own), and its script adds up the
-hits of both rules, and those of all parties before, in one ratio: what it prints is no accuracy of
-one rule. PFLlib and HtFLlib take the nearest of all. Before anything is known heads answer; test
-losses are those of softmax(−‖·‖²). The paper's text, with its appendices, and all three codes were
-read.
+towards 0; Appendix B has weights that sum to 1, which are used here. The authors' code and PFLlib
+weight parties equally (weights=uniform). Eq. 7 is Appendix B's, whose ‖·‖² the code, which λ = 1
+was tuned with, divides by d' (reduction=sum: as printed; norm: the L2 distance that the text speaks
+of; HtFLlib uses λ = 10). Prototypes are those of the trained model in evaluation mode, as eq. 3
+says; both codes compute means during training, while weights still change. Prototypes of parties
+outside the cohort are kept (PFLlib drops them); a prototype of fewer than min_count samples is not
+sent (the paper sends all). The authors' code considers a party's own classes only (answer=own), and
+its script adds the hits of both rules, and of all earlier parties, in one ratio, so that it prints
+the accuracy of neither rule. PFLlib and HtFLlib take the nearest of all classes. Before there are
+prototypes, the heads predict; test losses are those of softmax(−‖·‖²). The paper's text, with its
+appendices, and all three codes were read.
 At a glance: personal = all weights; exchanged = mean representations of each class, and class
 counts up; kept = the whole model, and the server everybody's last prototypes; steps = E epochs.
-Compared: the same as PFLlib's, HtFLlib's and fluke's (weights=uniform), once their prototypes are
-eq. 3's. See docs/methods-beside.md.
+Compared: the same as PFLlib's, HtFLlib's and fluke's (weights=uniform), after their prototypes were
+changed to eq. 3's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FedTGP: Zhang et al., Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive
 Learning, AAAI 2024.
 
-Idea: FedProto whose global prototypes are not averages, which lie nearer to each other than any
-party's own, but are learnt at the server: each is to be near the parties' prototypes of its class,
-and far from others' by a margin that grows with them.
+Idea: FedProto whose global prototypes are learned at the server, because averages lie closer to
+each other than any party's own prototypes. Each is trained to be near the parties' prototypes of
+its class, and far from the others' by a margin that grows with their distances.
 
 Server: P̂^c = F(embedding of c; θ_F), S epochs over this round's prototypes P_i^c with the loss
 −log( e^{−(φ(P_i^c, P̂^c) + δ)} / (e^{−(φ(P_i^c, P̂^c) + δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})}) ).
@@ -12,21 +12,21 @@ Party: min CE + λ · ‖f_i(x) − P̂^y‖² / d'. Inference: the class whose 
 
 Symbols: φ = Euclidean distance; F = two linear layers of width d' with ReLU between; P_i^c =
 C_i^(c) of fedproto.
-Deviations: fedproto's, but for the means. δ: the authors' talk defines a margin as the smallest
-distance to another class, as the code has it; their formula takes the largest of all distances
-(margin=pairs). λ = 0.1 in the paper is for the Euclidean distance (reduction=norm); for the code's
-squared error over d' the authors use λ = 10 (FedTGP, issue 3), as here. The server's batches are
-the experiment's, as in the code. The server's step size is 0.01, as in the authors' script,
-independent of the experiment's: with 0.05, θ_F can fail to learn. Its loss is a batch's mean. A
-class that nobody has shown yet has no prototype (the code sends what F makes of it). The authors
-advise 1,000 rounds or more, until the server's loss is below 0.001. The paper's text could not be
-had: its formulas are those of the authors' talk, S = 100, τ = 100 and λ those of their code and
-answers.
+Deviations: as in fedproto, except for the means. δ: the authors' talk defines a margin as the
+smallest distance to another class, as the code has it; their formula takes the largest of all
+distances (margin=pairs). λ = 0.1 in the paper is for the Euclidean distance (reduction=norm); for
+the code's squared error over d' the authors use λ = 10 (FedTGP, issue 3), as here. The server's
+batches are the experiment's, as in the code. The server's step size is 0.01, as in the authors'
+script, independent of the experiment's: with 0.05, θ_F can fail to learn. Its loss is a batch's
+mean. A class that no party has sent yet has no prototype (the code sends F's output for it). The
+authors advise 1,000 rounds or more, until the server's loss is below 0.001. The paper's text was
+not available: the formulas are from the authors' talk, and S = 100, τ = 100 and λ from their code
+and answers.
 At a glance: personal = all weights; exchanged = mean representations of each class up, learnt
 prototypes down; kept = the whole model, and the server what makes the prototypes; steps = E epochs,
 and S epochs over prototypes at the server.
-Compared: the same as HtFLlib's, once its prototypes are those of the round and its roots are of no
-negative numbers. See docs/methods-beside.md.
+Compared: the same as HtFLlib's, after two changes: its prototypes are those of the round, and it
+takes no roots of negative numbers. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FedUAD: FedUFO's first stage alone (Zhang et al., ICCV 2021, section 3.2): adversarial features
 for one global model.
 
-Idea: each party trains a plain copy of the global model (its prior), the group swaps priors, and
-each trains its posterior so that a discriminator D cannot tell whose extractor made its features.
-Posteriors are averaged.
+Idea: each party trains a plain copy of the global model (its prior), the group exchanges priors,
+and each party trains its posterior so that a discriminator D cannot predict whose extractor
+computed its features. Posteriors are averaged.
 
 Eqs. 4, 11: CE + L_uni, L_uni = −(1/K) Σ_j log D_j(f̂_i); D is frozen, the gradient goes through it.
 Eq. 5: L_D = −log D_k(f̂_i) − (1/(K_c − 1)) Σ_{j≠k} log D_j(f̃_{i|j}), all features constant.
@@ -13,10 +13,11 @@ and class counts down; kept = nothing; steps = E epochs with a pass of every oth
 and the discriminator's.
 Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's features by the posterior and
 by prior j; K, K_c = parties.
-Deviations: D is averaged with w and makes one pass a round (the paper does not say); a fresh D
-learns before the posterior, not after it. The server averages; with server_lr or server_momentum it
-steps towards the average. The posterior starts from w; "a prior model" may also mean that it starts
-from w̃_k (begin=prior). With bn=none others' priors answer with the party's own BatchNorm.
+Deviations: D is averaged with w and trained for one pass per round (the paper does not say); a
+fresh D is trained before the posterior, not after it. The server averages; with server_lr or
+server_momentum it steps towards the average. The posterior starts from w; "a prior model" may also
+mean that it starts from w̃_k (begin=prior). With bn=none others' priors are evaluated with the
+party's own BatchNorm.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
 """FedUFO: Zhang et al., Federated Learning for Non-IID Data via Unified Feature Learning and
 Optimization Alignment, ICCV 2021.
 
-Idea: one global model for skewed labels. To FedUAD's adversarial features (UAD) come two consensus
-losses in a second stage: a party's answers should agree with those of the group's priors (CGR) and
-with the global model's (CGL).
+Idea: one global model for skewed labels. A second stage adds two consensus losses to FedUAD's
+adversarial features (UAD): a party's predictions should agree with those of the group's priors
+(CGR) and with the global model's (CGL).
 
 Eqs. 6-8: L_cgr = KL(ŷ_i ‖ softmax(v_i)), v_i = Σ_j p_j ⊗ ỹ_{i|j}, p_j[c] = n_jc / Σ_j' n_j'c, over
-the group, oneself included.
+the group, including the party itself.
 Eq. 10: L_cgl = KL(ŷ_i ‖ ỹ_{i|0}).
-Stages: one: CE + L_uni (eq. 11); two, from one's w and D: CE + L_uni + L_cgr + λ · L_cgl (eq. 12).
-Dynamic sampling: with CGL, hence in stage two, ⌊K_c/2⌋ of a round's parties are those where w does
-worst, those never seen first.
+Stages: one: CE + L_uni (eq. 11); two, starting from w and D of stage one: CE + L_uni + L_cgr + λ ·
+L_cgl (eq. 12).
+Dynamic sampling: with CGL, hence in stage two, ⌊K_c/2⌋ of a round's parties are those where w is
+worst, parties never evaluated first.
 
 At a glance: personal = nothing; exchanged = weights and a discriminator, both ways; others' weights
 and class counts down; kept = nothing; steps = E epochs with a pass of every other party's model,
@@ -18,8 +19,8 @@ and the discriminator's.
 Symbols: ŷ_i = the posterior's softmax; ỹ_{i|j} = prior j's; ỹ_{i|0} = w's; n_jc = party j's samples
 of class c. The rest: feduad.
 Deviations: feduad's. The stages are of equal length by default; without UAD there is no stage one.
-Teachers are constant in a round and answer once, in evaluation mode. How well w does is its
-accuracy on the party's training data when it last took part.
+Teachers are constant in a round and are evaluated once, in evaluation mode. w is ranked by its
+accuracy on the party's training data when the party last took part.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """GPFL: Zhang et al., Simultaneously Learning Global and Personalized Feature Information for
 Personalized FL, ICCV 2023.
 
-Idea: FedPer whose parties learn two things at once by one representation. A conditional valve turns
-it into a personal one, from which the party's own head answers, and into a global one, which
-trainable embeddings of the classes guide; both are shared.
+Idea: FedPer whose parties learn two kinds of features from one representation. A conditional valve
+maps it to a personal one, from which the party's own head predicts, and to a global one, which
+trainable embeddings of the classes guide. The valve and the embeddings are shared.
 
 Eq. 1: f^G = ReLU((γ + 1) ⊙ f + β), f^P = ReLU((γ_i + 1) ⊙ f + β_i). Eq. 2: {γ, β} = CoV(g; V),
 {γ_i, β_i} = CoV(p_i; V).
@@ -16,17 +16,17 @@ Symbols: f = what the stages up to the cut make of x; W_i^h = the party's head; 
 embeddings, Ĉ = as received and frozen; g = the mean of Ĉ over all classes, p_i = over the party's
 samples; CoV = LayerNorm(ReLU(linear layer)), for γ and for β.
 Deviations: eq. 4 is one norm over a whole batch in the code, with which λ was tuned (mlg=paper: the
-mean of each sample's). The authors' figure looks g and p_i up in Ĉ, as here; both codes take them
-from the C that the party itself trained before it got Ĉ, so that g differs from party to party, and
-have 0 for both in round 1. λ = 0.01 and μ = 0.1 are the authors' for a CNN or MLP (ResNet-18 and
-fastText: λ = 0.0001, μ = 0; HAR's CNN: μ = 1). PFLlib's defaults are λ = 1 and μ = 0: asked about
-figures that do not come out there the author points to those others (PFLlib, issue 147). The
+mean of each sample's). In the authors' figure g and p_i come from Ĉ, as here. Both codes take them
+from the C that the party itself trained before it received Ĉ, so that g differs between parties,
+and use 0 for both in round 1. λ = 0.01 and μ = 0.1 are the authors' for a CNN or MLP (ResNet-18 and
+fastText: λ = 0.0001, μ = 0; HAR's CNN: μ = 1). PFLlib's defaults are λ = 1 and μ = 0; for results
+that cannot be reproduced with them, the author refers to the values above (PFLlib, issue 147). The
 authors' code leaves out the last test samples if they do not fill a batch. The authors' poster was
-read for the equations, their code for CoV's layers and μ; the paper's text could not be had.
+read for the equations, their code for CoV's layers and μ; the paper's text was not available.
 At a glance: personal = the head; exchanged = the body's, the valve's and the embeddings' weights,
 both ways; kept = the head; steps = E epochs.
-Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same, as long as
-rounding does not grow. See docs/methods-beside.md.
+Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same until rounding
+errors grow. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

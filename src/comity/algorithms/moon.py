@@ -1,7 +1,7 @@
 """MOON: Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021.
 
-Idea: FedAvg whose parties pull their representations to the global model's and push them from their
-own previous model's.
+Idea: FedAvg with a contrastive loss that pulls a party's representations to the global model's and
+pushes them away from its own previous model's.
 
 Eq. 3: ℓ_con = −log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ).
 Eq. 4: min CE(w_i; x, y) + μ · ℓ_con.

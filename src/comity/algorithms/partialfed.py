@@ -1,9 +1,9 @@
 """PartialFed: Sun, Huo, Yang, Bai, Cross-Domain Personalized Federated Learning via Partial
 Initialization, NeurIPS 2021.
 
-Idea: at the beginning of a round a party loads only some layers of the global model; the others go
-on from its own last model. All layers are then trained, sent and averaged. Which are loaded is
-decided by hand (fix), or learned by each party (adaptive).
+Idea: at the beginning of a round a party loads only some layers of the global model; the others
+continue from its own last model. All layers are then trained, sent and averaged. Which are loaded
+is decided by hand (fix), or learned by each party (adaptive).
 
 Initialisation: θ_l ← w_l if A_i,l = global, else θ_i,l of its last training; then E epochs on F_i.
 w ← Σ_{i∈S} (n_i / n_S) θ_i.

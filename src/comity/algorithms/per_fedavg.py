@@ -1,8 +1,8 @@
 """Per-FedAvg: Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical
 Guarantees, NeurIPS 2020.
 
-Idea: model-agnostic meta-learning (MAML) across parties. The averaged model is a start from which
-one step on a party's own data makes a good model for that party.
+Idea: model-agnostic meta-learning (MAML) across parties. The averaged model is a starting point
+from which one step on a party's own data gives a good model for that party.
 
 Eq. 3: min_w (1/n) Σ_i F_i(w), with F_i(w) = f_i(w − α ∇f_i(w)).
 Algorithm 1: on batches D, D′, D″, w̃ = w − α ∇f_i(w; D), then w ← w − β (I − α ∇²f_i(w; D″))
@@ -18,13 +18,13 @@ that of public versions) could not be checked. D, D′ and D″ are parts of one
 three times) the size, in as many times the epochs, so that there are as many steps as in FedAvg.
 The outer step is the experiment's optimizer's. The average is weighted by samples, as in PFLlib;
 the paper's is uniform. The batch that a party adapts by is drawn once; PFLlib draws another for
-each evaluation. Where α times the curvature is above 1, HF climbs (on digits α = 0.1 diverges, 0.05
-does not). BatchNorm's statistics see all parts of a batch. Algorithm 1 decides against two public
-versions, MTFL's with two inner steps and flgo's, whose next step goes on from w̃.
+each evaluation. Where α times the curvature is above 1, HF ascends (on digits α = 0.1 diverges, 0.05
+does not). BatchNorm's statistics see all parts of a batch. MTFL's and flgo's public versions differ
+from Algorithm 1: the former has two inner steps, the next step of the latter continues from w̃.
 At a glance: personal = one gradient step from the common model; exchanged = the weights, both ways;
 kept = nothing; steps = E epochs of two gradients (HF: four).
-Compared: within chance of PFLlib's, and of fluke's once its second step begins at w, as in
-Algorithm 1, not at w̃. See docs/methods-beside.md.
+Compared: within chance of PFLlib's, and of fluke's after its second step was changed to start at w,
+as in Algorithm 1, not at w̃. See docs/methods-beside.md.
 """
 
 from __future__ import annotations

@@ -1,27 +1,28 @@
 """Representation sharing: Berdoz, Scalable Collaborative Learning via Representation Sharing,
 EPFL/MIT thesis, 2022 ("CFKD").
 
-Idea: only averages of last-layer representations by class cross a relay that stores and forwards
-them. Each party pulls its own representations to the global class means (feature distillation), and
-its classifier learns to tell whether one of its own and a foreign averaged representation are of
-one class (contrast). Any mix of architectures that agree on the width d'.
+Idea: parties send only class-wise averages of last-layer representations, to a relay that stores
+and forwards them. Each party pulls its own representations to the global class means (feature
+distillation), and its classifier learns whether one of its own representations and another party's
+averaged one are of the same class (contrast). Architectures may differ if they have the same width
+d'.
 
 Loss: CE + λ_KD · ‖s − t̄^y‖² + λ_disc · ( −log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) ), ĥ(s, t) =
 ⟨softmax τ(s), softmax τ(t)⟩.
 Algorithm 1: the relay sends t̄ and M↓ sets of observations; E epochs; the party sends its class
-means and M↑ sets, each the mean of n_avg samples a class. Everybody uses what was shared in the
-round before.
+means and M↑ sets, each the mean of n_avg samples a class. All parties use the uploads of the round
+before.
 
 At a glance: personal = the whole model, of any architecture; exchanged = means of representations
 by class and their counts up, means and others' observations down; kept = the party's model; at the
 relay means and observations; steps = E epochs.
 Symbols: s = features of x; τ = the party's head; t̄^c = global class means; t_m^c = observations;
 M↑, M↓ = sets sent, received.
-Deviations: reductions as in the authors' code, which λ was tuned with. All start from equal weights
-(the code: init=own). Observations are somebody else's, a whole set from one party. Classes that
-nobody showed are masked. Before round 1 parties show what their untrained models make. What the
-means sent hold of fewer than min_count samples, one by one or by their differences, is not sent.
-The external ĥ has a square V without bias (the code: d' to C with bias).
+Deviations: reductions are those of the authors' code, with which λ was tuned. All parties start
+from equal weights (the code: init=own). A set of observations comes from one other party. Classes
+that no party has sent are masked. Before round 1 parties send the averages of their untrained
+models. A mean is not sent if it, or its difference from another sent mean, covers fewer than
+min_count samples. The external ĥ has a square V without bias (the code: d' to C with bias).
 """
 
 from __future__ import annotations

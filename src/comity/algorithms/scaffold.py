@@ -11,8 +11,8 @@ Algorithm 1, l.17: c ← c + (1/N) Σ_{i∈S} (c_i⁺ − c_i).
 At a glance: personal = nothing; exchanged = weights and control variates, both ways; kept = a
 control variate; at the server another; steps = E epochs.
 Symbols: x = the server's theta; y_i = a party's; K = its local steps. Control variates cover the
-shared parameters only (not buffers, not what is private), so a party's private offset is trained by
-plain SGD.
+shared parameters only (neither buffers nor private parameters), so a party's private offset is
+trained by plain SGD.
 Deviations: none; l.16 averages uniformly, as printed. Option II assumes plain SGD: momentum and
 Adam are refused.
 Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
