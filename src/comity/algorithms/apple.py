@@ -166,8 +166,8 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         messages = {i: self.message(s, i, pull, base) for i in server.sample(t)}
         replies = server.call(self.local, messages)
         cores = s.cores | {i: reply.theta for i, reply in replies.items()}
-        asked = s.asked | {i: reply.asks for i, reply in replies.items() if reply.asks}
-        return AppleServer(cores, s.p0, asked)
+        asks = s.asked | {i: reply.asks for i, reply in replies.items() if reply.asks}
+        return AppleServer(cores, s.p0, asks)
 
     @on_party
     async def local(
