@@ -19,8 +19,9 @@ three times) the size, in as many times the epochs, so that there are as many st
 The outer step is the experiment's optimizer's. The average is weighted by samples, as in PFLlib;
 the paper's is uniform. The batch that a party adapts by is drawn once; PFLlib draws another for
 each evaluation. Where α times the curvature is above 1, HF ascends (on digits α = 0.1 diverges,
-0.05 does not). BatchNorm's statistics see all parts of a batch. MTFL's and flgo's public versions differ
-from Algorithm 1: the former has two inner steps, the next step of the latter continues from w̃.
+0.05 does not). BatchNorm's statistics see all parts of a batch. MTFL's and flgo's public versions
+differ from Algorithm 1: the former has two inner steps, and the next step of the latter continues
+from w̃.
 At a glance: personal = one gradient step from the common model; exchanged = the weights, both ways;
 kept = nothing; steps = E epochs of two gradients (HF: four).
 Compared: within chance of PFLlib's, and of fluke's after its second step was changed to start at w,
