@@ -40,7 +40,7 @@ from comity.algorithms.adcol import Adcol, AdcolState, Game, Judges
 from comity.base.call import PartyResult
 from comity.base.key import BatchKey
 from comity.components.divergence import kl_from_uniform
-from comity.components.views import augmented, ntxent, second_view, simsiam
+from comity.components.views import augment_view, ntxent, second_view, simsiam
 from comity.core import (
     Batch,
     Key,
@@ -957,7 +957,7 @@ def test_future_work_replaces_the_cross_entropy_alone(
     party = party_of(task_of("mlp2(width=16)", SHAPE, CLASSES), data, HOW, parties=3)
     task = adcol.supervision.task(party.task)
     theta, D = task.init(Key(1)), adcol.discriminator(16, 3).init(Key(2))
-    z, other = (encoded(theta, x) for x in (data.x, augmented(data.x, Key(0).fold("view", 0))))
+    z, other = (encoded(theta, x) for x in (data.x, augment_view(data.x, Key(0).fold("view", 0))))
     expected = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
     assert abs(expected.item()) > 0.05
     judges, batch = Judges([D], None), batch_of(data)
@@ -1029,7 +1029,7 @@ def test_future_work_head_is_a_probe_on_the_frozen_body(
     def self_supervised(theta: Params, batch: Batch) -> Tensor:
         z, other = (
             encoded(theta, x)
-            for x in (batch.x, augmented(batch.x, Key(3).fold("view", batch.number)))
+            for x in (batch.x, augment_view(batch.x, Key(3).fold("view", batch.number)))
         )
         value = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
         return value + divergence(judged(D, z))
@@ -1118,9 +1118,9 @@ def test_future_work_another_view_is_rolled_a_little_and_noisy() -> None:
     of the batch's spread.
     """
     x = noise(40, 2, 16, 16, seed=1)
-    view = augmented(x, Key(5))
-    assert torch.equal(view, augmented(x, Key(5)))
-    assert not torch.equal(view, augmented(x, Key(6)))
+    view = augment_view(x, Key(5))
+    assert torch.equal(view, augment_view(x, Key(5)))
+    assert not torch.equal(view, augment_view(x, Key(6)))
     rolls = [(dy, dx) for dy in range(-8, 8) for dx in range(-8, 8)]
     found, left = [], []
     for one, other in zip(x, view, strict=True):
@@ -1134,13 +1134,13 @@ def test_future_work_another_view_is_rolled_a_little_and_noisy() -> None:
 
 def test_future_work_another_view_of_rows_is_noise_alone() -> None:
     x = noise(200, 50, seed=1) * 3
-    added = augmented(x, Key(5)) - x
+    added = augment_view(x, Key(5)) - x
     assert added.std().item() == pytest.approx(0.3, rel=0.03)
     assert added.mean().item() == pytest.approx(0, abs=0.02)
 
 
 def test_future_work_another_view_of_a_single_number_is_finite() -> None:
-    assert augmented(torch.ones(1, 1), Key(0)).isfinite().all()
+    assert augment_view(torch.ones(1, 1), Key(0)).isfinite().all()
 
 
 # --- 5.1 and B.7: projection head and predictor

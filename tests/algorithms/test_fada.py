@@ -27,7 +27,7 @@ from toys import (
 import comity
 from comity.algorithms.fada import NOBODY, SOURCE, TARGET, Fada, Judges, Lesson
 from comity.components.clusters import left_in_clusters
-from comity.components.discriminator import labelled
+from comity.components.discriminator import label_by_owner
 from comity.core import Key, Params, Samples, Training, UsageError
 
 pytestmark = pytest.mark.quick
@@ -108,8 +108,8 @@ def test_the_losses_of_source_and_target() -> None:
     def taken(D: Params, who: int) -> torch.Tensor:
         return F.cross_entropy(disc.logits(D, z), torch.full((5,), who))
 
-    source = fada.taught(task, theta, batch, Judges([first], torch.tensor(TARGET)))
-    target = fada.confused(task, theta, batch, Judges([first, second], torch.tensor(SOURCE)))
+    source = fada.source_loss(task, theta, batch, Judges([first], torch.tensor(TARGET)))
+    target = fada.target_loss(task, theta, batch, Judges([first, second], torch.tensor(SOURCE)))
     assert source.item() == pytest.approx((ce + 0.3 * taken(first, TARGET)).item(), abs=1e-6)
     assert target.item() == pytest.approx(
         (0.3 * (taken(first, SOURCE) + taken(second, SOURCE)) / 2).item(), abs=1e-6
@@ -169,15 +169,15 @@ def test_an_identifiers_loss_counts_both_sides_alike() -> None:
     of_target = F.cross_entropy(disc.logits(free, z_t), torch.full((9,), TARGET))
     slopes = torch.autograd.grad(of_source + of_target, list(free.values()))
     expected = {k: (v - 0.1 * g).detach() for (k, v), g in zip(free.items(), slopes, strict=True)}
-    assert_near(fada.told_apart(s.DI[1][0], z_i, z_t, server, (1, 0)), expected, atol=1e-6)
+    assert_near(fada.train_identifier(s.DI[1][0], z_i, z_t, server, (1, 0)), expected, atol=1e-6)
 
 
 def test_identifiers_learn_to_tell_source_from_target() -> None:
     fada, task = Fada(hidden=16, disc_epochs=20), task_of("mlp2(width=7)", (6,), 3)
     server, s = net_of(fada, task, [samples(9, (6,), 3)] * 2, Training(lr=0.1, batch=4))
     z_i, z_t = noise(30, 7), noise(30, 7, seed=1) + 2
-    D = fada.told_apart(s.DI[1][0], z_i, z_t, server, (1, 0))
-    data = labelled({SOURCE: z_i, TARGET: z_t})
+    D = fada.train_identifier(s.DI[1][0], z_i, z_t, server, (1, 0))
+    data = label_by_owner({SOURCE: z_i, TARGET: z_t})
     assert (fada.identifier(7).logits(D, data.x).argmax(1) == data.y).float().mean() > 0.95
 
 

@@ -23,7 +23,7 @@ from comity.algorithms.gpfl import (
     Frozen,
     Gpfl,
     Valved,
-    guided,
+    guide_names,
 )
 from comity.core import Key, LearningTask, Model, Params, Samples, Training, drop, keep
 from comity.studies import export
@@ -204,7 +204,7 @@ def test_gpfl_conditions_by_hand() -> None:
     """
     method, task, theta = gpfl()
     party = party_of(task, Samples(noise(4, 6), torch.tensor([0, 0, 2, 0])), Training())
-    found = method.conditioned(theta, party)
+    found = method.add_conditions(theta, party)
     C = theta[EMBEDDING]
     assert torch.allclose(found[PERSONAL], 0.75 * C[0] + 0.25 * C[2], atol=1e-6)
     assert torch.allclose(found[GENERIC], (C[0] + C[1] + C[2]) / 3, atol=1e-6)
@@ -227,7 +227,7 @@ def test_gpfl_loss_by_hand(mlg: Any) -> None:
     method, task, theta = gpfl(Gpfl(lam=0.3, mlg=mlg))
     C = noise(3, 5, seed=7)
     begin = theta | keep(
-        method.conditioned({EMBEDDING: C}, party_of(task, DATA, Training())),
+        method.add_conditions({EMBEDDING: C}, party_of(task, DATA, Training())),
         frozenset({GENERIC, PERSONAL}),
     )
     counts = torch.bincount(DATA.y, minlength=3).float()
@@ -247,7 +247,7 @@ def test_gpfl_two_steps_by_hand_with_weight_decay_on_embeddings_and_valve() -> N
             keep(theta, heads), Model(drop(theta, heads)), party_of(task.inner, DATA, how), Key(3)
         )
     )
-    C, decayed = theta[EMBEDDING], guided(frozenset(theta))
+    C, decayed = theta[EMBEDDING], guide_names(frozenset(theta))
     assert len(decayed) == 9
 
     def value(at: Params) -> Tensor:

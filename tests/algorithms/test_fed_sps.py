@@ -39,7 +39,7 @@ from comity.base.call import PartyResult
 from comity.base.key import BatchKey
 from comity.base.record import unseal
 from comity.components.attack import next_lambda
-from comity.components.choice import peer_chances, remembered
+from comity.components.choice import moving_average, peer_chances
 from comity.components.overlap import Help
 from comity.components.peer import Group
 from comity.core import (
@@ -1382,7 +1382,7 @@ def test_spec8_peers_are_drawn_by_these_chances(explore: float, temperature: flo
         3000,
         {0: 1.0, 2: 2.0, 5: 4.0},
     )
-    drawn = Counter(j for k in range(n) for j in fed.chosen(scores, [0, 2, 5], Key(k)))
+    drawn = Counter(j for k in range(n) for j in fed.choose_peers(scores, [0, 2, 5], Key(k)))
     mean = 7 / 3
     spread = math.sqrt(sum((s - mean) ** 2 for s in scores.values()) / 3)
     e = {j: math.exp((s - mean) / spread / temperature) for j, s in scores.items()}
@@ -1394,11 +1394,11 @@ def test_spec8_peers_are_drawn_by_these_chances(explore: float, temperature: flo
 @pytest.mark.slow
 def test_spec8_without_replacement_and_all_if_there_are_no_more() -> None:
     for k in range(50):
-        assert len(set(FedSps(peers=2).chosen({}, [3, 5, 7, 8], Key(k)))) == 2
-    assert FedSps(peers=4).chosen({}, [3, 5, 7, 8], Key(0)) == [3, 5, 7, 8]
-    assert FedSps(peers=9).chosen({}, [3, 5], Key(0)) == [3, 5]
-    assert FedSps(peers=0).chosen({}, [3, 5], Key(0)) == [3, 5]
-    assert FedSps(peers=2).chosen({}, [], Key(0)) == []
+        assert len(set(FedSps(peers=2).choose_peers({}, [3, 5, 7, 8], Key(k)))) == 2
+    assert FedSps(peers=4).choose_peers({}, [3, 5, 7, 8], Key(0)) == [3, 5, 7, 8]
+    assert FedSps(peers=9).choose_peers({}, [3, 5], Key(0)) == [3, 5]
+    assert FedSps(peers=0).choose_peers({}, [3, 5], Key(0)) == [3, 5]
+    assert FedSps(peers=2).choose_peers({}, [], Key(0)) == []
 
 
 @pytest.mark.slow
@@ -1425,7 +1425,9 @@ def test_spec8_exactly_m_peers_a_round_and_never_oneself(
 
 def test_scores_are_moving_averages() -> None:
     """0.9 · 2 + 0.1 · 1; a newcomer's first score is what it gave; the others' stay."""
-    assert remembered({1: 2.0, 3: 7.0}, {1: 1.0, 2: 5.0}) == pytest.approx({1: 1.9, 2: 5.0, 3: 7.0})
+    assert moving_average({1: 2.0, 3: 7.0}, {1: 1.0, 2: 5.0}) == pytest.approx(
+        {1: 1.9, 2: 5.0, 3: 7.0}
+    )
 
 
 def test_score_overlap_over_rounds() -> None:

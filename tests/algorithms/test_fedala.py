@@ -11,7 +11,7 @@ import torch
 from toys import federation, net_of, party_of, quadratic, rounds, rows, same, task_of, worked
 
 import comity
-from comity.algorithms.fedala import STEADY, AlaState, Both, FedAla, converged, merged
+from comity.algorithms.fedala import STEADY, AlaState, Both, FedAla, converged, merge
 from comity.core import Key, Model, Params, Training, is_buffer
 
 pytestmark = pytest.mark.quick
@@ -48,7 +48,7 @@ def weights(method: str, **settings: object) -> list[Params]:
 
 def test_eq4_by_hand_and_exact_at_both_ends() -> None:
     for w, expected in ((0.0, 0.1), (1.0, 0.7), (0.25, 0.25)):
-        assert merged(Both(one(0.1), one(0.7)), one(w))[NAME].item() == (
+        assert merge(Both(one(0.1), one(0.7)), one(w))[NAME].item() == (
             expected if w in (0, 1) else pytest.approx(expected)
         )
 

@@ -46,7 +46,7 @@ from comity.algorithms.feduad import Both, FedUad, FedUadState, Prior
 from comity.algorithms.fedufo import FedUfo
 from comity.base.call import PartyResult
 from comity.components.choice import with_the_worst
-from comity.components.consensus import agreed, class_shares
+from comity.components.consensus import class_shares, consensus
 from comity.components.discriminator import Owners, discriminator, tell_apart, with_others
 from comity.components.divergence import kl, uniform_cross_entropy
 from comity.components.server_steps import momentum_step
@@ -470,7 +470,7 @@ def test_eq7_u9_a_class_that_nobody_has_is_shared_evenly() -> None:
 def test_eq7_target_of_two_parties_by_hand(target: str, expected: list[float]) -> None:
     logits = {0: torch.tensor([[math.log(3), 0.0]]), 1: torch.tensor([[0.0, math.log(4)]])}
     counts = {0: torch.tensor([3, 0]), 1: torch.tensor([1, 5])}
-    assert agreed(logits, counts, target).exp()[0].tolist() == pytest.approx(expected, abs=1e-6)
+    assert consensus(logits, counts, target).exp()[0].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_eq7_u1_bounds_of_a_softmax_of_probabilities() -> None:
@@ -482,20 +482,20 @@ def test_eq7_u1_bounds_of_a_softmax_of_probabilities() -> None:
         j: torch.randint(0, 9, (10,), generator=torch.Generator().manual_seed(j)) for j in range(4)
     }
     for scale in (0.0, 1.0, 10.0, 1000.0):
-        found = agreed(
+        found = consensus(
             {j: scale * noise(50, 10, seed=j) for j in range(4)}, counts, "softmax"
         ).exp()
         assert low - 1e-6 <= found.min().item()
         assert found.max().item() <= high + 1e-6
         torch.testing.assert_close(found.sum(1), torch.ones(50))
-    sure = agreed(
+    sure = consensus(
         {j: 1000 * F.one_hot(torch.arange(10), 10).float() for j in range(4)}, counts, "softmax"
     ).exp()
     torch.testing.assert_close(sure.diagonal(), torch.full((10,), high))
     opposed = 1000 * torch.eye(
         2
     )  # v = (1, 1, 0, ..., 0) where each is sure of what it alone has: the lowest is above `low`
-    half = agreed(
+    half = consensus(
         {j: F.pad(opposed[j : j + 1], (0, 8)) for j in (0, 1)},
         {0: torch.eye(10)[0], 1: torch.eye(10)[1]},
         "softmax",
@@ -506,7 +506,7 @@ def test_eq7_u1_bounds_of_a_softmax_of_probabilities() -> None:
     nine = {
         j: 1000 * F.one_hot(torch.tensor([j]), 10).float() for j in range(9)
     }  # nine ones and a zero: the lower bound
-    lowest = agreed(nine, {j: torch.eye(10)[j] for j in range(9)}, "softmax").exp()
+    lowest = consensus(nine, {j: torch.eye(10)[j] for j in range(9)}, "softmax").exp()
     assert lowest[0, 9].item() == pytest.approx(low, abs=1e-6)
 
 
@@ -523,14 +523,14 @@ def test_eq7_equal_priors_agree_with_each_other() -> None:
         ("softmax", answer.softmax(1).softmax(1)),
         ("logits", answer.softmax(1)),
     ):
-        found = agreed(dict.fromkeys(range(3), answer), counts, target).exp()
+        found = consensus(dict.fromkeys(range(3), answer), counts, target).exp()
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
 def test_eq7_a_group_of_one_expects_its_own_prior() -> None:
     """p = 1 for every class, those it does not have included."""
     answer = noise(6, CLASSES, seed=3)
-    found = agreed({7: answer}, {7: torch.tensor([5, 0, 2, 0])}, "softmax").exp()
+    found = consensus({7: answer}, {7: torch.tensor([5, 0, 2, 0])}, "softmax").exp()
     torch.testing.assert_close(found, answer.softmax(1).softmax(1), rtol=0, atol=1e-6)
 
 

@@ -174,7 +174,7 @@ def j_k(method: FedGen, task: LearningTask, theta: Params, data: Samples, given:
     return method.j_k(
         task,
         theta,
-        replace(batch, drawn=method.wanted(batch, BatchKey(0, batch.number), given)),
+        replace(batch, drawn=method.draw_request(batch, BatchKey(0, batch.number), given)),
         given,
     )
 
@@ -247,7 +247,7 @@ def test_fedgen_learned_representations_are_recognised_by_the_heads() -> None:
     server, s = net_of(method, task, [samples(9, SHAPE, CLASSES)], Training(lr=0.0, batch=4))
     s = rounds(method, server, s, 1)
     y = torch.arange(300) % CLASSES
-    z = method.made(task, s.G, Wanted(y, eps_of(Key(9), 300)))
+    z = method.generate(task, s.G, Wanted(y, eps_of(Key(9), 300)))
     assert (linear(s.theta, z).argmax(1) == y).float().mean() > 0.95
 
 

@@ -115,7 +115,7 @@ def test_the_strategys_loss_is_that_of_the_mixture() -> None:
     )
     noise = torch.tensor([[0.3, -1.1]]).double()
     batch = Batch(data.x, data.y, torch.arange(1), 0, {}, {}, noise)
-    value = PartialFed(temperature=tau).relaxed(
+    value = PartialFed(temperature=tau).mixture_loss(
         task,
         {LOGITS: torch.tensor([[0.4, 0.1]]).double()},
         batch,

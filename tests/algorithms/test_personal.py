@@ -29,7 +29,7 @@ import comity
 from comity.algorithms.apple import Apple, AppleState, Cores
 from comity.algorithms.fed_mtl import FedMtl, Held, Relations, precision
 from comity.algorithms.fedavg import FedAvg
-from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, chosen
+from comity.algorithms.fedfomo import FedFomo, FomoState, Offered, choose_models
 from comity.algorithms.fml import Fml, FmlState
 from comity.algorithms.pfedme import PFedMe
 from comity.core import Empty, Key, LearningTask, Model, Params, Party, Samples, Training
@@ -164,10 +164,10 @@ def test_fedfomo_weighs_by_validation_samples_if_there_are_any() -> None:
 def test_fedfomo_takes_the_nearest_and_explores_with_chance_epsilon() -> None:
     affinity = [0.0, 0.3, -0.2, 0.9, 0.1, 0.0]
     others = [0, 1, 2, 4, 5]
-    assert chosen(affinity, others, 2, 0.0, Key(1)) == [1, 4]
-    drawn = [tuple(chosen(affinity, others, 2, 1.0, Key(k))) for k in range(60)]
+    assert choose_models(affinity, others, 2, 0.0, Key(1)) == [1, 4]
+    drawn = [tuple(choose_models(affinity, others, 2, 1.0, Key(k))) for k in range(60)]
     assert len(set(drawn)) == 10, "each pair of five"
-    ties = {chosen([0.0] * 3, [0, 1, 2], 1, 0.0, Key(k))[0] for k in range(30)}
+    ties = {choose_models([0.0] * 3, [0, 1, 2], 1, 0.0, Key(k))[0] for k in range(30)}
     assert ties == {0, 1, 2}
 
 
@@ -501,7 +501,7 @@ def test_fed_mtl_w_step_finds_the_minimum_for_a_given_relation() -> None:
     parties = [party_of(quadratic(), rows(a[t].item(), b[t].item()), how, t, 3) for t in range(3)]
     w = torch.zeros(3, 1).double()
     for _ in range(40):
-        messages = method.held(Relations({"body.w": w}, omega), range(3))
+        messages = method.anchors(Relations({"body.w": w}, omega), range(3))
         done = [
             worked(method.local({"body.w": w[t]}, messages[t], parties[t], Key(0)))[1].theta[
                 "body.w"
@@ -547,7 +547,7 @@ def test_fed_mtl_bound_by_hand() -> None:
     """a = w − (λ₁ Ω w + λ₂ w)/c with c = λ₁ · 3 + λ₂; a newcomer is held to the mean."""
     omega = torch.tensor([[2.0, 1.0], [1.0, 2.0]])  # eigenvalues 1 and 3
     w = torch.tensor([[1.0, 0.0], [4.0, 2.0]])
-    held = FedMtl(lam1=0.5, lam2=0.1).held(Relations({"a": w}, omega), [1, 2])
+    held = FedMtl(lam1=0.5, lam2=0.1).anchors(Relations({"a": w}, omega), [1, 2])
     assert held[1].weight == pytest.approx(1.6)
     torch.testing.assert_close(held[1].to["a"], w[1] - (0.5 * (w[0] + 2 * w[1]) + 0.1 * w[1]) / 1.6)
     torch.testing.assert_close(held[2].to["a"], torch.tensor([2.5, 1.0]))

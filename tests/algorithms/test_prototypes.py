@@ -16,8 +16,8 @@ from torch import Tensor
 from toys import batch_of, federation, net_of, noise, party_of, rounds, samples, task_of, worked
 
 import comity
-from comity.algorithms.fedproto import KNOWN, PROTOTYPES, Bank, FedProto, Guide, Prototypes
-from comity.algorithms.fedtgp import FedTgp, apart, made
+from comity.algorithms.fedproto import KNOWN_CLASSES, PROTOTYPES, Bank, FedProto, Guide, Prototypes
+from comity.algorithms.fedtgp import FedTgp, distances, generate_prototypes
 from comity.core import Key, Params, Samples, Training
 from comity.studies import export
 
@@ -173,9 +173,11 @@ def test_the_head_answers_if_asked_to_or_if_nothing_is_known(answer: Any, known:
 def test_what_is_evaluated_is_the_newest_global_prototypes(method: str) -> None:
     theta = weights(method)
     assert all(
-        torch.equal(theta[0][k], other[k]) for other in theta[1:] for k in (PROTOTYPES, KNOWN)
+        torch.equal(theta[0][k], other[k])
+        for other in theta[1:]
+        for k in (PROTOTYPES, KNOWN_CLASSES)
     )
-    assert theta[0][KNOWN].tolist() == [1, 1, 1]
+    assert theta[0][KNOWN_CLASSES].tolist() == [1, 1, 1]
 
 
 @pytest.mark.usefixtures("without_onnx")
@@ -299,7 +301,7 @@ def test_fedtgp_loss_as_printed() -> None:
     method, task = FedTgp(), task_of("linear", (4,), 3)
     _, s = net_of(method, task, [samples(6, (4,), 3)], Training())
     data, delta = samples(5, (4,), 3, seed=4), 1.5
-    P = made(s.F)
+    P = generate_prototypes(s.F)
     terms = []
     for p, c in zip(data.x, data.y.tolist(), strict=True):
         phi = [math.dist(p.tolist(), other.tolist()) for other in P]
@@ -314,7 +316,9 @@ def test_fedtgp_prototypes_are_made_by_two_layers() -> None:
     layers = {k: v.double() for k, v in s.F.items()}
     hidden = (layers["embedding"] @ layers["in.weight"].T + layers["in.bias"]).clamp(min=0)
     assert torch.allclose(
-        made(s.F).double(), hidden @ layers["out.weight"].T + layers["out.bias"], atol=1e-6
+        generate_prototypes(s.F).double(),
+        hidden @ layers["out.weight"].T + layers["out.bias"],
+        atol=1e-6,
     )
 
 
@@ -350,7 +354,7 @@ def test_fedtgp_learnt_prototypes_lie_farther_apart_than_averages() -> None:
     learnt = guide(FedTgp(server_epochs=300, server_lr=0.05), [first, second], count=3)
 
     def gap(found: Guide) -> float:
-        return apart(found.means[:1], found.means[1:2]).item()
+        return distances(found.means[:1], found.means[1:2]).item()
 
     assert gap(averaged) == pytest.approx(math.dist((2, 2), (4, -2)))
     assert gap(learnt) > 1.5 * gap(averaged)

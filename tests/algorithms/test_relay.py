@@ -199,7 +199,9 @@ def heard_of(m: Teacher, k: int = 0) -> Heard:
 
 def asked(made: Relay | RelayP2p, of: LearningTask, m: Teacher) -> FitRequest[Any]:
     """The training that a party asks for when it has heard this."""
-    training = made.taught(of.init(Key(1)), m, party_of(of, samples(1, SHAPE, C), STILL), Key(0))
+    training = made.train_with_teacher(
+        of.init(Key(1)), m, party_of(of, samples(1, SHAPE, C), STILL), Key(0)
+    )
     request = training.send(None)
     training.close()
     return request
@@ -505,7 +507,7 @@ def test_alg2_a_letter_stays_as_it_came(method: Any) -> None:
     m = teacher(known=torch.tensor([True, False, True]))
     means, known = m.means.clone(), m.known.clone()
     party = party_of(task(), samples(7, SHAPE, C), Training(lr=0.1))
-    worked(method().taught(task().init(Key(1)), m, party, Key(0)))
+    worked(method().train_with_teacher(task().init(Key(1)), m, party, Key(0)))
     assert torch.equal(m.means, means)
     assert torch.equal(m.known, known)
 
@@ -526,7 +528,7 @@ def _contrasted(h: Tensor, negatives: Literal["class", "marginal"], n: int = 60_
     y = torch.arange(n) % c
     seen = torch.ones(n, c, dtype=torch.bool)
     heard = Teacher(torch.zeros(c, D), seen[0], torch.zeros(1, c, D), seen[:1], {})
-    drawn = Relay(negatives=negatives).drawn(
+    drawn = Relay(negatives=negatives).draw_comparisons(
         batch_of(Samples(torch.zeros(n, 1), y)), BatchKey(7, 0), heard
     )
     return contrast(h[y], seen, y, drawn.negatives).mean().item()

@@ -88,14 +88,14 @@ def test_fewer_than_half_cannot_move_a_median_beyond_the_honest(
 ) -> None:
     wild = data.draw(st.lists(st.floats(-1e30, 1e30), max_size=len(honest) - 1))
     models = numbers(*honest, *wild)
-    found = compose("fedavg+median").made_of(models)["w"].item()  # type: ignore[attr-defined]
+    found = compose("fedavg+median").aggregate(models)["w"].item()  # type: ignore[attr-defined]
     assert min(honest) <= found <= max(honest)
 
 
 @given(st.lists(finite, min_size=4, max_size=9), st.integers(0, 3))
 def test_the_share_is_what_it_protects_from(honest: list[float], wild: int) -> None:
     models = numbers(*honest, *[1e30] * wild)
-    made = Trimmed(compose("fedavg"), share=wild / len(models)).made_of(models)["w"].item()
+    made = Trimmed(compose("fedavg"), share=wild / len(models)).aggregate(models)["w"].item()
     slack = 1e-9 * max(map(abs, honest))
     assert min(honest) - slack <= made <= max(honest) + slack
 
@@ -108,7 +108,7 @@ def test_krum_never_takes_what_is_far_from_all(f: int, more: int, seed: int) -> 
     models = [{"w": torch.randn(6, generator=draw)} for _ in range(n - f)]
     models += [{"w": torch.full((6,), 1e4) + torch.randn(6, generator=draw)} for _ in range(f)]
     for m in (1, n - f):
-        assert Krum(compose("fedavg"), f=f, m=m).made_of(models)["w"].abs().max() < 10
+        assert Krum(compose("fedavg"), f=f, m=m).aggregate(models)["w"].abs().max() < 10
 
 
 def test_distances_are_over_all_that_is_sent() -> None:
@@ -144,15 +144,16 @@ def test_reductions() -> None:
     for theta in models:
         mean.add(theta, 1.0)
     host: AnyAlgorithm = compose("fedavg")
-    assert same(Krum(host, f=0, m=6).made_of(models), mean.value())
-    assert same(Trimmed(host, share=0.5).made_of(models), compose("fedavg+median").made_of(models))  # type: ignore[attr-defined]
-    for name, value in Trimmed(host, share=0).made_of(models).items():
+    assert same(Krum(host, f=0, m=6).aggregate(models), mean.value())
+    median = compose("fedavg+median").aggregate(models)  # type: ignore[attr-defined]
+    assert same(Trimmed(host, share=0.5).aggregate(models), median)
+    for name, value in Trimmed(host, share=0).aggregate(models).items():
         torch.testing.assert_close(value, mean.value()[name])
 
 
 def test_equal_scores_are_the_first_partys() -> None:
     assert (
-        Krum(compose("fedavg"), f=0).made_of(numbers(0, 1, 5, 6))["w"].item() == 1
+        Krum(compose("fedavg"), f=0).aggregate(numbers(0, 1, 5, 6))["w"].item() == 1
     )  # as near as 5
 
 

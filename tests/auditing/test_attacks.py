@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import comity
-from comity.auditing.audit import Audited, audit_run
+from comity.auditing.audit import RunAudit, audit_run
 from comity.auditing.decoding import ridge
 from comity.auditing.finding import Finding, Untried
 from comity.auditing.first_layer import FirstLayer
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @cache
-def attacked(method: str, **settings: Any) -> Audited:
+def attacked(method: str, **settings: Any) -> RunAudit:
     """What attacks find in a run."""
     HOMES.append(TemporaryDirectory())
     folder = Path(HOMES[-1].name) / "run"
@@ -39,7 +39,7 @@ def attacked(method: str, **settings: Any) -> Audited:
     return audit_run(folder)
 
 
-def finding(audited: Audited, attack: str) -> Finding:
+def finding(audited: RunAudit, attack: str) -> Finding:
     found = {one.attack: one for one in audited.findings}
     assert attack in found, (sorted(found), audited.untried)
     return found[attack]

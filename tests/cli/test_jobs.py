@@ -38,7 +38,7 @@ from comity.runs.server_run import Quiet
 from comity.studies import parallel
 from comity.studies.parallel import (
     Cost,
-    Planned,
+    PlannedRun,
     cached_federations,
     parse_jobs,
     run_all,
@@ -228,7 +228,7 @@ def made(costs: dict[str, Cost], out: Path, jobs: int = 2) -> tuple[list[str], l
         {"parties": 2, "rounds": 1, "model": "linear", "partition": "iid", "steps": 2, "workers": 1}
     )
     plans = [
-        Planned(method, base.but(algorithm=method), out / method, cost)
+        PlannedRun(method, base.but(algorithm=method), out / method, cost)
         for method, cost in costs.items()
     ]
     titles: list[str] = []

@@ -400,5 +400,5 @@ def test_who_helps_whom_most_is_told_over_seeds() -> None:
     ((part,),) = parts(rows).values()
     assert part.helps == ("b", pytest.approx(0.2))
     assert part.hurts == ("e", pytest.approx(-0.2))
-    assert (part.helped, part.hurt, part.judged) == (4, 2, 10)
+    assert (part.helped, part.hurt, part.effects) == (4, 2, 10)
     assert part.mean == pytest.approx(statistics.fmean(r.effect for r in rows))

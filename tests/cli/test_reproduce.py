@@ -131,7 +131,7 @@ def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
     )
     assert last.compared == {0: 39.0}
     assert best.compared == {0: 40.0}  # which is a figure of the whole run already
-    assert last.measured == best.measured == [40.0]
+    assert last.values == best.values == [40.0]
     assert last.swing == pytest.approx(2**0.5)
     assert format_cells([last])[0][-2:] == ["39.00", "1.41"]
 

@@ -17,7 +17,7 @@ from matrix import BATCHNORM, ragged, run, weights
 import comity
 from comity.algorithms import compose
 from comity.components import pilot
-from comity.components.pilot import CANDIDATES, judged, told
+from comity.components.pilot import CANDIDATES, describe_choice, rank_candidates
 from comity.core import PartyData, Samples
 from comity.core.participation import NoReplies
 from comity.metrics.evaluation import Score
@@ -51,26 +51,26 @@ def test_the_best_is_chosen_by_samples_then_by_loss_then_the_smaller() -> None:
         5.0: {0: score(7, 10, 0.5), 1: score(2, 2, 0.5)},
         50.0: {0: score(6, 10, 0.1), 1: score(2, 2, 0.1)},
     }
-    best, second, third = judged(scores)
+    best, second, third = rank_candidates(scores)
     assert (best.value, second.value, third.value) == (5.0, 1.0, 50.0)
     assert second.accuracy == 0.75
     assert second.loss == pytest.approx(0.7)
     assert best.count == 12
     alike = {value: {0: score(3, 4, 0.5)} for value in reversed(CANDIDATES)}
-    assert [one.value for one in judged(alike)] == [0.0, 1.0, 5.0, 50.0]
+    assert [one.value for one in rank_candidates(alike)] == [0.0, 1.0, 5.0, 50.0]
 
 
 def test_only_who_was_heard_of_every_candidate_counts() -> None:
     """Party 1 missed the second candidate, of which it would have made 9 of 10 wrong."""
     scores = {0.0: {0: score(2, 4, 1.0), 1: score(10, 10, 0.1)}, 1.0: {0: score(3, 4, 1.0)}}
-    assert judged(scores)[0].value == 1.0
+    assert rank_candidates(scores)[0].value == 1.0
     with pytest.raises(NoReplies, match="validation samples"):
-        judged({0.0: {0: score(1, 1, 1.0)}, 1.0: {1: score(1, 1, 1.0)}})
+        rank_candidates({0.0: {0: score(1, 1, 1.0)}, 1.0: {1: score(1, 1, 1.0)}})
 
 
 def test_what_is_said_of_the_choice() -> None:
-    ranked = judged({0.0: {0: score(1, 4, 1.5)}, 5.0: {0: score(3, 4, 0.25)}})
-    assert told(3, ranked, classes=10) == (
+    ranked = rank_candidates({0.0: {0: score(1, 4, 1.5)}, 5.0: {0: score(3, 4, 0.25)}})
+    assert describe_choice(3, ranked, classes=10) == (
         "kappa=auto chose 5, by 4 validation samples after 3 rounds with each candidate: "
         "0: 25.0% (loss 1.5), 5: 75.0% (loss 0.25); 1 and 50 came to nothing."
     )

@@ -61,7 +61,7 @@ def test_filled_and_marked_by_hand() -> None:
     split = data.partition("iid", 1, test="own(0.4)", validation=0).split
     share = replace(split.parties["p0"], train=(0, 1, 2), validation=(3,), test=(4,))
     fed = data.split(replace(split, parties={"p0": share}))
-    assert data.marked == (1, 2, 3)
+    assert data.indicator_columns == (1, 2, 3)
     assert data.shape == fed.shape == (7,)
     party = fed.parties["p0"]
     # normalised (v - mean) / std: the second column's mean of 0 and 1 is 0.5; 0 stands for a third
@@ -95,7 +95,7 @@ def test_fill_and_marks_are_those_of_the_partys_training_rows(
     gone = x.isnan().numpy()
     marked = np.flatnonzero(gone.any(0))
     normal = (x.numpy() - np.float32(1)) / np.float32(2)
-    assert data.marked == tuple(marked)
+    assert data.indicator_columns == tuple(marked)
     assert fed.shape == (5 + len(marked),)
     for name in fed.names:
         train = list(fed.split.parties[name].train)
@@ -223,7 +223,7 @@ def test_what_was_done_can_be_done_to_new_values(test: str) -> None:
 def test_where_nothing_is_missing_nothing_is_added() -> None:
     x = holes(share=0)
     first, second = (dataset(x, missing=m) for m in ("impute", "refuse"))
-    assert first.marked == second.marked == ()
+    assert first.indicator_columns == second.indicator_columns == ()
     assert first.shape == (5,)
     assert_equal_but_for_the_split(first.partition("natural"), second.partition("natural"))
 
@@ -357,7 +357,7 @@ def test_signals_are_refused_or_get_one_mark_a_channel() -> None:
         data = dataset(x)
     except UsageError:
         return
-    assert len(set(data.marked)) == len(data.marked)
+    assert len(set(data.indicator_columns)) == len(data.indicator_columns)
 
 
 @pytest.mark.parametrize("x", [

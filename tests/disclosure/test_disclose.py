@@ -24,8 +24,8 @@ from comity.cli import main
 from comity.core.signature import party_functions, reply_contents
 from comity.core.wrapper import Wrapper
 from comity.disclosure.content import Page
-from comity.disclosure.left import KINDS
 from comity.disclosure.pdf import HEIGHT, MARGIN, MISSING, WIDTH, Sheets, pdf
+from comity.disclosure.sent_values import KINDS
 from comity.errors import ComityError, UsageError
 from comity.privacy.account import Account
 from comity.reporting.blocks import Facts, Section, Table

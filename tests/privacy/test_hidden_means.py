@@ -280,7 +280,7 @@ class Chatty(Fd):
             "reads a party's samples",
         ),
         (
-            "Answers(*[self.told(party, lambda x: task.logits(F_i, x), key) for _ in range(2)][1])",
+            "Answers(*[self.class_means_of(party, lambda x: task.logits(F_i, x), key) for _ in range(2)][1])",
             r"means_in\): \[10, 10\]",
         ),
         (

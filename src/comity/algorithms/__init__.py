@@ -1,5 +1,6 @@
-"""One paper, one file. An algorithm is looked up by its file's name; `+` puts a wrapper around what
-stands before it."""
+"""The methods, one paper per file. A method's name is that of its file; `+` puts a wrapper around
+the method before it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from comity.text import first_paragraph
 
 
 def names() -> list[str]:
-    """All algorithms by name, wrappers included."""
+    """The names of all methods, including wrappers."""
     files = [m.name.replace("_", "-") for m in pkgutil.iter_modules(__path__)]
     return sorted([*files, *(e.name for e in entry_points(group="comity.algorithms"))])
 
 
 def find(name: str) -> type[AnyAlgorithm]:
-    """The class that a file is about: one of ours, a user's `./mine.py`, or an installed entry
-    point.
+    """The class of a method: from this folder, from a user's file such as `./mine.py`, or from an
+    installed entry point.
     """
     if is_code(name):
         module = module_from(name)
@@ -40,22 +41,23 @@ def find(name: str) -> type[AnyAlgorithm]:
     ):
         module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     else:
-        plugged = [e for e in entry_points(group="comity.algorithms") if e.name == name]
-        if not plugged:
+        entries = [e for e in entry_points(group="comity.algorithms") if e.name == name]
+        if not entries:
             raise unknown("algorithm", name, names())
-        module = plugged[0].load()
+        module = entries[0].load()
     methods = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Algorithm)]
-    marked = [c for c in methods if getattr(c, "__algorithm__", None) == module.__name__]
-    if len(marked) != 1:
+    algorithm_classes = [c for c in methods if getattr(c, "__algorithm__", None) == module.__name__]
+    if len(algorithm_classes) != 1:
         raise UsageError(
-            f"{name} must mark exactly one class with @algorithm, but marks {len(marked)}."
+            f"{name} must mark exactly one class with @algorithm, but marks"
+            f" {len(algorithm_classes)}."
         )
-    return marked[0]
+    return algorithm_classes[0]
 
 
 @dataclass(frozen=True)
 class Option:
-    """A method's own constant, as `comity show` prints it."""
+    """An option of a method, as `comity show` prints it."""
 
     name: str
     default: Any
@@ -64,7 +66,7 @@ class Option:
 
 
 def options(cls: type[AnyAlgorithm]) -> dict[str, Option]:
-    """A method's own constants."""
+    """The options of a method by name: its dataclass fields with a default."""
     hints = get_type_hints(cls)
     return {
         f.name: Option(f.name, f.default, hints[f.name], f.metadata.get("doc", ""))
@@ -81,8 +83,8 @@ def accepts(text: str, setting: str) -> bool:
 
 
 def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorithm:
-    """Build `fedprox(mu=0.1)+dbe(kappa=50)`; `settings` are further options, bare or as
-    `dbe.mu`.
+    """Build a composition such as `fedprox(mu=0.1)+dbe(kappa=50)`. `settings` are further options,
+    as `mu` or `dbe.mu`.
     """
     specs = [parse(part) for part in split(text, "+")]
     classes = [find(spec.name) for spec in specs]
@@ -107,26 +109,26 @@ def compose(text: str, settings: Mapping[str, Any] | None = None) -> AnyAlgorith
                     f"{spec.name} wraps another method: write fedavg+{spec.name}, for instance."
                 )
             cls.check_host(method, specs[0].name, spec.name)
-            method = _built(spec, cls, {"host": method, **values})
+            method = _build(spec, cls, {"host": method, **values})
         elif method is not None:
             raise UsageError(
                 f"{spec.name} is a method of its own, not a wrapper, so it cannot follow a '+'."
             )
         else:
-            method = _built(spec, cls, values)
+            method = _build(spec, cls, values)
     assert method is not None
     return method
 
 
-def _built(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAlgorithm:
+def _build(spec: Spec, cls: type[AnyAlgorithm], values: dict[str, Any]) -> AnyAlgorithm:
     try:
         return cls(**values)
-    except TypeError as why:  # a user's class that lacks a method, or has a field without a default
+    except TypeError as why:  # an abstract method or a field without a default
         raise UsageError(f"{spec.name} cannot be built: {why}.") from why
 
 
 def _owner(setting: str, specs: list[Spec], classes: list[type[AnyAlgorithm]]) -> int:
-    """Whose option a setting is: the place in the composition."""
+    """The position in the composition of the method that has this option."""
     whose, _, name = setting.rpartition(".")
     if whose:
         places = [k for k, spec in enumerate(specs) if spec.name == whose]
@@ -148,7 +150,7 @@ def _owner(setting: str, specs: list[Spec], classes: list[type[AnyAlgorithm]]) -
 
 @dataclass(frozen=True)
 class Card:
-    """What `comity show` prints of a method."""
+    """The description of a method that `comity show` prints."""
 
     name: str
     title: str
@@ -157,22 +159,22 @@ class Card:
     bytes: str
     options: list[Option]
     glance: dict[str, str]
-    """What of the model is personal, what is exchanged and kept, and how many steps it takes: a row
-    of the methods' table.
+    """The method's row in the table of methods: what is personal, what is exchanged, what is kept,
+    and the number of steps.
     """
     privacy: str = ""
     experimental: str = ""
-    """Why results of the method should not be relied on yet; "" if the paper could be followed."""
+    """Why the method's results are not reliable yet; "" if its paper was followed."""
 
 
 def _reflow(text: str) -> str:
-    """A docstring with one line for each labelled statement, for a screen of any width."""
+    """The docstring with each labelled statement on one line, for screens of any width."""
     labelled = re.sub(r"\n(?=\S)(?!([A-Z][\w., ]*:|\n))", " ", text)
     return re.sub(r" *\n", "\n", labelled)
 
 
 def card(name: str) -> Card:
-    """A method's card, from its file's docstring and its class."""
+    """A method's card, from the docstring of its file and from its class."""
     name = parse(name).name
     cls = find(name)
     text = inspect.getdoc(inspect.getmodule(cls)) or ""
@@ -200,7 +202,7 @@ GLANCE = re.compile(
 
 
 def _glance(text: str) -> dict[str, str]:
-    """What a card says in its line "At a glance"; a user's own may have none."""
+    """The entries of a card's line "At a glance". A user's method may have no such line."""
     match = GLANCE.search(text)
     return (
         dict(zip(("personal", "exchanged", "kept", "steps"), match.groups(), strict=True))
@@ -210,7 +212,7 @@ def _glance(text: str) -> dict[str, str]:
 
 
 def _bare(cls: type[AnyAlgorithm]) -> str:
-    """What leaves a party as it is, by the types of a method's replies."""
+    """A sentence about the reply fields that leave a party without noise."""
     method = cls()
     fields = dict.fromkeys(
         name for place in party_functions(method) for name in reply_fields(method, *place)
@@ -224,7 +226,7 @@ def _bare(cls: type[AnyAlgorithm]) -> str:
 
 
 def catalogue() -> list[dict[str, str]]:
-    """What `comity list algorithms` shows."""
+    """The rows of `comity list algorithms`."""
     cards = [card(name) for name in names()]
     return [
         {"name": c.name, "kind": "wrapper" if c.wrapper else "method", "paper": c.title}

@@ -1,22 +1,22 @@
 """ADCOL: Li, He, Song, Adversarial Collaborative Learning on Non-IID Features, ICML 2023.
 
-Idea: nobody averages models. The server trains a discriminator D to name the party a representation
-came from; each party trains its own model F_i so that D cannot tell.
+Idea: models are not averaged. The server trains a discriminator D to predict the party of a
+representation. Each party trains its own model F_i so that D cannot predict it.
 
 Eq. 2: min CE(F_i(x), y) + μ · KL(u ‖ D(G_i(x))), u = (1/N, ..., 1/N); D is constant, the gradient
 goes through it into G_i.
 Algorithm 1: l.3-5 send D, train locally, collect R_i = G_i(x); l.6-9 one pass of SGD on D with
-label i; l.11-18 the party's part.
+label i; l.11-18 the party's steps.
 
 At a glance: personal = the whole model; exchanged = representations up, the discriminator's weights
 down; kept = the party's model; at the server the discriminator; steps = E epochs; the
 discriminator's at the server.
 Symbols: G_i = features of F_i (up to the cut); N = parties; R = representations; r = share of them
 sent.
-Deviations: all F_i start from the same weights, so that comparisons are paired (init=own: each from
-its own). Representations are computed after training, in evaluation mode; class labels are never
-sent. D is trained with the experiment's optimizer, as the paper has a single η. Meant for feature
-skew: with label skew the penalty fights the labels (B.8).
+Deviations: all F_i start from the same weights, so that comparisons are paired (init=own: each
+party from its own). Representations are computed after training, in evaluation mode; class labels
+are never sent. D is trained with the experiment's optimizer, as the paper has a single η. The
+method is meant for feature skew: with label skew the penalty works against the labels (B.8).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from comity.base.content import AVERAGED_PART, REPRESENTATIONS, describe
-from comity.components.discriminator import carried, discriminator, labelled
+from comity.components.discriminator import carry_over, discriminator, label_by_owner
 from comity.components.divergence import kl_from_uniform
 from comity.components.server_steps import shared_names
 from comity.components.views import Supervision, supervision
@@ -39,13 +39,13 @@ from comity.core.diagnostics import CurveByRound
 from comity.privacy.mechanisms import bound_rows
 from comity.privacy.options import PrivateRows, PrivateRowsAccounting
 
-SEEN = "adcol.seen"
+LAST_EPOCH_ROWS = "adcol.seen"
 
 
 @record
 class Game:
-    """What the server keeps and sends: D, the averaged part of the models if any, and whether D has
-    never been trained.
+    """The server's state and message: D, the averaged part of the models if there is one, and
+    whether D is still untrained.
     """
 
     D: Params
@@ -55,7 +55,7 @@ class Game:
 
 @record
 class AdcolState:
-    """What a party keeps: its model, and discriminators of earlier rounds, the newest first."""
+    """A party's state: its model, and the discriminators of earlier rounds, newest first."""
 
     F: Params
     past: list[Params]
@@ -63,8 +63,8 @@ class AdcolState:
 
 @record
 class Reps:
-    """A party's representations on their way to the server, whose label is the sender; and what is
-    averaged.
+    """A party's reply: its representations, whose label is the sender, and the averaged part of its
+    model.
     """
 
     z: Tensor = describe(REPRESENTATIONS)
@@ -73,8 +73,8 @@ class Reps:
 
 @record
 class Judges:
-    """What eq. 2 looks at: the discriminators of the penalty, and rows for what the last epoch
-    makes, if they are kept.
+    """The input of eq. 2: the discriminators of the penalty and, with rep_mode=last_epoch, a buffer
+    for the representations of the last epoch.
     """
 
     past: list[Params]
@@ -143,9 +143,10 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         if self.slots == "cohort":
             return self.round_by_cohort(s, server, t)
         R = server.call(self.local, dict.fromkeys(server.sample(t), s))  # l.3-5
-        D = self.train_discriminator(s.D, R, {i: i for i in server.info.parties}, server)  # l.6-9
+        slot = {i: i for i in server.info.parties}
+        D = self.train_discriminator(s.D, R, slot, server)  # l.6-9
         self.charge_server(server, list(R), {"Game.shared"} if s.shared else set())
-        self.log_discriminator(D, R, {i: i for i in server.info.parties}, server)
+        self.log_discriminator(D, R, slot, server)
         return Game(D, self.average_shared(R, server) if s.shared else {})
 
     def train_discriminator(
@@ -153,7 +154,7 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     ) -> Params:
         """D after its epochs on R_i with label slot[i], l.6-9."""
         task = self.discriminator(server.info.width, len(slot))
-        data = labelled({slot[i]: reps.z for i, reps in R.items()})
+        data = label_by_owner({slot[i]: reps.z for i, reps in R.items()})
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None)
         return self.fit_on_server(server, task, D, data, server.key("discriminator"), how)
 
@@ -161,14 +162,13 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     async def local(
         self, state: AdcolState, m: Game, party: Party, key: Key
     ) -> tuple[AdcolState, Reps]:
-        # Before D was trained self.past times, the first trained D takes the places before it.
+        # If there are fewer than self.past discriminators, the first one is repeated.
         earlier = state.past or [m.D] * (self.past - 1)
-        F_i, last_z = await self.train_locally(
-            state.F | m.shared, [m.D, *earlier], party, key
-        )  # l.11-17
+        # l.11-17
+        F_i, last_z = await self.train_locally(state.F | m.shared, [m.D, *earlier], party, key)
 
         def rows_to_send(z: Tensor) -> Tensor:
-            if last_z is not None:  # a sample in no batch: its representation after training
+            if last_z is not None:  # NaN: the sample was in no batch
                 z = torch.where(last_z.isnan(), z, last_z)
             if self.sampling < 1:
                 z = z[key.fold("representations").choose(self.rows(len(z)), len(z))]
@@ -181,8 +181,8 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
     async def train_locally(
         self, F_i: Params, past: list[Params], party: Party, key: Key
     ) -> tuple[Params, Tensor | None]:
-        """F_i after its epochs on eq. 2, and the representations that the last epoch made, if
-        rep_mode=last_epoch.
+        """F_i after its epochs on eq. 2. With rep_mode=last_epoch also the representations computed
+        in the last epoch.
         """
         last_z = None
         if self.rep_mode == "last_epoch":
@@ -191,13 +191,15 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
             last_z = torch.full(shape, torch.nan, dtype=train.x.dtype, device=train.x.device)
         judges = Judges([D for D in past if D], last_z)
         fitted = await self.supervision.fit(party, self.eq2, F_i, key, judges)
-        return fitted.theta, fitted.scratch.get(SEEN)
+        return fitted.theta, fitted.scratch.get(LAST_EPOCH_ROWS)
 
     def eq2(self, task: LearningTask, F_i: Params, batch: Batch, judges: Judges) -> Tensor:
         z = task.features(F_i, batch.x, train=True)
-        if judges.seen is not None:  # later batches overwrite: the last epoch remains
-            last_z = batch.scratch.get(SEEN, judges.seen)
-            batch.scratch[SEEN] = last_z.index_copy(0, batch.indices, z.detach().flatten(1))
+        if judges.seen is not None:  # each epoch overwrites the one before
+            last_z = batch.scratch.get(LAST_EPOCH_ROWS, judges.seen)
+            batch.scratch[LAST_EPOCH_ROWS] = last_z.index_copy(
+                0, batch.indices, z.detach().flatten(1)
+            )
         value = task.objective(F_i, z, batch)
         for D in judges.past:
             disc = self.discriminator(task.width, len(D["out.bias"]))
@@ -207,9 +209,8 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         return value
 
     def rows(self, n: int) -> int:
-        return math.ceil(
-            round(self.sampling * n, 9)
-        )  # ⌈r·n⌉, not misled by what floating point makes of r·n
+        # ⌈r·n⌉ without the rounding error of r·n
+        return math.ceil(round(self.sampling * n, 9))
 
     @on_party
     async def warm_up(
@@ -225,15 +226,17 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
 
     @property
     def supervision(self) -> Supervision:
-        """What eq. 2 has in the place of CE, with objective=simsiam or ntxent."""
+        """The supervision that replaces CE in eq. 2, with objective=simsiam or ntxent."""
         return supervision(self.objective)
 
     def round_by_cohort(self, s: Game, server: Server, t: int) -> Game:
-        """A round of B.14: D has an output for each of the round's m parties, who train twice."""
+        """A round of B.14: D has one output for each of the round's m parties, and these train
+        twice.
+        """
         cohort = server.sample(t)
         slot = {i: j for j, i in enumerate(cohort)}
         new = self.discriminator(server.info.width, len(cohort)).init(server.key("slots"))
-        D = carried(s.D, new, self.disc_carry)
+        D = carry_over(s.D, new, self.disc_carry)
         R = server.call(self.local, dict.fromkeys(cohort, replace(s, D={})))  # i and ii
         D = self.train_discriminator(D, R, slot, server)  # iii
         self.charge_server(server, list(R), set())
@@ -249,16 +252,16 @@ class Adcol(PrivateRows, Algorithm[Game, AdcolState, Game]):
         return replace(state, F=F_i), None
 
     def average_shared(self, R: dict[int, Reps], server: Server) -> Params:
-        """The mean of the predictors or models, with aggregate (B.10)."""
+        """The mean of the predictors or models, with the option aggregate (B.10)."""
         sizes = {i: server.info.sizes[i] for i in R}
         return average({i: reps.shared for i, reps in R.items()}, sizes)
 
     def log_discriminator(
         self, D: Params, R: dict[int, Reps], slot: dict[int, int], server: Server
     ) -> None:
-        """Log how often D names the right party, and how far its answers are from uniform."""
+        """Log D's accuracy and the distance of its predictions from uniform."""
         task = self.discriminator(server.info.width, len(slot))
-        data = labelled({slot[i]: reps.z for i, reps in R.items()})
+        data = label_by_owner({slot[i]: reps.z for i, reps in R.items()})
         answers = in_chunks(lambda z: task.logits(D, z), data.x)
         server.note("discriminator/accuracy", (answers.argmax(1) == data.y).float().mean().item())
         for i in R:

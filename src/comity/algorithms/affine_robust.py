@@ -1,26 +1,26 @@
 """FLRA: Reisizadeh, Farnia, Pedarsani, Jadbabaie, Robust Federated Learning: Affine Distribution
 Shifts, NeurIPS 2020.
 
-Idea: one model that withstands what devices do to samples: each party learns the affine change of
-its inputs that is worst for the model, while the model learns to bear it.
+Idea: one model that is robust to affine shifts of its inputs. Each party learns the affine change
+of its inputs that is worst for the model, while the model is trained on the changed inputs.
 
 Objective: min_w Σ_i (n_i / n) max_{Λ_i, δ_i} F_i(w; Λ_i x + δ_i) − λ (‖Λ_i − I‖² + ‖δ_i‖²).
 Algorithm 1 (FedRobust), at every local step, all at the same point: w_i ← w_i − η₁ ∇_w;  Λ_i ← Λ_i
 + η₂ ∇_Λ; δ_i ← δ_i + η₂ ∇_δ. Then w ← the average of w_i; Λ_i and δ_i stay at the party, from round
 to round.
 
-Symbols: Λ_i, δ_i = the change of party i's inputs; λ = what a change costs; η₁ = the experiment's
+Symbols: Λ_i, δ_i = the change of party i's inputs; λ = the price of a change; η₁ = the experiment's
 learning rate, η₂ = ascent_lr.
 At a glance: personal = nothing; exchanged = all weights, both ways; kept = Λ_i and δ_i; steps = E
 epochs.
-Deviations: w is deployed on inputs as they are. Λ_i is diagonal, unless shift=full: the whole is as
-large as an input's square. η₂ = 1/(2λ) by default: then a step goes to where the price balances
-the present slope, no λ is too large, and λ → ∞ is FedAvg. The ascent has the experiment's momentum,
-and its weight decay pulls to no change; Adam, whose steps do not know λ, is refused. The average is
-by sample counts. λ = 1, in the unit of inputs as the network sees them, is this file's: the paper's
-text could not be read here, only its abstract. The one public version that was found (the affine
-attack in later work on robust federated learning) multiplies inputs by a Λ that begins at 0; the
-objective's ‖Λ − I‖² has it begin at I.
+Deviations: w is deployed on inputs as they are. Λ_i is diagonal; with shift=full it is a full
+matrix, whose size is the square of the input's. η₂ = 1/(2λ) by default: then a step leads to the
+point where the price balances the present gradient, every λ is stable, and λ → ∞ gives FedAvg. The
+ascent uses the experiment's momentum, and its weight decay pulls towards no change. Adam is
+refused, because the size of its steps does not depend on λ. The average is weighted by sample
+counts. λ = 1, in the unit of the network's inputs, is a choice of this file: only the abstract of
+the paper could be read. The one public version found (the affine attack in later work on robust
+federated learning) starts Λ at 0; by the objective's ‖Λ − I‖² it starts at I here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHANGE, OFFSET = "flra.change", "flra.delta"
 
 @record
 class FlraState:
-    """What a party keeps: its private parameters, and its change: Λ_i − I and δ_i."""
+    """A party's state: its private parameters, and its affine shift Λ_i − I and δ_i."""
 
     private: Params
     shift: Params
@@ -47,15 +47,15 @@ class FlraState:
 
 @record
 class Reversed:
-    """What the loss needs: what a step of ascent is beside one of descent, η₂/η₁, and λ."""
+    """The constants of the loss: the ratio η₂/η₁ of the ascent's step to the descent's, and λ."""
 
     rate: float
     lam: float
 
 
 def climbing(value: Tensor, rate: float) -> Tensor:
-    """The same value, with minus `rate` times its gradient: what descends on a loss of it,
-    climbs.
+    """The same value with a gradient multiplied by −`rate`, so that gradient descent on a loss of
+    it is ascent.
     """
     return value.detach() + rate * (value.detach() - value)
 
@@ -103,17 +103,18 @@ class AffineRobust(AveragedModel[FlraState]):
     ) -> tuple[FlraState, Model]:
         rate = self.eta2 / party.training.lr if party.training.lr else 0.0
         aux = Reversed(rate, self.lam)
-        theta = (
-            await party.fit(self.minimax, m.theta | state.private | state.shift, key, aux)
-        ).theta
+        begin = m.theta | state.private | state.shift
+        theta = (await party.fit(self.minimax, begin, key, aux)).theta
         shift = keep(theta, frozenset(state.shift))
         theta = drop(theta, frozenset(state.shift))
-        return FlraState(self.private_part(theta, party.task), shift), Model(
-            self.shared_part(theta, party.task)
-        )
+        private = self.private_part(theta, party.task)
+        shared = self.shared_part(theta, party.task)
+        return FlraState(private, shift), Model(shared)
 
     def minimax(self, task: LearningTask, theta: Params, batch: Batch, aux: Reversed) -> Tensor:
-        """F_i(w; Λx + δ), and what a change costs: w descends on it, Λ and δ climb."""
+        """F_i(w; Λx + δ) plus the price of the shift. Gradients of F_i by Λ and δ are reversed, so
+        that w descends on F_i minus the price, and Λ and δ ascend.
+        """
         change, delta = theta[CHANGE], theta[OFFSET]
         price = aux.lam * (change.square().sum() + delta.square().sum())
         D, d = climbing(change, aux.rate), climbing(delta, aux.rate)

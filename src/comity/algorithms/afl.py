@@ -1,7 +1,7 @@
 """AFL: Mohri, Sivek, Suresh, Agnostic Federated Learning, ICML 2019.
 
-Idea: one model that does well whatever the mixture of parties that it will meet, hence for the
-worst of them. Parties where the loss is high get more weight.
+Idea: one model that does well for every mixture of the parties, hence for the worst one. Parties
+with a high loss get more weight.
 
 Objective: min_w max_{λ∈Δ} Σ_i λ_i F_i(w).
 Algorithm (Stochastic-AFL): w ← w − γ_w Σ_i λ_i g_i(w);  λ ← Π_Δ(λ + γ_λ F(w)), both at the same w,
@@ -13,11 +13,11 @@ At a glance: personal = nothing; exchanged = all weights both ways, and a loss u
 (the server: λ); steps = E epochs, and the loss of every sample.
 Deviations: γ_w Σ λ_i g_i is Σ λ_i (w − w_i) with w_i from E epochs of the experiment's optimizer:
 the paper's step if that is one full batch of plain SGD. The last w is deployed; the paper's theorem
-is on the mean over all rounds, which FLGo deploys. Where some parties take no part in a round, λ is
-raised for those heard only, and they share the weight. λ begins uniform, as in
-FLGo (FedTorch: by sample counts); γ_λ = 0.1 as in FedTorch (FLGo: 0.01), which also shrinks it by a
-tenth a round and lifts λ to 0.001 at least: the paper's own values could not be checked. F is taken
-in evaluation mode.
+is on the mean over all rounds, which FLGo deploys. If some parties do not take part in a round, λ
+rises only for those that replied, and the average is over these. λ starts uniform, as in FLGo
+(FedTorch: by sample counts); γ_λ = 0.1 as in FedTorch (FLGo: 0.01), which also reduces it by a
+tenth per round and keeps λ at 0.001 or more: the paper's own values could not be checked. F is
+taken in evaluation mode.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from comity.core import *
 
 @record
 class Judged:
-    """What a party sends: the weights that it trained, and the loss of those it received."""
+    """A party's reply: its trained weights, and the loss of the weights that it received."""
 
     theta: Params = describe(WEIGHTS)
     loss: float = describe(TRAINING_LOSS)
@@ -51,10 +51,9 @@ class Afl(Agnostic[Model]):
             losses[i] = reply.loss
             if s.lam[i]:
                 mean.add(reply.theta, s.lam[i])
-        w = (
-            mean.value() if any(s.lam[i] for i in losses) else s.theta
-        )  # nobody of any weight was heard
-        return Mixture(w, self.raised(s.lam, losses, self.lam_lr, server))
+        # If no party with a positive weight replied, the model stays.
+        w = mean.value() if any(s.lam[i] for i in losses) else s.theta
+        return Mixture(w, self.raise_weights(s.lam, losses, self.lam_lr, server))
 
     @on_party
     async def local(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Judged]:

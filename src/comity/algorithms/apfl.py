@@ -12,14 +12,14 @@ At a glance: personal = a mixture of a model of its own and its copy of the glob
 weights, both ways; kept = both models and their mixing weight; steps = E epochs of two gradients.
 Symbols: w_i = the party's copy of the global model, from the received w each round; v_i = its own
 model; v̄_i = what it deploys.
-Deviations: the three steps are one step of the experiment's optimizer on f_i(w_i) + f_i(α_i v_i +
-(1 − α_i) sg(w_i)), whose gradients are those above; wrappers' terms belong to f_i, hence to both.
-α_i starts at 0.5, as in the authors' code, and moves at every step (their code: at a round's first,
-its gradient plus 0.02 α_i). BatchNorm statistics of v̄_i are its own, not mixed. A newcomer's v_i
-starts at the w it receives. PFLlib differs: v_i is trained by f_i(v_i) and replaced by the mixture
-after each round, and α_i starts at 1.
-Compared: apart from PFLlib's, as said. With adaptive=false the same as fluke's, once v_i has a
-gradient there, as Algorithm 1 says: it has none. See docs/methods-beside.md.
+Deviations: the three steps are computed as one step of the experiment's optimizer on f_i(w_i) +
+f_i(α_i v_i + (1 − α_i) sg(w_i)), whose gradients are those above; the terms of wrappers are part of
+f_i, hence of both. α_i starts at 0.5, as in the authors' code, and is updated at every step (their
+code: only at the first step of a round, with 0.02 α_i added to its gradient). BatchNorm statistics
+of v̄_i are its own, not mixed. A newcomer's v_i starts at the w it receives. PFLlib differs: v_i is
+trained by f_i(v_i) and replaced by the mixture after each round, and α_i starts at 1.
+Compared: different from PFLlib's, for the reasons above. With adaptive=false the same as fluke's,
+after v_i was given the gradient of Algorithm 1, which it lacks there. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
-from comity.components.pair import named, part
+from comity.components.pair import add_prefix, strip_prefix
 from comity.core import *
 
 W, V, ALPHA = "w.", "v.", "alpha"
@@ -38,7 +38,7 @@ W, V, ALPHA = "w.", "v.", "alpha"
 
 @record
 class ApflState:
-    """What a party keeps: w_i as it was trained last, v_i and α_i."""
+    """A party's state: w_i after its last training, v_i and α_i."""
 
     w: Params
     v: Params
@@ -68,28 +68,25 @@ class Apfl(AveragedModel[ApflState]):
         self, state: ApflState, m: Model, party: Party, key: Key
     ) -> tuple[ApflState, Model]:
         w = m.theta | self.private_part(state.w, party.task)
-        start = named(W, w) | named(V, state.v) | {ALPHA: state.alpha}
+        start = add_prefix(W, w) | add_prefix(V, state.v) | {ALPHA: state.alpha}
         only = None if self.adaptive else frozenset(start.keys() - {ALPHA})
-        # Not together: the mixture and its gradient are as large as the weights, and one party's
-        # stay in the cache.
+        # Not batched: the mixture and its gradient are as large as the weights, and those of a
+        # single party fit in the cache.
         theta = (await party.fit(self.both, start, key, only=only, batched=False)).theta
-        w = part(theta, W)
-        return ApflState(w, part(theta, V), theta[ALPHA].clamp(0, 1)), Model(
-            self.shared_part(w, party.task)
-        )
+        w = strip_prefix(theta, W)
+        state = ApflState(w, strip_prefix(theta, V), theta[ALPHA].clamp(0, 1))
+        return state, Model(self.shared_part(w, party.task))
 
     def both(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
-        """f(w) + f(αv + (1 − α) sg(w)); what a wrapper notes from batch to batch it notes of
-        each.
-        """
+        """f(w) + f(αv + (1 − α) sg(w)). Scratch values of wrappers are kept separately for both."""
         with torch.no_grad():
-            theta[ALPHA].clamp_(0, 1)  # where the last step may have left it
-        w = part(theta, W)
-        v_bar = mixture(theta[ALPHA], part(theta, V), {k: x.detach() for k, x in w.items()})
-        of_w = replace(batch, scratch=part(batch.scratch, W))
-        of_v = replace(batch, scratch=part(batch.scratch, V))
+            theta[ALPHA].clamp_(0, 1)  # the last step may have left the interval
+        w = strip_prefix(theta, W)
+        v_bar = mixture(theta[ALPHA], strip_prefix(theta, V), {k: x.detach() for k, x in w.items()})
+        of_w = replace(batch, scratch=strip_prefix(batch.scratch, W))
+        of_v = replace(batch, scratch=strip_prefix(batch.scratch, V))
         value = task.loss(w, of_w) + task.loss(v_bar, of_v)
-        batch.scratch.update(named(W, of_w.scratch) | named(V, of_v.scratch))
+        batch.scratch.update(add_prefix(W, of_w.scratch) | add_prefix(V, of_v.scratch))
         return value
 
     @on_party

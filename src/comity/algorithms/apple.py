@@ -1,18 +1,19 @@
 """APPLE: Luo, Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning,
 IJCAI 2022.
 
-Idea: every party has a core model that all others can have. What it deploys is a mixture of all
-core models, and it learns both, its own core model and how much it needs of each.
+Idea: every party has a core model that all others can download. A party deploys a mixture of all
+core models, and learns both its own core model and the weights of the mixture.
 
 Mixture: w^p_i = Σ_j p_ij w^c_j.
 Objective: F_i(w^p_i) + λ(r) (μ/2) ‖p_i − p_0‖², with p_0 = (n_1/n, ..., n_N/n), from which p_i
 starts.
 Steps: w^c_i ← w^c_i − η₁ p_ii ∇F_i(w^p_i);  p_ij ← p_ij − η₂ (⟨∇F_i(w^p_i), w^c_j⟩ + λ(r) μ (p_ij −
 n_j/n)).
-Schedule: λ(r) = (cos(π r/L) + 1)/2, or 0.001^{r/L}, for r < L, then 0: near p_0 at first, as
-everybody's model is of use, later free.
-Limited downloads: M core models a round, those first that were never had, then drawn in proportion
-to b^|p_ij|, with b = max(1.5, r M/N); of the others those that were had last are used.
+Schedule: λ(r) = (cos(π r/L) + 1)/2, or 0.001^{r/L}, for r < L, then 0: p_i stays near p_0 at first,
+when all models are useful, and is free later.
+Limited downloads: M core models per round: first those never downloaded, then random ones with
+chances proportional to b^|p_ij|, b = max(1.5, r M/N). Of the other parties, the last downloaded
+models are used.
 
 Symbols: w^c = core models; p_i = what the paper calls directed relationships; w^p_i = the party's
 own model; η₁ = the experiment's learning rate; r counts rounds from 0.
@@ -23,11 +24,12 @@ experiment's optimizer, with p_i scaled so that its learning rate is η₂. η�
 a tenth of the rounds are that code's; it decays exponentially by default, has no ½ before ‖p_i −
 p_0‖², and begins with different core models (--init own). As p_ii is about 1/N at first, core
 models learn N times slower than FedAvg's. PFLlib multiplies η₁ by N for that, takes means where
-⟨·,·⟩ is a sum, and sends the mixture in the core model's place. All parties take part in the paper;
-here the last core models of those that do not are used. BatchNorm's statistics are those of the
-party's own core model. A newcomer trains the mixture by p_0 of the core models that it gets.
-Compared: core models are trained as in PFLlib's, once that sends them; as it is, its curves are
-lower, within chance. See docs/methods-beside.md.
+⟨·,·⟩ is a sum, and sends the mixture instead of the core model. In the paper all parties take part
+in each round; here the last core models of absent parties are used. BatchNorm's statistics are
+those of the party's own core model. A newcomer trains the mixture, with weights p_0, of the core
+models that it receives.
+Compared: the same as PFLlib's core models after PFLlib was changed to send them. Unchanged,
+PFLlib's curves are lower, but within chance. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -44,12 +46,12 @@ from comity.base.content import WEIGHTS, Content, describe
 from comity.core import *
 
 P = "apple.p"
-LEAST = 1.5  # b, at least
+LEAST = 1.5  # the lower bound of b
 
 
 @record
 class AppleServer:
-    """What the server keeps: all core models, p_0, and with limited downloads whose each party
+    """The server's state: all core models, p_0 and, with limited downloads, whose models each party
     asked for.
     """
 
@@ -60,8 +62,8 @@ class AppleServer:
 
 @record
 class AppleState:
-    """What a party keeps: its core model, p_i (itself first), its own model, and with limited
-    downloads others' core models.
+    """A party's state: its core model, p_i (its own weight first), its own model and, with limited
+    downloads, the core models that it received and the initial one.
     """
 
     core: Params
@@ -73,7 +75,7 @@ class AppleState:
 
 @record
 class Cores:
-    """Others' core models, p_0, λ(r) μ, and b."""
+    """The server's message: others' core models, p_0, λ(r) μ, and b."""
 
     models: dict[int, Params]
     p0: Tensor
@@ -83,7 +85,7 @@ class Cores:
 
 @record
 class Core:
-    """A party's core model, and whose it asks for next."""
+    """A party's reply: its core model, and the parties whose models it asks for next."""
 
     theta: Params = describe(WEIGHTS)
     asks: list[int] = describe(
@@ -96,8 +98,8 @@ class Core:
 
 @record
 class Mixing:
-    """What the loss looks at: others' core models, stacked, p_0, λ(r) μ, and what p is divided by
-    while it is trained.
+    """The input of the loss: others' core models, stacked, p_0, λ(r) μ, and the scale c of p during
+    training.
     """
 
     others: Params
@@ -107,7 +109,7 @@ class Mixing:
 
 
 def mixture(core: Params, p: Tensor, others: Params) -> Params:
-    """Σ_j p_j w_j, the party's own core model first."""
+    """Σ_j p_j w_j. The party's own core model is the first."""
     return core | {k: p[0] * core[k] + torch.tensordot(p[1:], w, 1) for k, w in others.items()}
 
 
@@ -153,24 +155,19 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
     def message(self, s: AppleServer, i: int, pull: float, base: float) -> Cores:
         n = len(s.cores)
         ids = s.asked.get(i) or [(i + k) % n for k in range(1, 1 + self.downloads)]
-        return Cores(
-            {j: s.cores[j] for j in (ids if self.fewer(n) else range(n)) if j != i},
-            s.p0,
-            pull,
-            base,
-        )
+        sources = ids if self.fewer(n) else range(n)
+        models = {j: s.cores[j] for j in sources if j != i}
+        return Cores(models, s.p0, pull, base)
 
     def round(self, s: AppleServer, server: Server, t: int) -> AppleServer:
         r = t - 1
         pull = self.mu * self.weight(r, server.info.rounds) if self.mu else 0.0
         base = max(LEAST, r * self.downloads / len(server.info.names))
-        replies = server.call(
-            self.local, {i: self.message(s, i, pull, base) for i in server.sample(t)}
-        )
+        messages = {i: self.message(s, i, pull, base) for i in server.sample(t)}
+        replies = server.call(self.local, messages)
         cores = s.cores | {i: reply.theta for i, reply in replies.items()}
-        return AppleServer(
-            cores, s.p0, s.asked | {i: reply.asks for i, reply in replies.items() if reply.asks}
-        )
+        asks = s.asked | {i: reply.asks for i, reply in replies.items() if reply.asks}
+        return AppleServer(cores, s.p0, asks)
 
     @on_party
     async def local(
@@ -181,24 +178,22 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         had = state.had | m.models if state.first else {}
         models = [m.models.get(j) or had.get(j) or state.first for j in others]
         names = trainable(drop(state.core, party.task.private)) if models else {}
-        c = (
-            math.sqrt(self.mix_lr / party.training.lr) or 1.0
-        )  # p = c q: a step of η₁ for q is one of η₁ c² = η₂ for p
-        aux = Mixing({k: torch.stack([w[k] for w in models]) for k in names}, p0, m.pull, c)
+        # p = c q is trained through q: a step of η₁ on q is one of η₁ c² = η₂ on p.
+        c = math.sqrt(self.mix_lr / party.training.lr) or 1.0
+        stacked = {k: torch.stack([w[k] for w in models]) for k in names}
+        aux = Mixing(stacked, p0, m.pull, c)
         begin = state.core | {P: (state.p if len(state.p) else p0) / c}
         only = None if self.mix_lr else frozenset(state.core)
-        # Not together: each party has all core models, and those of one stay in the cache.
+        # Not batched: each party has all core models, and those of a single party fit in the cache.
         theta = (await party.fit(self.objective, begin, key, aux, only=only, batched=False)).theta
         core, p = drop(theta, frozenset({P})), c * theta[P]
-        asks = (
-            self.asks(dict(zip(others, p[1:].tolist(), strict=True)), had, m.base, key.fold("asks"))
-            if state.first
-            else []
-        )
+        asks: list[int] = []
+        if state.first:
+            p_of_others = dict(zip(others, p[1:].tolist(), strict=True))
+            asks = self.asks(p_of_others, had, m.base, key.fold("asks"))
         mixed = mixture(core, p, aux.others)
-        return AppleState(core, p, mixed, had, state.first), Core(
-            drop(core, party.task.private), asks
-        )
+        shared = drop(core, party.task.private)
+        return AppleState(core, p, mixed, had, state.first), Core(shared, asks)
 
     def objective(self, task: LearningTask, theta: Params, batch: Batch, aux: Mixing) -> Tensor:
         p = aux.scale * theta[P]
@@ -206,15 +201,18 @@ class Apple(Algorithm[AppleServer, AppleState, Cores]):
         return value + aux.pull / 2 * (p - aux.p0).square().sum() if aux.pull else value
 
     def asks(self, p: dict[int, float], had: Container[int], base: float, key: Key) -> list[int]:
-        """Whose core models to ask for: those first that were never had, then by chances in
-        proportion to b^|p|.
+        """The parties whose core models to ask for: first those never received, then random ones
+        with chances proportional to b^|p|.
         """
         new = [j for j in p if j not in had]
         ids = [new[k] for k in key.fold("new").permutation(len(new)).tolist()][: self.downloads]
-        left = [j for j in p if j not in ids]
-        if few := self.downloads - len(ids):
-            chances = torch.tensor([base ** abs(p[j]) for j in left])
-            ids += [left[k] for k in chances.multinomial(few, generator=key.generator()).tolist()]
+        remaining = [j for j in p if j not in ids]
+        if missing := self.downloads - len(ids):
+            chances = torch.tensor([base ** abs(p[j]) for j in remaining])
+            ids += [
+                remaining[k]
+                for k in chances.multinomial(missing, generator=key.generator()).tolist()
+            ]
         return sorted(ids)
 
     @on_party
@@ -257,5 +255,7 @@ class AppleAccounting(Accounting[Apple]):
         n, size = len(info.names), info.task.bytes(without=info.task.private)
         fewer = self.method.fewer(n)
         downloads = self.method.downloads if fewer else n - 1
-        each = Traffic(up=size + (4 * downloads if fewer else 0), down=downloads * size + 4 * n + 8)
-        return sum([each] * len(cohort), Traffic())
+        per_party = Traffic(
+            up=size + (4 * downloads if fewer else 0), down=downloads * size + 4 * n + 8
+        )
+        return sum([per_party] * len(cohort), Traffic())

@@ -28,7 +28,7 @@ class Data:
 
 
 def together(parts: Iterable[Data]) -> Data:
-    """Several parties' samples, one after the other."""
+    """Concatenate the samples of several parties."""
     parts = list(parts)
     return Data(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
 
@@ -51,18 +51,12 @@ class Centralized(Algorithm[Pool, Empty, Model]):
         return Empty()
 
     def start(self, s: Pool, server: Server) -> Pool:
-        return Pool(
-            s.theta,
-            together(
-                server.call(self.hand_over, {i: Empty() for i in server.info.parties}).values()
-            ),
-        )
+        replies = server.call(self.hand_over, {i: Empty() for i in server.info.parties})
+        return Pool(s.theta, together(replies.values()))
 
     def catch_up(self, s: Pool, server: Server, ids: Sequence[int]) -> Pool:
-        return Pool(
-            s.theta,
-            together([s.data, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]),
-        )
+        replies = server.call(self.hand_over, {i: Empty() for i in ids})
+        return Pool(s.theta, together([s.data, *replies.values()]))
 
     @on_party
     async def hand_over(self, state: Empty, m: Empty, party: Party, key: Key) -> tuple[Empty, Data]:
@@ -74,12 +68,9 @@ class Centralized(Algorithm[Pool, Empty, Model]):
     def round(self, s: Pool, server: Server, t: int) -> Pool:
         pool = Samples(s.data.x, s.data.y.long())
         task, how = server.info.task, server.info.training
-        return Pool(
-            server.fit(
-                plain, s.theta, pool, server.key("local"), None, task=task, training=how
-            ).theta,
-            s.data,
-        )
+        key = server.key("local")
+        fitted = server.fit(plain, s.theta, pool, key, None, task=task, training=how)
+        return Pool(fitted.theta, s.data)
 
     def deployed_model(self, state: Empty, m: Model, party: Party) -> Params:
         return m.theta

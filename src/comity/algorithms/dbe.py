@@ -1,7 +1,7 @@
 """DBE: Zhang et al., Eliminating Domain Bias for FL in Representation Space, NeurIPS 2023. A
 wrapper.
 
-Idea: the part of a representation that is peculiar to a party moves out of the shared weights into
+Idea: the part of a representation that is specific to a party moves out of the shared weights into
 a private, trainable offset (PRBM), and a regulariser (MR) pulls each party's mean representation to
 a consensus mean that is fixed before training.
 
@@ -15,10 +15,11 @@ At a glance: personal = what the host's is, and an offset of the representation;
 the host exchanges, and a mean of representations once, before round 1; kept = what the host keeps,
 the offset and a running mean; steps = the host's, and one epoch before round 1.
 Symbols: K = values in a representation; offset = z̄^p_i; consensus = z̄^g; m = running mean of z^g.
-Deviations: the ½ in MR is the authors' code's, with which κ = 50 was tuned (printed: half=false).
-z̄_i is the exact mean, as printed (the code: init_mean=ema). The offset is trained by the
-experiment's optimizer. κ and μ are the 4-layer CNN's; with BatchNorm use kappa=auto, which tries κ
-= 0, 1, 5 and 50 for some rounds each and takes what is best on validation samples.
+Deviations: the ½ in MR is from the authors' code, with which κ = 50 was tuned (as printed:
+half=false). z̄_i is the exact mean, as printed (the code: init_mean=ema). The offset is trained by
+the experiment's optimizer. The defaults of κ and μ are those for the 4-layer CNN. With BatchNorm
+use kappa=auto, which runs some rounds with each of κ = 0, 1, 5 and 50 and takes the best on
+validation samples.
 Compared: the same as PFLlib's, with init_mean=ema. See docs/methods-beside.md.
 """
 
@@ -56,9 +57,8 @@ class Biased(LearningTask):
 
     @property
     def head_names(self) -> frozenset[str]:
-        return (
-            self.plain.head_names
-        )  # what the host calls its head: a cut of the wrapper's own must not move it
+        # The wrapper's own cut must not change what the host calls its head.
+        return self.plain.head_names
 
     @property
     def plain(self) -> LearningTask:
@@ -66,7 +66,7 @@ class Biased(LearningTask):
 
     @property
     def personal(self) -> LearningTask:
-        return replace(self, kappa=0.0)  # MR is for shared parameters
+        return replace(self, kappa=0.0)  # MR regularises shared parameters only
 
     def init(self, key: Key) -> Params:
         theta = super().init(key)
@@ -82,7 +82,7 @@ class Biased(LearningTask):
         return loss + self.kappa * self.regulariser(z, batch) if self.kappa else loss
 
     def regulariser(self, z: Tensor, batch: Batch) -> Tensor:
-        """Eqs. 8 and 9; the running mean m stays with the batches of this local training."""
+        """Eqs. 8 and 9. The running mean m is kept in the scratch of this local training."""
         assert self.consensus is not None
         m = z.mean(0)
         if self.mu < 1:
@@ -150,7 +150,7 @@ class Dbe(NoisyMean, Piloted):
 
     def check(self, info: Info) -> None:
         for task in info.tasks:
-            self.at_cut(task)  # refuses a stage that is not there
+            self.at_cut(task)  # refuses an unknown stage
         runs_along = self.init_mean == "batch" or (self.init_mean == "ema" and self.mu)
         if (self.init_mean != "exact" and not (runs_along and self.init_epochs)) or (
             self.ema_debias and not self.mu
@@ -186,20 +186,17 @@ class Dbe(NoisyMean, Piloted):
 
     def start(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
         s = super().start(s, server)
-        self_contained = self.host.traits.self_contained  # then parties have what they train from
-        means = server.call(
-            self.mean,
-            {
-                i: Model({} if self_contained else self.message_for(s, i).theta)
-                for i in server.info.parties
-            },
-        )  # l.1-2
-        z_bar = average(
-            {i: {MEAN: reply.z} for i, reply in means.items()}, dict(enumerate(server.info.sizes))
-        )[MEAN]  # l.3
+        messages = {i: self.start_model(s, i) for i in server.info.parties}
+        means = server.call(self.mean, messages)  # l.1-2
+        sizes = dict(enumerate(server.info.sizes))
+        z_bar = average({i: {MEAN: reply.z} for i, reply in means.items()}, sizes)[MEAN]  # l.3
         server.call(self.agree, dict.fromkeys(server.info.parties, Mean(z_bar)))
         s = replace(s, extra=Mean(z_bar))
         return self.choose(s, server) if self.auto else s
+
+    def start_model(self, s: Wrapped[Mean | None], i: int) -> Model:
+        """The model that party i computes its mean with; empty if the party has one itself."""
+        return Model({} if self.host.traits.self_contained else self.message_for(s, i).theta)
 
     def catch_up(
         self, s: Wrapped[Mean | None], server: Server, ids: Sequence[int]
@@ -219,7 +216,9 @@ class Dbe(NoisyMean, Piloted):
     async def mean(
         self, state: Wrapped[Mean], m: Model, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], Mean]:
-        """One epoch without PRBM and MR; report the mean, throw the weights away."""
+        """Train one epoch without PRBM and MR, report the mean representation, and discard the
+        weights.
+        """
         task = self.at_cut(party.task)
         theta = drop(self.host.deployed_model(state.host, m, party), frozenset({OFFSET}))
         how = replace(party.training, epochs=self.init_epochs, steps=None)
@@ -232,7 +231,7 @@ class Dbe(NoisyMean, Piloted):
         return state, Mean(self.add_mean_noise(z, key.fold("noise")))
 
     def running(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
-        """The plain loss; the mean runs along in the scratch."""
+        """The plain loss, with a running mean of the representations in the scratch."""
         z = task.features(theta, batch.x, train=True)
         now = z.detach().mean(0)
         before = batch.scratch.get(MEAN, torch.zeros_like(now))

@@ -1,7 +1,7 @@
 """Ditto: Li et al., Fair and Robust Federated Learning Through Personalization, ICML 2021.
 
-Idea: beside the global model of FedAvg, which it trains and uploads as usual, each party trains a
-model of its own that is held near the global one.
+Idea: in addition to the global model of FedAvg, which each party trains and uploads as usual, it
+trains a personal model that is regularised towards the global one.
 
 Eq. (Ditto): min_{v_i} F_i(v_i) + (λ/2) ‖v_i − w‖², with w from FedAvg.
 Algorithm 1: v_i ← v_i − η (∇F_i(v_i) + λ (v_i − w^t)), anchored to the received w^t.
@@ -10,7 +10,7 @@ At a glance: personal = the whole model, held near the global one; exchanged = w
 kept = the personal model; steps = 2E epochs.
 Symbols: w = the global model; v_i = the personal model, which is deployed.
 Deviations: v_i is trained for the experiment's epochs, on the same batches as w_i. λ = 1 (the paper
-tunes {0.1, 1, 2}). Wrappers' terms for shared parameters go to w_i only.
+tunes {0.1, 1, 2}). The terms of wrappers for shared parameters apply to w_i only.
 Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
@@ -26,7 +26,7 @@ from comity.core import *
 
 @record
 class DittoState:
-    """What a party keeps: the private parameters of its copy of w, and v_i."""
+    """A party's state: the private parameters of its copy of w, and v_i."""
 
     private: Params
     v: Params

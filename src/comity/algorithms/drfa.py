@@ -1,8 +1,8 @@
 """DRFA: Deng, Kamani, Mahdavi, Distributionally Robust Federated Averaging, NeurIPS 2020.
 
-Idea: AFL's worst mixture with many local steps between exchanges. Parties are drawn by their
-weights λ, which are raised by the losses of a snapshot from a random moment of the round, so that
-they know what happened within it.
+Idea: AFL's worst mixture with many local steps between exchanges. Parties are drawn with
+probabilities λ. λ is updated with the losses of a snapshot from a random step of the round, which
+represents all its steps.
 
 Objective: min_w max_{λ∈Δ} Σ_i λ_i F_i(w).
 Algorithm 1: draw m parties D by λ, and t' ∈ {1, ..., τ} uniformly; each of D makes τ steps from w;
@@ -14,12 +14,12 @@ steps.
 At a glance: personal = nothing; exchanged = all weights and a snapshot of them up, both down, and a
 loss up; kept = nothing (the server: λ); steps = E epochs for each time that a party is drawn, and
 the loss of every sample.
-Deviations: a party drawn twice trains twice, on other batches. τ is the steps of the largest party
-drawn; who has made all of its own by t' waits there. F_i is over all samples, in evaluation mode
-(paper: a mini-batch). γ_λ is from memory of the paper's experiments, as is {1, ..., τ}; λ begins
-uniform (FedTorch: by sample counts). The authors' FedTorch differs from Algorithm 1: parties are
-drawn uniformly and averaged by λ, each with a t' of its own; γ_λ shrinks by a tenth a round from
-0.1; λ is lifted to 0.001 at least.
+Deviations: a party drawn twice trains twice, on other batches. τ is the number of steps of the
+largest party drawn; the snapshot of a party with fewer than t' steps is its final model. F_i is
+over all samples, in evaluation mode (paper: a mini-batch). γ_λ and {1, ..., τ} are from memory of
+the paper and could not be checked. λ starts uniform (FedTorch: by sample counts). The authors'
+FedTorch differs from Algorithm 1. There parties are drawn uniformly and averaged by λ, each with a
+t' of its own; γ_λ starts at 0.1 and falls by a tenth per round; λ is kept at 0.001 or more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ SNAPSHOT = "drfa."
 
 @record
 class Until:
-    """What the server sends: the weights, and after how many steps a snapshot is to be taken."""
+    """The server's message: the weights, and the number of steps after which to take the
+    snapshot.
+    """
 
     theta: Params
     steps: int | None = None
@@ -48,7 +50,7 @@ class Until:
 
 @record
 class Snapped:
-    """What a party sends: the weights that it trained, and the snapshot."""
+    """A party's reply: its trained weights, and the snapshot."""
 
     theta: Params = describe(WEIGHTS)
     snapshot: Params = describe(
@@ -58,7 +60,7 @@ class Snapped:
 
 @record
 class Snapshot:
-    """w', to be judged; a field of its own name, as nobody trains from it."""
+    """w', whose loss parties compute. The field is not called theta, as no party trains from it."""
 
     w: Params
 
@@ -80,7 +82,7 @@ class Drfa(Agnostic[Until]):
         message = Until(s.theta, 1 + server.key("snapshot").choose(1, max(1, tau))[0])
         w, snapshot = Averaging(), Averaging()
         times = Counter(parties)
-        while times:  # everybody who was drawn, then those who were drawn twice, and so on
+        while times:  # first all parties drawn, then those drawn twice, and so on
             draws = Counter[int]()
             for i, reply in server.replies(self.local, dict.fromkeys(sorted(times), message)):
                 w.add(reply.theta, 1.0)
@@ -90,7 +92,7 @@ class Drfa(Agnostic[Until]):
         judges = server.key("judges").choose(m, n)
         losses = server.call(self.judge, dict.fromkeys(sorted(judges), Snapshot(snapshot.value())))
         v = {i: n / m * loss for i, loss in losses.items()}
-        return Mixture(w.value(), self.raised(s.lam, v, tau * self.lam_lr, server))
+        return Mixture(w.value(), self.raise_weights(s.lam, v, tau * self.lam_lr, server))
 
     @on_party
     async def local(
@@ -101,12 +103,11 @@ class Drfa(Agnostic[Until]):
             k.removeprefix(SNAPSHOT): v for k, v in fitted.scratch.items() if k.startswith(SNAPSHOT)
         }
         w_i = self.shared_part(fitted.theta, party.task)
-        return self.private_part(fitted.theta, party.task), Snapped(
-            w_i, self.shared_part(snapshot, party.task) or w_i
-        )
+        shared_snapshot = self.shared_part(snapshot, party.task) or w_i
+        return self.private_part(fitted.theta, party.task), Snapped(w_i, shared_snapshot)
 
     def snapping(self, task: LearningTask, w_i: Params, batch: Batch, steps: int | None) -> Tensor:
-        """F_i, and a snapshot of the weights before this step if so many came before it."""
+        """F_i. After `steps` steps it saves the weights in the scratch."""
         if batch.number == steps:
             batch.scratch.update({SNAPSHOT + k: v.detach().clone() for k, v in w_i.items()})
         return task.loss(w_i, batch)
@@ -134,5 +135,5 @@ class DrfaAccounting(AveragingAccounting[Drfa]):
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
-        each = 2 * self.shared_bytes(info) + 4
-        return Traffic(up=len(cohort) * each, down=len(cohort) * each)
+        size = 2 * self.shared_bytes(info) + 4
+        return Traffic(up=len(cohort) * size, down=len(cohort) * size)

@@ -23,13 +23,13 @@ is from memory. μ and DI's size are choices of this file. Sources begin each ro
 model (paper: their gradients are applied to it). The paper's attention is a softmax of how much
 scatter falls in a step; since all sources begin at one model, it depends only on the scatter that
 is left. Here it is a logarithm of scatter relative to the whole, so that small features do not
-count as tight clusters. Each side is trained to be taken for the other; as remembered, the paper
-trains both to be taken for the source. The disentangler (class identifier, mutual information,
+count as tight clusters. Each side is trained to be classified as the other; from memory, the paper
+trains both to be classified as the source. The disentangler (class identifier, mutual information,
 reconstruction) is left out, because the paper's equations for it were not available. target=each
-trains a model for every party by the others' labels, each of them equal, bit for bit, to that of a
-run with this target: one run replaces the N runs of ADCOL's Table 21. Representations of single
-samples leave sources and target, and the target sees each source's model. A newcomer gets the
-target's model, or the mean of all.
+trains a model for every party by the others' labels, each equal, bit for bit, to that of a run with
+this target: one run replaces the N runs of ADCOL's Table 21. Representations of single samples
+leave sources and target, and the target sees each source's model. A newcomer gets the target's
+model, or the mean of all.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from torch import Tensor
 from comity.base.content import REPRESENTATIONS, WEIGHTS, Content, describe
 from comity.components.classwise import features_of
 from comity.components.clusters import left_in_clusters
-from comity.components.discriminator import both_sides, discriminator, labelled, shares_of
+from comity.components.discriminator import both_sides, discriminator, label_by_owner, shares_of
 from comity.core import *
 
 SOURCE, TARGET = 0, 1
@@ -53,7 +53,7 @@ NOBODY = -1
 
 @record
 class Lesson:
-    """A model, and the identifier that it is to confuse."""
+    """A model, and the identifier that its extractor is to confuse."""
 
     theta: Params
     DI: Params
@@ -61,7 +61,7 @@ class Lesson:
 
 @record
 class Shown:
-    """What a party made of a lesson: its model, and its samples' representations."""
+    """A source's reply for one target: its model, and its samples' representations."""
 
     theta: Params = describe(WEIGHTS)
     z: Tensor = describe(REPRESENTATIONS)
@@ -69,8 +69,8 @@ class Shown:
 
 @record
 class Adapted:
-    """What the target sends: its model, its samples' representations, and how much each source
-    counted.
+    """The target's reply: its model, its samples' representations, and the weight of each
+    source.
     """
 
     theta: Params = describe(WEIGHTS)
@@ -82,7 +82,7 @@ class Adapted:
 
 @record
 class Targets:
-    """What the server keeps, by target: its model, and the identifiers of its sources."""
+    """The server's state by target: its model, and the identifiers of its sources."""
 
     models: dict[int, Params]
     DI: dict[int, dict[int, Params]]
@@ -90,7 +90,7 @@ class Targets:
 
 @record
 class Judges:
-    """What an extractor is to confuse, and whom it is to be taken for."""
+    """The identifiers that an extractor is to confuse, and the label that they should predict."""
 
     DI: list[Params]
     wanted: Tensor
@@ -130,13 +130,16 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             )
 
     def targets(self, info: Info, cohort: Sequence[int]) -> dict[int, list[int]]:
-        """The targets of a round, and the sources of each; one target has a part in every round
-        that has sources.
+        """The targets of a round with their sources. A single target takes part in every round that
+        has sources.
         """
-        one = info.names.index(self.target) if self.target in info.names else len(info.names) - 1
-        plan = {
-            k: [i for i in cohort if i != k] for k in (cohort if self.target == "each" else [one])
-        }
+        if self.target == "each":
+            targets = list(cohort)
+        elif self.target in info.names:
+            targets = [info.names.index(self.target)]
+        else:
+            targets = [len(info.names) - 1]
+        plan = {k: [i for i in cohort if i != k] for k in targets}
         return {k: sources for k, sources in plan.items() if sources}
 
     def identifier(self, width: int) -> LearningTask:
@@ -152,7 +155,7 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
         )
 
     def init_party(self, key: Key, party: Party) -> dict[int, Params]:
-        """What is private of the models that it had a part in, by target."""
+        """The private parameters of the models that the party has trained, by target."""
         return {NOBODY: keep(party.task.init(key), party.task.private)}
 
     def message_for(self, s: Targets, i: int) -> Model:
@@ -175,26 +178,26 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
             k: {i: replies[i][k] for i in sources if i in replies} for k, sources in plan.items()
         }
         lessons = {
-            k: {i: Lesson(one.theta, s.DI[k][i]) for i, one in by.items()}
-            for k, by in by_target.items()
-            if by
+            k: {i: Lesson(reply.theta, s.DI[k][i]) for i, reply in by_source.items()}
+            for k, by_source in by_target.items()
+            if by_source
         }
         models, DI = dict(s.models), dict(s.DI)
         for k, adapted in server.call(self.adapt, lessons).items():
             models[k] = adapted.theta
             DI[k] = DI[k] | {
-                i: self.told_apart(DI[k][i], one.z, adapted.z, server, (k, i))
-                for i, one in by_target[k].items()
+                i: self.train_identifier(DI[k][i], reply.z, adapted.z, server, (k, i))
+                for i, reply in by_target[k].items()
             }
             for i, share in adapted.attention.items():
                 server.note(f"attention/{server.info.name(i)}", share, party=k)
         return Targets(models, DI)
 
-    def told_apart(
+    def train_identifier(
         self, DI: Params, z_i: Tensor, z_t: Tensor, server: Server, pair: tuple[int, int]
     ) -> Params:
         how = replace(server.info.training, epochs=self.disc_epochs, steps=None, augment=None)
-        data = labelled({SOURCE: z_i, TARGET: z_t})
+        data = label_by_owner({SOURCE: z_i, TARGET: z_t})
         task = self.identifier(server.info.width)
         return server.fit(
             both_sides,
@@ -210,14 +213,14 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     async def local(
         self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], dict[int, Shown]]:
-        """A source's part: it trains each target's model on its own labels."""
+        """A source's work: it trains each target's model on its own labels."""
         replies = {}
         private = party.task.private
         for k, lesson in m.items():
             begin = lesson.theta | state.get(k, state[NOBODY])
             if self.mu:
                 judges = Judges([lesson.DI], torch.tensor(TARGET, device=party.data.train.y.device))
-                theta = (await party.fit(self.taught, begin, key, judges)).theta
+                theta = (await party.fit(self.source_loss, begin, key, judges)).theta
             else:
                 theta = (await party.fit(plain, begin, key)).theta
             state = {**state, k: keep(theta, private)}
@@ -230,8 +233,8 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
     async def adapt(
         self, state: dict[int, Params], m: dict[int, Lesson], party: Party, key: Key
     ) -> tuple[dict[int, Params], Adapted]:
-        """The target's part: it weighs the sources' models and confuses their identifiers, without
-        a look at its labels.
+        """The target's work: it weights the sources' models and confuses their identifiers, without
+        using its labels.
         """
         task, train = party.task, party.data.train
         unlabelled = Samples(train.x, torch.zeros_like(train.y))
@@ -245,37 +248,46 @@ class Fada(Algorithm[Targets, dict[int, Params], Model]):
                 1 / left_in_clusters(rows, task.classes, key.fold("clusters"))
                 for rows in z.values()
             ]
-            share = {
-                i: each / sum(fit) for i, each in zip(m, fit, strict=True)
-            }  # softmax(−log(W_k / W_1))
+            # softmax(−log(W_k / W_1))
+            share = {i: value / sum(fit) for i, value in zip(m, fit, strict=True)}
         theta = average({i: lesson.theta for i, lesson in m.items()}, share) | private
         if self.mu:
             judges = Judges(
                 [lesson.DI for lesson in m.values()], torch.tensor(SOURCE, device=train.y.device)
             )
             body = frozenset(theta.keys() - task.head_names)
-            theta = (
-                await party.fit(self.confused, theta, key, judges, samples=unlabelled, only=body)
-            ).theta
+            fitted = await party.fit(
+                self.target_loss, theta, key, judges, samples=unlabelled, only=body
+            )
+            theta = fitted.theta
         reply = Adapted(drop(theta, task.private), features_of(task, theta, unlabelled), share)
         return {**state, party.id: keep(theta, task.private)}, reply
 
-    def taught(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
+    def source_loss(
+        self, task: LearningTask, theta: Params, batch: Batch, judges: Judges
+    ) -> Tensor:
         z = task.features(theta, batch.x, train=True)
-        return task.objective(theta, z, batch) + self.mu * self.told(task, z, judges)
+        return task.objective(theta, z, batch) + self.mu * self.identifier_loss(task, z, judges)
 
-    def confused(self, task: LearningTask, theta: Params, batch: Batch, judges: Judges) -> Tensor:
-        return self.mu * self.told(task, task.features(theta, batch.x, train=True), judges)
+    def target_loss(
+        self, task: LearningTask, theta: Params, batch: Batch, judges: Judges
+    ) -> Tensor:
+        return self.mu * self.identifier_loss(
+            task, task.features(theta, batch.x, train=True), judges
+        )
 
-    def told(self, task: LearningTask, z: Tensor, judges: Judges) -> Tensor:
-        """How far the identifiers are from taking z for what is wanted."""
+    def identifier_loss(self, task: LearningTask, z: Tensor, judges: Judges) -> Tensor:
+        """The mean cross entropy of the identifiers' predictions for z with the label in
+        `judges`.
+        """
         disc, labels = self.identifier(task.width), judges.wanted.expand(len(z))
         return torch.stack([cross_entropy(disc.logits(D, z), labels) for D in judges.DI]).mean()
 
     def deployed_model(self, state: dict[int, Params], m: Model, party: Party) -> Params:
-        return m.theta | (
-            state.get(party.id, state[NOBODY]) if self.target == "each" else [*state.values()][-1]
-        )
+        private = [*state.values()][-1]
+        if self.target == "each":
+            private = state.get(party.id, state[NOBODY])
+        return m.theta | private
 
     # -- declarations ------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """FD: Jeong et al., Communication-Efficient On-Device Machine Learning: Federated Distillation and
 Augmentation, 2018.
 
-Idea: no weights cross, only each party's mean logits per class; every party is pulled to what the
-others answer for a sample's class. Parties may have different architectures.
+Idea: parties exchange no weights, only their mean logits per class. Every party is regularised
+towards the mean logits of a sample's class. Parties may have different architectures.
 
 Eq. 1, with the thesis' choices: CE(F_i(x), y) + γ · mean ‖logits(x) − Ḡ^y‖² / C, with Ḡ^c = Σ_j
 n_jc Ḡ_j^c / Σ_j n_jc.
@@ -12,12 +12,13 @@ means over parties down; kept = the party's model; steps = E epochs.
 Symbols: Ḡ_j^c = party j's mean logits over its samples of class c; n_jc = how many there are; γ =
 weight of the distillation.
 Deviations: defaults are those of the representation-sharing thesis, which uses FD as its baseline
-(squared error, γ = 10, means pooled over all parties, oneself included). The paper leaves oneself
-out and compares softmax outputs by cross-entropy: exclude_self=true, distance=ce. Mean logits are
-taken after local training, in evaluation mode. Classes that nobody has shown yet teach nothing.
-Compared: the same as PFLlib's (distance=ce), once that compares softmax outputs, as the paper does,
-of the trained model, by sample counts; HtFLlib's is within chance, with the first of these. See
-docs/methods-beside.md.
+(squared error, γ = 10, means pooled over all parties, including the party itself). The paper leaves
+the party itself out and compares softmax outputs by cross-entropy: exclude_self=true, distance=ce.
+Mean logits are taken after local training, in evaluation mode. Classes that no party has sent yet
+add nothing to the loss.
+Compared: the same as PFLlib's (distance=ce) after PFLlib was changed to compare softmax outputs, as
+the paper does, of the trained model, weighted by sample counts. HtFLlib's is within chance after
+the first of these changes. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from comity.core import *
 
 @record
 class Answers:
-    """Mean logits by class (rows), and over how many samples."""
+    """A party's reply: the mean logits of each class (rows), and the sample counts."""
 
     logits: Tensor = describe(
         Content("averages of the model's answers to the records of a class", "means", "by class")
@@ -45,7 +46,7 @@ class Answers:
 
 @record
 class Bank:
-    """What the server keeps: each party's last answers."""
+    """The server's state: each party's last reply."""
 
     classes: int
     last: dict[int, Answers]
@@ -53,7 +54,7 @@ class Bank:
 
 @record
 class Teacher:
-    """What a party is taught: mean logits by class, and which classes are known."""
+    """The server's message: mean logits by class, and a mask of the known classes."""
 
     logits: Tensor
     known: Tensor
@@ -97,7 +98,7 @@ class Fd(SendsMeans[Bank, Params, Teacher]):
     ) -> tuple[Params, Answers]:
         task = party.task
         F_i = (await party.fit(self.eq1, F_i, key, on_device(m, party.device))).theta
-        return F_i, Answers(*self.told(party, lambda x: task.logits(F_i, x), key))
+        return F_i, Answers(*self.class_means_of(party, lambda x: task.logits(F_i, x), key))
 
     def eq1(self, task: LearningTask, F_i: Params, batch: Batch, m: Teacher) -> Tensor:
         logits = task.head(F_i, task.features(F_i, batch.x, train=True), train=True)

@@ -9,7 +9,7 @@ Eq. 13: min E ℓ(z, h^i) + α · E ℓ(T(z, h^i), h^i) + β · Σ_{j≠i} E_{z�
 Eq. 12: ODA_ij = { T(z, h^j) : z ∈ D^j, ℓ(T(z, h^j), h^i) > ℓ(z, h^i) }.
 Algorithm 1: T(z_p, h) = argmax_z ℓ(z, h) − λ d(z, z_p), λ ← max(0, λ − α_λ (ε − mean d)).
 Algorithm 2: l.3-7 perturb; l.10 send h^i; l.11 find the overlap; l.12 one step on eq. 13; l.14
-fine-tune on one's own data.
+fine-tune on the party's own data.
 
 At a glance: personal = the whole model; exchanged = weights to peers and gradients back, or samples
 with mode=samples; kept = the party's model; steps = E epochs, an attack on its own samples, and a
@@ -17,12 +17,12 @@ gradient for each peer that asks.
 Symbols: h^i = a party's model; T = attack; ODA_ij = j's samples that i learns from; ξ, τ = how
 peers are drawn.
 Deviations: T is PGD, as in the public code, on the owner's present model; attack=wasserstein is
-Algorithm 1 with labels fixed, a squared cost and λ moved once an attack. ε is in inputs as the
-network sees them, unless units=pixel. The first batch of a local training is line 12's, the others
-line 14's, all with the α term (collab_steps: more of line 12); for its peers a party perturbs a
-batch of its own. j returns gradients: the paper does not say how i comes by j's samples. All
-parties start with equal weights. Σ_j is a mean over the peers asked, so that β does not grow with
-them. Peers' gradients are taken in evaluation mode.
+Algorithm 1 with labels fixed, a squared cost and λ updated once per attack. ε is in the unit of the
+network's inputs (units=pixel: of pixels). The first batch of a local training is for line 12, the
+others for line 14, all with the α term (collab_steps: more batches for line 12). For its peers a
+party perturbs a separate batch. j returns gradients, because the paper does not say how i gets j's
+samples. All parties start with equal weights. Σ_j is a mean over the peers asked, so that β does
+not grow with them. Peers' gradients are taken in evaluation mode.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import Tensor
 
 from comity.base.content import Content, describe_reply
 from comity.components.attack import Attacks, Range
-from comity.components.choice import Asks, remembered
+from comity.components.choice import Asks, moving_average
 from comity.components.overlap import (
     Help,
     Overlaps,
@@ -61,8 +61,8 @@ LAM = "fed-sps.lambda"
 
 @record
 class FedSpsState:
-    """What a party keeps: its model, its attack's λ, how much each peer helped, and (code_compat)
-    its first weights.
+    """A party's state: its model, its attack's λ, the scores of its peers and, with code_compat,
+    its initial weights.
     """
 
     h: Params
@@ -73,8 +73,8 @@ class FedSpsState:
 
 @record
 class Overlapping:
-    """What eq. 13 looks at: the weights that T attacks unless they are the present ones, its λ and
-    range, what peers gave.
+    """The input of eq. 13: the weights that T attacks (empty: the present ones), T's λ and range,
+    and the peers' help.
     """
 
     first: Params
@@ -174,31 +174,30 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         shares: dict[Edge, list[float]] = {}
         for message in self.messages(self.holds):
             sealed_messages = self.answers(server, learners, others) if self.beta else {}
-            for i, overlaps in server.call(
-                self.local, dict.fromkeys(learners, message), sealed_messages
-            ).items():  # l.12-14
+            messages = dict.fromkeys(learners, message)
+            replies = server.call(self.local, messages, sealed_messages)  # l.12-14
+            for i, overlaps in replies.items():
                 for j, value in overlaps.items():
                     shares.setdefault((i, j), []).append(value)
         for (i, j), values in shares.items():
             server.note(f"overlap/{server.info.name(j)}", statistics.fmean(values), party=i)
 
     def answers(self, server: Server, learners: list[int], others: list[int]) -> dict[Edge, Sealed]:
-        requests = server.call(
-            self.send, {i: Group(self.asks(server.info, i, others)) for i in learners}
-        )  # l.10
-        models = {(i, j): sealed for i, to in requests.items() for j, sealed in to.items()}
-        helps = (
-            server.call(self.assist, {j: Empty() for _, j in models}, models) if models else {}
-        )  # l.11
-        return {
-            (j, i): sealed for j, to in helps.items() for i, sealed in to.items() if i in requests
-        }
+        groups = {i: Group(self.asks(server.info, i, others)) for i in learners}
+        requests = server.call(self.send, groups)  # l.10
+        models = {(i, j): model for i, to in requests.items() for j, model in to.items()}
+        if not models:
+            return {}
+        helpers = {j: Empty() for _, j in models}
+        replies = server.call(self.assist, helpers, models)  # l.11
+        helps = {(j, i): sealed for j, to in replies.items() for i, sealed in to.items()}
+        return {(j, i): sealed for (j, i), sealed in helps.items() if i in requests}
 
     @on_party
     async def send(
         self, state: FedSpsState, m: Group, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Model]]]:
-        peers = self.chosen(state.scores, m.ids, key.fold("peers"))
+        peers = self.choose_peers(state.scores, m.ids, key.fold("peers"))
         return state, dict.fromkeys(peers, seal(Model(drop(state.h, party.task.private)), to=peers))
 
     @on_party
@@ -206,29 +205,29 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         self, state: FedSpsState, m: Empty, party: Party, key: Key
     ) -> tuple[FedSpsState, dict[int, Sealed[Help]]]:
         private = keep(state.h, party.task.private)
-        clean, bad, lam = self.perturbed(state, party, key)
+        clean, bad, lam = self.perturb_batch(state, party, key)
         helps = {
             i: seal(self.help(model.theta | private, clean, bad, party.task), to=i)
             for i, model in party.inbox.items()
         }
         return replace(state, lam=lam), helps
 
-    def perturbed(
+    def perturb_batch(
         self, state: FedSpsState, party: Party, key: Key
     ) -> tuple[Samples, Tensor, float]:
-        """A batch of the party's samples, the same after T, and λ."""
+        """A batch of the party's samples, the same batch after T, and λ."""
         train = party.data.train
         count = min(self.overlap_batch or party.training.batch, len(train))
+        # l.5
         clean = train.take(
             torch.tensor(key.fold("overlap").choose(count, len(train)), device=train.x.device)
-        )  # l.5
+        )
         T = self.attacker(self.code_compat)
         range_ = self.range_of(party.data, self.code_compat)
         noise = T.noise(clean.x, key.fold("attack"))
         lam = torch.tensor(state.lam, dtype=torch.float64)
-        bad, lam = T(
-            party.task, state.first or state.h, clean.x, clean.y, noise, lam, range_
-        )  # l.6
+        # l.6
+        bad, lam = T(party.task, state.first or state.h, clean.x, clean.y, noise, lam, range_)
         return clean, bad, lam.item()
 
     def help(self, h: Params, clean: Samples, bad: Tensor, task: LearningTask) -> Help:
@@ -247,13 +246,15 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     ) -> tuple[FedSpsState, dict[int, float]]:
         helps = dict(party.inbox)
         if self.code_compat and self.beta:
-            clean, bad, _ = self.perturbed(state, party, key)
+            clean, bad, _ = self.perturb_batch(state, party, key)
             helps[party.id] = self.help(state.h, clean, bad, party.task)
         how = self.stretch(m, self.holds, party.training, len(party.data.train))
         after = await self.train_locally(state, helps, how, party, key)
         helps.pop(party.id, None)
         scores = (
-            remembered(state.scores, self.given(state, party, key, helps)) if self.peers else {}
+            moving_average(state.scores, self.score_helps(state, party, key, helps))
+            if self.peers
+            else {}
         )
         return replace(after, scores=scores), {j: h.overlap for j, h in helps.items()}
 
@@ -263,8 +264,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         lam = torch.tensor(state.lam, dtype=torch.float64)
         aux = Overlapping(state.first, lam, self.range_of(party.data, self.code_compat), helps)
         draw = self.noise if self.alpha else None
-        # Not together: T differentiates within each step, which torch does more slowly for stacked
-        # parties.
+        # Not batched: T takes gradients within each step, which is slower for stacked parties.
         fitted = await party.fit(
             self.eq13, state.h, key, aux, training=how, draw=draw, batched=False
         )
@@ -275,7 +275,8 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
 
     def eq13(self, task: LearningTask, h: Params, batch: Batch, aux: Overlapping) -> Tensor:
         helps = aux.helps if batch.number < (self.collab_steps if self.holds else 1) else {}
-        g = pull(task, h, helps, self.reduce)  # before the loss moves BatchNorm's running values
+        # before the loss updates BatchNorm's running statistics
+        g = pull(task, h, helps, self.reduce)
         value = task.loss(h, batch)
         if self.alpha:
             T = self.attacker(self.code_compat)
@@ -292,7 +293,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
     ) -> tuple[FedSpsState, None]:
         return await self.train_locally(state, {}, party.training, party, key), None
 
-    def given(
+    def score_helps(
         self, state: FedSpsState, party: Party, key: Key, helps: dict[int, Help]
     ) -> dict[int, float]:
         if self.score == "overlap":
@@ -320,7 +321,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         counts = [len(self.asks(info, i, others)) for i in learners] if self.beta else []
         edges = sum(min(self.peers or n, n) for n in counts)
         back = info.task.bytes(without=private | buffers)
-        if self.holds:  # at most, if all samples of a batch overlap and no party has a larger one
+        if self.holds:  # an upper bound: all samples of a batch overlap
             back = (self.overlap_batch or info.training.batch) * (4 * math.prod(info.shape) + 4)
         times = len(self.messages(self.holds))
         peer = edges * (info.task.bytes(without=private) + 12 + back)

@@ -1,9 +1,9 @@
 """FedALA: Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
 AAAI 2023.
 
-Idea: FedAvg whose parties do not take over the whole global model. Of each single weight in the p
-highest layers a party takes as much as lowers its own loss, and keeps its own for the rest; all
-lower layers it takes as they are.
+Idea: FedAvg whose parties mix the global model with their own. For each single weight in the p
+highest layers, a party learns the mixing weight that lowers its own loss. It takes all lower layers
+from the global model.
 
 Eq. 4: Θ̂_i = Θ_i^{t−1} + (Θ^{t−1} − Θ_i^{t−1}) ⊙ [1; W_i]. Eq. 5: W_i ← clip(W_i − η ∇_W L(Θ̂_i,
 D_i^s), 0, 1).
@@ -15,19 +15,20 @@ Symbols: Θ = the global model; Θ_i = what the party trained last; W_i = a weig
 the p highest layers; D_i^s = s % of its samples, drawn anew in every round; k_i = how many samples
 it has.
 Deviations: p counts stages that have weights (the code counts tensors: its p = 2 is the last
-layer's weight and bias, the paper's p = 1; FedALA, issue 6). Round 2 is that of a party's own
-second turn; the code looks whether weights differ, so that one that is drawn late first mixes in
-what it was initialised with. W_i has converged when the mean losses of its last 10 epochs spread by
-less than 0.1 (code: the losses of their last batches), or after start_epochs. D_i^s is drawn (code:
-consecutive samples from a random place). What is deployed is eq. 4 with the newest Θ and W_i as the
-party learnt it last; the code learns W_i once more before it evaluates, also at parties that were
-not drawn. BatchNorm's statistics are the global ones. Algorithm 1 and eqs. 4 and 5 were read in the
-authors' talk and poster, the rest in their code; s = 80, p = 1 and η = 1 are theirs.
+layer's weight and bias, the paper's p = 1; FedALA, issue 6). Round 2 means a party's own second
+round. The code checks whether weights differ, so that a party drawn late first mixes in its initial
+weights. W_i has converged when the mean losses of its last 10 epochs spread by less than 0.1 (code:
+the losses of their last batches), or after start_epochs. D_i^s is a random subset (code:
+consecutive samples from a random position). A party deploys eq. 4 with the newest Θ and its last
+W_i; the code learns W_i once more before it evaluates, also at parties outside the cohort.
+BatchNorm's statistics are the global ones. Algorithm 1 and eqs. 4 and 5 were read in the authors'
+talk and poster, the rest in their code; s = 80, p = 1 and η = 1 are theirs.
 At a glance: personal = the p highest layers, mixed with the global ones; exchanged = all weights,
 both ways; kept = the p highest layers and W_i; steps = E epochs, and one over s % of the samples
 for W_i (more in a party's second round).
-Compared: measured as said here, the same as PFLlib's, and as fluke's once W_i has as long to
-converge; as they are, apart. See docs/methods-beside.md.
+Compared: the same as PFLlib's and fluke's after these were changed to measure as described here,
+and fluke's to give W_i as many epochs to converge. Unchanged, they differ. See
+docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ from comity.algorithms.fedavg import AveragedModel
 from comity.core import *
 
 W_OF, LOSS = "ala.", "ala.loss"
-STEADY, WITHIN = 10, 0.1  # W has converged when the last so many epochs' losses spread by less
+# W has converged when the losses of the last STEADY epochs have a standard deviation below WITHIN.
+STEADY, WITHIN = 10, 0.1
 
 
 @record
 class AlaState:
-    """What a party keeps: its private parameters, the p highest layers as it trained them last, and
-    W_i; nothing at first.
+    """A party's state: its private parameters, its p highest layers after its last training, and
+    W_i. The latter two are empty at first.
     """
 
     private: Params
@@ -57,14 +59,16 @@ class AlaState:
 
 @record
 class Both:
-    """Of what eq. 4 is made: the party's p highest layers, and the received model."""
+    """The two models of eq. 4: the party's p highest layers (`mine`), and the received model
+    (`sent`).
+    """
 
     mine: Params
     sent: Params
 
 
-def merged(both: Both, W: Params) -> Params:
-    """Eq. 4; where there are no weights, the received model."""
+def merge(both: Both, W: Params) -> Params:
+    """Eq. 4. Without weights W it is the received model."""
     return both.sent | {k: torch.lerp(both.mine[k], both.sent[k], w) for k, w in W.items()}
 
 
@@ -84,7 +88,9 @@ class FedAla(AveragedModel[AlaState]):
     )
 
     def highest(self, task: LearningTask) -> frozenset[str]:
-        """The names that W is about: what the p highest stages with weights share."""
+        """The names of the weights that W mixes: the shared ones of the p highest stages with
+        weights.
+        """
         names = [k for k in task.shapes if not is_buffer(k) and k not in self.private_names(task)]
         stages = [
             stage
@@ -102,18 +108,17 @@ class FedAla(AveragedModel[AlaState]):
     ) -> tuple[AlaState, Model]:
         both = Both(state.previous, m.theta | state.private)
         W = await self.weights(state, both, party, key.fold("weights")) if state.previous else {}
-        theta = await self.train_locally(merged(both, W), m, party, key)
+        theta = await self.train_locally(merge(both, W), m, party, key)
         task = party.task
-        return AlaState(self.private_part(theta, task), keep(theta, self.highest(task)), W), Model(
-            self.shared_part(theta, task)
-        )
+        private = self.private_part(theta, task)
+        highest = keep(theta, self.highest(task))
+        return AlaState(private, highest, W), Model(self.shared_part(theta, task))
 
     async def weights(self, state: AlaState, both: Both, party: Party, key: Key) -> Params:
-        """W_i, l.7-14."""
+        """Learn W_i (l.7-14)."""
         train = party.data.train
-        some = train.take(
-            key.fold("sample").choose(max(1, round(self.s / 100 * len(train))), len(train))
-        )
+        count = max(1, round(self.s / 100 * len(train)))
+        some = train.take(key.fold("sample").choose(count, len(train)))
         how = replace(
             party.training,
             optimizer="sgd",
@@ -143,18 +148,20 @@ class FedAla(AveragedModel[AlaState]):
         W = {k: theta[W_OF + k] for k in both.mine}
         with torch.no_grad():
             for w in W.values():
-                w.clamp_(0, 1)  # where the last step may have left it
-        value = task.loss(merged(both, W) | {k: v for k, v in theta.items() if is_buffer(k)}, batch)
-        batch.scratch[LOSS] = (
-            batch.scratch[LOSS] + value.detach() if LOSS in batch.scratch else value.detach()
-        )
+                w.clamp_(0, 1)  # the last step may have left the interval
+        buffers = {k: v for k, v in theta.items() if is_buffer(k)}
+        value = task.loss(merge(both, W) | buffers, batch)
+        total = value.detach()
+        if LOSS in batch.scratch:
+            total = batch.scratch[LOSS] + total
+        batch.scratch[LOSS] = total
         return value
 
     def newcomer_state(self, state: AlaState, theta: Params) -> AlaState:
         return replace(state, private=theta | state.private)
 
     def deployed_model(self, state: AlaState, m: Model, party: Party) -> Params:
-        return merged(Both(state.previous, m.theta | state.private), state.W)
+        return merge(Both(state.previous, m.theta | state.private), state.W)
 
     # -- declarations ------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ Algorithm 1: w ← Σ_{i∈S} (n_i / n_S) w_i, with w_i from E epochs of SGD on 
 
 At a glance: personal = nothing; exchanged = weights, both ways; kept = nothing; steps = E epochs.
 Symbols: theta = w; S the cohort; n_i training samples of party i.
-Deviations: none. What BatchNorm statistics do is the experiment's `bn` setting (all are averaged by
-default).
+Deviations: none. The experiment's setting `bn` says what happens to BatchNorm's statistics (by
+default all are averaged).
 Compared: the same as PFLlib's, Flower's and fluke's. See docs/methods-beside.md.
 """
 
@@ -22,8 +22,8 @@ from comity.core import *
 
 
 class AveragedModel(AveragesWeights[Params, C, Model], Generic[C]):
-    """FedAvg for parties with a state of any type C. Methods that add something to FedAvg, and keep
-    more than private weights at parties, are made from this.
+    """FedAvg for parties with a state of any type C: the base class of methods that add to FedAvg
+    and keep more than private weights at parties.
     """
 
     def init_server(self, key: Key, info: Info) -> Params:

@@ -1,8 +1,9 @@
 """FedBABU: Oh, Kim, Yun, Toward Enhanced Representation for Federated Image Classification, ICLR
 2022.
 
-Idea: body aggregation and body update. All parties have the same random head, which nobody trains;
-only the body is trained and averaged. Personal models come afterwards, by fine-tuning.
+Idea: body aggregation and body update. All parties have the same random head, which is never
+trained; only the body is trained and averaged. Fine-tuning after the last round gives personal
+models.
 
 Algorithm 1: θ_i ← SGD on the body from θ^t under the common head θ_cls^0; θ^{t+1} ← Σ_i (n_i / n_S)
 θ_i.
@@ -15,8 +16,8 @@ fine-tuning after the last round.
 Symbols: θ = the stages up to the cut, shared; θ_cls^0 = the head, the same for all since it is
 drawn from one key and never sent.
 Deviations: τ_f = 10, as in PFLlib, at the experiment's learning rate. Newcomers fine-tune for the
-epochs that the experiment grants them. Wrappers' terms for shared parameters are not asked of
-fine-tuned models.
+epochs that the experiment grants them. The terms of wrappers for shared parameters do not apply to
+fine-tuning.
 Compared: the same as PFLlib's and fluke's, before fine-tuning. See docs/methods-beside.md.
 """
 
@@ -56,7 +57,9 @@ class FedBabu(FedPer):
         return await self.tuned(state, m, party, key, party.training), None
 
     async def tuned(self, state: Params, m: Model, party: Party, key: Key, how: Training) -> Params:
-        """A model of the party's own, which comes before whatever it is sent."""
+        """Fine-tune the received model. The result is the party's own model, which replaces what it
+        receives later.
+        """
         theta = m.theta | state
         heads = party.task.head_names
         only = {"all": None, "head": heads, "body": frozenset(theta.keys() - heads)}[self.finetune]

@@ -4,14 +4,15 @@
 Idea: FedAvg on everything but the BatchNorm layers (weights, biases and running statistics), which
 stay at the party and absorb its feature shift.
 
-Algorithm 1: for each layer l that is not BatchNorm, w_l ← average of the parties' w_l; the others
-are left alone.
+Algorithm 1: for each layer l that is not BatchNorm, w_l ← average of the parties' w_l; BatchNorm
+layers are not averaged.
 
 At a glance: personal = BatchNorm's weights and statistics; exchanged = all other weights, both
 ways; kept = BatchNorm's weights and statistics; steps = E epochs.
 Symbols: kept = the names of BatchNorm layers, found by their type, never by a substring.
-Deviations: averages are weighted by sample counts, as everywhere here; the authors' code averages
-uniformly (equal when sizes are). On a network without BatchNorm this is FedAvg bit for bit.
+Deviations: averages are weighted by sample counts, as in all methods here; the authors' code
+averages uniformly (the same for equal sizes). On a network without BatchNorm this is FedAvg bit for
+bit.
 Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 

@@ -1,9 +1,8 @@
 """FedCP: Zhang et al., Separating Feature Information for Personalized Federated Learning via
 Conditional Policy, KDD 2023.
 
-Idea: of each sample's representation a small network, the conditional policy, decides value by
-value how much of it is for the global head and how much for the party's own; the answer is the sum
-of both heads'.
+Idea: a small network, the conditional policy, divides each value of a sample's representation
+between the global head and the party's own head. The logits are the sum of both heads'.
 
 Policy: {r, s} = softmax over pairs of CPN(v_i/‖v_i‖ ⊙ h; Θ), r + s = 1, with CPN =
 ReLU(LayerNorm(linear layer)) from d' to 2·d'.
@@ -18,14 +17,14 @@ maximum mean discrepancy, its kernel the sum of e^{−‖·‖²/(2a)} over a = 
 Deviations: the code draws the policy by Gumbel's softmax, also when it evaluates (gumbel=true draws
 in training). It sends the mean of the received and of its own head (upload=half, the default); the
 authors' talk has the own head sent (upload=own). Its v_i are random in round 1. Frozen parts are in
-evaluation mode. Where several layers make a head v_i is their matrices' product, as in the code;
-other heads are refused. λ = 5 is the code's for MNIST. PFLlib is as the code; the latter leaves out
-the last test samples if they do not fill a batch. The authors' talk was read; the paper's text, and
-with it the softmax, could not be had.
+evaluation mode. If a head has several layers, v_i comes from the product of their matrices, as in
+the code; other heads are refused. λ = 5 is the code's for MNIST. PFLlib follows the code; the
+latter leaves out the last test samples if they do not fill a batch. The authors' talk was read. The
+paper's text, which defines the softmax, was not available.
 At a glance: personal = a head; exchanged = the body, a head and the policy's weights, both ways;
 kept = the own head; steps = E epochs.
-Compared: within chance of PFLlib's with a softmax for Gumbel's; on whole batches the same, as long
-as rounding does not grow. See docs/methods-beside.md.
+Compared: within chance of PFLlib's with a softmax instead of Gumbel's; on whole batches the same
+until rounding errors grow. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from comity.models.stack import uniform
 from comity.training.kernels import linear
 
 OWN, POLICY, CONTEXT = "fedcp.own.", "fedcp.policy.", "fedcp.context"
-WIDTHS = (10, 15, 20, 50)  # a, of MMD's kernels
+WIDTHS = (10, 15, 20, 50)  # bandwidths of MMD's kernels
 
 
 def own_head(theta: Params) -> Params:
-    """W_i^hd under the names of W^hd."""
+    """W_i^hd with the names of W^hd."""
     return {k.removeprefix(OWN): v for k, v in theta.items() if k.startswith(OWN)}
 
 
@@ -69,8 +68,8 @@ def mmd(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Separated(Around):
-    """A task whose answer is the sum of two heads', among which a policy shares out the
-    representation.
+    """A task whose logits are the sum of two heads'. A policy divides the representation between
+    them.
     """
 
     def init(self, key: Key) -> Params:
@@ -92,12 +91,12 @@ class Separated(Around):
         )
 
     def head(self, theta: Params, z: Tensor, train: bool = False) -> Tensor:
-        return self.separated(theta, z, train)
+        return self.separated_logits(theta, z, train)
 
-    def separated(
+    def separated_logits(
         self, theta: Params, h: Tensor, train: bool, noise: Tensor | None = None
     ) -> Tensor:
-        """The answer; `noise` is added to the policy before its softmax."""
+        """The sum of both heads' logits. `noise` is added to the policy before its softmax."""
         a = linear(theta[CONTEXT] * h, theta[POLICY + "weight"], theta[POLICY + "bias"])
         a = F.relu(
             F.layer_norm(a, a.shape[1:], theta[POLICY + "norm.weight"], theta[POLICY + "norm.bias"])
@@ -128,8 +127,8 @@ class FedCp(FedAvg):
             )
 
     def layers(self, task: LearningTask) -> list[str]:
-        """The matrices of a head's layers, from the last to the first; none if it does not consist
-        of such layers.
+        """The weight matrices of a head of linear layers, last layer first; empty for any other
+        head.
         """
         names = [k for k in task.shapes if k in task.head_names and k.endswith("weight")]
         shapes = [task.shapes[k][0] for k in names]
@@ -144,7 +143,7 @@ class FedCp(FedAvg):
         return Separated.of(task, frozenset(OWN + k for k in task.head_names))
 
     def in_context(self, theta: Params, task: LearningTask) -> Params:
-        """With v_i/‖v_i‖ among the parameters."""
+        """Add v_i/‖v_i‖ to the parameters."""
         matrices = [theta[OWN + k] for k in self.layers(task)]
         return theta | {CONTEXT: F.normalize(reduce(torch.matmul, matrices).sum(0), dim=0)}
 
@@ -176,7 +175,7 @@ class FedCp(FedAvg):
     def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Model) -> Tensor:
         assert isinstance(task, Separated)
         h = task.features(theta, batch.x, train=True)
-        value = task.inner.criterion(task.separated(theta, h, True, batch.drawn), h, batch)
+        value = task.inner.criterion(task.separated_logits(theta, h, True, batch.drawn), h, batch)
         if not self.lam:
             return value
         with torch.no_grad():
@@ -185,7 +184,7 @@ class FedCp(FedAvg):
 
     def newcomer_state(self, state: Params, theta: Params) -> Params:
         heads = frozenset(k for k in theta if OWN + k in state)
-        return drop(theta, heads) | state  # the global head stays the one that it is sent
+        return drop(theta, heads) | state  # the global head is the received one
 
     def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         return self.in_context(m.theta | state, party.task)

@@ -1,15 +1,14 @@
 """FedFomo: Zhang et al., Personalized Federated Learning with First Order Model Optimization, ICLR
 2021.
 
-Idea: there is no global model. Each party gets a few of the others' models, looks how well each
-does on samples that it held out, and goes on from a combination of those that do better than it
-did.
+Idea: there is no global model. Each party receives a few of the others' models, evaluates them on
+held-out samples, and continues from a combination of those that are better than its own.
 
 Weights: w_n = (L_i(θ_i) − L_i(θ_n)) / ‖θ_n − θ_i‖; those above 0 are kept and divided by their sum:
 w⁺_n.
 Update: θ_i ← θ_i + Σ_n w⁺_n (θ_n − θ_i), then E epochs on the party's samples.
-Whose models: P_ij ← P_ij + w_j, from P = I; the M − 1 with the highest P_ij, each with chance ε
-drawn evenly instead.
+Whose models: P_ij ← P_ij + w_j, from P = I; the M − 1 models with the highest P_ij, each with
+probability ε replaced by a random one.
 
 Symbols: θ_i = what i's last training began from; θ_n = the models that n, and i itself, trained
 since; L_i = the mean loss of i's held-out samples; M counts the party's own model; ε falls by a
@@ -17,14 +16,14 @@ fixed step a round.
 At a glance: personal = everything; exchanged = a model up and M − 1 of others' down; kept = the
 trained model and where the next training begins, at the server P and all parties' last models;
 steps = E epochs of the samples that are not held out, and M + 1 looks at those that are.
-Deviations: a round's parties exchange what they trained in it, and what was trained last is
-deployed; the authors' server has the models of one round for the next one's parties, which is the
-same if all take part in every round. The held-out samples are the experiment's validation samples,
-or every fifth training sample if there are none. Checked against the authors' code, not the printed
-text. That code takes the ℓ1 norm by default (norm=l1), and divides what it adds to P by |Σ w|. If
-no model does better θ_i stays, as the update says and the code does; PFLlib goes on from what was
-trained. PFLlib has no ε. BatchNorm's statistics are combined with the weights, and are no part of
-the norm. A newcomer gets M − 1 models at random.
+Deviations: the parties of a round exchange the models that they trained in it, and a party deploys
+the model that it trained last; the authors' server sends the models of one round to the parties of
+the next, which is the same if all take part in every round. The held-out samples are the
+experiment's validation samples, or every fifth training sample if there are none. Checked against
+the authors' code, not the printed text. That code takes the ℓ1 norm by default (norm=l1), and
+divides what it adds to P by |Σ w|. If no model is better, θ_i stays, as in the update and in the
+code; PFLlib continues from the trained model. PFLlib has no ε. BatchNorm's statistics are combined
+like the weights, but are not part of the norm. A newcomer gets M − 1 models at random.
 Compared: within chance of PFLlib's. See docs/methods-beside.md.
 """
 
@@ -44,14 +43,14 @@ from comity.core import *
 from comity.core.diagnostics import PartyMatrix
 from comity.metrics.evaluation import score_on_validation
 
-HELD_OUT = 5  # every so many samples, one
+HELD_OUT = 5  # one of so many samples is held out
 WEIGHT = "weight/"
 
 
 @record
 class Affinities:
-    """What the server keeps: P, how much each party (row) had of each other, and the last models
-    that they sent.
+    """The server's state: P, the sum of each party's (row's) weights on each other party's models,
+    and the last models that parties sent.
     """
 
     P: Tensor
@@ -60,8 +59,8 @@ class Affinities:
 
 @record
 class FomoState:
-    """What a party keeps: the model it trained last, and θ_i, with whether others' models are in it
-    yet.
+    """A party's state: the model that it trained last, and θ_i, with a flag whether θ_i includes
+    this round's models of others.
     """
 
     trained: Params
@@ -71,22 +70,22 @@ class FomoState:
 
 @record
 class Offered:
-    """Others' models, by their parties."""
+    """The server's message: others' models by party."""
 
     models: dict[int, Params]
 
 
-def apart(one: Params, other: Params, norm: int) -> float:
-    """‖one − other‖ over all that is trained."""
-    gap = torch.cat([(one[k] - v).flatten() for k, v in trainable(other).items()])
+def distance_between(theta: Params, other: Params, norm: int) -> float:
+    """‖theta − other‖ over the trained parameters."""
+    gap = torch.cat([(theta[k] - v).flatten() for k, v in trainable(other).items()])
     return float(torch.linalg.vector_norm(gap, norm))
 
 
-def chosen(
+def choose_models(
     affinity: Sequence[float], candidates: Sequence[int], count: int, epsilon: float, key: Key
 ) -> list[int]:
-    """`count` candidates: the one with the highest affinity that is left (ties at random), or with
-    chance ε any that is left.
+    """Choose `count` candidates one by one: with probability ε at random, else the one with the
+    highest affinity (ties at random).
     """
     pool = [candidates[k] for k in key.permutation(len(candidates)).tolist()]
     explores = torch.rand(count, generator=key.fold("explore").generator()) < epsilon
@@ -133,11 +132,13 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         for i in uploads:
             candidates = self.sources(server.info, i, list(uploads))
             key = server.key("models", server.info.stream(i))
-            ids = chosen(s.P[i].tolist(), candidates, self.downloads(len(candidates)), epsilon, key)
+            count = self.downloads(len(candidates))
+            ids = choose_models(s.P[i].tolist(), candidates, count, epsilon, key)
             if ids:
                 offered[i] = Offered({j: uploads[j] for j in ids})
         P = s.P.clone()
-        for i, w in (server.call(self.weigh, offered) if offered else {}).items():
+        weights = server.call(self.weigh, offered) if offered else {}
+        for i, w in weights.items():
             total = sum(max(0.0, value) for value in w.values()) or 1.0
             for j, value in w.items():
                 P[i, j] += value
@@ -145,8 +146,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         return Affinities(P, s.last | uploads)
 
     def samples(self, data: PartyData, held_out: bool) -> Samples:
-        """What models are weighed by, or what they learn from; who has too few samples to part does
-        both with all of them.
+        """The samples that models are weighted by (`held_out`), or that they are trained on. A
+        party with too few samples uses all of them for both.
         """
         if len(data.validation) or len(data.train) < HELD_OUT:
             return data.validation if held_out and len(data.validation) else data.train
@@ -157,15 +158,11 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     async def local(
         self, state: FomoState, m: Empty, party: Party, key: Key
     ) -> tuple[FomoState, Model]:
-        begin = (
-            state.begin if state.weighed else state.trained
-        )  # who missed the exchange goes on from what it has
-        fitted = await party.fit(
-            plain, begin, key, samples=self.samples(party.data, held_out=False)
-        )
-        return FomoState(fitted.theta, begin, False), Model(
-            self.shared_part(fitted.theta, party.task)
-        )
+        # A party that missed the exchange continues with its own model.
+        begin = state.begin if state.weighed else state.trained
+        samples = self.samples(party.data, held_out=False)
+        theta = (await party.fit(plain, begin, key, samples=samples)).theta
+        return FomoState(theta, begin, False), Model(self.shared_part(theta, party.task))
 
     @on_party
     @describe_reply(
@@ -187,19 +184,19 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def weights(
         self, theta: Params, models: Mapping[int, Params], party: Party
     ) -> dict[int, float]:
-        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ of each model; 0 for θ itself, and where that is no
-        number.
+        """(L(θ) − L(θ_n)) / ‖θ_n − θ‖ for each model; 0 for θ itself, and where the quotient is not
+        finite.
         """
         held_out_data = replace(party.data, validation=self.samples(party.data, held_out=True))
         loss = score_on_validation(party.task, theta, held_out_data).loss
         weights = {}
         for n, theta_n in models.items():
-            distance = apart(theta_n, theta, int(self.norm[1]))
-            w = (
-                (loss - score_on_validation(party.task, theta_n, held_out_data).loss) / distance
-                if distance
-                else 0.0
-            )
+            distance = distance_between(theta_n, theta, int(self.norm[1]))
+            if not distance:
+                weights[n] = 0.0
+                continue
+            loss_n = score_on_validation(party.task, theta_n, held_out_data).loss
+            w = (loss - loss_n) / distance
             weights[n] = w if math.isfinite(w) else 0.0
         return weights
 
@@ -207,10 +204,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
         senders = sorted(s.last)
         picks = server.key("newcomers").choose(self.downloads(len(senders)), len(senders))
         if picks:
-            server.call(
-                self.weigh,
-                dict.fromkeys(ids, Offered({senders[k]: s.last[senders[k]] for k in picks})),
-            )
+            offer = Offered({senders[k]: s.last[senders[k]] for k in picks})
+            server.call(self.weigh, dict.fromkeys(ids, offer))
         return super().join(s, server, ids)
 
     def newcomer_state(self, state: FomoState, theta: Params) -> FomoState:
@@ -219,8 +214,8 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
     def deployed_model(self, state: FomoState, m: Empty, party: Party) -> Params:
         return state.trained
 
-    def told(self, downloads: int) -> int:
-        """Bytes of the weights that a party tells the server."""
+    def weights_bytes(self, downloads: int) -> int:
+        """Bytes of the weights that a party reports to the server."""
         return 4 * (downloads + 1) if downloads else 0
 
     # -- declarations ------------------------------------------------------------------------------
@@ -253,14 +248,13 @@ class FedFomo(AveragesWeights[Affinities, FomoState, Empty]):
 @accounts_for(FedFomo)
 class FedFomoAccounting(AveragingAccounting[FedFomo]):
     def join_traffic(self, info: Info) -> Traffic:
-        downloads = self.method.downloads(
-            len(info.names)
-        )  # at most: parties that were never heard have sent nothing
-        each = Traffic(
-            up=self.method.told(downloads),
+        # An upper bound: parties that never replied have sent no model.
+        downloads = self.method.downloads(len(info.names))
+        per_newcomer = Traffic(
+            up=self.method.weights_bytes(downloads),
             down=downloads * info.task.bytes(without=self.method.private_names(info.task)),
         )
-        return sum([each] * len(info.late), Traffic())
+        return sum([per_newcomer] * len(info.late), Traffic())
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
         downloads = [
@@ -268,6 +262,6 @@ class FedFomoAccounting(AveragingAccounting[FedFomo]):
         ]
         size = info.task.bytes(without=self.method.private_names(info.task))
         return Traffic(
-            up=len(cohort) * size + sum(map(self.method.told, downloads)),
+            up=len(cohort) * size + sum(map(self.method.weights_bytes, downloads)),
             down=sum(downloads) * size,
         )

@@ -1,9 +1,9 @@
 """FedGen: Zhu, Hong, Zhou, Data-Free Knowledge Distillation for Heterogeneous Federated Learning,
 ICML 2021.
 
-Idea: from the parties' heads alone the server learns a generator of representations for each class;
-parties train on what it makes beside their own data, so that their heads do not forget the classes
-they lack.
+Idea: from the parties' heads alone, the server trains a generator of representations for each
+class. Parties train on generated representations in addition to their own data, so that their heads
+do not forget the classes that they lack.
 
 Generator: min_G E_{y∼p̂, ε} CE(Σ_k (n_k / n_S) h_k(G(y, ε)), y) + η_d · sameness, over the logits
 h_k of this round's heads.
@@ -16,11 +16,12 @@ counts of classes once; kept = nothing; at the server the generator and the coun
 of two batches; a generator's steps at the server.
 Symbols: G = (y, ε) → FC, BatchNorm, ReLU, FC → z, a representation at the model's cut; ε ∼ N(0, I);
 p̂ = all parties' labels, counted together; f, h = the stages up to the cut and the head.
-Deviations: as in PFLlib, heads are weighted by sample counts (paper: alike), the counts behind p̂
+Deviations: as in PFLlib, heads are weighted by sample counts (paper: equally), the counts behind p̂
 are exchanged once before round 1 (paper: in every round), Adam keeps its moments from round to
-round, λ = 1 and η_d = 0 (authors' code: λ = 10, decaying, η_d = 1, and a pull of a sample's answer
-to that for its class). ε is normal as in the paper (both codes: uniform). Generated z pass heads in
-evaluation mode, so that BatchNorm statistics come from data only, and without a wrapper's offset.
+round, λ = 1 and η_d = 0 (authors' code: λ = 10, decaying, η_d = 1, and a term that pulls a sample's
+prediction to that for its class). ε is normal as in the paper (both codes: uniform). Generated z
+pass heads in evaluation mode, so that BatchNorm statistics come from data only, and without a
+wrapper's offset.
 Compared: within chance of PFLlib's. See docs/methods-beside.md.
 """
 
@@ -41,7 +42,7 @@ from comity.models.stack import Builder, batchnorm, linear, relu
 
 @record
 class Source:
-    """What the server keeps: w, the generator and its optimizer's moments, and p̂."""
+    """The server's state: w, the generator with its optimizer's moments, and p̂."""
 
     theta: Params
     G: Params
@@ -51,7 +52,7 @@ class Source:
 
 @record
 class Taught:
-    """What the server sends: w and the generator."""
+    """The server's message: w and the generator."""
 
     theta: Params
     G: Params
@@ -59,7 +60,7 @@ class Taught:
 
 @record
 class FedGenState:
-    """What a party keeps: its private parameters, and p̂."""
+    """A party's state: its private parameters, and p̂."""
 
     private: Params
     labels: Tensor
@@ -67,7 +68,7 @@ class FedGenState:
 
 @record
 class Ensemble:
-    """What the generator is to please: this round's heads, and the weight of each."""
+    """The teachers of the generator: this round's heads, and the weight of each."""
 
     shares: list[float]
     heads: list[Params]
@@ -75,7 +76,7 @@ class Ensemble:
 
 @record
 class Wanted:
-    """What a batch's generated representations are made from: their labels, and ε."""
+    """The inputs of the generator for a batch: labels and ε."""
 
     y: Tensor
     eps: Tensor
@@ -83,27 +84,29 @@ class Wanted:
 
 @record
 class Labels:
-    """Samples of each class: a party's on their way up, everybody's on their way down."""
+    """Sample counts by class: a party's in a reply, all parties' in a message."""
 
     counts: Tensor = describe(CLASS_COUNTS)
 
 
-def drawn(labels: Tensor, count: int, key: Key) -> Tensor:
-    """y ∼ p̂."""
+def draw_labels(labels: Tensor, count: int, key: Key) -> Tensor:
+    """Draw labels y ∼ p̂."""
     return torch.multinomial(
         labels.cpu().float(), count, replacement=True, generator=key.generator()
     ).to(labels.device)
 
 
 def sameness(eps: Tensor, z: Tensor) -> Tensor:
-    """1 where different noise makes equal representations, less where it does not."""
+    """The diversity penalty: 1 where different noise gives equal representations, less
+    otherwise.
+    """
     z = z.flatten(1)
     return (-((eps[:, None] - eps).square().mean(2) * (z[:, None] - z).abs().mean(2)).mean()).exp()
 
 
 @record
 class Generator:
-    """What a party's loss gets from the message and from its state: G and p̂."""
+    """The input of a party's loss: G from the message, and p̂ from its state."""
 
     G: Params
     labels: Tensor
@@ -137,7 +140,9 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         network = build.stage("gen2", linear(task.width)).build()
         return LearningTask(network, classes=task.width, cut=network.cut)
 
-    def made(self, task: LearningTask, G: Params, request: Wanted, train: bool = False) -> Tensor:
+    def generate(
+        self, task: LearningTask, G: Params, request: Wanted, train: bool = False
+    ) -> Tensor:
         """G(y, ε) in the shape of the task's representations."""
         gen = self.generator(task)
         inputs = torch.cat([request.eps, F.one_hot(request.y, task.classes).float()], dim=1)
@@ -192,7 +197,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         heads = Ensemble(
             [size / total for size in sizes.values()], [reply.theta for reply in replies.values()]
         )
-        y = drawn(s.labels, self.gen_steps * self.gen_batch, server.key("labels"))
+        y = draw_labels(s.labels, self.gen_steps * self.gen_batch, server.key("labels"))
         how = Training("adam", self.gen_lr, batch=self.gen_batch, steps=self.gen_steps)
         key = server.key("generator")
         task = server.info.task
@@ -217,12 +222,12 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         )
 
     def noises(self, batch: Batch, key: Key, heads: Ensemble) -> Tensor:
-        """ε for a batch of the generator's."""
+        """Draw ε for a batch of the generator."""
         return self.eps(len(batch.y), key.fold("made"), batch.y.device)
 
     def j_g(self, task: LearningTask, G: Params, batch: Batch, ensemble: Ensemble) -> Tensor:
         eps: Tensor = batch.drawn
-        z = self.made(task, G, Wanted(batch.y, eps), train=True)
+        z = self.generate(task, G, Wanted(batch.y, eps), train=True)
         answers = zip(ensemble.shares, ensemble.heads, strict=True)
         logits = torch.stack([share * task.head(theta, z) for share, theta in answers]).sum(0)
         value = F.cross_entropy(logits, batch.y)
@@ -234,21 +239,23 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
     ) -> tuple[FedGenState, Model]:
         generator = Generator(m.G, state.labels)
         theta = (
-            await party.fit(self.j_k, m.theta | state.private, key, generator, draw=self.wanted)
+            await party.fit(
+                self.j_k, m.theta | state.private, key, generator, draw=self.draw_request
+            )
         ).theta
-        return replace(state, private=self.private_part(theta, party.task)), Model(
-            self.shared_part(theta, party.task)
-        )
+        private = self.private_part(theta, party.task)
+        shared = self.shared_part(theta, party.task)
+        return replace(state, private=private), Model(shared)
 
-    def wanted(self, batch: Batch, key: Key, aux: Generator) -> Wanted:
-        """As many labels as a party's batch has samples, and ε."""
+    def draw_request(self, batch: Batch, key: Key, aux: Generator) -> Wanted:
+        """Draw one label and one ε for each sample of a party's batch."""
         key = key.fold("made")
-        y = drawn(aux.labels, len(batch.y), key)
+        y = draw_labels(aux.labels, len(batch.y), key)
         return Wanted(y, self.eps(len(y), key, y.device))
 
     def j_k(self, task: LearningTask, theta: Params, batch: Batch, aux: Generator) -> Tensor:
         request: Wanted = batch.drawn
-        z = self.made(task.plain, aux.G, request)
+        z = self.generate(task.plain, aux.G, request)
         return task.loss(theta, batch) + self.weight * cross_entropy(
             task.plain.head(theta, z), request.y
         )
@@ -274,8 +281,8 @@ class FedGenAccounting(AveragingAccounting[FedGen]):
         return {"Taught.G": self.method.generator(task), "Labels.counts": (task.classes,)}
 
     def start_traffic(self, info: Info) -> Traffic:
-        each = 4 * info.task.classes * len(info.names)
-        return Traffic(up=each, down=each)
+        size = 4 * info.task.classes * len(info.names)
+        return Traffic(up=size, down=size)
 
     def join_traffic(self, info: Info) -> Traffic:
         return super().join_traffic(info) + Traffic(down=len(info.late) * 4 * info.task.classes)

@@ -1,9 +1,9 @@
 """FedMeta with UGA: Yao et al., Federated Learning with Unbiased Gradient Aggregation and
 Controllable Meta Updating, 2019.
 
-Idea: a party's last gradient is taken with respect to the model that it received, so that all
-parties' gradients are of one point (UGA); afterwards the server makes a step on samples that it
-holds itself, and so says what the model is to be good at (FedMeta).
+Idea: a party's last gradient is taken with respect to the model that it received, so that the
+gradients of all parties are taken at one point (UGA). Then the server makes a step on samples of
+its own, which steers the model to their distribution (FedMeta).
 
 Keep-trace: w_k = the model after E − 1 epochs of SGD from w, as a function of w.
 Gradient evaluation: g_k = ∇_w F_k(w_k), over all of the party's training samples, in place of the
@@ -13,14 +13,14 @@ Meta updating: w ← w − η_m ∇L(w; D_meta).
 
 Symbols: η_g = server_lr; η_m = meta_lr; D_meta = a share of each party's training samples, which it
 sends before round 1.
-Deviations: the trace is walked back step by step (Hessian times vector), which needs a model's
-memory for each step. Parties send w − η_g g_k, whose average is UGA's line. With first_order=true
-the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of every party's samples, as in FedUFO,
-and stays in their training data; one step is made on all of it. The trace has the experiment's
-momentum, from rest in every round (also with opt_state=keep), and decay; BatchNorm's statistics are
-those after it, averaged. The paper's η_g and η_m could not be checked; the defaults learn on
-digits, where η_m = 1 diverges, and are not tuned. With η_m = 0 it is UGA alone, and no samples
-leave.
+Deviations: the gradient is propagated back through the trace step by step (Hessian-vector
+products), which needs the memory of one model per step. Parties send w − η_g g_k, whose average is
+UGA's line. With first_order=true the trace is left out: g_k = ∇F_k at w_k. D_meta is a tenth of
+every party's samples, as in FedUFO, and stays in their training data; one step is made on all of
+it. The trace uses the experiment's momentum, starting at 0 in every round (also with
+opt_state=keep), and weight decay. BatchNorm's statistics are those after the trace, averaged. The
+paper's η_g and η_m could not be checked; the defaults are not tuned; they converge on digits, where
+η_m = 1 diverges. With η_m = 0 it is UGA alone, and parties send no samples.
 At a glance: personal = nothing; exchanged = the weights, both ways, and a tenth of the samples
 once; kept = nothing (the server: those samples); steps = E epochs, and E − 1 of Hessian products.
 """
@@ -38,14 +38,14 @@ from comity.algorithms.centralized import Data, together
 from comity.components.averaged import AveragesWeights, AveragingAccounting
 from comity.core import *
 
-ROWS = 512  # of which a gradient over many samples is taken at once
+ROWS = 512  # batch size of gradients over many samples
 Tally = tuple[Params, int]
-"""Gradients that are added up, and of how many samples they are."""
+"""A sum of gradients, and the number of its samples."""
 
 
 @record
 class Guided:
-    """What the server keeps: w and D_meta."""
+    """The server's state: w and D_meta."""
 
     theta: Params
     data: Data
@@ -53,7 +53,7 @@ class Guided:
 
 @record
 class Moving:
-    """A party's descent: where it is, and how fast."""
+    """The state of a party's SGD with momentum: weights and velocity."""
 
     w: Params
     v: Params
@@ -69,7 +69,7 @@ def plus(w: Params, by: float, along: Params) -> Params:
 
 
 def adding(task: LearningTask, w: Params) -> Callable[[Tally, Batch], Tally]:
-    """A step that adds up the gradient at w over batches."""
+    """A step function that sums the gradient at w over batches."""
 
     def add(tally: Tally, batch: Batch) -> Tally:
         count = len(batch.y)
@@ -84,7 +84,7 @@ def mean(tally: Tally) -> Params:
 
 
 def once(how: Training) -> Training:
-    """Everything once, in large pieces."""
+    """A training of one epoch with large batches."""
     return replace(how, batch=max(how.batch, ROWS), epochs=1, steps=None)
 
 
@@ -126,49 +126,44 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
         return Model(s.theta)
 
     def start(self, s: Guided, server: Server) -> Guided:
-        return self.given(s, [], server, server.info.parties)
+        return self.collect_meta_data(s, [], server, server.info.parties)
 
     def catch_up(self, s: Guided, server: Server, ids: Sequence[int]) -> Guided:
-        return self.given(s, [s.data], server, ids)
+        return self.collect_meta_data(s, [s.data], server, ids)
 
-    def given(self, s: Guided, before: list[Data], server: Server, ids: Sequence[int]) -> Guided:
-        """D_meta with what these parties send."""
+    def collect_meta_data(
+        self, s: Guided, before: list[Data], server: Server, ids: Sequence[int]
+    ) -> Guided:
+        """Set D_meta to `before` and the samples that these parties send."""
         if not self.meta_lr:
             return s
-        return replace(
-            s,
-            data=together(
-                [*before, *server.call(self.hand_over, {i: Empty() for i in ids}).values()]
-            ),
-        )
+        replies = server.call(self.hand_over, {i: Empty() for i in ids})
+        return replace(s, data=together([*before, *replies.values()]))
 
     @on_party
     async def hand_over(
         self, state: Params, m: Empty, party: Party, key: Key
     ) -> tuple[Params, Data]:
         train = party.data.train
-        subset = train.take(key.fold("meta").choose(self.handed(len(train)), len(train)))
+        subset = train.take(key.fold("meta").choose(self.meta_count(len(train)), len(train)))
         return state, Data(subset.x, subset.y.int() if party.task.classes else subset.y)
 
-    def handed(self, n: int) -> int:
+    def meta_count(self, n: int) -> int:
         return math.ceil(self.share * n)
 
     @only_averages
     def round(self, s: Guided, server: Server, t: int) -> Guided:
-        w = server.mean(
-            self.local, {i: self.message_for(s, i) for i in server.sample(t)}, server.info.sizes
-        ).value.theta
-        return replace(s, theta=self.updated(w, s.data, server) if self.meta_lr else w)
+        messages = {i: self.message_for(s, i) for i in server.sample(t)}
+        w = server.mean(self.local, messages, server.info.sizes).value.theta
+        return replace(s, theta=self.meta_update(w, s.data, server) if self.meta_lr else w)
 
-    def updated(self, w: Params, data: Data, server: Server) -> Params:
-        """Meta updating; it leaves BatchNorm's statistics alone, and what parties keep is here as
-        it was before round 1.
+    def meta_update(self, w: Params, data: Data, server: Server) -> Params:
+        """The meta update. It does not change BatchNorm's statistics. Parameters that are private
+        at parties have their initial values here.
         """
         task = server.info.task
-        whole = {
-            k: v.clone() if is_buffer(k) else v
-            for k, v in (task.init(server.key("kept")) | w).items()
-        }
+        whole = task.init(server.key("kept")) | w
+        whole = {k: v.clone() if is_buffer(k) else v for k, v in whole.items()}
         samples = Samples(data.x, data.y.long() if task.classes else data.y)
         g = server.fold(
             adding(task, whole),
@@ -197,19 +192,15 @@ class FedMeta(AveragesWeights[Guided, Params, Model]):
             else replace(how, steps=how.steps - 1)
         )
         w_k = (await party.fold(descend, Moving(w, zeros(w)), key, shorter)).w
-        g = mean(
-            await party.fold(
-                adding(party.task, w_k), (zeros(w), 0), key.fold("evaluate"), once(how)
-            )
-        )
-        theta = plus(w, -self.server_lr, self.traced(g, past, party)) | {
-            k: v for k, v in w_k.items() if is_buffer(k)
-        }
+        add = adding(party.task, w_k)
+        g = mean(await party.fold(add, (zeros(w), 0), key.fold("evaluate"), once(how)))
+        buffers = {k: v for k, v in w_k.items() if is_buffer(k)}
+        theta = plus(w, -self.server_lr, self.backpropagate(g, past, party)) | buffers
         return self.private_part(theta, party.task), Model(self.shared_part(theta, party.task))
 
-    def traced(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:
-        """From the gradient at w_k to that at w: back through v ← μ v + ∇f + λ w, w ← w − η v, step
-        by step.
+    def backpropagate(self, g: Params, past: list[tuple[Params, Batch]], party: Party) -> Params:
+        """The gradient at w from that at w_k, back through the steps v ← μ v + ∇f + λ w, w ← w − η
+        v.
         """
         how, dv = party.training, zeros(g)
         for w, batch in reversed(past):
@@ -270,5 +261,5 @@ class FedMetaAccounting(AveragingAccounting[FedMeta]):
     def start_traffic(self, info: Info) -> Traffic:
         sample = 4 * torch.Size(info.shape).numel() + 4
         return Traffic(
-            up=sum(map(self.method.handed, info.sizes)) * sample if self.method.meta_lr else 0
+            up=sum(map(self.method.meta_count, info.sizes)) * sample if self.method.meta_lr else 0
         )

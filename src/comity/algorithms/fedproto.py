@@ -1,10 +1,9 @@
 """FedProto: Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI
 2022.
 
-Idea: no weights cross, only each party's prototypes, the mean representation of each of its
-classes. Every party pulls its representations to the global prototypes of their classes, and a
-sample is of the class whose global prototype is nearest. Any mix of architectures that agree on the
-width d'.
+Idea: parties exchange no weights, only prototypes: the mean representation of each of their
+classes. Every party regularises its representations towards the global prototypes, and predicts the
+class of the nearest one. Architectures may differ if they have the same width d'.
 
 Eq. 3: C_i^(j) = (1/|D_ij|) Σ_{(x,y)∈D_ij} f_i(x). Eq. 6: C̄^(j) = Σ_i (|D_ij| / N_j) C_i^(j).
 Eq. 7: min CE(g_i(f_i(x)), y) + λ · ‖f_i(x) − C̄^(y)‖². Eq. 4, inference: ŷ = argmin_j ‖f_i(x) −
@@ -13,21 +12,21 @@ C̄^(j)‖.
 Symbols: f_i, g_i = a party's stages up to the cut, and its head; D_ij = its samples of class j; N_j
 = all parties' of class j.
 Deviations: eq. 6 as printed also divides by the number of parties, which would shrink prototypes
-towards 0; Appendix B's weights add up to 1, and decide. The authors' code and PFLlib count parties
-alike (weights=uniform). Eq. 7 is Appendix B's, whose ‖·‖² the code, which λ = 1 was tuned with,
-divides by d' (reduction=sum: as printed; norm: the L2 distance that the text speaks of; HtFLlib
-uses λ = 10). Prototypes are those of the trained model in evaluation mode, as eq. 3 says; both
-codes take means in passing, while weights still move. Those of parties that are not in the cohort
-stay (PFLlib forgets them); a prototype of fewer than min_count samples is not sent (the paper sends
-all). The authors' code looks at a party's own classes only (answer=own), and its script adds up the
-hits of both rules, and those of all parties before, in one ratio: what it prints is no accuracy of
-one rule. PFLlib and HtFLlib take the nearest of all. Before anything is known heads answer; test
-losses are those of softmax(−‖·‖²). The paper's text, with its appendices, and all three codes were
-read.
+towards 0; Appendix B has weights that sum to 1, which are used here. The authors' code and PFLlib
+weight parties equally (weights=uniform). Eq. 7 is Appendix B's, whose ‖·‖² the code, which λ = 1
+was tuned with, divides by d' (reduction=sum: as printed; norm: the L2 distance that the text speaks
+of; HtFLlib uses λ = 10). Prototypes are those of the trained model in evaluation mode, as eq. 3
+says; both codes compute means during training, while weights still change. Prototypes of parties
+outside the cohort are kept (PFLlib drops them); a prototype of fewer than min_count samples is not
+sent (the paper sends all). The authors' code considers a party's own classes only (answer=own), and
+its script adds the hits of both rules, and of all earlier parties, in one ratio, so that it prints
+the accuracy of neither rule. PFLlib and HtFLlib take the nearest of all classes. Before there are
+prototypes, the heads predict; test losses are those of softmax(−‖·‖²). The paper's text, with its
+appendices, and all three codes were read.
 At a glance: personal = all weights; exchanged = mean representations of each class, and class
 counts up; kept = the whole model, and the server everybody's last prototypes; steps = E epochs.
-Compared: the same as PFLlib's, HtFLlib's and fluke's (weights=uniform), once their prototypes are
-eq. 3's. See docs/methods-beside.md.
+Compared: the same as PFLlib's, HtFLlib's and fluke's (weights=uniform), after their prototypes were
+changed to eq. 3's. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from torch import Tensor
 
 from comity.base.content import CLASS_COUNTS, CLASS_MEANS, describe
 from comity.components.around import Around
-from comity.components.classwise import class_means, features_of, pooled
+from comity.components.classwise import class_means, features_of, pool_means
 from comity.core import *
 
-PROTOTYPES, KNOWN = "fedproto.prototypes", "fedproto.known"
+PROTOTYPES, KNOWN_CLASSES = "fedproto.prototypes", "fedproto.known"
 
 
 @record
 class Prototypes:
-    """What a party sends: its classes' mean representations, and over how many samples."""
+    """A party's reply: the mean representation of each class, and the sample counts."""
 
     means: Tensor = describe(CLASS_MEANS)
     counts: Tensor = describe(CLASS_COUNTS)
@@ -56,7 +55,7 @@ class Prototypes:
 
 @record
 class Guide:
-    """What the server sends: the global prototypes, and of which classes there are any."""
+    """The server's message: the global prototypes, and a mask of the classes that have one."""
 
     means: Tensor
     known: Tensor
@@ -64,7 +63,7 @@ class Guide:
 
 @record
 class Bank:
-    """What the server keeps: each party's last prototypes."""
+    """The server's state: each party's last prototypes."""
 
     classes: int
     width: int
@@ -73,7 +72,9 @@ class Bank:
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest(Around):
-    """A task that answers by the nearest prototype, if there are any among its parameters."""
+    """A task that predicts the class of the nearest prototype if its parameters contain
+    prototypes.
+    """
 
     def logits(self, theta: Params, x: Tensor) -> Tensor:
         if PROTOTYPES not in theta:
@@ -81,14 +82,15 @@ class Nearest(Around):
         z = self.inner.features(theta, x).flatten(1)
         C = theta[PROTOTYPES]
         near = 2 * z @ C.T - C.square().sum(1) - z.square().sum(1, keepdim=True)  # eq. 4: −‖z − C‖²
-        return torch.where(
-            theta[KNOWN] > 0, near, near.amin(1, keepdim=True) - 1
-        )  # what is not known is never the nearest
+        # An unknown class is never the nearest.
+        return torch.where(theta[KNOWN_CLASSES] > 0, near, near.amin(1, keepdim=True) - 1)
 
 
 @mixin
 class SharesPrototypes(Algorithm[S, Params, Guide]):
-    """What happens at a party, however the server makes global prototypes of what it is sent."""
+    """The party's side of methods with prototypes. Subclasses define how the server computes the
+    global ones.
+    """
 
     lam: float = option(1.0, "λ, weight of the pull to the global prototypes", minimum=0)
     reduction: Literal["mean", "sum", "norm"] = option(
@@ -112,7 +114,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
     ) -> tuple[Params, Prototypes]:
         loss: Loss[Guide] = self.eq7 if self.lam else plain
         theta = (await party.fit(loss, theta, key, m)).theta
-        return theta, self.shown(theta, party)
+        return theta, self.local_prototypes(theta, party)
 
     def eq7(self, task: LearningTask, theta: Params, batch: Batch, m: Guide) -> Tensor:
         z = task.features(theta, batch.x, train=True)
@@ -124,14 +126,11 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
             pull = apart.square().mean() * (1 if self.reduction == "mean" else task.width)
         return task.objective(theta, z, batch) + self.lam * pull
 
-    def shown(self, theta: Params, party: Party) -> Prototypes:
-        """Eq. 3, of the trained model."""
+    def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
+        """Eq. 3: the prototypes of the trained model."""
         train = party.data.train
-        return Prototypes(
-            *class_means(
-                features_of(party.task, theta, train), train.y, party.task.classes, self.min_count
-            )
-        )
+        z = features_of(party.task, theta, train)
+        return Prototypes(*class_means(z, train.y, party.task.classes, self.min_count))
 
     @on_party
     async def warm_up(self, theta: Params, m: Guide, party: Party, key: Key) -> tuple[Params, None]:
@@ -147,7 +146,7 @@ class SharesPrototypes(Algorithm[S, Params, Guide]):
             mask = mask & (torch.bincount(party.data.train.y, minlength=party.task.classes) > 0)
         if self.answer == "head" or not mask.any():
             return theta
-        return theta | {PROTOTYPES: m.means, KNOWN: mask.to(m.means.dtype)}
+        return theta | {PROTOTYPES: m.means, KNOWN_CLASSES: mask.to(m.means.dtype)}
 
     # -- declarations ------------------------------------------------------------------------------
 
@@ -184,17 +183,18 @@ class FedProto(SharesPrototypes[Bank]):
 
     def message_for(self, s: Bank, i: int) -> Guide:
         uploads = [s.last[j] for j in sorted(s.last)]
-        return Guide(
-            *pooled([up.means for up in uploads], [up.counts for up in uploads], s.classes, s.width)
-        )  # eq. 6
+        # eq. 6
+        means = [up.means for up in uploads]
+        counts = [up.counts for up in uploads]
+        return Guide(*pool_means(means, counts, s.classes, s.width))
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         guide = self.message_for(s, 0)
         new = server.call(self.local, dict.fromkeys(server.sample(t), guide))
         return Bank(s.classes, s.width, s.last | new)
 
-    def shown(self, theta: Params, party: Party) -> Prototypes:
-        prototypes = super().shown(theta, party)
+    def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
+        prototypes = super().local_prototypes(theta, party)
         return (
             prototypes
             if self.weights == "samples"

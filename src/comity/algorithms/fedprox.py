@@ -1,12 +1,12 @@
 """FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
-Idea: FedAvg whose parties are held near the model they received.
+Idea: FedAvg whose parties are regularised towards the model that they received.
 
 Eq. 2: min_w h_i(w; w^t) = F_i(w) + (μ/2) ‖w − w^t‖².
 
 At a glance: personal = nothing; exchanged = weights, both ways; kept = nothing; steps = E epochs.
-Symbols: w^t = m.theta, the weights received. The term covers shared parameters only: not buffers,
-not what is private.
+Symbols: w^t = m.theta, the weights received. The term covers shared parameters only: neither
+buffers nor private parameters.
 Deviations: the local solver is E epochs of SGD (the paper allows any inexact one). μ = 0.01 as in
 FedBN's experiments; the paper tunes it over {0.001, 0.01, 0.1, 1}.
 Compared: the same as PFLlib's and fluke's, and as Flower's with eq. 2's term; Flower's

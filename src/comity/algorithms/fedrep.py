@@ -10,8 +10,8 @@ frozen; φ^{t+1} ← Σ_i (n_i / n_S) φ_i.
 At a glance: personal = the head; exchanged = the body's weights, both ways; kept = the head; steps
 = E epochs of the body after ten of the head.
 Symbols: φ = the stages up to the cut, shared; h_i = the head, at the party.
-Deviations: the average is weighted by sample counts, as everywhere here (the paper's parties are of
-equal size). Ten head epochs are those of the paper's experiments; the body's epochs are the
+Deviations: the average is weighted by sample counts, as in all methods here (the paper's parties
+are of equal size). Ten head epochs are those of the paper's experiments; the body's epochs are the
 experiment's.
 Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """

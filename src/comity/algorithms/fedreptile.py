@@ -2,16 +2,16 @@
 parties as in FedUFO's tables.
 
 Idea: FedAvg is one step of Reptile whose tasks are the parties. With a smaller step the model stays
-near all of theirs.
+near the models of all parties.
 
 Batched Reptile: w ← w + ε · (1/|S|) Σ_{i∈S} (w_i − w), with w_i from E epochs of SGD on F_i
 starting at w.
 
-Symbols: w = the server's theta; ε = step; S the cohort, in which all count alike.
-Deviations: ε = 0.5 is a guess: which step FedUFO took (its tables say FedRtile) could not be
-checked. Reptile lets ε fall to 0: decay=true. The model is judged as it is, as in FedUFO's tables,
-without a party's fine-tuning. BatchNorm's statistics are averaged. With ε = 1 it is FedAvg in which
-all count alike.
+Symbols: w = the server's theta; ε = step; S = the cohort, in which all parties have equal weight.
+Deviations: ε = 0.5 is a guess: FedUFO's step (its tables say FedRtile) could not be checked.
+With decay=true ε decreases to 0, as in Reptile. The model is evaluated without fine-tuning at
+parties, as in FedUFO's tables. BatchNorm's statistics are averaged. With ε = 1 it is FedAvg with
+equal weights.
 At a glance: personal = nothing; exchanged = the weights, both ways; kept = nothing; steps = E
 epochs.
 """

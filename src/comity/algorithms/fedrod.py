@@ -2,8 +2,8 @@
 Classification, ICLR 2022.
 
 Idea: two tasks, two heads on one body. The body and a generic head are averaged as in FedAvg, but
-trained by a loss that asks every party for a class-balanced predictor; a personal head on top of
-their constant features and logits learns what is left, the party's own distribution of classes.
+trained with a class-balanced loss at every party. A personal head on top of their constant features
+and logits learns the residual: the party's own distribution of classes.
 
 Generic, balanced softmax: min over (f, h^G) of −log( n_{i,y} e^{g_y} / Σ_c n_{i,c} e^{g_c} ), with
 g = h^G(f(x)).
@@ -16,8 +16,8 @@ Symbols: f = the stages up to the cut, shared; h^G = the head, shared; h^P_i = a
 at the party; n_{i,c} = training samples of class c at party i; sg = a constant.
 Deviations: both are minimised at once, step by step. A class that a party lacks drops out of its
 balanced softmax (log 0 = −∞), so its row of h^G stays as received. h^P_i starts equal to h^G. The
-variant whose h^P_i comes from a hypernetwork is left out. Wrappers' terms go to the generic loss.
-If mr has a cut of its own behind the model's, the personal head begins there.
+variant whose h^P_i comes from a hypernetwork is not included. The terms of wrappers apply to the
+generic loss. If mr has a cut of its own behind the model's, the personal head begins there.
 Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
 """
 
@@ -36,13 +36,13 @@ OWN = "fedrod."
 
 
 def personal_head(theta: Params) -> Params:
-    """h^P under the names of h^G."""
+    """h^P with the names of h^G."""
     return {k.removeprefix(OWN): v for k, v in theta.items() if k.startswith(OWN)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoHeads(Around):
-    """A task whose answer is the sum of a shared head's and a private one's."""
+    """A task whose logits are the sum of a shared and a private head's."""
 
     log_n: Tensor
 

@@ -1,9 +1,9 @@
 """FedTGP: Zhang et al., Trainable Global Prototypes with Adaptive-Margin-Enhanced Contrastive
 Learning, AAAI 2024.
 
-Idea: FedProto whose global prototypes are not averages, which lie nearer to each other than any
-party's own, but are learnt at the server: each is to be near the parties' prototypes of its class,
-and far from others' by a margin that grows with them.
+Idea: FedProto whose global prototypes are learned at the server, because averages lie closer to
+each other than any party's own prototypes. Each is trained to be near the parties' prototypes of
+its class, and far from the others' by a margin that grows with their distances.
 
 Server: P̂^c = F(embedding of c; θ_F), S epochs over this round's prototypes P_i^c with the loss
 −log( e^{−(φ(P_i^c, P̂^c) + δ)} / (e^{−(φ(P_i^c, P̂^c) + δ)} + Σ_{c'≠c} e^{−φ(P_i^c, P̂^{c'})}) ).
@@ -12,21 +12,21 @@ Party: min CE + λ · ‖f_i(x) − P̂^y‖² / d'. Inference: the class whose 
 
 Symbols: φ = Euclidean distance; F = two linear layers of width d' with ReLU between; P_i^c =
 C_i^(c) of fedproto.
-Deviations: fedproto's, but for the means. δ: the authors' talk defines a margin as the smallest
-distance to another class, as the code has it; their formula takes the largest of all distances
-(margin=pairs). λ = 0.1 in the paper is for the Euclidean distance (reduction=norm); for the code's
-squared error over d' the authors use λ = 10 (FedTGP, issue 3), as here. The server's batches are
-the experiment's, as in the code. The server's step size is 0.01, as in the authors' script,
-independent of the experiment's: with 0.05, θ_F can fail to learn. Its loss is a batch's mean. A
-class that nobody has shown yet has no prototype (the code sends what F makes of it). The authors
-advise 1,000 rounds or more, until the server's loss is below 0.001. The paper's text could not be
-had: its formulas are those of the authors' talk, S = 100, τ = 100 and λ those of their code and
-answers.
+Deviations: as in fedproto, except for the means. δ: the authors' talk defines a margin as the
+smallest distance to another class, as the code has it; their formula takes the largest of all
+distances (margin=pairs). λ = 0.1 in the paper is for the Euclidean distance (reduction=norm); for
+the code's squared error over d' the authors use λ = 10 (FedTGP, issue 3), as here. The server's
+batches are the experiment's, as in the code. The server's step size is 0.01, as in the authors'
+script, independent of the experiment's: with 0.05, θ_F can fail to learn. Its loss is a batch's
+mean. A class that no party has sent yet has no prototype (the code sends F's output for it). The
+authors advise 1,000 rounds or more, until the server's loss is below 0.001. The paper's text was
+not available: the formulas are from the authors' talk, and S = 100, τ = 100 and λ from their code
+and answers.
 At a glance: personal = all weights; exchanged = mean representations of each class up, learnt
 prototypes down; kept = the whole model, and the server what makes the prototypes; steps = E epochs,
 and S epochs over prototypes at the server.
-Compared: the same as HtFLlib's, once its prototypes are those of the round and its roots are of no
-negative numbers. See docs/methods-beside.md.
+Compared: the same as HtFLlib's, after two changes: its prototypes are those of the round, and it
+takes no roots of negative numbers. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from comity.algorithms.fedproto import Guide, Prototypes, SharesPrototypes
-from comity.components.classwise import pooled
+from comity.components.classwise import pool_means
 from comity.core import *
 from comity.models.stack import uniform
 from comity.training.kernels import linear
@@ -50,22 +50,22 @@ EMBEDDING = "embedding"
 
 @record
 class Learnt:
-    """What the server keeps: θ_F with the classes' embeddings, and the classes that anybody has
-    shown.
+    """The server's state: θ_F with the classes' embeddings, and a mask of the classes that any
+    party has sent.
     """
 
     F: Params
     known: Tensor
 
 
-def made(theta: Params) -> Tensor:
-    """All P̂^c, row by row."""
+def generate_prototypes(theta: Params) -> Tensor:
+    """All P̂^c, one row per class."""
     hidden = F.relu(linear(theta[EMBEDDING], theta["in.weight"], theta["in.bias"]))
     return linear(hidden, theta["out.weight"], theta["out.bias"])
 
 
-def apart(a: Tensor, b: Tensor) -> Tensor:
-    """φ of each row of one and each of the other."""
+def distances(a: Tensor, b: Tensor) -> Tensor:
+    """φ between each row of a and each row of b."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -93,17 +93,15 @@ class FedTgp(SharesPrototypes[Learnt]):
         return Learnt(embedding | layers, torch.zeros(c, dtype=torch.bool))
 
     def message_for(self, s: Learnt, i: int) -> Guide:
-        return Guide(made(s.F) * s.known[:, None], s.known)
+        return Guide(generate_prototypes(s.F) * s.known[:, None], s.known)
 
     def round(self, s: Learnt, server: Server, t: int) -> Learnt:
         guide = self.message_for(s, 0)
-        uploads = on_device(
-            server.call(self.local, dict.fromkeys(server.sample(t), guide)), s.known.device
-        ).values()
-        data = Samples(
-            torch.cat([up.means[up.counts > 0] for up in uploads]),
-            torch.cat([up.counts.nonzero()[:, 0] for up in uploads]),
-        )
+        replies = server.call(self.local, dict.fromkeys(server.sample(t), guide))
+        uploads = on_device(replies, s.known.device).values()
+        prototypes = torch.cat([up.means[up.counts > 0] for up in uploads])
+        labels = torch.cat([up.counts.nonzero()[:, 0] for up in uploads])
+        data = Samples(prototypes, labels)
         if not len(data):
             return s
         delta, present = self.delta(uploads, *guide.means.shape)
@@ -125,26 +123,24 @@ class FedTgp(SharesPrototypes[Learnt]):
     def delta(
         self, uploads: Collection[Prototypes], classes: int, width: int
     ) -> tuple[Tensor, Tensor]:
-        """δ(t), and which classes were shown."""
-        Q, present = pooled(
-            [up.means for up in uploads],
-            [(up.counts > 0).float() for up in uploads],
-            classes,
-            width,
-        )
-        distance = apart(Q[present], Q[present])
+        """δ(t), and a mask of the classes that any party sent."""
+        means = [up.means for up in uploads]
+        weights = [(up.counts > 0).float() for up in uploads]
+        Q, present = pool_means(means, weights, classes, width)
+        distance = distances(Q[present], Q[present])
         others = distance[~torch.eye(len(distance), dtype=torch.bool)].view(len(distance), -1)
-        if not others.numel():  # of one class there is no distance
+        if not others.numel():  # there is one class only
             return torch.tensor(self.tau), present
         widest = others.max() if self.margin == "pairs" else others.amin(1).max()
         return widest.clamp(max=self.tau), present
 
     def acl(self, task: LearningTask, theta: Params, batch: Batch, delta: Tensor) -> Tensor:
-        distance = apart(batch.x, made(theta))
-        return F.cross_entropy(-(distance + delta * F.one_hot(batch.y, distance.shape[1])), batch.y)
+        distance = distances(batch.x, generate_prototypes(theta))
+        margin = delta * F.one_hot(batch.y, distance.shape[1])
+        return F.cross_entropy(-(distance + margin), batch.y)
 
-    def shown(self, theta: Params, party: Party) -> Prototypes:
-        prototypes = super().shown(theta, party)
+    def local_prototypes(self, theta: Params, party: Party) -> Prototypes:
+        prototypes = super().local_prototypes(theta, party)
         return Prototypes(prototypes.means, (prototypes.counts > 0).int())
 
     # -- declarations ------------------------------------------------------------------------------

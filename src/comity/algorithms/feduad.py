@@ -1,9 +1,9 @@
 """FedUAD: FedUFO's first stage alone (Zhang et al., ICCV 2021, section 3.2): adversarial features
 for one global model.
 
-Idea: each party trains a plain copy of the global model (its prior), the group swaps priors, and
-each trains its posterior so that a discriminator D cannot tell whose extractor made its features.
-Posteriors are averaged.
+Idea: each party trains a plain copy of the global model (its prior), the group exchanges priors,
+and each party trains its posterior so that a discriminator D cannot predict whose extractor
+computed its features. Posteriors are averaged.
 
 Eqs. 4, 11: CE + L_uni, L_uni = −(1/K) Σ_j log D_j(f̂_i); D is frozen, the gradient goes through it.
 Eq. 5: L_D = −log D_k(f̂_i) − (1/(K_c − 1)) Σ_{j≠k} log D_j(f̃_{i|j}), all features constant.
@@ -13,10 +13,11 @@ and class counts down; kept = nothing; steps = E epochs with a pass of every oth
 and the discriminator's.
 Symbols: w = global model; w̃_k = priors; f̂_i, f̃_{i|j} = sample i's features by the posterior and
 by prior j; K, K_c = parties.
-Deviations: D is averaged with w and makes one pass a round (the paper does not say); a fresh D
-learns before the posterior, not after it. The server averages; with server_lr or server_momentum it
-steps towards the average. The posterior starts from w; "a prior model" may also mean that it starts
-from w̃_k (begin=prior). With bn=none others' priors answer with the party's own BatchNorm.
+Deviations: D is averaged with w and trained for one pass per round (the paper does not say); a
+fresh D is trained before the posterior, not after it. The server averages; with server_lr or
+server_momentum it steps towards the average. The posterior starts from w; "a prior model" may also
+mean that it starts from w̃_k (begin=prior). With bn=none others' priors are evaluated with the
+party's own BatchNorm.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ DISC = "disc."
 
 @record
 class FedUadServer:
-    """What the server keeps: w, D, its momentum, and w's accuracy at parties where it was looked
-    at.
-    """
+    """The server's state: w, D, the momentum of w, and w's last accuracy at each party."""
 
     w: Params
     D: Params
@@ -58,8 +57,8 @@ class FedUadServer:
 
 @record
 class Both:
-    """w or a posterior, and D; to a party also who else is in its group; in a reply w's accuracy,
-    where sampling asks for it.
+    """w or a posterior, and D. A message also has the other members of the group; a reply has w's
+    accuracy if sampling needs it.
     """
 
     theta: Params = describe(WEIGHTS)
@@ -75,7 +74,7 @@ class Both:
 
 @record
 class Prior:
-    """w̃_k and its party's class counts, for the group."""
+    """w̃_k and the party's class counts, for the group."""
 
     theta: Params = describe(
         Content(
@@ -89,8 +88,8 @@ class Prior:
 
 @record
 class FedUadState:
-    """What a party keeps: private weights; w and its prior while a round lasts; D if it is its
-    own.
+    """A party's state: its private weights, w and its prior during a round, and D if each party has
+    its own.
     """
 
     private: Params
@@ -101,7 +100,7 @@ class FedUadState:
 
 @record
 class Adversary:
-    """What eq. 11 looks at: D, and whose features are whose."""
+    """The input of eq. 11: D, and the owners of the features."""
 
     D: Params
     owners: Owners
@@ -109,7 +108,7 @@ class Adversary:
 
 @algorithm
 class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
-    uad: bool = field(default=True, init=False)  # fedufo has a choice here
+    uad: bool = field(default=True, init=False)  # an option of fedufo
     cgr: bool = field(default=False, init=False)
     weight: float = option(1.0, "weight of L_uni; 1 as printed", minimum=0)
     reduction: Literal["sum", "mean"] = option(
@@ -170,22 +169,17 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         return Both(s.w, {})
 
     def round(self, s: FedUadServer, server: Server, t: int) -> FedUadServer:
-        return self.average_posteriors(
-            s, server, self.align, {k: self.message_for(s, k) for k in server.sample(t)}
-        )
+        messages = {k: self.message_for(s, k) for k in server.sample(t)}
+        return self.average_posteriors(s, server, self.align, messages)
 
     def average_posteriors(
         self, s: FedUadServer, server: Server, posterior: PartyFunction, messages: dict[int, Both]
     ) -> FedUadServer:
         sealed_messages: dict[Edge, Sealed] = {}
         if self.uad or self.cgr:
-            priors = server.call(
-                self.prior,
-                {
-                    k: replace(m, others=[j for j in messages if j != k])
-                    for k, m in messages.items()
-                },
-            )
+            others = {k: [j for j in messages if j != k] for k in messages}
+            with_others = {k: replace(m, others=others[k]) for k, m in messages.items()}
+            priors = server.call(self.prior, with_others)
             sealed_messages = {(j, k): priors[j] for j in priors for k in priors if j != k}
             messages = dict.fromkeys(priors, Both({}, s.D))
         replies: dict[int, Both] = server.call(posterior, messages, sealed_messages)
@@ -202,10 +196,10 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     ) -> tuple[FedUadState, Sealed[Prior]]:
         w = m.theta or state.w
         theta = (await party.fit(plain, w | state.private, key)).theta
-        prior = Prior(theta, torch.bincount(party.data.train.y, minlength=party.task.classes).int())
-        return replace(state, w=w, prior=prior), seal(
-            replace(prior, theta=drop(theta, party.task.private)), m.others
-        )
+        counts = torch.bincount(party.data.train.y, minlength=party.task.classes).int()
+        prior = Prior(theta, counts)
+        shared_prior = replace(prior, theta=drop(theta, party.task.private))
+        return replace(state, w=w, prior=prior), seal(shared_prior, m.others)
 
     @on_party
     async def align(
@@ -228,8 +222,8 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         features: dict[int, Tensor],
         teachers: Params,
     ) -> tuple[FedUadState, Both]:
-        """Train w and D; `features` is what others' extractors make of the party's samples,
-        `teachers` what others answer.
+        """Train w and D. `features` are others' features of the party's samples, `teachers` are
+        others' predictions for them.
         """
         task = party.task
         start = (
@@ -278,12 +272,12 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         if self.uad and self.alternate == "round" and not self.lives("fresh"):
             D = await train_discriminator(D, theta)
         private, shared = keep(theta, task.private), drop(theta, task.private)
-        return FedUadState(private, {}, None, D if self.lives("local") else {}), Both(
-            shared, D if self.lives("federated") else {}
-        )
+        kept_D = D if self.lives("local") else {}
+        sent_D = D if self.lives("federated") else {}
+        return FedUadState(private, {}, None, kept_D), Both(shared, sent_D)
 
     def objective(self, task: LearningTask, theta: Params, z: Tensor, batch: Batch) -> Tensor:
-        """What the posterior is asked for beside eq. 4: the labels; fedufo adds a consensus."""
+        """The posterior's loss without eq. 4: that of the labels. FedUFO adds a consensus."""
         return task.objective(theta, z, batch)
 
     def eq11(self, task: LearningTask, theta: Params, batch: Batch, adversary: Adversary) -> Tensor:
@@ -301,7 +295,7 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
     def eqs_5_and_11(
         self, task: LearningTask, both: Params, batch: Batch, owners: Owners
     ) -> Tensor:
-        """The posterior and D take each step together, each on the other as a constant."""
+        """The loss of a common step of the posterior and D; each treats the other as a constant."""
         D = {k.removeprefix(DISC): v for k, v in both.items() if k.startswith(DISC)}
         z = task.features(both, batch.x, train=True)
         value = self.objective(task, both, z, batch) + self.weight * self.eq4(task, D, z)
@@ -313,10 +307,8 @@ class FedUad(Algorithm[FedUadServer, FedUadState, Both]):
         self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, None]:
         theta = (await party.fit(plain, m.theta | state.private, key)).theta
-        return (
-            replace(state, private=theta),
-            None,
-        )  # a newcomer has no group: it tunes the global model for itself
+        # A newcomer has no group: it fine-tunes the global model.
+        return replace(state, private=theta), None
 
     def deployed_model(self, state: FedUadState, m: Both, party: Party) -> Params:
         return m.theta | state.private

@@ -1,16 +1,17 @@
 """FedUFO: Zhang et al., Federated Learning for Non-IID Data via Unified Feature Learning and
 Optimization Alignment, ICCV 2021.
 
-Idea: one global model for skewed labels. To FedUAD's adversarial features (UAD) come two consensus
-losses in a second stage: a party's answers should agree with those of the group's priors (CGR) and
-with the global model's (CGL).
+Idea: one global model for skewed labels. A second stage adds two consensus losses to FedUAD's
+adversarial features (UAD): a party's predictions should agree with those of the group's priors
+(CGR) and with the global model's (CGL).
 
 Eqs. 6-8: L_cgr = KL(ŷ_i ‖ softmax(v_i)), v_i = Σ_j p_j ⊗ ỹ_{i|j}, p_j[c] = n_jc / Σ_j' n_j'c, over
-the group, oneself included.
+the group, including the party itself.
 Eq. 10: L_cgl = KL(ŷ_i ‖ ỹ_{i|0}).
-Stages: one: CE + L_uni (eq. 11); two, from one's w and D: CE + L_uni + L_cgr + λ · L_cgl (eq. 12).
-Dynamic sampling: with CGL, hence in stage two, ⌊K_c/2⌋ of a round's parties are those where w does
-worst, those never seen first.
+Stages: one: CE + L_uni (eq. 11); two, starting from w and D of stage one: CE + L_uni + L_cgr + λ ·
+L_cgl (eq. 12).
+Dynamic sampling: with CGL, hence in stage two, ⌊K_c/2⌋ of a round's parties are those where w is
+worst, parties never evaluated first.
 
 At a glance: personal = nothing; exchanged = weights and a discriminator, both ways; others' weights
 and class counts down; kept = nothing; steps = E epochs with a pass of every other party's model,
@@ -18,8 +19,8 @@ and the discriminator's.
 Symbols: ŷ_i = the posterior's softmax; ỹ_{i|j} = prior j's; ỹ_{i|0} = w's; n_jc = party j's samples
 of class c. The rest: feduad.
 Deviations: feduad's. The stages are of equal length by default; without UAD there is no stage one.
-Teachers are constant in a round and answer once, in evaluation mode. How well w does is its
-accuracy on the party's training data when it last took part.
+Teachers are constant in a round and are evaluated once, in evaluation mode. w is ranked by its
+accuracy on the party's training data when the party last took part.
 """
 
 from __future__ import annotations
@@ -42,14 +43,15 @@ from comity.algorithms.feduad import (
 from comity.base.content import TRAINING_ACCURACY, describe_reply
 from comity.components.choice import with_the_worst
 from comity.components.classwise import features_of
-from comity.components.consensus import agreed
+from comity.components.consensus import consensus
 from comity.components.divergence import kl
 from comity.core import *
 
+# rows of log-probabilities for each sample
 GROUP, GLOBAL = (
     "teacher.group",
     "teacher.global",
-)  # what they answer to each sample, as log-probabilities
+)
 
 
 @algorithm
@@ -73,7 +75,7 @@ class FedUfo(FedUad):
     )
 
     def samples(self, how: str) -> bool:
-        """Whether sampling is dynamic in this way."""
+        """Whether sampling is dynamic with `how`."""
         return self.cgl and self.dynamic == how
 
     def in_stage_one(self, info: Info, t: int) -> bool:
@@ -88,7 +90,7 @@ class FedUfo(FedUad):
         stage_one = self.in_stage_one(server.info, t)
         if self.samples("fresh") and not stage_one:
             looks = server.call(self.look, {k: self.message_for(s, k) for k in server.info.parties})
-            holders = frozenset(looks)  # they have w by now; who did not answer is not favoured
+            holders = frozenset(looks)  # these have w now; a party without a reply is not preferred
             accuracy = {k: looks[k] if k in holders else math.inf for k in server.info.parties}
         if self.cgl and self.dynamic != "off" and not stage_one:
             group = with_the_worst(
@@ -106,26 +108,22 @@ class FedUfo(FedUad):
 
     def accuracy(self, w: Params, party: Party) -> float:
         train = party.data.train
-        return (
-            (in_chunks(lambda x: party.task.logits(w, x), train.x).argmax(1) == train.y)
-            .float()
-            .mean()
-            .item()
-        )
+        predictions = in_chunks(lambda x: party.task.logits(w, x), train.x).argmax(1)
+        return (predictions == train.y).float().mean().item()
 
     @on_party
     async def align(
         self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
-        """Stage one."""
+        """A party's work in stage one."""
         new_state, reply = await super().align(state, m, party, key)
-        return new_state, self.looked(reply, state, m, party)
+        return new_state, self.add_accuracy(reply, state, m, party)
 
     @on_party
     async def local(
         self, state: FedUadState, m: Both, party: Party, key: Key
     ) -> tuple[FedUadState, Both]:
-        """Stage two."""
+        """A party's work in stage two."""
         task = party.task
         group: dict[int, Prior] = dict(party.inbox) if self.uad else {}
         if self.cgr and state.prior:
@@ -137,12 +135,13 @@ class FedUfo(FedUad):
         teachers = self.teachers(state, m, party, group, features)
         features = {j: z for j, z in features.items() if j != party.id} if self.uad else {}
         new_state, reply = await self.posterior(state, m, party, key, features, teachers)
-        return new_state, self.looked(reply, state, m, party)
+        return new_state, self.add_accuracy(reply, state, m, party)
 
-    def looked(self, reply: Both, state: FedUadState, m: Both, party: Party) -> Both:
+    def add_accuracy(self, reply: Both, state: FedUadState, m: Both, party: Party) -> Both:
         if not self.samples("last"):
             return reply
-        return replace(reply, accuracy=self.accuracy((m.theta or state.w) | state.private, party))
+        w = (m.theta or state.w) | state.private
+        return replace(reply, accuracy=self.accuracy(w, party))
 
     def teachers(
         self,
@@ -152,7 +151,7 @@ class FedUfo(FedUad):
         group: dict[int, Prior],
         features: dict[int, Tensor],
     ) -> dict[str, Tensor]:
-        """What the group and the global model answer to each of the party's samples."""
+        """The predictions of the group and of the global model for each of the party's samples."""
         task = party.task
         answers: dict[str, Tensor] = {}
         if self.cgr:
@@ -163,9 +162,10 @@ class FedUfo(FedUad):
             logits = {
                 j: logits_of(state.private | prior.theta, features[j]) for j, prior in group.items()
             }
-            answers[GROUP] = agreed(
+            # eqs. 6 and 7
+            answers[GROUP] = consensus(
                 logits, {j: prior.counts for j, prior in group.items()}, self.target
-            )  # eqs. 6 and 7
+            )
         if self.cgl:
             w = state.private | (m.theta or state.w)
             answers[GLOBAL] = F.log_softmax(

@@ -1,24 +1,24 @@
 """FML: Shen et al., Federated Mutual Learning, 2020.
 
 Idea: a party has two models, one of its own and a copy of the global one. They learn from its
-samples and from each other, by what they answer; the copy alone is averaged.
+samples and from each other's predictions; only the copy is averaged.
 
 Personal: L_p = α · CE(p(x), y) + (1 − α) · KL(m(x) ‖ p(x)).
-Copy: L_m = β · CE(m(x), y) + (1 − β) · KL(p(x) ‖ m(x)), where the other's answers are constants; w
-← Σ_i (n_i / n_S) m_i.
+Copy: L_m = β · CE(m(x), y) + (1 − β) · KL(p(x) ‖ m(x)), where the other model's predictions are
+constants; w ← Σ_i (n_i / n_S) m_i.
 
 Symbols: p = the party's own model; m = its copy of the global model w, which the paper calls the
 meme model.
 At a glance: personal = everything, or nothing with deploy=global; exchanged = the copy's weights,
 both ways; kept = the personal model; steps = E epochs of two gradients.
-Deviations: L_p + L_m is minimised at once, step by step. The printed text was not at hand: α = β =
-0.5 are ours, and so is that the other's answers are constants, as in deep mutual learning, from
-which the method comes. PFLlib divides KL by the number of classes, too, clips gradients, and has a
-gradient of each loss for both models. Personal models could be of any architecture; here they are
-of the common one, and start equal to the copy. A wrapper's terms go to CE in L_m. A newcomer's
-personal model starts at the w it receives.
-Compared: the same as PFLlib's, once what is said of it is mended, clipping aside; as they are,
-PFLlib's and HtFLlib's are apart. See docs/methods-beside.md.
+Deviations: L_p + L_m is minimised at once, step by step. The printed text was not available. α = β
+= 0.5 and constant predictions of the other model, as in deep mutual learning, are choices of this
+file. PFLlib also divides KL by the number of classes, clips gradients, and lets each loss have a
+gradient for both models. Personal models could have any architecture; here they have the common
+one, and start equal to the copy. The terms of wrappers apply to CE in L_m. A newcomer's personal
+model starts at the w it receives.
+Compared: the same as PFLlib's after the differences above, except clipping, were removed.
+Unchanged, PFLlib's and HtFLlib's differ. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from comity.algorithms.fedavg import AveragedModel
 from comity.components.divergence import kl
-from comity.components.pair import named, part
+from comity.components.pair import add_prefix, strip_prefix
 from comity.core import *
 
 OWN, COPY = "p.", "m."
@@ -38,7 +38,7 @@ OWN, COPY = "p.", "m."
 
 @record
 class FmlState:
-    """What a party keeps: the private parameters of its copy, and its own model."""
+    """A party's state: the private parameters of its copy, and its own model."""
 
     private: Params
     personal: Params
@@ -65,17 +65,17 @@ class Fml(AveragedModel[FmlState]):
     async def local(
         self, state: FmlState, m: Model, party: Party, key: Key
     ) -> tuple[FmlState, Model]:
-        begin = named(OWN, state.personal) | named(COPY, m.theta | state.private)
+        begin = add_prefix(OWN, state.personal) | add_prefix(COPY, m.theta | state.private)
         theta = (await party.fit(self.mutual, begin, key)).theta
-        copy = part(theta, COPY)
-        return FmlState(self.private_part(copy, party.task), part(theta, OWN)), Model(
-            self.shared_part(copy, party.task)
-        )
+        copy = strip_prefix(theta, COPY)
+        private = self.private_part(copy, party.task)
+        shared = self.shared_part(copy, party.task)
+        return FmlState(private, strip_prefix(theta, OWN)), Model(shared)
 
     def mutual(self, task: LearningTask, theta: Params, batch: Batch, aux: None) -> Tensor:
         """L_p + L_m."""
-        of_p, alone = part(theta, OWN), task.personal
-        of_m = part(theta, COPY)
+        of_p, alone = strip_prefix(theta, OWN), task.personal
+        of_m = strip_prefix(theta, COPY)
         z_p = alone.features(of_p, batch.x, train=True)
         z_m = task.features(of_m, batch.x, train=True)
         p, m = alone.head(of_p, z_p, train=True), task.head(of_m, z_m, train=True)

@@ -1,9 +1,9 @@
 """GPFL: Zhang et al., Simultaneously Learning Global and Personalized Feature Information for
 Personalized FL, ICCV 2023.
 
-Idea: FedPer whose parties learn two things at once by one representation. A conditional valve turns
-it into a personal one, from which the party's own head answers, and into a global one, which
-trainable embeddings of the classes guide; both are shared.
+Idea: FedPer whose parties learn two kinds of features from one representation. A conditional valve
+maps it to a personal one, from which the party's own head predicts, and to a global one, which
+trainable embeddings of the classes guide. The valve and the embeddings are shared.
 
 Eq. 1: f^G = ReLU((γ + 1) ⊙ f + β), f^P = ReLU((γ_i + 1) ⊙ f + β_i). Eq. 2: {γ, β} = CoV(g; V),
 {γ_i, β_i} = CoV(p_i; V).
@@ -16,17 +16,17 @@ Symbols: f = what the stages up to the cut make of x; W_i^h = the party's head; 
 embeddings, Ĉ = as received and frozen; g = the mean of Ĉ over all classes, p_i = over the party's
 samples; CoV = LayerNorm(ReLU(linear layer)), for γ and for β.
 Deviations: eq. 4 is one norm over a whole batch in the code, with which λ was tuned (mlg=paper: the
-mean of each sample's). The authors' figure looks g and p_i up in Ĉ, as here; both codes take them
-from the C that the party itself trained before it got Ĉ, so that g differs from party to party, and
-have 0 for both in round 1. λ = 0.01 and μ = 0.1 are the authors' for a CNN or MLP (ResNet-18 and
-fastText: λ = 0.0001, μ = 0; HAR's CNN: μ = 1). PFLlib's defaults are λ = 1 and μ = 0: asked about
-figures that do not come out there the author points to those others (PFLlib, issue 147). The
+mean of each sample's). In the authors' figure g and p_i come from Ĉ, as here. Both codes take them
+from the C that the party itself trained before it received Ĉ, so that g differs between parties,
+and use 0 for both in round 1. λ = 0.01 and μ = 0.1 are the authors' for a CNN or MLP (ResNet-18 and
+fastText: λ = 0.0001, μ = 0; HAR's CNN: μ = 1). PFLlib's defaults are λ = 1 and μ = 0; for results
+that cannot be reproduced with them, the author refers to the values above (PFLlib, issue 147). The
 authors' code leaves out the last test samples if they do not fill a batch. The authors' poster was
-read for the equations, their code for CoV's layers and μ; the paper's text could not be had.
+read for the equations, their code for CoV's layers and μ; the paper's text was not available.
 At a glance: personal = the head; exchanged = the body's, the valve's and the embeddings' weights,
 both ways; kept = the head; steps = E epochs.
-Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same, as long as
-rounding does not grow. See docs/methods-beside.md.
+Compared: within chance of PFLlib's with conditions from Ĉ; on whole batches the same until rounding
+errors grow. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ GAMMA, BETA = VALVE + "gamma.", VALVE + "beta."
 GENERIC, PERSONAL = "gpfl.generic", "gpfl.personal"  # g and p_i
 
 
-def guided(names: frozenset[str]) -> frozenset[str]:
-    """C and V."""
+def guide_names(names: frozenset[str]) -> frozenset[str]:
+    """The names of the parameters of C and V."""
     return frozenset(k for k in names if k == EMBEDDING or k.startswith(VALVE))
 
 
@@ -70,7 +70,7 @@ class Valved(Around):
         return self.inner.init(key) | added
 
     def valve(self, theta: Params, f: Tensor, *names: str) -> list[Tensor]:
-        """Eqs. 1 and 2, under one condition or several."""
+        """Eqs. 1 and 2, for one condition or several."""
         conditions = torch.stack([theta[name] for name in names])
 
         def cov(which: str) -> Tensor:
@@ -91,7 +91,7 @@ class Valved(Around):
 
 @record
 class Frozen:
-    """Ĉ."""
+    """Ĉ, a constant copy of C."""
 
     C: Tensor
 
@@ -111,15 +111,15 @@ class Gpfl(FedPer):
     def extend_task(self, task: LearningTask) -> LearningTask:
         return Valved.of(task)
 
-    def conditioned(self, theta: Params, party: Party) -> Params:
-        """With g and p_i among the parameters."""
+    def add_conditions(self, theta: Params, party: Party) -> Params:
+        """Add g and p_i to the parameters."""
         C = theta[EMBEDDING]
         counts = torch.bincount(party.data.train.y, minlength=len(C)).to(C.dtype)
         return theta | {GENERIC: C.mean(0), PERSONAL: counts @ C / counts.sum()}
 
     async def train_locally(self, theta: Params, m: Model, party: Party, key: Key) -> Params:
-        begin = self.conditioned(theta, party)
-        decayed = guided(frozenset(theta))
+        begin = self.add_conditions(theta, party)
+        decayed = guide_names(frozenset(theta))
         decay = Pull({k: torch.zeros_like(theta[k]) for k in decayed}, self.mu) if self.mu else None
         fitted = await party.fit(
             self.loss, begin, key, Frozen(theta[EMBEDDING]), only=frozenset(theta), pull=decay
@@ -132,14 +132,13 @@ class Gpfl(FedPer):
         f_P, f_G = task.valve(theta, f, PERSONAL, GENERIC)
         cosine = F.normalize(f_G, dim=1) @ F.normalize(theta[EMBEDDING], dim=1).T
         apart = f_G - frozen.C[batch.y]
-        mlg: Tensor = torch.linalg.vector_norm(
-            apart, dim=None if self.mlg == "code" else 1
-        ).mean()  # eq. 4
+        # eq. 4
+        mlg: Tensor = torch.linalg.vector_norm(apart, dim=None if self.mlg == "code" else 1).mean()
         eq5 = task.inner.criterion(task.inner.head(theta, f_P.view_as(f), train=True), f, batch)
         return eq5 + cross_entropy(cosine, batch.y) + self.lam * mlg
 
     def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
-        return self.conditioned(m.theta | state, party)
+        return self.add_conditions(m.theta | state, party)
 
     # -- declarations ------------------------------------------------------------------------------
 

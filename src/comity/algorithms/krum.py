@@ -1,25 +1,26 @@
 """Krum: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
 NeurIPS 2017. A wrapper.
 
-Idea: the server takes the one reply that has most others near it; or the mean of the m best such
-(multi-Krum). It protects from f parties that send nonsense, also together.
+Idea: the server takes the one reply that is closest to its neighbours, or the mean of the m best
+replies (multi-Krum). It tolerates f Byzantine parties, even if they collude.
 
 Section 4: s(i) = Σ_{i→j} ‖w_i − w_j‖² over the |S| − f − 2 replies j nearest to i; w ← w_{i*} with
 the smallest s(i*).
 Multi-Krum: w ← the mean of the m replies with the smallest s. It needs 2f + 2 < |S|.
 
-Symbols: S = the parties heard in a round.
-Deviations: distances of weights after E epochs in place of gradients' (the weights that all began
-with cancel out). Of equal scores the first party's is taken. All that parties send is in the
-distance, BatchNorm's statistics too: what is left out could be anything. m is at most |S| − f, as
-one more would be of a faulty party for certain. All replies are held at once. A round with fewer
-than 2f + 3 replies does not count; f = 0 protects from nobody, and is content with any. With m = 1
-a model is that of a single party: where parties' data differ, that is a poor model for the others,
-faults or none. The paper sets no default for f; m of its experiments could not be checked.
+Symbols: S = the parties that replied in a round.
+Deviations: distances are those of weights after E epochs, not of gradients (the common initial
+weights cancel out). Among equal scores the first party is taken. Distances include all that parties
+send, also BatchNorm's statistics, because values outside the distance could be arbitrary. m is at
+most |S| − f, since one more would certainly include a faulty party. The server holds all replies at
+once. A round with fewer than 2f + 3 replies is discarded; f = 0 gives no protection and accepts any
+number. With m = 1 the model is that of a single party: if the parties' data differ, it is a poor
+model for the others, even without faults. The paper sets no default for f; m of its experiments
+could not be checked.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the
 host keeps; steps = the host's.
-Compared: the same as Flower's Krum, and as its MultiKrum where parties tell equal counts: it weighs
-by them. See docs/methods-beside.md.
+Compared: the same as Flower's Krum, and as its MultiKrum if all parties report equal sample counts,
+by which Flower weights them. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ from comity.core import *
 
 
 def distances(models: Sequence[Params]) -> Tensor:
-    """‖w_i − w_j‖² of all pairs."""
+    """‖w_i − w_j‖² for all pairs."""
     n = len(models)
     pairs = torch.zeros(n * (n - 1) // 2, dtype=torch.float64)
     for name in models[0]:
         rows = torch.stack([theta[name].flatten() for theta in models])
-        pairs += pdist(rows.double()).square().to(pairs)  # in double precision nonsense may be huge
+        pairs += pdist(rows.double()).square().to(pairs)  # double: an attacker's values may be huge
     i, j = torch.triu_indices(n, n, 1)
     square = torch.zeros(n, n, dtype=torch.float64)
     square[i, j] = square[j, i] = pairs
@@ -60,11 +61,11 @@ class Krum(RobustMean):
         return max(2 * self.f + 3, self.m + self.f) if self.f else self.m
 
     def scores(self, models: Sequence[Params]) -> Tensor:
-        """s(i) of all."""
-        nearest = distances(models).sort(1).values[:, 1:]  # without each one's distance to itself
+        """s(i) for all models."""
+        nearest = distances(models).sort(1).values[:, 1:]  # without the distance to itself
         return nearest[:, : max(0, len(models) - self.f - 2)].sum(1)
 
-    def made_of(self, models: Sequence[Params]) -> Params:
+    def aggregate(self, models: Sequence[Params]) -> Params:
         best = self.scores(models).argsort(stable=True)[: self.m].tolist()
         return average({i: models[i] for i in best}, dict.fromkeys(best, 1.0))
 

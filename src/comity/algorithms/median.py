@@ -2,18 +2,20 @@
 ICML 2018. A wrapper.
 
 Idea: the server takes the median of the parties' weights, value by value, in place of their mean.
-Whatever fewer than half of them send, each value stays between two that honest parties sent.
+As long as fewer than half of the parties are faulty, each value lies between two values of honest
+parties.
 
-Algorithm 1, option I: w ← med{w_i : i ∈ S}, coordinate by coordinate; of an even number the mean of
-the middle two.
+Algorithm 1, option I: w ← med{w_i : i ∈ S}, coordinate by coordinate; for an even number the mean
+of the middle two.
 
-Symbols: S = the parties heard in a round.
+Symbols: S = the parties that replied in a round.
 Deviations: the paper takes the median of gradients, one step a round; here it is that of weights
-after E epochs, its own one-round algorithm (Algorithm 2) once a round. All parties count alike, as
-in the paper, however many samples they have: where sizes differ, so does fedavg. Parties whose data
-differ are far from each other, and a median then leaves out honest ones too. The server holds all
-replies at once, |S| models where fedavg holds one. BatchNorm's statistics are treated as weights
-are. A median of fewer than 3 replies is their mean, and protects from nobody: a run says so.
+after E epochs, its own one-round algorithm (Algorithm 2) once a round. All parties have equal
+weight, as in the paper, whatever their sample counts; FedAvg weights by sample counts. If the
+parties' data differ, their models are far apart, and the median leaves out honest ones, too. The
+server holds all replies at once, |S| models where fedavg holds one. BatchNorm's statistics are
+treated as weights are. The median of fewer than 3 replies is their mean and gives no protection;
+the run warns about it.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the
 host keeps; steps = the host's.
 Compared: the same as Flower's. See docs/methods-beside.md.
@@ -31,5 +33,5 @@ from comity.core import *
 class Median(RobustMean):
     host: AnyAlgorithm
 
-    def made_of(self, models: Sequence[Params]) -> Params:
+    def aggregate(self, models: Sequence[Params]) -> Params:
         return trimmed_mean(models, (len(models) - 1) // 2)

@@ -1,7 +1,7 @@
 """MOON: Li, He, Song, Model-Contrastive Federated Learning, CVPR 2021.
 
-Idea: FedAvg whose parties pull their representations to the global model's and push them from their
-own previous model's.
+Idea: FedAvg with a contrastive loss that pulls a party's representations to the global model's and
+pushes them away from its own previous model's.
 
 Eq. 3: ℓ_con = −log( e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ}) ).
 Eq. 4: min CE(w_i; x, y) + μ · ℓ_con.
@@ -30,7 +30,7 @@ from comity.core import *
 
 @record
 class MoonState:
-    """What a party keeps: its private parameters, and the model it trained last."""
+    """A party's state: its private parameters, and the model that it trained last."""
 
     private: Params
     previous: Params
@@ -66,9 +66,8 @@ class Moon(AveragedModel[MoonState]):
     ) -> tuple[MoonState, Model]:
         w = m.theta | state.private
         w_i = (await party.fit(self.eq4, w, key, Compared(w, state.previous or w))).theta
-        return MoonState(self.private_part(w_i, party.task), w_i), Model(
-            self.shared_part(w_i, party.task)
-        )
+        private = self.private_part(w_i, party.task)
+        return MoonState(private, w_i), Model(self.shared_part(w_i, party.task))
 
     def eq4(self, task: LearningTask, w_i: Params, batch: Batch, frozen: Compared) -> Tensor:
         z = task.features(w_i, batch.x, train=True)

@@ -1,7 +1,7 @@
 """MR alone: DBE's mean regulariser without the personal offset (DBE, Tables 2 and 6). A wrapper.
 
 Idea: κ · (1/K) Σ_k ½ (m_k − z̄^g_k)² is added to the loss that trains the shared extractor, so it
-also goes around methods that are personalised already (fedper+mr).
+can also wrap methods that are personalised already (fedper+mr).
 
 At a glance: personal = what the host's is; exchanged = what the host exchanges, and a mean of
 representations once, before round 1; kept = what the host keeps, and a running mean; steps = the

@@ -1,9 +1,9 @@
 """PartialFed: Sun, Huo, Yang, Bai, Cross-Domain Personalized Federated Learning via Partial
 Initialization, NeurIPS 2021.
 
-Idea: at the beginning of a round a party loads only some layers of the global model; the others go
-on from its own last model. All layers are then trained, sent and averaged. Which are loaded is
-decided by hand (fix), or learned by each party (adaptive).
+Idea: at the beginning of a round a party loads only some layers of the global model; the others
+continue from its own last model. All layers are then trained, sent and averaged. Which are loaded
+is decided by hand (fix), or learned by each party (adaptive).
 
 Initialisation: θ_l ← w_l if A_i,l = global, else θ_i,l of its last training; then E epochs on F_i.
 w ← Σ_{i∈S} (n_i / n_S) θ_i.
@@ -40,7 +40,7 @@ LOGITS = "partialfed.logits"
 
 @record
 class PartialState:
-    """What a party keeps: the layers of its last model that it deploys, the rest of that model, and
+    """A party's state: the layers of its last model that it deploys, the rest of that model, and
     its strategy's logits.
     """
 
@@ -50,14 +50,14 @@ class PartialState:
 
 
 def layer_of(name: str) -> str:
-    """`conv1.bn` of `conv1.bn.weight`."""
+    """The layer of a parameter: `conv1.bn` for `conv1.bn.weight`."""
     return name.rpartition(".")[0]
 
 
 @record
 class Sources:
-    """Where layers can come from: the party's last model, what the received one has more of each
-    weight, and whose each is.
+    """The input of the mixture's loss: the party's last model, the difference of the received model
+    from it, and the layer number of each weight.
     """
 
     last: Params
@@ -66,9 +66,7 @@ class Sources:
 
 
 def layers(task: LearningTask) -> dict[str, int]:
-    """By name the number of its layer, of all that is sent; a BatchNorm belongs to the layer before
-    it.
-    """
+    """The layer number of each weight that is sent. A BatchNorm belongs to the layer before it."""
     names = [k for k in task.shapes if k not in task.private]
     norms = {layer_of(k) for k in task.norm_names}
     number: dict[str, int] = {}
@@ -79,7 +77,7 @@ def layers(task: LearningTask) -> dict[str, int]:
 
 
 def gap(received: Params, last: Params) -> Params:
-    """w − θ_i, where these are numbers that can be mixed."""
+    """w − θ_i for floating-point weights, which can be mixed."""
     return {k: w - last[k] for k, w in received.items() if w.is_floating_point()}
 
 
@@ -100,14 +98,14 @@ class PartialFed(AveragedModel[PartialState]):
         return self.kept_of(theta, torch.zeros(1 + max(layers(party.task).values()), 2), party.task)
 
     def kept_of(self, theta: Params, logits: Tensor, task: LearningTask) -> PartialState:
-        """A party's state after a training that ended at `theta`."""
-        names = self.unloaded(logits, theta, task)
+        """The party's state after a training that ended at `theta`."""
+        names = self.personal_names(logits, theta, task)
         return PartialState(
             keep(theta, names), drop(theta, names) if self.strategy == "adaptive" else {}, logits
         )
 
-    def unloaded(self, logits: Tensor, theta: Params, task: LearningTask) -> frozenset[str]:
-        """A_i: the names that are not loaded from the global model."""
+    def personal_names(self, logits: Tensor, theta: Params, task: LearningTask) -> frozenset[str]:
+        """A_i: the names of weights that are not loaded from the global model."""
         if self.strategy == "fix":
             head = task.head_names
             bn = task.norm_names
@@ -137,7 +135,7 @@ class PartialFed(AveragedModel[PartialState]):
                 decay=0.0,
             )
             request = party.fit(
-                self.relaxed,
+                self.mixture_loss,
                 {LOGITS: logits},
                 key.fold("strategy"),
                 sources,
@@ -145,7 +143,7 @@ class PartialFed(AveragedModel[PartialState]):
                 draw=self.gumbel,
             )
             logits = (await request).theta[LOGITS]
-        begin = m.theta | keep(last, self.unloaded(logits, last, task))
+        begin = m.theta | keep(last, self.personal_names(logits, last, task))
         theta = await self.train_locally(begin, m, party, key)
         return self.kept_of(theta, logits, task), Model(self.shared_part(theta, task))
 
@@ -155,9 +153,11 @@ class PartialFed(AveragedModel[PartialState]):
         )
         return -(-uniform.clamp(min=1e-20).log()).log().to(batch.x.device)
 
-    def relaxed(self, task: LearningTask, theta: Params, batch: Batch, sources: Sources) -> Tensor:
-        """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l); what BatchNorm notes of it
-        is forgotten.
+    def mixture_loss(
+        self, task: LearningTask, theta: Params, batch: Batch, sources: Sources
+    ) -> Tensor:
+        """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l). Updates of BatchNorm's
+        statistics are discarded.
         """
         share = ((theta[LOGITS] + batch.drawn) / self.temperature).softmax(1)[:, 0].unbind()
         mixed = {

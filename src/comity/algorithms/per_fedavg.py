@@ -1,8 +1,8 @@
 """Per-FedAvg: Fallah, Mokhtari, Ozdaglar, Personalized Federated Learning with Theoretical
 Guarantees, NeurIPS 2020.
 
-Idea: model-agnostic meta-learning (MAML) across parties. The averaged model is a start from which
-one step on a party's own data makes a good model for that party.
+Idea: model-agnostic meta-learning (MAML) across parties. The averaged model is a starting point
+from which one step on a party's own data gives a good model for that party.
 
 Eq. 3: min_w (1/n) Σ_i F_i(w), with F_i(w) = f_i(w − α ∇f_i(w)).
 Algorithm 1: on batches D, D′, D″, w̃ = w − α ∇f_i(w; D), then w ← w − β (I − α ∇²f_i(w; D″))
@@ -18,13 +18,14 @@ that of public versions) could not be checked. D, D′ and D″ are parts of one
 three times) the size, in as many times the epochs, so that there are as many steps as in FedAvg.
 The outer step is the experiment's optimizer's. The average is weighted by samples, as in PFLlib;
 the paper's is uniform. The batch that a party adapts by is drawn once; PFLlib draws another for
-each evaluation. Where α times the curvature is above 1, HF climbs (on digits α = 0.1 diverges, 0.05
-does not). BatchNorm's statistics see all parts of a batch. Algorithm 1 decides against two public
-versions, MTFL's with two inner steps and flgo's, whose next step goes on from w̃.
+each evaluation. Where α times the curvature is above 1, HF ascends (on digits α = 0.1 diverges,
+0.05 does not). BatchNorm's statistics see all parts of a batch. MTFL's and flgo's public versions
+differ from Algorithm 1: the former has two inner steps, and the next step of the latter continues
+from w̃.
 At a glance: personal = one gradient step from the common model; exchanged = the weights, both ways;
 kept = nothing; steps = E epochs of two gradients (HF: four).
-Compared: within chance of PFLlib's, and of fluke's once its second step begins at w, as in
-Algorithm 1, not at w̃. See docs/methods-beside.md.
+Compared: within chance of PFLlib's, and of fluke's after its second step was changed to start at w,
+as in Algorithm 1, not at w̃. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ from comity.core import *
 
 @record
 class Inner:
-    """What a local step looks at beside its batch."""
+    """The constant of a local step: α."""
 
     alpha: float
 
 
-def moved(w: Params, by: float, along: Params) -> Params:
-    """w + by · along; buffers stay."""
+def move(w: Params, by: float, along: Params) -> Params:
+    """w + by · along, without buffers."""
     return {k: w[k] if is_buffer(k) else w[k] + by * along[k] for k in w}
 
 
@@ -63,7 +64,7 @@ class PerFedAvg(FedAvg):
 
     @property
     def parts(self) -> int:
-        """How many batches a step takes."""
+        """The number of batches that a step takes."""
         return 2 if self.order == "fo" else 3
 
     def check(self, info: Info) -> None:
@@ -75,7 +76,7 @@ class PerFedAvg(FedAvg):
             )
 
     def least(self, task: LearningTask) -> int:
-        """The smallest batch whose parts can be trained on."""
+        """The smallest batch that can be split into these parts."""
         return self.parts * (2 if task.network.norms else 1)
 
     def inner(self, party: Party) -> Inner:
@@ -85,30 +86,30 @@ class PerFedAvg(FedAvg):
         how, k = party.training, self.parts
         least = max(self.least(party.task), min(k * how.min_batch, len(party.data.train)))
         how = replace(how, batch=k * how.batch, epochs=k * how.epochs, min_batch=least)
-        # Not together: w̃ and its gradient are as large as the weights, and one party's stay in the
-        # cache.
+        # Not batched: w̃ and its gradient are as large as the weights, and those of a single
+        # party fit in the cache.
         return (
             await party.fit(self.meta, theta, key, self.inner(party), training=how, batched=False)
         ).theta
 
     def meta(self, task: LearningTask, w: Params, batch: Batch, aux: Inner) -> Tensor:
-        """A function whose gradient is that of a local step."""
+        """A loss whose gradient is the direction of a local step."""
         xs, ys = batch.x.tensor_split(self.parts), batch.y.tensor_split(self.parts)
         D = [replace(batch, x=x, y=y) for x, y in zip(xs, ys, strict=True)]
-        w_tilde = moved(w, -aux.alpha, gradient(lambda at: task.loss(at, D[0]), w)[1])
+        w_tilde = move(w, -aux.alpha, gradient(lambda at: task.loss(at, D[0]), w)[1])
         if self.order == "fo":
             return task.loss(w_tilde, D[1])
         value, v = gradient(lambda at: task.loss(at, D[1]), w_tilde)
-        along = sum(((w[k] - w[k].detach()) * v[k]).sum() for k in v)  # 0, and its gradient is v
-        twist = task.loss(moved(w, self.delta, v), D[2]) - task.loss(moved(w, -self.delta, v), D[2])
+        along = sum(((w[k] - w[k].detach()) * v[k]).sum() for k in v)  # 0, with gradient v
+        twist = task.loss(move(w, self.delta, v), D[2]) - task.loss(move(w, -self.delta, v), D[2])
         return value + along - aux.alpha / (2 * self.delta) * twist
 
     def deployed_model(self, state: Params, m: Model, party: Party) -> Params:
         how = party.training
-        one = Training(
+        one_step = Training(
             lr=self.inner(party).alpha, batch=how.batch, steps=1, min_batch=how.min_batch
         )
-        return party.adapted(m.theta | state, one)
+        return party.adapted(m.theta | state, one_step)
 
     # -- declarations ------------------------------------------------------------------------------
 

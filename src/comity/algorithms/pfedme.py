@@ -1,7 +1,7 @@
 """pFedMe: Dinh, Tran, Nguyen, Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 
-Idea: the global model is only the point that parties' own models are held to. Each party's loss is
-replaced by its Moreau envelope, whose gradient needs nothing but the personal model.
+Idea: the global model is only the point that personal models are regularised towards. Each party's
+loss is replaced by its Moreau envelope, whose gradient needs only the personal model.
 
 Eq. 2: min_w (1/N) Σ_i F_i(w), with F_i(w) = min_θ f_i(θ) + (λ/2) ‖θ − w‖².
 Algorithm 1, for every mini-batch: θ_i ← K steps of θ − η_p (∇f_i(θ) + λ (θ − w_i)), which solve eq.
@@ -12,15 +12,16 @@ Symbols: w = the global model; w_i = the party's copy of it, from w each round; 
 which is deployed; η = the experiment's learning rate.
 At a glance: personal = everything; exchanged = the copy of the global model, both ways; kept = the
 personal model; steps = E epochs of K gradients.
-Deviations: checked against the authors' code, not the printed text. The mean is uniform, as we
-remember the paper (that code weighs by sample counts). θ_i begins a round at the received w and
-goes on from batch to batch, as in that code. There every party trains in every round and a cohort
-is heard; here the cohort trains. The paper counts R mini-batches a round; here they are those of E
-epochs. λ = 15, η_p = 0.09, K = 5 and β = 1 are those of the authors' command for a network on
-MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 by default, which never moves w.
-BatchNorm's statistics in w_i are those of θ_i.
-Compared: the same as PFLlib's, once that measures θ_i, and as fluke's, once θ is held to w_i and
-w_i is sent, as in Algorithm 1; fluke holds θ to itself. See docs/methods-beside.md.
+Deviations: checked against the authors' code, not the printed text. The mean is uniform, as in the
+paper from memory (the code weights by sample counts). θ_i starts a round at the received w and
+continues from batch to batch, as in the code. There every party trains in every round and a cohort
+replies; here only the cohort trains. The paper counts R mini-batches a round; here they are those
+of E epochs. λ = 15, η_p = 0.09, K = 5 and β = 1 are those of the authors' command for a network on
+MNIST, with η = 0.005. PFLlib has λ = 1, η_p = 0.01 and β = 0 by default, with which w never
+changes. BatchNorm's statistics in w_i are those of θ_i.
+Compared: the same as PFLlib's after it was changed to evaluate θ_i, and as fluke's after two
+changes to match Algorithm 1: θ is regularised towards w_i (in fluke towards itself), and w_i is
+sent. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from comity.core import *
 
 @record
 class Envelope:
-    """What is trained: θ_i and w_i."""
+    """The parameters of the local loop: θ_i and w_i."""
 
     theta: Params
     w: Params

@@ -52,4 +52,4 @@ class Prbm(Dbe):
 
 @accounts_for(Prbm)
 class PrbmAccounting(PilotedAccounting[Prbm]):
-    """The host's: there is no exchange beside it."""
+    """The host's accounting: PRBM alone exchanges nothing more."""

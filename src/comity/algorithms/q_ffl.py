@@ -1,7 +1,7 @@
 """q-FFL: Li, Sanjabi, Beirami, Smith, Fair Resource Allocation in Federated Learning, ICLR 2020
 (q-FedAvg).
 
-Idea: parties whose loss is high count for more, so that accuracies become alike.
+Idea: parties with a high loss get more weight, so that accuracies become more equal.
 
 Eq. 1: min_w Σ_k p_k / (q + 1) · F_k(w)^{q+1}.
 Algorithm 2: Δ_k = L (w − w_k) and h_k = q F_k(w)^{q−1} ‖Δ_k‖² + L F_k(w)^q, with w_k from E epochs
@@ -10,10 +10,10 @@ Algorithm 2, server: w ← w − Σ_k F_k(w)^q Δ_k / Σ_k h_k.
 
 Symbols: F_k(w) = the received model's mean loss on party k's training samples; L = 1 / η, the
 experiment's learning rate.
-Deviations: all parties of a cohort count alike; p_k is a matter of how the paper draws them. The
-server's line is computed as a step of L Σ F^q / Σ h towards the mean of w_k by F_k^q, which is the
-same. 1e-10 is added to F_k, as in the authors' code. F_k is taken in evaluation mode. BatchNorm's
-statistics are averaged by F_k^q. The paper tunes q to the data; FedUFO shows q = 2.
+Deviations: all parties of a cohort have equal weight; in the paper p_k is the probability of being
+drawn. The server's line is computed as a step of L Σ F^q / Σ h towards the mean of w_k by F_k^q,
+which is the same. 1e-10 is added to F_k, as in the authors' code. F_k is taken in evaluation mode.
+BatchNorm's statistics are averaged by F_k^q. The paper tunes q to the data; FedUFO shows q = 2.
 At a glance: personal = nothing; exchanged = the weights, both ways, and a loss up; kept = nothing;
 steps = E epochs.
 Compared: the same as Flower's. See docs/methods-beside.md.
@@ -35,7 +35,7 @@ TINY = 1e-10
 
 @record
 class Trained(Model):
-    """What a party sends: w_k, and how high its loss was before."""
+    """A party's reply: w_k, and the loss of the received model."""
 
     loss: float = describe(TRAINING_LOSS)
 
@@ -50,9 +50,8 @@ class QFfl(FedAvg):
         L = 1 / server.info.training.lr
         mean, towards, h = server.averaging(), 0.0, 0.0
         for reply in replies.values():
-            F_k = (
-                TINY + reply.loss
-            ) / most  # numerator and denominator are divided by most^q, so that neither vanishes
+            # Numerator and denominator are divided by most^q, so that neither underflows.
+            F_k = (TINY + reply.loss) / most
             square = sum(
                 float((L * (w[name] - w_k)).square().sum())
                 for name, w_k in trainable(reply.theta).items()

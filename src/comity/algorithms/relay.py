@@ -1,27 +1,28 @@
 """Representation sharing: Berdoz, Scalable Collaborative Learning via Representation Sharing,
 EPFL/MIT thesis, 2022 ("CFKD").
 
-Idea: only averages of last-layer representations by class cross a relay that stores and forwards
-them. Each party pulls its own representations to the global class means (feature distillation), and
-its classifier learns to tell whether one of its own and a foreign averaged representation are of
-one class (contrast). Any mix of architectures that agree on the width d'.
+Idea: parties send only class-wise averages of last-layer representations, to a relay that stores
+and forwards them. Each party pulls its own representations to the global class means (feature
+distillation), and its classifier learns whether one of its own representations and another party's
+averaged one are of the same class (contrast). Architectures may differ if they have the same width
+d'.
 
 Loss: CE + λ_KD · ‖s − t̄^y‖² + λ_disc · ( −log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) ), ĥ(s, t) =
 ⟨softmax τ(s), softmax τ(t)⟩.
 Algorithm 1: the relay sends t̄ and M↓ sets of observations; E epochs; the party sends its class
-means and M↑ sets, each the mean of n_avg samples a class. Everybody uses what was shared in the
-round before.
+means and M↑ sets, each the mean of n_avg samples a class. All parties use the uploads of the round
+before.
 
 At a glance: personal = the whole model, of any architecture; exchanged = means of representations
 by class and their counts up, means and others' observations down; kept = the party's model; at the
 relay means and observations; steps = E epochs.
 Symbols: s = features of x; τ = the party's head; t̄^c = global class means; t_m^c = observations;
 M↑, M↓ = sets sent, received.
-Deviations: reductions as in the authors' code, which λ was tuned with. All start from equal weights
-(the code: init=own). Observations are somebody else's, a whole set from one party. Classes that
-nobody showed are masked. Before round 1 parties show what their untrained models make. What the
-means sent hold of fewer than min_count samples, one by one or by their differences, is not sent.
-The external ĥ has a square V without bias (the code: d' to C with bias).
+Deviations: reductions are those of the authors' code, with which λ was tuned. All parties start
+from equal weights (the code: init=own). A set of observations comes from one other party. Classes
+that no party has sent are masked. Before round 1 parties send the averages of their untrained
+models. A mean is not sent if it, or its difference from another sent mean, covers fewer than
+min_count samples. The external ĥ has a square V without bias (the code: d' to C with bias).
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ V = "relay.V"
 
 @record
 class Drawn:
-    """A batch's draws: which set of observations each sample is compared with, and its negatives if
-    they are drawn.
+    """The draws of a batch: the set of observations that each sample is compared with, and its
+    negatives if these are random.
     """
 
     pick: Tensor
@@ -63,7 +64,7 @@ class Drawn:
 
 @mixin
 class SharesRepresentations(SendsMeans[S, C, M]):
-    """The loss and what is shown to others: with a relay and without."""
+    """The party's side, with and without a relay: the loss, and the upload."""
 
     lambda_kd: float = option(10.0, "λ_KD, weight of the pull to the global class means", minimum=0)
     lambda_disc: float = option(1.0, "λ_disc, weight of the contrast", minimum=0)
@@ -108,7 +109,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
             )
 
     def first(self, key: Key, party: Party) -> Params:
-        """A party's model before round 1."""
+        """A party's initial model."""
         d = party.task.width
         external = (
             {V: torch.randn(d, d, generator=key.fold(V).generator()) / d**0.5}
@@ -117,8 +118,8 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         )
         return party.task.init(key) | external
 
-    async def taught(self, theta: Params, m: Teacher, party: Party, key: Key) -> Params:
-        """E epochs under the method's loss."""
+    async def train_with_teacher(self, theta: Params, m: Teacher, party: Party, key: Key) -> Params:
+        """Train E epochs with the method's loss."""
         if not (self.lambda_kd or self.lambda_disc):
             return (await party.fit(plain, theta, key)).theta
         m = on_device(m, party.device)
@@ -126,14 +127,17 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         teacher = replace(m, known=mask, means=mask * m.means, shared={})
         several = len(m.obs) > 1 or self.negatives == "marginal"
         return (
-            await party.fit(self.loss, theta, key, teacher, draw=self.drawn if several else None)
+            await party.fit(
+                self.loss, theta, key, teacher, draw=self.draw_comparisons if several else None
+            )
         ).theta
 
     def loss(self, task: LearningTask, theta: Params, batch: Batch, m: Teacher) -> Tensor:
         s = task.features(theta, batch.x, train=True)
         logits = task.head(theta, s, train=True)
         y = batch.y
-        kd = F.mse_loss(m.known[y] * s.flatten(1), m.means[y])  # over d' as in the code
+        # the mean over d', as in the authors' code
+        kd = F.mse_loss(m.known[y] * s.flatten(1), m.means[y])
         draws: Drawn | None = batch.drawn
         pick: Any = 0 if draws is None else draws.pick
         if self.disc == "external":
@@ -146,7 +150,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         weigh_disc = self.lambda_disc / (task.classes if self.disc_reduction == "code" else 1)
         return cross_entropy(logits, y) + weigh_kd * kd + weigh_disc * disc
 
-    def drawn(self, batch: Batch, key: Key, m: Teacher) -> Drawn:
+    def draw_comparisons(self, batch: Batch, key: Key, m: Teacher) -> Drawn:
         key = key.fold("observation")
         n = len(batch.y)
         sets, classes = m.obs.shape[:2]
@@ -160,14 +164,11 @@ class SharesRepresentations(SendsMeans[S, C, M]):
             ).to(pick.device),
         )
 
-    def shown(self, theta: Params, party: Party, key: Key) -> Upload:
-        """What others may see of a party's representations: class means, and M↑ sets of
-        observations.
-        """
-        if (
-            party.hidden_means
-        ):  # behind noise once: observations are the same means, which tells nothing more
-            means, counts = self.told(
+    def make_upload(self, theta: Params, party: Party, key: Key) -> Upload:
+        """The party's upload: class means, and M↑ sets of observations."""
+        # Noise is added once. Observations are the same noisy means and reveal nothing more.
+        if party.hidden_means:
+            means, counts = self.class_means_of(
                 party, lambda x: party.task.features(theta, x).flatten(1), key
             )
             return Upload(means, counts, means.repeat(self.m_up, 1, 1), counts > 0, {})
@@ -243,7 +244,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     def start(self, s: Bank, server: Server) -> Bank:
         if self.begin == "random":
             return s
-        return s.stored(server.call(self.show, dict.fromkeys(server.info.parties, Empty())), 0)
+        return s.store(server.call(self.show, dict.fromkeys(server.info.parties, Empty())), 0)
 
     def round(self, s: Bank, server: Server, t: int) -> Bank:
         s = replace(s, round=t, draw=server.key("observations").bits)
@@ -251,7 +252,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
         shared = average(
             {u: up.shared for u, up in new.items()}, {u: server.info.sizes[u] for u in new}
         )
-        return replace(s.stored(new, t), shared=shared)
+        return replace(s.store(new, t), shared=shared)
 
     def message_for(self, s: Bank, u: int) -> Teacher:
         return s.teacher(
@@ -266,12 +267,12 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     async def local(
         self, state: Params, m: Teacher, party: Party, key: Key
     ) -> tuple[Params, Upload]:
-        theta = await self.taught(state | m.shared, m, party, key)
+        theta = await self.train_with_teacher(state | m.shared, m, party, key)
         shared = keep(theta, shared_names(party.task, self.aggregate))
         return theta, replace(self.upload(theta, party, key), shared=shared)
 
     def upload(self, theta: Params, party: Party, key: Key) -> Upload:
-        result = self.shown(theta, party, key)
+        result = self.make_upload(theta, party, key)
         return (
             result
             if self.weights == "samples"
@@ -288,7 +289,7 @@ class Relay(SharesRepresentations[Bank, Params, Teacher]):
     def deployed_model(self, state: Params, m: Teacher, party: Party) -> Params:
         return state
 
-    def sent(self, info: Info) -> int:
+    def upload_bytes(self, info: Info) -> int:
         """Bytes of one upload."""
         return info.task.classes * (4 * (self.m_up + 1) * info.width + 5)
 
@@ -345,7 +346,9 @@ class RelayAccounting(Accounting[Relay]):
 
     def start_traffic(self, info: Info) -> Traffic:
         return Traffic(
-            up=len(info.names) * self.method.sent(info) if self.method.begin == "features" else 0
+            up=len(info.names) * self.method.upload_bytes(info)
+            if self.method.begin == "features"
+            else 0
         )
 
     def traffic(self, info: Info, cohort: list[int]) -> Traffic:
@@ -353,6 +356,6 @@ class RelayAccounting(Accounting[Relay]):
             4 * (self.method.m_down + 1) * info.width + self.method.m_down + 1
         ) + self.method.weight(info)
         return Traffic(
-            up=len(cohort) * (self.method.sent(info) + self.method.weight(info)),
+            up=len(cohort) * (self.method.upload_bytes(info) + self.method.weight(info)),
             down=len(cohort) * down,
         )

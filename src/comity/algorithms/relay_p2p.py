@@ -1,9 +1,9 @@
 """Representation sharing without a relay: the thesis' peer-to-peer form (Berdoz, 2022, section on
 relaxing the server).
 
-Idea: each round a party asks a few neighbours for their observations. Nobody can compute global
-class means, so a party pulls its representations to the mean of all observations it has heard so
-far, by class. The losses are relay's.
+Idea: each round a party asks a few neighbours for their observations. Global class means are not
+available, so a party pulls its representations to the class-wise mean of all observations that it
+has received so far. The losses are those of relay.
 
 Heard: t̄^c ← t̄^c + (t^c − t̄^c) / k^c with the k^c-th observation of class c, or t̄^c ← (1 − r)
 t̄^c + r · t^c with running = r.
@@ -11,7 +11,7 @@ t̄^c + r · t^c with running = r.
 At a glance: personal = the whole model, of any architecture; exchanged = means of representations
 by class, between parties; kept = the party's model; steps = E epochs.
 Symbols: as in relay.
-Deviations: relay's. Who asks whom is drawn by whoever coordinates the round, who sees nothing else.
+Deviations: as in relay. The coordinator of the round draws who asks whom, and sees nothing else.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from comity.core import *
 
 @record
 class RelayPeerState:
-    """What a party keeps: its model, the mean of what it heard of each class, and how often it
-    did.
+    """A party's state: its model, the mean of the observations received for each class, and their
+    number.
     """
 
     theta: Params
@@ -86,7 +86,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
     async def tell(
         self, state: RelayPeerState, m: Group, party: Party, key: Key
     ) -> tuple[RelayPeerState, dict[int, Sealed[Told]]]:
-        upload = self.shown(state.theta, party, key)
+        upload = self.make_upload(state.theta, party, key)
         return state, dict.fromkeys(m.ids, seal(Told(upload.obs, upload.seen), to=m.ids))
 
     @on_party
@@ -103,7 +103,7 @@ class RelayP2p(PeerToPeer[RelayPeerState], SharesRepresentations[Empty, RelayPee
             mean = mean + rate[:, None] * (obs - mean)
         nothing = [(torch.zeros_like(mean), torch.zeros_like(times, dtype=torch.bool))]
         obs, present = (torch.stack(part) for part in zip(*(sets or nothing), strict=True))
-        theta = await self.taught(
+        theta = await self.train_with_teacher(
             state.theta, Teacher(mean, times > 0, obs, present, {}), party, key
         )
         return RelayPeerState(theta, mean, times), None

@@ -11,8 +11,8 @@ Algorithm 1, l.17: c ← c + (1/N) Σ_{i∈S} (c_i⁺ − c_i).
 At a glance: personal = nothing; exchanged = weights and control variates, both ways; kept = a
 control variate; at the server another; steps = E epochs.
 Symbols: x = the server's theta; y_i = a party's; K = its local steps. Control variates cover the
-shared parameters only (not buffers, not what is private), so a party's private offset is trained by
-plain SGD.
+shared parameters only (neither buffers nor private parameters), so a party's private offset is
+trained by plain SGD.
 Deviations: none; l.16 averages uniformly, as printed. Option II assumes plain SGD: momentum and
 Adam are refused.
 Compared: the same as PFLlib's and fluke's. See docs/methods-beside.md.
@@ -31,7 +31,7 @@ from comity.core import *
 
 @record
 class Control:
-    """What the server keeps and sends: x and c."""
+    """The server's state and message: x and c."""
 
     theta: Params
     c: Params
@@ -39,7 +39,7 @@ class Control:
 
 @record
 class ScaffoldState:
-    """What a party keeps: its private parameters and c_i."""
+    """A party's state: its private parameters and c_i."""
 
     private: Params
     c: Params
@@ -47,7 +47,7 @@ class ScaffoldState:
 
 @record
 class Change:
-    """What a party sends: y_i and c_i⁺ − c_i."""
+    """A party's reply: y_i and c_i⁺ − c_i."""
 
     theta: Params = describe(WEIGHTS)
     dc: Params = describe(
@@ -80,24 +80,24 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
 
     def init_party(self, key: Key, party: Party) -> ScaffoldState:
         theta = party.task.init(key)
-        return ScaffoldState(
-            self.private_part(theta, party.task), zeros(self.shared_part(theta, party.task))
-        )
+        private = self.private_part(theta, party.task)
+        shared = self.shared_part(theta, party.task)
+        return ScaffoldState(private, zeros(shared))
 
     def message_for(self, s: Control, i: int) -> Control:
         return s
 
     @only_averages
     def round(self, s: Control, server: Server, t: int) -> Control:
-        mean, repliers = server.mean(
-            self.local, {i: self.message_for(s, i) for i in server.sample(t)}
-        )
+        messages = {i: self.message_for(s, i) for i in server.sample(t)}
+        mean, repliers = server.mean(self.local, messages)
         y = mean.theta
-        x = y | {
-            k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c
-        }  # l.16; buffers are averaged
+        # l.16; buffers are averaged
+        x = y | {k: s.theta[k] + self.server_lr * (y[k] - s.theta[k]) for k in s.c}
+        # l.17
         share = len(repliers) / len(server.info.names)
-        return Control(x, {k: c + share * mean.dc[k] for k, c in s.c.items()})  # l.17
+        c = {k: c_k + share * mean.dc[k] for k, c_k in s.c.items()}
+        return Control(x, c)
 
     @on_party
     async def local(
@@ -111,9 +111,8 @@ class Scaffold(AveragesWeights[Control, ScaffoldState, Control]):
             return state, Change(y, zeros(y))
         K_eta = fitted.steps * party.training.lr
         c_new = {k: (m.theta[k] - y[k]) / K_eta - drift[k] for k in state.c}  # l.12, option II
-        return ScaffoldState(private, c_new), Change(
-            y, {k: c_new[k] - c for k, c in state.c.items()}
-        )
+        dc = {k: c_new[k] - c for k, c in state.c.items()}
+        return ScaffoldState(private, c_new), Change(y, dc)
 
     def newcomer_state(self, state: ScaffoldState, theta: Params) -> ScaffoldState:
         return replace(state, private=theta | state.private)

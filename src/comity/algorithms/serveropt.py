@@ -1,7 +1,7 @@
 """FedOpt: Reddi et al., Adaptive Federated Optimization, ICLR 2021. A wrapper.
 
-Idea: what the parties' average moves a model by is a gradient, of which the server makes a step by
-an optimizer of its own.
+Idea: the change of the model by the parties' average is treated as a gradient, with which the
+server's own optimizer makes a step.
 
 Change: Δ = Σ_{i∈S} (n_i / n_S) w_i − w, or whatever else the host's average is. FedAvgM (Hsu et
 al., Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification,
@@ -17,9 +17,9 @@ it is that of flwr (0.1, for yogi 0.01), and 1 for momentum as in Hsu et al. β�
 in flwr. BatchNorm's statistics are averaged.
 At a glance: personal = as the host; exchanged = as the host; kept = as the host (the server: m and
 v); steps = as the host.
-Compared: the same as Flower's and fluke's, once these begin with v = τ², as Algorithm 2 does (both:
-0). Flower corrects adam for the beginning; fluke multiplies Δ by η, too, and its FedAvgM loses
-round 1. See docs/methods-beside.md.
+Compared: the same as Flower's and fluke's after these were changed to start with v = τ², as in
+Algorithm 2 (both: 0). Flower has Adam's bias correction; fluke also multiplies Δ by η, and its
+FedAvgM drops round 1. See docs/methods-beside.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STEPS = {"momentum": 1.0, "adam": 0.1, "yogi": 0.01, "adagrad": 0.1}
 
 @record
 class Remembered:
-    """What the server's optimizer remembers: m and, unless it is momentum, v."""
+    """The state of the server's optimizer: m and, except for momentum, v."""
 
     m: Params
     v: Params
@@ -62,7 +62,7 @@ class ServerOpt(AsHost[Remembered]):
     @classmethod
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
-        if any(isinstance(one, ServerOpt) for one in chain(host)):
+        if any(isinstance(layer, ServerOpt) for layer in chain(host)):
             raise UsageError(f"{name} has a {wrapper} already.")
 
     @property
@@ -95,9 +95,8 @@ class ServerOpt(AsHost[Remembered]):
             k: self.second(before.v.get(k, torch.full_like(d, self.tau**2)), d.square())
             for k, d in delta.items()
         }
-        return mean | {
-            k: w[k] + self.eta * m[k] / (v[k].sqrt() + self.tau) for k in delta
-        }, Remembered(m, v)
+        new_w = {k: w[k] + self.eta * m[k] / (v[k].sqrt() + self.tau) for k in delta}
+        return mean | new_w, Remembered(m, v)
 
     def second(self, v: torch.Tensor, square: torch.Tensor) -> torch.Tensor:
         """The new v, given Δ²."""
@@ -122,7 +121,7 @@ class ServerOptAccounting(WrapperAccounting[ServerOpt]):
 
 
 def weights(s: Any) -> Params:
-    """What the innermost server averages, within what wrappers have around it."""
+    """The weights that the innermost server averages, without the states of wrappers."""
     theta: Params = weights(s.host) if isinstance(s, Wrapped) else s
     return theta
 

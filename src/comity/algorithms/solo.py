@@ -1,4 +1,4 @@
-"""SOLO: every party for itself. The yardstick: does collaborating help each of us?
+"""SOLO: every party for itself. The baseline: does collaborating help each party?
 
 Idea: E epochs a round on the party's own data, from the same initial weights as every other method;
 no exchange.

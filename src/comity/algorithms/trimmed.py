@@ -1,19 +1,18 @@
 """Trimmed mean: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
 Rates, ICML 2018. A wrapper.
 
-Idea: of each value of the parties' weights the server leaves out the largest and the smallest, and
-averages the rest. It protects from a share β of parties that send nonsense, and wastes less of what
-the honest ones send than a median does.
+Idea: for each value of the weights, the server leaves out the largest and the smallest replies and
+averages the rest. It tolerates a share β of Byzantine parties, and uses more of the honest replies
+than a median.
 
 Algorithm 1, option II: w ← trmean_β{w_i : i ∈ S}, coordinate by coordinate: the mean without the
 β|S| largest and β|S| smallest.
 
-Symbols: β = share; S = the parties heard in a round.
-Deviations: weights after E epochs in place of gradients, all parties count alike, all replies are
-held at once, and fewer than 3 of them protect from nobody: as in median. β|S| is rounded up, so
-that it protects from no fewer than was asked for, but at most to what leaves a median. The paper
-sets no default for β; its experiments use 0.05 of 40 machines and 0.1 of 10, which is from memory
-and could not be checked.
+Symbols: β = share; S = the parties that replied in a round.
+Deviations: as in median: weights after E epochs instead of gradients, equal weights of all parties,
+all replies held at once, and no protection with fewer than 3 replies. β|S| is rounded up, so that
+at least the given share is tolerated, but at most to the median. The paper sets no default for β;
+its experiments use 0.05 of 40 machines and 0.1 of 10, from memory, which could not be checked.
 At a glance: personal = what the host's is; exchanged = what the host exchanges; kept = what the
 host keeps; steps = the host's.
 Compared: the same as Flower's. See docs/methods-beside.md.
@@ -39,13 +38,12 @@ class Trimmed(RobustMean):
     )
 
     def trims(self, replies: int) -> int:
-        """How many of so many are left out on either side."""
-        trims = math.ceil(
-            round(self.share * replies, 9)
-        )  # 0.1 · 30 is a little more than 3 for a computer
+        """The number of replies that are left out on either side."""
+        # rounded first: 0.1 · 30 is a little more than 3 in floating point
+        trims = math.ceil(round(self.share * replies, 9))
         return min(trims, (replies - 1) // 2)
 
-    def made_of(self, models: Sequence[Params]) -> Params:
+    def aggregate(self, models: Sequence[Params]) -> Params:
         return trimmed_mean(models, self.trims(len(models)))
 
 

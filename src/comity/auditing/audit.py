@@ -71,13 +71,13 @@ CANNOT = (
 
 
 @dataclass(frozen=True)
-class Audited:
+class RunAudit:
     """The results of all attacks on one run."""
 
     folder: Path
     name: str
     """The method, with its seed if there are several."""
-    sent: int
+    bytes_sent: int
     """Bytes of all messages except those of evaluation."""
     accuracy: float | None
     claimed: float | None
@@ -121,7 +121,7 @@ class Audited:
         return {
             "run": str(self.folder),
             "method": self.name,
-            "bytes": self.sent,
+            "bytes": self.bytes_sent,
             "accuracy": self.accuracy,
             "epsilon_claimed": "infinite" if self.claimed is None else self.claimed,
             "unit": self.unit,
@@ -138,7 +138,7 @@ class Audited:
         accuracy = "" if self.accuracy is None else f"{self.accuracy:.1%}"
         unit = "" if self.unit in ("", "record") else f" ({self.unit})"
         claimed = "infinite" if self.claimed is None else f"{self.claimed:.3g}{unit}"
-        sent = size(self.sent)
+        size_sent = size(self.bytes_sent)
         rows = [
             [
                 self.name,
@@ -149,7 +149,7 @@ class Audited:
                 claimed,
                 "" if finding.epsilon is None else f"{finding.epsilon:.2f}",
                 accuracy,
-                sent,
+                size_sent,
             ]
             for finding in self.findings
         ]
@@ -157,9 +157,9 @@ class Audited:
             epsilon = self.canaries.epsilon
             epsilon_text = "no power *" if epsilon is None else f"{epsilon:.2f}"
             rows.append(
-                [self.name, "canaries", "", "", "", "", claimed, epsilon_text, accuracy, sent]
+                [self.name, "canaries", "", "", "", "", claimed, epsilon_text, accuracy, size_sent]
             )
-        return rows or [[self.name, "none", "", "", "", "", claimed, "", accuracy, sent]]
+        return rows or [[self.name, "none", "", "", "", "", claimed, "", accuracy, size_sent]]
 
 
 def audit(
@@ -168,8 +168,8 @@ def audit(
     *,
     model: CustomModel | None = None,
     trust: bool = False,
-    told: Callable[[str], None] = lambda text: None,
-) -> list[Audited]:
+    report_progress: Callable[[str], None] = lambda text: None,
+) -> list[RunAudit]:
     """Attack the run in a folder, or all runs below it that recorded their messages.
 
     The folder gets audit.json, audit.html and pictures.
@@ -179,7 +179,7 @@ def audit(
         federation: the data, if they were given from Python
         model: the model, if it was given from Python
         trust: run the Python files that the settings of the runs name
-        told: is called with a text about each run that is attacked or left out
+        report_progress: is called with a text about each run that is attacked or left out
 
     Examples:
         >>> import comity, tempfile
@@ -192,23 +192,23 @@ def audit(
     from comity.auditing.page import page
 
     place = Path(folder)
-    audited = []
+    audits = []
     runs = runs_in(place)
     several = len({run.parent for run in runs}) < len(runs)
     for run in runs:
         if not RunFolder(run).recorded and run != place:
-            told(f"{run} has no recorded messages, and is left out.")
+            report_progress(f"{run} has no recorded messages, and is left out.")
             continue
-        told(f"attacking {run}")
-        audited.append(audit_run(run, federation, model, several=several, trust=trust))
-    if not audited:
+        report_progress(f"attacking {run}")
+        audits.append(audit_run(run, federation, model, several=several, trust=trust))
+    if not audits:
         raise UsageError(
             f"No run in {place} has recorded messages: run it with --record-messages (in Python"
             " record_messages=True)."
         )
-    write(place, audited)
-    write_atomically(place / PAGE, page(place, audited))
-    return audited
+    write(place, audits)
+    write_atomically(place / PAGE, page(place, audits))
+    return audits
 
 
 def runs_in(place: Path) -> list[Path]:
@@ -230,7 +230,7 @@ def audit_run(
     *,
     several: bool = False,
     trust: bool = False,
-) -> Audited:
+) -> RunAudit:
     """Make all attacks on one run. With `several` seeds its name includes the seed."""
     view = View(folder, federation, model, trust)
     experiment, summary = view.job.experiment, view.summary
@@ -251,7 +251,7 @@ def audit_run(
         if finding.pictures
     }
     block = summary.get(experiment.metric) or {}
-    return Audited(
+    return RunAudit(
         folder,
         display_name(experiment.algorithm) + (f", seed {experiment.seed}" if several else ""),
         sum(n for kind, n in summary["bytes"].items() if kind in ("up", "down", "peer")),
@@ -292,17 +292,17 @@ def _true_positives(figures: Mapping[str, Any], name: str) -> str:
     return "too few" if figures[name] is None else f"{figures[name][0]:.1%}"
 
 
-def file_name(audited: Audited, attack: str) -> str:
+def file_name(run_audit: RunAudit, attack: str) -> str:
     """The name of the file with an attack's pictures."""
-    text = f"{audited.name} {attack}"
+    text = f"{run_audit.name} {attack}"
     return "-".join("".join(c if c.isalnum() else " " for c in text).split()) + ".png"
 
 
-def write(place: Path, audited: list[Audited]) -> None:
+def write(place: Path, audits: list[RunAudit]) -> None:
     """Write audit.json and the pictures into a folder."""
-    content = {"runs": [run.plain() for run in audited], "note": CANNOT}
+    content = {"runs": [run.plain() for run in audits], "note": CANNOT}
     write_atomically(place / JSON, json.dumps(with_crc(content), indent=2) + "\n")
-    for run in audited:
+    for run in audits:
         for attack, png in run.pictures.items():
             (place / PICTURES).mkdir(exist_ok=True)
             (place / PICTURES / file_name(run, attack)).write_bytes(png)

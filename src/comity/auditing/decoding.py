@@ -53,7 +53,7 @@ def attack_by_decoder(view: View) -> list[Outcome]:
     pictures: dict[str, Pictures] = {}
     for i in sorted(first):
         train = view.party(i).data.train
-        if any(len(sent.z) != len(train) for sent in (first[i], last[i])):
+        if any(len(rows.z) != len(train) for rows in (first[i], last[i])):
             return [
                 Untried(
                     ATTACK,
@@ -97,11 +97,11 @@ def attack_by_decoder(view: View) -> list[Outcome]:
     return outcomes
 
 
-def _decode(attacker: Attacker, sent: Rows) -> Tensor:
+def _decode(attacker: Attacker, rows: Rows) -> Tensor:
     """The attacker's reconstructions of the inputs of rows."""
     x = attacker.data.x[:MOST]
     own = represent(attacker, x)
-    return ridge(own, x.flatten(1))(standardise(sent.z) * spread(own) + own.mean(0))
+    return ridge(own, x.flatten(1))(standardise(rows.z) * spread(own) + own.mean(0))
 
 
 def ridge(z: Tensor, x: Tensor) -> Callable[[Tensor], Tensor]:

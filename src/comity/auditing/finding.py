@@ -117,7 +117,7 @@ Outcome = Finding | Untried
 
 
 def membership(
-    attack: str, how: str, parties: Sequence[Scored], drawn: bool, delta: float, key: Key
+    attack: str, how: str, parties: Sequence[Scored], random_split: bool, delta: float, key: Key
 ) -> Outcome:
     """The result of a membership attack: the AUC, true positives at low false positive rates, and
     the epsilon that they show.
@@ -126,7 +126,7 @@ def membership(
         attack: the attack's name
         how: who attacks, and with what, in a sentence
         parties: the scores of each party's candidates
-        drawn: whether members were drawn at random; otherwise other differences look like
+        random_split: whether members were drawn at random; otherwise other differences look like
             membership, and no epsilon is computed
         delta: the delta of the epsilon
         key: the key of the bootstrap
@@ -161,7 +161,7 @@ def membership(
                 " found"
             )
     epsilon = None
-    if drawn:
+    if random_split:
         epsilon = epsilon_from_guesses(usable, delta, key.fold("epsilon"))
     else:
         notes.append(

@@ -42,6 +42,10 @@ def span(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Both are empty if the weights are all zero.
     """
-    left, size, right = torch.linalg.svd(weight, full_matrices=False)
-    rank = int((size > NEGLIGIBLE * size[0]).sum()) if size[0] > 0 else 0
-    return right[:rank], left[:, :rank] * size[:rank]
+    left_vectors, singular_values, right_vectors = torch.linalg.svd(weight, full_matrices=False)
+    rank = (
+        int((singular_values > NEGLIGIBLE * singular_values[0]).sum())
+        if singular_values[0] > 0
+        else 0
+    )
+    return right_vectors[:rank], left_vectors[:, :rank] * singular_values[:rank]

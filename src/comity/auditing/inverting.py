@@ -38,7 +38,7 @@ HOW = {
 MOST_PARTIES = 10  # the largest number of parties that are attacked
 MOST_MIXED = 13  # samples; with more, guessed units are hardly ever all off for one sample
 GUESSES, TIMES = 4000, 5
-LOOKED = 100  # of the guesses: those with the most zeros
+MOST_GUESSES = 100  # of the guesses: those with the most zeros
 SAME = 0.999  # the cosine from which two directions count as one
 ZERO = 1e-4  # relative to the length of a column
 DIFFERENT = 1e-2  # the smallest singular value from which a column is a new one
@@ -48,19 +48,22 @@ PROVED = 4  # zeros in addition to those that were guessed
 def attack_by_inversion(view: View) -> list[Outcome]:
     """Invert the first gradient that each party sent, and the first update."""
     outcomes: list[Outcome] = []
-    for what, sent in (("gradients", _first_gradients(view)), ("updates", _first_updates(view))):
-        by_party = dict(islice(sent, MOST_PARTIES))
-        if by_party:
-            outcomes.append(_invert(view, what, by_party))
+    for what, by_party in (
+        ("gradients", _first_gradients(view)),
+        ("updates", _first_updates(view)),
+    ):
+        grads_by_party = dict(islice(by_party, MOST_PARTIES))
+        if grads_by_party:
+            outcomes.append(_invert(view, what, grads_by_party))
     return outcomes
 
 
 def _first_gradients(view: View) -> Iterator[tuple[int, Params]]:
     parties: set[int] = set()
-    for sent in gradients(view):
-        if sent.party not in parties and any(grad.any() for grad in sent.grads.values()):
-            parties.add(sent.party)
-            yield sent.party, sent.grads
+    for gradient in gradients(view):
+        if gradient.party not in parties and any(grad.any() for grad in gradient.grads.values()):
+            parties.add(gradient.party)
+            yield gradient.party, gradient.grads
 
 
 def _first_updates(view: View) -> Iterator[tuple[int, Params]]:
@@ -74,12 +77,12 @@ def _first_updates(view: View) -> Iterator[tuple[int, Params]]:
             yield update.party, difference
 
 
-def _invert(view: View, what: str, sent: dict[int, Params]) -> Outcome:
+def _invert(view: View, what: str, grads_by_party: dict[int, Params]) -> Outcome:
     name = f"{ATTACK}: {what}"
     hits = tries = controls = 0
     batches: dict[int, Tensor] = {}
     pictures: Pictures | None = None
-    for i, grads in sent.items():
+    for i, grads in grads_by_party.items():
         train = view.party(i).data.train
         layer = first_layer(view.party(i).task, train.shape, grads)
         if layer is None or layer.bias is None:
@@ -98,7 +101,12 @@ def _invert(view: View, what: str, sent: dict[int, Params]) -> Outcome:
         if other is not None:
             certain, nearest, _ = match_samples(batches[other], view.candidates(i).x)
             controls += len(nearest[certain & (nearest < len(view.party(i).data.train))].unique())
-    figures = {"samples": tries, "recovered": hits, "gradients": len(sent), "solved": len(batches)}
+    figures = {
+        "samples": tries,
+        "recovered": hits,
+        "gradients": len(grads_by_party),
+        "solved": len(batches),
+    }
     estimate = share(min(hits, tries), max(1, tries))
     return reconstruction(
         name,
@@ -166,7 +174,7 @@ def _distinct(live: Tensor, q: Tensor, zeros: Tensor, least: int) -> list[tuple[
     """
     counts = zeros.sum(0)
     distinct: list[tuple[int, Tensor]] = []
-    while len(distinct) < LOOKED and int(counts.max()) >= least:
+    while len(distinct) < MOST_GUESSES and int(counts.max()) >= least:
         j = int(counts.argmax())
         distinct.append((int(counts[j]), torch.linalg.svd(live[zeros[:, j]]).Vh[-1]))
         counts = counts.masked_fill((q @ q[j]).abs() > SAME, 0)

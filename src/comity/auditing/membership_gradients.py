@@ -27,9 +27,9 @@ def attack_gradients(view: View) -> list[Outcome]:
     """Attack all gradients of each party; for a candidate the best fitting one counts."""
     best: dict[int, Tensor] = {}
     full = dense = 0
-    for sent in gradients(view):
-        task, (x, _, _) = view.party(sent.party).task, view.candidates(sent.party)
-        layer = first_layer(task, tuple(x.shape[1:]), sent.grads)
+    for gradient in gradients(view):
+        task, (x, _, _) = view.party(gradient.party).task, view.candidates(gradient.party)
+        layer = first_layer(task, tuple(x.shape[1:]), gradient.grads)
         if layer is None:
             return [
                 Untried(
@@ -45,7 +45,7 @@ def attack_gradients(view: View) -> list[Outcome]:
             full += len(basis) > 0
             continue
         outside = (flat - flat @ basis.T @ basis).norm(dim=1) / flat.norm(dim=1).clamp(min=1e-12)
-        best[sent.party] = torch.maximum(best.get(sent.party, -outside), -outside)
+        best[gradient.party] = torch.maximum(best.get(gradient.party, -outside), -outside)
     if not dense:
         return []
     if not best:
@@ -55,4 +55,4 @@ def attack_gradients(view: View) -> list[Outcome]:
             )
         ]
     parties = [Scored(scores, view.candidates(i).member) for i, scores in sorted(best.items())]
-    return [membership(ATTACK, HOW, parties, view.drawn, view.delta, view.key.fold(ATTACK))]
+    return [membership(ATTACK, HOW, parties, view.random_split, view.delta, view.key.fold(ATTACK))]

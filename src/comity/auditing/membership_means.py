@@ -36,41 +36,50 @@ def attack_means(view: View) -> list[Outcome]:
     """
     first: dict[int, Means] = {}
     last: dict[int, Means] = {}
-    for sent in means(view):
-        first.setdefault(sent.party, sent)
-        last[sent.party] = sent
+    for class_means in means(view):
+        first.setdefault(class_means.party, class_means)
+        last[class_means.party] = class_means
     scored: dict[str, list[Scored]] = {}
     for i in sorted(first):
         for attacker in view.attackers(i):
-            sent = first[i] if attacker.first else last[i]
-            scores = likelihood_ratios(attacker, sent, view.candidates(i))
+            class_means = first[i] if attacker.first else last[i]
+            scores = likelihood_ratios(attacker, class_means, view.candidates(i))
             scored.setdefault(attacker.by, []).append(scores)
     return [
         membership(
-            f"{ATTACK}, {by}", HOW[by], parties, view.drawn, view.delta, view.key.fold(ATTACK, by)
+            f"{ATTACK}, {by}",
+            HOW[by],
+            parties,
+            view.random_split,
+            view.delta,
+            view.key.fold(ATTACK, by),
         )
         for by, parties in scored.items()
     ]
 
 
-def likelihood_ratios(attacker: Attacker, sent: Means, candidates: Candidates) -> Scored:
+def likelihood_ratios(attacker: Attacker, class_means: Means, candidates: Candidates) -> Scored:
     """The log-likelihood ratios of all candidates whose class has a mean."""
-    classes = len(sent.means)
-    own, labels = represent(attacker, attacker.data.x, sent.space), attacker.data.y
+    classes = len(class_means.means)
+    own, labels = represent(attacker, attacker.data.x, class_means.space), attacker.data.y
     centres = torch.stack(
         [own[labels == c].mean(0) if (labels == c).any() else own.mean(0) for c in range(classes)]
     )
     spread = own - centres[labels]
     covariance = spread.T @ spread / len(own)
     covariance += RIDGE * covariance.diagonal().mean().clamp(min=1e-12) * torch.eye(len(covariance))
-    has_mean = sent.counts > 0 if sent.counts is not None else sent.means.abs().sum(1) > 0
+    has_mean = (
+        class_means.counts > 0
+        if class_means.counts is not None
+        else class_means.means.abs().sum(1) > 0
+    )
     x, y, member = (part[has_mean[candidates.y]] for part in candidates)
-    off = represent(attacker, x, sent.space) - centres[y]
+    off = represent(attacker, x, class_means.space) - centres[y]
     whitened: Tensor = torch.linalg.solve(covariance, off.T).T
     k = (
-        sent.counts[y].clamp(min=1)
-        if sent.counts is not None
+        class_means.counts[y].clamp(min=1)
+        if class_means.counts is not None
         else torch.full_like(y, DEFAULT_COUNT)
     )
-    inner = (whitened * (sent.means - centres)[y]).sum(1)
+    inner = (whitened * (class_means.means - centres)[y]).sum(1)
     return Scored(inner - (whitened * off).sum(1) / (2 * k), member)

@@ -25,9 +25,9 @@ def first_and_last(view: View) -> tuple[dict[int, Rows], dict[int, Rows]]:
     """By party: the first rows that it sent, and the last."""
     first: dict[int, Rows] = {}
     last: dict[int, Rows] = {}
-    for sent in rows(view):
-        first.setdefault(sent.party, sent)
-        last[sent.party] = sent
+    for sent_rows in rows(view):
+        first.setdefault(sent_rows.party, sent_rows)
+        last[sent_rows.party] = sent_rows
     return first, last
 
 
@@ -50,14 +50,19 @@ def attack_rows(view: View) -> list[Outcome]:
     for i in sorted(first):
         x, _, member = view.candidates(i)
         for attacker in view.attackers(i):
-            sent = first[i] if attacker.first else last[i]
-            if len(sent.z) < 2:
+            sent_rows = first[i] if attacker.first else last[i]
+            if len(sent_rows.z) < 2:
                 continue
-            distances, _ = nearest(standardise(represent(attacker, x)), standardise(sent.z))
+            distances, _ = nearest(standardise(represent(attacker, x)), standardise(sent_rows.z))
             scored.setdefault(attacker.by, []).append(Scored(-distances[:, 0], member))
     return [
         membership(
-            f"{ATTACK}, {by}", HOW[by], parties, view.drawn, view.delta, view.key.fold(ATTACK, by)
+            f"{ATTACK}, {by}",
+            HOW[by],
+            parties,
+            view.random_split,
+            view.delta,
+            view.key.fold(ATTACK, by),
         )
         for by, parties in scored.items()
     ]

@@ -34,33 +34,33 @@ def attack_updates(view: View) -> list[Outcome]:
     for update in updates(view):
         x, y, _ = view.candidates(update.party)
         task = view.party(update.party).task
-        moved = {
+        step = {
             k: update.before[k] - v
             for k, v in update.after.items()
             if not is_buffer(k) and v.is_floating_point()
         }
         scores[update.party].append(
-            descents(task, view.first(update.party) | update.before, moved, x, y)
+            descents(task, view.first(update.party) | update.before, step, x, y)
         )
     if not scores:
         return []
     parties = [
         Scored(sum(scores[i][1:], scores[i][0]), view.candidates(i).member) for i in sorted(scores)
     ]
-    return [membership(ATTACK, HOW, parties, view.drawn, view.delta, view.key.fold(ATTACK))]
+    return [membership(ATTACK, HOW, parties, view.random_split, view.delta, view.key.fold(ATTACK))]
 
 
-def descents(task: LearningTask, theta: Params, moved: Params, x: Tensor, y: Tensor) -> Tensor:
-    """The inner product of each sample's gradient with `moved`.
+def descents(task: LearningTask, theta: Params, step: Params, x: Tensor, y: Tensor) -> Tensor:
+    """The inner product of each sample's gradient with `step`.
 
     It is computed as a directional derivative, without the gradient of each sample.
     """
     parts = []
-    fixed = {k: v for k, v in theta.items() if k not in moved}
+    fixed = {k: v for k, v in theta.items() if k not in step}
     for inputs, labels in zip(x.split(ROWS), y.split(ROWS), strict=True):
 
         def loss(free: Params, inputs: Tensor = inputs, labels: Tensor = labels) -> Tensor:
             return F.cross_entropy(task.logits(fixed | free, inputs), labels, reduction="none")
 
-        parts.append(jvp(loss, ({k: theta[k] for k in moved},), (moved,))[1])
+        parts.append(jvp(loss, ({k: theta[k] for k in step},), (step,))[1])
     return torch.cat(parts).detach()

@@ -32,4 +32,4 @@ def attack_weights(view: View) -> list[Outcome]:
         scored.append(Scored(difficulty - losses(view.party(i).task, weights[i], x, y), member))
     if not scored:
         return []
-    return [membership(ATTACK, HOW, scored, view.drawn, view.delta, view.key.fold(ATTACK))]
+    return [membership(ATTACK, HOW, scored, view.random_split, view.delta, view.key.fold(ATTACK))]

@@ -106,13 +106,13 @@ def updates(view: View) -> Iterator[Update]:
             sent_weights |= dict.fromkeys(message.to, message.content)
         elif message.kind == "reply" and message.src in view.parties:
             task = view.party(message.src).task
-            got, gave = (
+            received, replied = (
                 params_in(sent_weights.get(message.src), task),
                 params_in(message.content, task),
             )
-            for name in gave.keys() & got.keys() - NO_WEIGHTS:
-                if gave[name].keys() == got[name].keys():
-                    yield Update(message.src, got[name], gave[name])
+            for name in replied.keys() & received.keys() - NO_WEIGHTS:
+                if replied[name].keys() == received[name].keys():
+                    yield Update(message.src, received[name], replied[name])
 
 
 def last_weights(view: View) -> dict[int, Params]:

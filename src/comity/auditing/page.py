@@ -10,7 +10,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-from comity.auditing.audit import CANNOT, HEADS, NO_ATTACK, WORDS, Audited
+from comity.auditing.audit import CANNOT, HEADS, NO_ATTACK, WORDS, RunAudit
 from comity.auditing.finding import Finding
 from comity.reporting.blocks import Block, Table, Text
 from comity.reporting.page import Page
@@ -31,17 +31,17 @@ h2, p { overflow-wrap: anywhere; }
 """Narrow columns, as the table has ten, and larger first sentences of attacks."""
 
 
-def page(place: Path, audited: list[Audited]) -> str:
+def page(place: Path, audits: list[RunAudit]) -> str:
     """The content of audit.html for the runs in a folder."""
     table = Table(
         "audit",
         "What attacks could do with what was sent",
         HEADS,
-        [row for run in audited for row in run.rows()],
+        [row for run in audits for row in run.rows()],
         words=WORDS,
     )
     parts = [_blocks([Text(CANNOT, "lead"), table, Text(READING)])]
-    for run in audited:
+    for run in audits:
         parts.append(
             f"<section><h2>{html.escape(run.name)}</h2><div"
             f" class=blocks>{_run(run)}</div></section>"
@@ -77,7 +77,7 @@ READING = (
 )
 
 
-def _run(run: Audited) -> str:
+def _run(run: RunAudit) -> str:
     """The section of one run."""
     parts = []
     for finding in run.findings:

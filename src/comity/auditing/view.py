@@ -128,7 +128,7 @@ class View:
         )
 
     @property
-    def drawn(self) -> bool:
+    def random_split(self) -> bool:
         """Whether each party's test samples were drawn at random from its samples."""
         return self.job.federation.split.test.startswith("own")
 

@@ -33,7 +33,7 @@ def audit(
         if screen.err.is_terminal or "left out" in text:
             screen.err.print(text, style="dim", soft_wrap=True)
 
-    audits = attack(folder, trust=trust, told=show_progress)
+    audits = attack(folder, trust=trust, report_progress=show_progress)
     if as_json:
         print(json.dumps({"runs": [audit.plain() for audit in audits]}))
         return

@@ -16,7 +16,7 @@ class Completions(NamedTuple):
     """The words that can follow a command."""
 
     options: dict[str, list[str]]
-    """The options of the command, each with its possible values if they are completions."""
+    """The options of the command, each with its possible values if these can be listed."""
     words: list[str]
     """The possible values of its arguments."""
 

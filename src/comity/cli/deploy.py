@@ -58,15 +58,15 @@ def init(
             f"--server takes an address and a port, as in hub.example.org:8102, not {server!r}."
         )
     try:
-        agreed = Schema.read(schema) if schema else None
+        common_schema = Schema.read(schema) if schema else None
     except Unusable as why:
         raise UsageError(str(why)) from why
     invite = startup_kits.init(folder, host, int(port), researcher)
-    if agreed:
-        agreed.write(folder / SCHEMA)
+    if common_schema:
+        common_schema.write(folder / SCHEMA)
     path = folder / startup_kits.INVITE
     content = json.loads(path.read_text(encoding="utf-8"))
-    content["schema"] = agreed.to_dict() if agreed else None
+    content["schema"] = common_schema.to_dict() if common_schema else None
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     screen.out.print(
         f"The federation is in {folder}; keep {folder / startup_kits.ROOT} secret.",
@@ -386,10 +386,10 @@ def measure(
     from comity.measure import conventions, mdl
 
     folders = {folder.path.name: folder for folder in runs_of(site)}
-    ended = [name for name, folder in folders.items() if folder.ended]
-    if run is None and not ended:
+    ended_runs = [name for name, folder in folders.items() if folder.ended]
+    if run is None and not ended_runs:
         raise UsageError(f"{site} has not taken part in a run that has ended.")
-    if (name := run or ended[-1]) not in folders:
+    if (name := run or ended_runs[-1]) not in folders:
         raise unknown(f"run of {site} called", name, folders)
     folder = folders[name]
     measures = measure_run(

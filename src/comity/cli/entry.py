@@ -52,7 +52,7 @@ def _run_command(signals: Signals) -> None:
             run_commands,
             watch_command,
         )
-        from comity.cli.options import Stopped, app
+        from comity.cli.options import StoppedByUser, app
 
     with signals.interrupt():
         try:
@@ -60,7 +60,7 @@ def _run_command(signals: Signals) -> None:
         except click.exceptions.NoArgsIsHelpError as help_:
             print(help_.format_message())
             return
-    if exit_code == Stopped.exit_code:  # typer converts Ctrl-C to this exit code
+    if exit_code == StoppedByUser.exit_code:  # typer converts Ctrl-C to this exit code
         raise KeyboardInterrupt
 
 

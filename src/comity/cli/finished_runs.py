@@ -101,11 +101,11 @@ def show_party_measures(measures: dict[str, Any]) -> None:
         for when in ("before", "after"):
             if when in entry:
                 mdl = entry[when]["mdl"] or {}
-                moved = (entry.get("moved") or {}) if when == "after" else {}
+                movement = (entry.get("moved") or {}) if when == "after" else {}
                 figures = [
                     _number(mdl.get("nats"), 0),
                     _number(mdl.get("bits"), 0),
-                    _number(moved.get("relative"), 2),
+                    _number(movement.get("relative"), 2),
                 ]
                 rows.append([layer, when, *figures])
     title = (

@@ -57,8 +57,8 @@ def show(rows: Sequence[Effect]) -> None:
             [
                 p.left_out,
                 f"{100 * p.mean:+.1f}",
-                f"{p.helped}/{p.judged}",
-                f"{p.hurt}/{p.judged}",
+                f"{p.helped}/{p.effects}",
+                f"{p.hurt}/{p.effects}",
                 format_effect(p.helps),
                 format_effect(p.hurts),
             ]

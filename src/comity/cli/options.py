@@ -191,16 +191,16 @@ def with_options(
         for name, kind in added.items()
     ]
 
-    def wrapped(**values: Any) -> None:
+    def run_command(**values: Any) -> None:
         typed = {name: values.pop(name) for name in added}
         command(**values, **{parameter: read(typed)})
 
     parameters = [p.replace(kind=keyword) for p in command_parameters] + more
-    wrapped.__name__ = command.__name__
-    wrapped.__doc__ = command.__doc__
-    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-    return wrapped
+    run_command.__name__ = command.__name__
+    run_command.__doc__ = command.__doc__
+    run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run_command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run_command
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -286,7 +286,7 @@ def chosen_seeds(text: str | None, default: int) -> list[int]:
     return seeds
 
 
-class Stopped(ComityError):
+class StoppedByUser(ComityError):
     """The user stopped the command with Ctrl-C."""
 
     exit_code = 130
@@ -298,7 +298,7 @@ def resumable(how: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Stopped(f"Stopped; resume from the last checkpoint with: {how}") from None
+        raise StoppedByUser(f"Stopped; resume from the last checkpoint with: {how}") from None
     except (UsageError, CorruptedFile):  # resuming would fail again
         raise
     except (ComityError, OSError, MemoryError, RuntimeError) as why:
@@ -314,7 +314,7 @@ def write_report(folder: Path) -> None:
     try:
         path = report(folder, warn=print_warning)
     except KeyboardInterrupt:
-        raise Stopped(
+        raise StoppedByUser(
             "Stopped; the runs are finished, but the report is not. Write it with: comity report"
             f" {folder}"
         ) from None

@@ -528,7 +528,7 @@ def plan(algo: Algo, settings: Settings, trust: Trust = False) -> None:
         f" {screen.duration(costs.train_seconds)}, evaluation"
         f" {screen.duration(costs.evaluate_seconds)}; {costs.steps:,} steps on engine {where}"
     )
-    if costs.counted < base.rounds:
+    if costs.counted_rounds < base.rounds:
         screen.out.print(
-            f"estimated from {costs.counted:,} of {base.rounds:,} rounds at equal distances"
+            f"estimated from {costs.counted_rounds:,} of {base.rounds:,} rounds at equal distances"
         )

@@ -62,8 +62,8 @@ class RunMonitor:
         # Before the summary: a run that ends between the two is finished, not stopped.
         running = self._files.is_locked()
         self._update_summary()
-        ended = self.summary or self._files.ended  # its summary may be unreadable
-        self.state = "finished" if ended else "running" if running else "stopped"
+        has_ended = self.summary or self._files.ended  # its summary may be unreadable
+        self.state = "finished" if has_ended else "running" if running else "stopped"
         self._update_damage(running)
         if tables or not self.summary:
             self._metrics.look()
@@ -72,9 +72,9 @@ class RunMonitor:
 
     def _update_summary(self) -> None:
         try:
-            written = self._files.summary.stat().st_mtime_ns
-            if written != self._summary_written:
-                self._summary_written = written
+            modified = self._files.summary.stat().st_mtime_ns
+            if modified != self._summary_written:
+                self._summary_written = modified
                 self.summary = self._files.read_summary()
         except (OSError, ComityError):
             self._summary_written = 0

@@ -187,15 +187,15 @@ class _RunCounter:
         """Count a finished run. The same title counts once."""
         self._finished.add(title)
 
-    def overview(self, rest: int, left: float | None) -> None:
+    def overview(self, rest: int, seconds_left: float | None) -> None:
         """Set the time left.
 
         Args:
             rest: number of unfinished runs that have been scheduled
-            left: seconds until these have finished; ignored if more runs are to be scheduled
+            seconds_left: until these have finished; ignored if more runs are to be scheduled
         """
         all_scheduled = len(self._finished) + rest >= self._total
-        self._seconds_left = left if all_scheduled else None
+        self._seconds_left = seconds_left if all_scheduled else None
 
     def __str__(self) -> str:
         text = f"{len(self._finished)}/{self._total} done"
@@ -261,9 +261,9 @@ class ParallelDisplay(_RunCounter):
         """Return the progress of one run."""
         return _Row(self, title)
 
-    def overview(self, rest: int, left: float | None) -> None:
+    def overview(self, rest: int, seconds_left: float | None) -> None:
         """Set the time left, and draw."""
-        super().overview(rest, left)
+        super().overview(rest, seconds_left)
         self.draw()
 
     def finish(self, title: str) -> None:

@@ -93,12 +93,12 @@ def view(
     rounds = max(run.rounds for run in plotted)
     chart = text_plot.plot_for(console, Curves(_chart_title(plotted), lines, rounds))
     running = [line for run in runs if run.state == "running" for line in describe_run(run)]
-    stopped = [
+    resume_lines = [
         _line(f"stopped; resume with: {resume_command(run)}")
         for run in runs
         if run.state == "stopped"
     ]
-    below = [*running, *(stopped if max_lines is None else stopped[:3]), *chart]
+    below = [*running, *(resume_lines if max_lines is None else resume_lines[:3]), *chart]
     rows = None if max_lines is None else max_lines - len(below) - 3
     return [overview(runs, names, rows), *below]
 

@@ -1,5 +1,5 @@
-"""Methods that do well whatever the mixture of parties: weights λ on the simplex, raised where the
-loss is high.
+"""Agnostic methods: they minimise the worst loss over mixtures of the parties. The weights λ of the
+mixture lie on the simplex and rise where the loss is high.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from comity.core import (
 
 @record
 class Mixture:
-    """What the server keeps: the model, and λ, a weight for each party."""
+    """The server's state: the model, and λ with one weight per party."""
 
     theta: Params
     lam: list[float]
 
 
 def onto_simplex(u: Tensor) -> Tensor:
-    """The nearest point to u that has no negative part and sums to one: max(u − θ, 0)."""
+    """The Euclidean projection of u onto the simplex: max(u − θ, 0) with θ such that the
+    sum is 1.
+    """
     falling = u.sort(descending=True).values
     thresholds = (falling.cumsum(0) - 1) / torch.arange(
         1, len(u) + 1, dtype=u.dtype, device=u.device
     )
-    rho = int(
-        (falling > thresholds).sum()
-    )  # max{j : u_j − (Σ_{r≤j} u_r − 1)/j > 0}: it holds up to there, and not after
+    # max{j : u_j − (Σ_{r≤j} u_r − 1)/j > 0}: it holds up to there, and not after
+    rho = int((falling > thresholds).sum())
     return (u - thresholds[rho - 1]).clamp(min=0)
 
 
 def mean_loss(task: LearningTask, theta: Params, data: Samples, rows: int = 512) -> float:
-    """F_i(w): the loss over all of a party's samples, in evaluation mode."""
+    """F_i(w): the mean loss over all of a party's samples, in evaluation mode."""
     with torch.no_grad():
         parts = [
             len(y) * eval_loss(task, theta, Batch(x, y, torch.arange(len(y)), 0, {}))
@@ -61,7 +62,7 @@ def mean_loss(task: LearningTask, theta: Params, data: Samples, rows: int = 512)
 
 @mixin
 class Agnostic(AveragesWeights[Mixture, Params, M]):
-    """min_w max_λ Σ_i λ_i F_i(w): what its methods have in common. All parties deploy w."""
+    """The common part of methods for min_w max_λ Σ_i λ_i F_i(w). All parties deploy w."""
 
     lam_lr: float = option(0.1, "γ_λ, step size of λ", minimum=0)
     begin: Literal["uniform", "samples"] = option(
@@ -71,7 +72,8 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def init_server(self, key: Key, info: Info) -> Mixture:
         first = info.sizes if self.begin == "samples" else (1,) * len(info.names)
         return Mixture(
-            self.shared_part(info.task.init(key), info.task), [each / sum(first) for each in first]
+            self.shared_part(info.task.init(key), info.task),
+            [weight / sum(first) for weight in first],
         )
 
     def init_party(self, key: Key, party: Party) -> Params:
@@ -80,14 +82,14 @@ class Agnostic(AveragesWeights[Mixture, Params, M]):
     def newcomer_state(self, state: Params, theta: Params) -> Params:
         return theta | state
 
-    def raised(
+    def raise_weights(
         self, lam: Sequence[float], losses: Mapping[int, float], step: float, server: Server
     ) -> list[float]:
-        """Π(λ + step · F), F being 0 where it is not known."""
-        up = [each + step * losses.get(i, 0.0) for i, each in enumerate(lam)]
+        """Π(λ + step · F). F is 0 for parties whose loss is unknown."""
+        up = [weight + step * losses.get(i, 0.0) for i, weight in enumerate(lam)]
         new: list[float] = onto_simplex(torch.tensor(up, dtype=torch.float64)).tolist()
-        for i, each in enumerate(new):
-            server.note("lambda", each, party=i)
+        for i, weight in enumerate(new):
+            server.note("lambda", weight, party=i)
         return new
 
     traits = replace(AveragesWeights.traits, also_leaves=("means",))

@@ -1,5 +1,5 @@
-"""A task that adds something to another: a second head, a valve before the head, another way to
-answer.
+"""A learning task that wraps another and adds to it: a second head, a valve before the head, or
+another rule for predictions.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from comity.core import LearningTask, Params
 
 @dataclass(frozen=True, kw_only=True)
 class Around(LearningTask):
-    """A task around another, which makes the representations and says what is a head, also if a
-    wrapper has changed it.
+    """A task around another. The inner task computes the representations and names the head, even
+    if a wrapper has changed the inner task.
     """
 
     inner: LearningTask
 
     @classmethod
     def of(cls, task: LearningTask, private: frozenset[str] = frozenset(), **more: Any) -> Self:
-        """Such a task around this one, with these names private too."""
+        """Wrap `task`. The names in `private` become private in addition to the task's own."""
         return cls(task.network, task.classes, task.cut, task.private | private, inner=task, **more)
 
     @property

@@ -1,4 +1,6 @@
-"""Samples that fool a model: within an ℓ∞ ball (PGD), or within a Wasserstein ball by its dual."""
+"""Adversarial samples: within an ℓ∞ ball (PGD), or within a Wasserstein ball by the dual
+problem.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,26 @@ from comity.errors import UsageError
 
 
 def _slope(task: LearningTask, theta: Params, x: Tensor, y: Tensor) -> Tensor:
-    """Each sample's gradient of its own loss."""
+    """The gradient of each sample's loss by its own input."""
 
     def total(x: Tensor) -> Tensor:
-        return (
-            -F.log_softmax(task.logits(theta, x), dim=1).gather(1, y[:, None]).sum()
-        )  # cross entropy, as it can be stacked
+        # cross entropy in a form that vmap supports
+        return -F.log_softmax(task.logits(theta, x), dim=1).gather(1, y[:, None]).sum()
 
     return input_gradient(total, x)
 
 
 def distance(a: Tensor, b: Tensor, squared: bool) -> Tensor:
-    """‖a − b‖² or ‖a − b‖ of each sample."""
+    """‖a − b‖² or ‖a − b‖ for each sample."""
     gap = (a - b).flatten(1).square().sum(1)
     return gap if squared else gap.sqrt()
 
 
 @record
 class Range:
-    """Where perturbed inputs stay, and what 1 is in the unit that ε and the steps are given in."""
+    """The interval that perturbed inputs are clamped to, and the size of 1 in the unit of ε and of
+    the steps.
+    """
 
     low: Tensor
     high: Tensor
@@ -49,7 +52,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Attack:
-    """T(z, h): pushes samples to where a model errs, labels fixed."""
+    """T(z, h): moves samples, with fixed labels, to where the model errs."""
 
     kind: str
     epsilon: float
@@ -61,10 +64,8 @@ class Attack:
     jitter: float = 0.0
 
     def noise(self, x: Tensor, key: Key) -> Tensor | None:
-        """What an attack on x begins with, drawn; None if it begins at x itself."""
-        scale = (
-            self.jitter if self.kind == "pgd" else 1e-4
-        )  # the plain distance has no gradient at x itself
+        """Random noise that an attack on x starts from; None if it starts at x."""
+        scale = self.jitter if self.kind == "pgd" else 1e-4  # ‖z − x‖ has no gradient at x
         return (
             scale * torch.randn(x.shape, generator=key.generator(), dtype=x.dtype).to(x.device)
             if scale
@@ -124,13 +125,11 @@ class Attack:
         for _ in range(self.steps):
             up = self.lr * _slope(task, theta, z, y) * range_.unit.square()
             if self.squared:
-                z = (z + up + pull * x) / (
-                    1 + pull
-                )  # implicit in the quadratic cost, so that no λ is too large
+                # implicit in the quadratic cost, so that no λ is too large
+                z = (z + up + pull * x) / (1 + pull)
             else:
-                gap = ((z + up - x) / range_.unit).flatten(
-                    1
-                )  # the proximal step of ‖·‖: shrink towards x
+                # the proximal step of ‖·‖: shrink towards x
+                gap = ((z + up - x) / range_.unit).flatten(1)
                 shrink = 1 - self.lr * lam / torch.linalg.vector_norm(
                     gap, dim=1, keepdim=True
                 ).clamp(min=1e-12)
@@ -147,7 +146,7 @@ def next_lambda(lam: Tensor, lr: float, budget: float, distances: Tensor) -> Ten
 
 
 class Attacks:
-    """A method that perturbs samples. It declares these options."""
+    """A method that perturbs samples. Subclasses declare these options."""
 
     attack: Literal["pgd", "wasserstein"]
     epsilon: float
@@ -161,7 +160,7 @@ class Attacks:
     clamp: Literal["data", "unit", "none"]
 
     def check_units(self, info: Info) -> None:
-        """Refuse pixels where inputs are no images."""
+        """Refuse units=pixel where inputs are not images."""
         if self.units == "pixel" and len(info.shape) != 3:
             raise UsageError(
                 "units=pixel is for images; these inputs are not, so ε can only be in their own"
@@ -169,7 +168,7 @@ class Attacks:
             )
 
     def attacker(self, as_code: bool = False) -> Attack:
-        """T; the public code starts from a little noise."""
+        """The attack T. With `as_code` it starts from a little noise, as the authors' code does."""
         steps, lr = (5, 0.01) if self.attack == "pgd" else (15, 0.1)
         return Attack(
             self.attack,
@@ -183,8 +182,8 @@ class Attacks:
         )
 
     def range_of(self, data: PartyData, as_code: bool = False) -> Range:
-        """Where a party's perturbed inputs stay, in the public code in [0, 1], and what 1 is: of a
-        pixel it is 1/std.
+        """The range of a party's perturbed inputs. With `as_code` it is [0, 1], as in the authors'
+        code. A pixel's unit is 1/std.
         """
         x = data.train.x
         mean, std = (

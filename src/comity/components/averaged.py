@@ -57,7 +57,7 @@ class AveragesWeights(Algorithm[S, C, M]):
     @on_party
     @abstractmethod
     async def local(self, state: C, m: M, party: Party, key: Key) -> tuple[C, Any]:
-        """A party's part in a round. The reply holds the weights as `theta`."""
+        """A party's work in a round. The reply has the weights in its field `theta`."""
 
     @on_party
     async def warm_up(self, state: C, m: M, party: Party, key: Key) -> tuple[C, None]:

@@ -1,4 +1,4 @@
-"""Who takes part, and who helps whom, where that depends on how parties did."""
+"""Choices of parties that depend on their results: who takes part, and who helps whom."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from comity.core import Key
 
 
 def with_the_worst(count: int, n: int, scores: Mapping[int, float], key: Key) -> list[int]:
-    """`count` of n parties: half of them (rounded down) those with the lowest scores, unknown ones
-    first; the rest at random.
+    """Choose `count` of n parties. Half of them (rounded down) have the lowest scores, where an
+    unknown score counts as the lowest. The rest is random.
     """
     shuffled = key.permutation(n).tolist()
     worst = sorted(shuffled, key=lambda k: scores.get(k, float("-inf")))[: count // 2]
@@ -22,8 +22,8 @@ def with_the_worst(count: int, n: int, scores: Mapping[int, float], key: Key) ->
 def peer_chances(
     scores: Mapping[int, float], candidates: Sequence[int], explore: float, temperature: float
 ) -> Tensor:
-    """(1 − ξ) · softmax(s/τ) + ξ · uniform over the candidates, s standardised; who was never asked
-    has the mean score.
+    """(1 − ξ) · softmax(s/τ) + ξ · uniform over the candidates, with standardised scores s. A peer
+    that was never asked gets the mean score.
     """
     values = [scores[j] for j in candidates if j in scores]
     mean = sum(values) / len(values) if values else 0.0
@@ -34,16 +34,20 @@ def peer_chances(
 
 
 class Asks:
-    """A method whose parties choose whom to ask, by what peers gave so far and sometimes at
-    random. It declares these options.
+    """A method whose parties choose peers by their past help, and sometimes at random. Subclasses
+    declare these options.
     """
 
     peers: int
     explore: float
     temperature: float
 
-    def chosen(self, scores: Mapping[int, float], candidates: Sequence[int], key: Key) -> list[int]:
-        """Peers without replacement, by `peer_chances`; all if there are no more than asked for."""
+    def choose_peers(
+        self, scores: Mapping[int, float], candidates: Sequence[int], key: Key
+    ) -> list[int]:
+        """Draw peers without replacement with `peer_chances`. Returns all candidates if there are
+        no more than `peers`.
+        """
         if not 0 < self.peers < len(candidates):
             return list(candidates)
         chances = peer_chances(scores, candidates, self.explore, self.temperature)
@@ -53,11 +57,11 @@ class Asks:
         )
 
 
-def remembered(
+def moving_average(
     scores: Mapping[int, float], gains: Mapping[int, float], decay: float = 0.9
 ) -> dict[int, float]:
-    """Scores as moving averages of what peers gave."""
-    return {
-        **scores,
-        **{j: decay * scores[j] + (1 - decay) * v if j in scores else v for j, v in gains.items()},
-    }
+    """Update scores as moving averages of the peers' gains."""
+    averages = dict(scores)
+    for j, gain in gains.items():
+        averages[j] = decay * scores[j] + (1 - decay) * gain if j in scores else gain
+    return averages

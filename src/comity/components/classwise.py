@@ -1,4 +1,4 @@
-"""Averages by class: what a party can say of its representations without showing one."""
+"""Averages by class: summaries of representations that contain no single one."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from comity.core import Key, LearningTask, Params, Samples, in_chunks
 
 
 def features_of(task: LearningTask, theta: Params, data: Samples) -> Tensor:
-    """All samples' representations in a row each, in evaluation mode."""
+    """The representations of all samples, one row each, in evaluation mode."""
     return in_chunks(lambda x: task.features(theta, x).flatten(1), data.x)
 
 
 def class_means(z: Tensor, y: Tensor, classes: int, least: int = 1) -> tuple[Tensor, Tensor]:
-    """The mean of the rows of each class, and their number; classes with fewer than `least` rows
-    count as absent.
+    """The mean and the number of the rows of each class. A class with fewer than `least` rows
+    counts as absent.
     """
     counts = torch.bincount(y, minlength=classes).int()
     sums = torch.zeros(classes, z.shape[1], device=z.device).index_add_(0, y, z)
@@ -29,11 +29,11 @@ def class_means(z: Tensor, y: Tensor, classes: int, least: int = 1) -> tuple[Ten
 
 
 def tellable(size: int, rows: int, out_of: int, least: int) -> int:
-    """Of how many of these rows a mean may be told beside the mean of all `out_of` samples, near
-    `size` (0: all); 0 if of none.
+    """The number of rows, near `size` (0: all), whose mean may be sent beside the mean of all
+    `out_of` samples; 0 if none may.
 
-    What one mean holds and the other does not can be computed from both, so it must be nothing, or
-    `least` samples at least.
+    The mean of the samples in one mean but not in the other can be computed from both. So this
+    difference must be empty, or contain at least `least` samples.
     """
     some = min(size or rows, rows)
     if 0 < out_of - some < least:
@@ -44,28 +44,28 @@ def tellable(size: int, rows: int, out_of: int, least: int) -> int:
 def observations(
     z: Tensor, y: Tensor, all_counts: Tensor, sets: int, size: int, least: int, key: Key
 ) -> tuple[Tensor, Tensor]:
-    """`sets` times for each class the mean of `size` of its rows drawn anew, and which classes have
-    any; see `tellable`.
+    """Sets of observations: `sets` times, for each class, the mean of about `size` randomly drawn
+    rows. Also returns which classes have observations. `tellable` limits the sizes.
     """
     classes = len(all_counts)
-    rows = y.argsort(stable=True).split(torch.bincount(y, minlength=classes).tolist())
+    class_sizes = torch.bincount(y, minlength=classes).tolist()
+    rows: tuple[Tensor, ...] = y.argsort(stable=True).split(class_sizes)
     sizes = [
         tellable(size, len(members), out_of, max(1, least))
         for members, out_of in zip(rows, all_counts.tolist(), strict=True)
     ]
     counts = torch.tensor(sizes, device=z.device)
+
+    def draw_rows(c: int, m: int) -> Tensor:
+        """The rows of class c in set m."""
+        members, count = rows[c], sizes[c]
+        if count == len(members):
+            return members
+        return members[key.fold(c, m).choose(count, len(members))] if count else members[:0]
+
     means = []
     for m in range(sets):
-        picks = torch.cat(
-            [
-                members
-                if count == len(members)
-                else members[key.fold(c, m).choose(count, len(members))]
-                if count
-                else members[:0]
-                for c, (members, count) in enumerate(zip(rows, sizes, strict=True))
-            ]
-        )
+        picks = torch.cat([draw_rows(c, m) for c in range(classes)])
         sums = torch.zeros(classes, z.shape[1], dtype=z.dtype, device=z.device).index_add_(
             0, y[picks], z[picks]
         )
@@ -74,8 +74,8 @@ def observations(
 
 
 def levels(n: int, guarded: float, secret: float, key: Key) -> Tensor:
-    """Privacy levels drawn for n samples: 2 (never shared) for a share, 1 (in means of all only)
-    for another, else 0.
+    """Random privacy levels of n samples: 2 (never shared) for a share `secret`, 1 (only in means
+    of all samples) for a share `guarded`, else 0.
     """
     level = torch.zeros(n, dtype=torch.int64)
     if not (guarded or secret):
@@ -86,11 +86,11 @@ def levels(n: int, guarded: float, secret: float, key: Key) -> Tensor:
     return level
 
 
-def pooled(
+def pool_means(
     means: Sequence[Tensor], weights: Sequence[Tensor], classes: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Class means of several parties as one, weighted class by class, and which classes anybody
-    showed.
+    """Pool the class means of several parties, weighted class by class. Also returns which classes
+    any party has.
     """
     sums, total = torch.zeros(classes, width), torch.zeros(classes)
     for mean, weight in zip(means, weights, strict=True):
@@ -99,18 +99,16 @@ def pooled(
 
 
 def contrast(h: Tensor, present: Tensor, y: Tensor, negatives: Tensor | None) -> Tensor:
-    """−log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) of each sample, without classes that were not
-    seen; h is ĥ of all classes.
+    """−log ĥ(s, t^y) − Σ_{c≠y} log(1 − ĥ(s, t^c)) for each sample, without classes that are absent
+    in t. `h` holds ĥ for all classes.
 
-    With `negatives` the sum runs over those classes, as many drawn at random, one's own possibly
-    among them.
+    With `negatives` the sum runs over these randomly drawn classes, which may include the sample's
+    own.
     """
-    h = h.nan_to_num(0.5).clamp(
-        1e-7, 1 - 1e-7
-    )  # torch refuses NaN below; whoever has diverged sees it in its cross entropy
-    same_class = y[:, None] == torch.arange(
-        h.shape[1], device=y.device
-    )  # `one_hot` looks at y, which `vmap` forbids
+    # torch refuses NaN below; the cross entropy shows that a model has diverged
+    h = h.nan_to_num(0.5).clamp(1e-7, 1 - 1e-7)
+    # not `one_hot`, which reads values of y: `vmap` forbids that
+    same_class = y[:, None] == torch.arange(h.shape[1], device=y.device)
     if negatives is None:
         return (F.binary_cross_entropy(h, same_class.to(h.dtype), reduction="none") * present).sum(
             1
@@ -120,25 +118,25 @@ def contrast(h: Tensor, present: Tensor, y: Tensor, negatives: Tensor | None) ->
 
 
 def one_class(s: Tensor, t: Tensor) -> Tensor:
-    """ĥ(s, t^c) = ⟨p(s), p(t^c)⟩ of each sample and class, from rows of probabilities s (B×K) and t
-    (C×K, or B×C×K).
+    """ĥ(s, t^c) = ⟨p(s), p(t^c)⟩ for each sample and class, from probabilities s (B×K) and t (C×K
+    or B×C×K).
     """
     return s @ t.mT if t.dim() == 2 else torch.einsum("bk,bck->bc", s, t)
 
 
 def one_class_external(s: Tensor, t: Tensor, V: Tensor, temperature: float) -> Tensor:
-    """ĥ = e^{a/T} / (e^{a/T} + (C−1)/C), a = ⟨V s, V t^c⟩, from representations s (B×d) and t (C×d,
-    or B×C×d).
+    """ĥ = e^{a/T} / (e^{a/T} + (C−1)/C) with a = ⟨V s, V t^c⟩, from representations s (B×d) and t
+    (C×d or B×C×d).
     """
     classes = t.shape[-2]
     return (one_class(s @ V.T, t @ V.T) / temperature - math.log((classes - 1) / classes)).sigmoid()
 
 
-def drawn(
+def draw_sets(
     sets: Sequence[tuple[Tensor, Tensor]], count: int, shape: tuple[int, int], key: Key
 ) -> tuple[Tensor, Tensor]:
-    """`count` of these sets of observations at random, as different as there are; zeros that show
-    no class if there are none.
+    """Draw `count` sets of observations, with as few repetitions as possible. If there are none,
+    returns zeros and a mask without any class.
     """
     if not sets:
         return torch.zeros(count, *shape), torch.zeros(count, shape[0], dtype=torch.bool)

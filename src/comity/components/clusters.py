@@ -1,4 +1,4 @@
-"""How well points fall into clusters."""
+"""A measure of how well points form clusters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LEAST = 1e-6
 
 
 def left_in_clusters(z: Tensor, k: int, key: Key) -> float:
-    """W_k / W_1: what k clusters (k-means) leave of the points' scatter around their mean; the
-    less, the better they fit.
+    """W_k / W_1: the scatter within k clusters (k-means) over the scatter around the mean. Lower is
+    better.
     """
     whole = (z - z.mean(0)).square().sum()
     if len(z) <= k or whole == 0:
-        return 1.0  # says nothing
+        return 1.0  # too few points, or all points are equal
     centres = z[_far_apart(z, k, key)]
     for _ in range(LLOYDS_STEPS):
         nearest = torch.cdist(z, centres).argmin(1)
@@ -29,8 +29,8 @@ def left_in_clusters(z: Tensor, k: int, key: Key) -> float:
 
 
 def _far_apart(z: Tensor, k: int, key: Key) -> list[int]:
-    """Where k-means begins: any point, then again and again the one that is farthest from those
-    chosen.
+    """Initial centres of k-means: a random point, then repeatedly the point farthest from all
+    centres so far.
     """
     picks = key.choose(1, len(z))
     apart = (z - z[picks[0]]).square().sum(1)

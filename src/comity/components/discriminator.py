@@ -1,4 +1,4 @@
-"""Networks that name whose representation it is."""
+"""Discriminators: networks that predict which party a representation comes from."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ HIDDEN = {"linear": 0, "shallow": 1, "mlp": 2, "deep": 4}
 
 @cache
 def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningTask:
-    """linear, shallow, mlp or deep: 1, 2, 3 or 5 FC layers with ReLU between; conv: the values as
-    an image, two convolutions.
+    """Build a discriminator. linear, shallow, mlp and deep have 1, 2, 3 and 5 fully connected
+    layers with ReLU between them; conv takes the values as an image and has two convolutions.
     """
     build = Builder("discriminator", (width,)).stage("input", flat)
     if kind == "conv":
@@ -44,9 +44,9 @@ def discriminator(kind: str, width: int, hidden: int, outputs: int) -> LearningT
     return LearningTask(network, classes=outputs, cut=network.cut)
 
 
-def labelled(representations: Mapping[int, Tensor]) -> Samples:
-    """Representations with the numbers of their owners as labels: what a discriminator learns
-    from.
+def label_by_owner(representations: Mapping[int, Tensor]) -> Samples:
+    """Representations labelled with the numbers of their owners, as training data of a
+    discriminator.
     """
     z = torch.cat(list(representations.values()))
     owners = [torch.full((len(rows),), i) for i, rows in representations.items()]
@@ -54,22 +54,22 @@ def labelled(representations: Mapping[int, Tensor]) -> Samples:
 
 
 def shares_of(data: Samples) -> Tensor:
-    """By label: by what its rows are to be multiplied so that each label's mean counts alike,
-    however many rows it has.
+    """A factor for each label, so that each label's mean has the same weight, however many rows it
+    has.
     """
     return len(data) / torch.bincount(data.y).to(data.x.dtype)
 
 
 def both_sides(task: LearningTask, D: Params, batch: Batch, shares: Tensor) -> Tensor:
-    """The sum over labels of the cross entropies' means."""
+    """The sum over labels of the mean cross entropy of a label's rows."""
     return F.cross_entropy(task.logits(D, batch.x), batch.y, weight=shares, reduction="sum") / len(
         batch.y
     )
 
 
-def carried(old: Params, fresh: Params, how: str) -> Params:
-    """A discriminator whose outputs change their meaning: its `trunk` lives on, all that fits
-    (`keep`), or nothing (`reinit`).
+def carry_over(old: Params, fresh: Params, how: str) -> Params:
+    """Transfer the weights of a discriminator whose outputs change their meaning: all but the
+    output layer (`trunk`), all that fit (`keep`), or none (`reinit`).
     """
     fresh = on_device(fresh, old["out.bias"].device)
     names = {
@@ -85,20 +85,22 @@ OTHERS = "others."
 
 @record
 class Owners:
-    """Whose features are whose: my number, and the others' in the order of their features."""
+    """The labels of features: the party's own number, and the others' numbers in the order of their
+    features.
+    """
 
     me: Tensor
     others: Tensor
 
 
 def with_others(data: Samples, features: Sequence[Tensor]) -> Samples:
-    """Samples that bring along what others' extractors made of them."""
+    """Add the features that others' extractors compute of the same samples."""
     return replace(data, rows={f"{OTHERS}{n}": z for n, z in enumerate(features)})
 
 
 def tell_apart(disc: LearningTask, D: Params, batch: Batch, owners: Owners) -> Tensor:
-    """FedUFO's eq. 5: a batch of my features is mine, and what other extractors made of the same
-    samples is theirs.
+    """FedUFO's eq. 5: the loss of D, which predicts the owner of the party's features and of
+    others' features of the same samples.
     """
 
     def owner_loss(z: Tensor, owner: Tensor) -> Tensor:

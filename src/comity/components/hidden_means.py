@@ -1,17 +1,17 @@
-"""Class means that leave a party behind noise (`+ldp`): how they are made, and how far one row, or
-one party, moves them.
+"""Class means with noise (`+ldp`): their computation, and their sensitivity to one row or one
+party.
 
-level=row: each row is clipped to the norm C, and every class has a sum of its rows and a count of
-them, C times the count beside the sum. One row, there or blank, moves one sum by C at most and one
-count by 1, so all of it by √2·C in the ℓ2 norm. Noise on both, and the mean is their quotient. A
-class that is absent is a sum and a count of noise.
+level=row: each row is clipped to the norm C. Each class has the sum of its rows and, as a further
+value, C times their number. Replacing one row by a blank one changes one sum by at most C and one
+count by 1, so everything by at most √2·C in the ℓ2 norm. Noise is added to both, and the mean is
+their quotient. An absent class is a sum and a count of noise.
 
-level=party: each class mean is clipped to the norm C; one that is absent is zero. Any two parties
-differ by 2·C in each of K classes, so by 2·C·√K in all. Counts would tell which classes there are,
-and do not leave: every class is said to be there.
+level=party: each class mean is clipped to the norm C; the mean of an absent class is zero. Two
+parties differ by at most 2·C in each of K classes, so by at most 2·C·√K in total. Counts would show
+which classes a party has, so they are not sent: every class is reported as present.
 
-Whatever is made of the noisy numbers afterwards tells nothing more: a mean lies within C, and is
-brought back there.
+All later steps use the noisy values only, which costs no privacy: means are clipped to the norm C
+again.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ from comity.training.requests import HiddenMeans, Level
 
 
 class Holding(NamedTuple):
-    """Which fields of a reply hold class means, and which tell of what classes they are."""
+    """The fields of a reply that contain class means, and those that show which classes they are
+    of.
+    """
 
     means: tuple[str, ...]
     classes: tuple[str, ...]
 
 
 class SendsMeans(Algorithm[S, C, M]):
-    """A method whose parties send class means, which can leave behind noise."""
+    """A method whose parties send class means, to which noise can be added."""
 
     means_in: ClassVar[Mapping[str, Holding]]
     """By party function: the fields of its reply that are computed from class means, and from
     nothing else of a record.
     """
 
-    def told(
+    def class_means_of(
         self, party: Party, values: Callable[[Tensor], Tensor], key: Key
     ) -> tuple[Tensor, Tensor]:
-        """The mean by class of what `values` makes of a party's samples, and how many there are, as
-        both may leave.
+        """The class means of `values(x)` over a party's samples, and the sample counts, as both may
+        be sent: with noise if `+ldp` asks for it.
         """
         classes = party.task.classes
         if party.hidden_means:
@@ -58,7 +60,7 @@ class SendsMeans(Algorithm[S, C, M]):
 
 
 def release(level: Level, clip: float, noise: float, classes: int) -> Release:
-    """Through which noise such means leave, if it is `noise` times what one unit can change."""
+    """The release of such means. The standard deviation is `noise` times the sensitivity."""
     if level == "party":
         change = 2 * clip * math.sqrt(classes)
         return Release("party", "gaussian", change, noise * change, "replaced")
@@ -67,15 +69,15 @@ def release(level: Level, clip: float, noise: float, classes: int) -> Release:
 
 
 def within(z: Tensor, most: float) -> Tensor:
-    """Rows of that norm at most; what is no number is none."""
+    """Clip rows to the norm `most`. NaN counts as 0."""
     z = z.nan_to_num()
     size: Tensor = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     return z * (most / size.clamp(min=most))
 
 
 def bare(how: HiddenMeans, z: Tensor, classes: int) -> Tensor:
-    """What noise is added to, a line for each class: C times its count and the sum of its rows, or
-    its mean. See above.
+    """The values that noise is added to, one line per class: C times the count and the sum of its
+    rows, or its mean (see the module's docstring).
     """
     y = how.samples.y
     if how.level == "party":
@@ -85,7 +87,7 @@ def bare(how: HiddenMeans, z: Tensor, classes: int) -> Tensor:
 
 
 def noisy(how: HiddenMeans, z: Tensor, classes: int, key: Key) -> Tensor:
-    """The same behind noise: all that anybody else ever learns of it."""
+    """The same values with noise: all that leaves the party."""
     exact = bare(how, z, classes)
     return exact + gaussian(
         key, exact.shape, release(how.level, how.clip, how.noise, classes).noise
@@ -95,14 +97,14 @@ def noisy(how: HiddenMeans, z: Tensor, classes: int, key: Key) -> Tensor:
 def hidden_means(
     how: HiddenMeans, values: Callable[[Tensor], Tensor], classes: int, key: Key
 ) -> tuple[Tensor, Tensor]:
-    """Class means of a party's samples, and of how many each is, both behind noise."""
+    """The class means of a party's samples and their counts, both computed from noisy values."""
     lines = noisy(how, in_chunks(values, how.samples.x), classes, key)
     how.class_counts.append(classes)
     if how.level == "party":
         return within(lines, how.clip), torch.ones(classes, dtype=torch.int32, device=lines.device)
     counts = lines[:, 0] / how.clip
-    # Of a class that is not clearly there the quotient is noise, which teaches nothing: it counts
-    # as absent.
-    there = counts >= max(1.0, 2 * math.sqrt(2) * how.noise)
+    # If a count is not clearly above its noise, the quotient is mostly noise: the class counts as
+    # absent.
+    present = counts >= max(1.0, 2 * math.sqrt(2) * how.noise)
     means = within(lines[:, 1:] / counts.clamp(min=1)[:, None], how.clip)
-    return means * there[:, None], torch.where(there, counts.round(), 0).int()
+    return means * present[:, None], torch.where(present, counts.round(), 0).int()

@@ -1,5 +1,5 @@
-"""Where two parties' data overlap: samples that one party perturbed against its own model and that
-fool another's, too.
+"""The overlap of two parties' data: samples that one party perturbed against its own model and that
+also fool the other's model.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from comity.core import (
 
 @record
 class Help:
-    """What j tells i of their overlap: a gradient, or the samples themselves; their mean loss,
-    number, and share.
+    """What party j sends to i about their overlap: a gradient or the samples, with their mean loss,
+    number and share.
     """
 
     grads: Params = describe(
@@ -61,7 +61,7 @@ class Help:
 
 
 class Overlaps:
-    """A method whose parties find overlaps for each other. It declares these options."""
+    """A method whose parties compute overlaps for each other. Subclasses declare these options."""
 
     select: Literal["strict", "geq", "all"]
     mode: Literal["gradient", "samples"]
@@ -70,8 +70,8 @@ class Overlaps:
 
     @property
     def holds(self) -> bool:
-        """Whether a party has peers' samples at hand, whose gradient it takes anew in each step
-        without asking again.
+        """Whether parties keep their peers' samples, so that each step takes a new gradient of them
+        without another request.
         """
         return self.mode == "samples"
 
@@ -80,10 +80,10 @@ A = TypeVar("A", bound=Overlaps)
 
 
 class OverlapsAccounting(Accounting[A]):
-    """The accounting of a method whose parties find overlaps for each other."""
+    """The accounting of a method whose parties compute overlaps for each other."""
 
     def wire_shapes(self, task: LearningTask, parties: int) -> WireShapes:
-        """What a `Help` holds beside gradients."""
+        """The shapes of a `Help`'s fields other than gradients."""
         return {"Help.x": None, "Help.y": (-1,)}
 
 
@@ -95,10 +95,10 @@ def losses(task: LearningTask, h: Params, x: Tensor, y: Tensor) -> Tensor:
 def overlap(
     task: LearningTask, h: Params, clean: Samples, bad: Tensor, select: str, use_clean: bool
 ) -> tuple[Samples, float, float]:
-    """Eq. 12: the perturbed samples whose loss under h rose (or did not fall: `geq`; or `all`),
-    their mean loss and share.
+    """Eq. 12: the perturbed samples whose loss under h rose (`strict`), did not fall (`geq`), or
+    `all`. Also returns their mean loss and share.
 
-    `use_clean` takes the selected samples as they were, as the public code does.
+    `use_clean` returns the selected samples unperturbed, as the authors' code does.
     """
     before, after = losses(task, h, clean.x, clean.y), losses(task, h, bad, clean.y)
     rules = {
@@ -113,15 +113,15 @@ def overlap(
 
 
 def eval_loss(task: LearningTask, h: Params, batch: Batch) -> Tensor:
-    """The loss of a batch in evaluation mode: BatchNorm by its running values, which stay as they
-    are, and no dropout.
+    """The loss of a batch in evaluation mode: BatchNorm uses its running statistics and does not
+    update them, and there is no dropout.
     """
     z = task.features(h, batch.x)
     return task.criterion(task.head(h, z), z, batch)
 
 
 def slope(task: LearningTask, h: Params, data: Samples) -> Params:
-    """The gradient of the mean loss on these samples, in evaluation mode; zeros if there are
+    """The gradient of the mean loss on these samples in evaluation mode; zeros if there are
     none.
     """
     if not len(data):
@@ -138,7 +138,7 @@ def help_for(
     use_clean: bool,
     samples: bool,
 ) -> Help:
-    """What a party with these samples, clean and perturbed, can give to the owner of h: a gradient,
+    """The reply to the owner of h from a party with these clean and perturbed samples: a gradient,
     or samples.
     """
     subset, loss, share = overlap(task, h, clean, bad, select, use_clean)
@@ -148,7 +148,7 @@ def help_for(
 
 
 def gradients(task: LearningTask, h: Params, helps: Mapping[int, Help]) -> dict[int, Params]:
-    """The gradients that came, or those of the samples that came."""
+    """The received gradients, or those of the received samples."""
     grads = {}
     for j, reply in helps.items():
         if reply.x is None or reply.y is None:
@@ -159,20 +159,22 @@ def gradients(task: LearningTask, h: Params, helps: Mapping[int, Help]) -> dict[
 
 
 def pull(task: LearningTask, h: Params, helps: Mapping[int, Help], how: str) -> Params:
-    """Peers' gradients as one; that of samples that came is taken at h. Empty if nobody helped."""
+    """The combined gradient of all peers. Gradients of received samples are taken at h. Empty if no
+    peer helped.
+    """
     here = {k: v.detach() for k, v in h.items()}
-    return combined(
+    return combine_gradients(
         gradients(task, here, helps), {j: reply.count for j, reply in helps.items()}, how
     )
 
 
 def linear_in(h: Params, g: Params) -> Tensor:
-    """Σ h·g, a number whose gradient is g: a term for a gradient that others computed."""
+    """Σ h·g, whose gradient by h is g: it adds a given gradient to a loss."""
     return torch.stack([(h[k] * slope).sum() for k, slope in g.items()]).sum()
 
 
-def combined(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -> Params:
-    """Peers' gradients as one: their `mean`, their `sum`, or the gradient of one mean over all
+def combine_gradients(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -> Params:
+    """Combine the peers' gradients: their `mean`, their `sum`, or the gradient of the mean over all
     samples (`pool`).
     """
     weights = dict(counts) if how == "pool" else dict.fromkeys(grads, 1)
@@ -186,12 +188,15 @@ def combined(grads: Mapping[int, Params], counts: Mapping[int, int], how: str) -
 def gains(
     task: LearningTask, h: Params, grads: Mapping[int, Params], holdout: Samples, lr: float
 ) -> dict[int, float]:
-    """By how much each peer's gradient alone, as one step, lowers the loss on held-out samples."""
+    """For each peer: how much one step along its gradient alone lowers the loss on held-out
+    samples.
+    """
 
     def loss(theta: Params) -> float:
         return losses(task, theta, holdout.x, holdout.y).mean().item()
 
+    def after(g: Params) -> Params:
+        return h | {k: h[k] - lr * v for k, v in g.items()}
+
     before = loss(h)
-    return {
-        j: before - loss(h | {k: h[k] - lr * v for k, v in g.items()}) for j, g in grads.items()
-    }
+    return {j: before - loss(after(g)) for j, g in grads.items()}

@@ -1,15 +1,15 @@
-"""Two models that are trained together: among what is trained each has names of its own."""
+"""Prefixes for the parameters of two models that are trained as one set of parameters."""
 
 from __future__ import annotations
 
 from comity.core import Params
 
 
-def named(which: str, theta: Params) -> Params:
-    """One of the models, under names of its own among what is trained together."""
-    return {which + k: x for k, x in theta.items()}
+def add_prefix(prefix: str, theta: Params) -> Params:
+    """The parameters of one model, with a prefix before their names."""
+    return {prefix + k: x for k, x in theta.items()}
 
 
-def part(theta: Params, which: str) -> Params:
-    """One of the models, of what is trained together."""
-    return {k.removeprefix(which): x for k, x in theta.items() if k.startswith(which)}
+def strip_prefix(theta: Params, prefix: str) -> Params:
+    """The parameters with this prefix, under their names in the model."""
+    return {k.removeprefix(prefix): x for k, x in theta.items() if k.startswith(prefix)}

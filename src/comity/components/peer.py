@@ -1,6 +1,4 @@
-"""Methods without a server: nobody in the middle holds anything, and all content travels sealed
-between parties.
-"""
+"""Peer-to-peer methods: the server keeps no state, and all content is sealed between parties."""
 
 from __future__ import annotations
 
@@ -13,19 +11,19 @@ from comity.core import Algorithm, C, Empty, Info, Key, Server, Traits, record
 
 @record
 class Group:
-    """Whom a party may turn to in this round."""
+    """The peers that a party may ask in this round."""
 
     ids: list[int]
 
 
 class PeerToPeer(Algorithm[Empty, C, Empty], Generic[C]):
-    """A round, and the welcome of newcomers, are one exchange: some parties learn, some are there
-    to be turned to.
+    """A method whose rounds, and whose joining of newcomers, are one exchange between learners and
+    parties that help them.
     """
 
     @abstractmethod
     def exchange(self, server: Server, learners: list[int], others: list[int]) -> None:
-        """What parties do with each other."""
+        """Exchange sealed messages: `learners` train, `others` may be asked for help."""
 
     def init_server(self, key: Key, info: Info) -> Empty:
         return Empty()

@@ -1,9 +1,9 @@
-"""A kappa that is chosen on validation data: before round 1 a few rounds with each candidate,
-charged like all others.
+"""A choice of kappa on validation data. Before round 1, the method runs some rounds with each
+candidate; these rounds are charged like all others.
 
-Every candidate starts from the same state, of the server and of each party, and after the last one
-all are back in it: from round 1 on a run is the one whose kappa was given as that number, bit for
-bit.
+Every candidate starts from the same state of the server and of each party, and after the last one
+all return to it. So the run from round 1 on equals, bit for bit, the run with this kappa as a
+number.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from comity.metrics.evaluation import Score, score_on_validation
 CANDIDATES = (0.0, 1.0, 5.0, 50.0)
 TRIED_BYTES, SCORE_BYTES = 5, 12
 HOPELESS = 1e30
-"""The loss that is reported of a model whose own is no number."""
+"""The loss that a party reports if its model's loss is not finite."""
 
 
 @record
 class Tried:
-    """A value of kappa: on its way, and in a party's state."""
+    """A value of kappa, in a message and in a party's state."""
 
     value: float = describe(
         Content("a constant of the method that is the same for all parties", "", "nothing")
@@ -58,12 +58,12 @@ class Tried:
         Content("nothing: what a party keeps while a constant is tried", "", "nothing"),
         default=None,
     )
-    """At a party, while it is a trial: the host's state to go back to."""
+    """In a party's state during a trial: the host's state from before it."""
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How a candidate did on all validation samples together."""
+class CandidateResult:
+    """A candidate's result on the validation samples of all parties together."""
 
     value: float
     accuracy: float
@@ -71,11 +71,11 @@ class Judged:
     count: int
 
     @staticmethod
-    def of(value: float, scores: Mapping[int, Score]) -> Judged:
-        """Everybody's figures together, by their samples."""
+    def of(value: float, scores: Mapping[int, Score]) -> CandidateResult:
+        """Combine the parties' scores, weighted by their numbers of samples."""
         count = sum(score.count for score in scores.values())
         right = sum(score.correct for score in scores.values())
-        return Judged(
+        return CandidateResult(
             value,
             right / count,
             sum(score.loss * score.count for score in scores.values()) / count,
@@ -83,57 +83,70 @@ class Judged:
         )
 
 
-def judged(scores: Mapping[float, Mapping[int, Score]]) -> list[Judged]:
-    """All candidates, the best first: by accuracy, then by loss, then the smaller; by those who
-    were heard of each of them.
+def rank_candidates(scores: Mapping[float, Mapping[int, Score]]) -> list[CandidateResult]:
+    """All candidates, the best first: by accuracy, then by loss, then by the smaller value. Only
+    parties that replied for every candidate count.
     """
     judges = set.intersection(*(set(of) for of in scores.values()))
-    if not sum(one.count for of in scores.values() for i, one in of.items() if i in judges):
+    if not sum(
+        candidate.count for of in scores.values() for i, candidate in of.items() if i in judges
+    ):
         raise NoReplies("Nobody who has validation samples was heard in the whole pilot.")
     candidates = [
-        Judged.of(value, {i: of[i] for i in sorted(judges)}) for value, of in scores.items()
+        CandidateResult.of(value, {i: of[i] for i in sorted(judges)})
+        for value, of in scores.items()
     ]
-    return sorted(candidates, key=lambda one: (-one.accuracy, one.loss, one.value))
+    return sorted(
+        candidates, key=lambda candidate: (-candidate.accuracy, candidate.loss, candidate.value)
+    )
 
 
-def told(rounds: int, ranked: list[Judged], classes: int) -> str:
-    """What a reader should know of the choice."""
+def describe_choice(rounds: int, ranked: list[CandidateResult], classes: int) -> str:
+    """A sentence for the user about the choice."""
     best = ranked[0]
 
-    def figure(one: Judged) -> str:
+    def figure(candidate: CandidateResult) -> str:
         return (
-            f"{one.value:g}: {one.accuracy:.1%} (loss {one.loss:.3g})"
+            f"{candidate.value:g}: {candidate.accuracy:.1%} (loss {candidate.loss:.3g})"
             if classes
-            else f"{one.value:g}: loss {one.loss:.3g}"
+            else f"{candidate.value:g}: loss {candidate.loss:.3g}"
         )
 
-    figures = ", ".join(figure(one) for one in sorted(ranked, key=lambda one: one.value))
-    out = [f"{value:g}" for value in CANDIDATES if value not in {one.value for one in ranked}]
-    lost = f"; {' and '.join(out)} came to nothing" if out else ""
+    figures = ", ".join(
+        figure(candidate) for candidate in sorted(ranked, key=lambda candidate: candidate.value)
+    )
+    out = [
+        f"{value:g}"
+        for value in CANDIDATES
+        if value not in {candidate.value for candidate in ranked}
+    ]
+    failures = f"; {' and '.join(out)} came to nothing" if out else ""
     return (
         f"kappa=auto chose {best.value:g}, by {best.count:,} validation samples after {rounds} "
-        f"{'round' if rounds == 1 else 'rounds'} with each candidate: {figures}{lost}."
+        f"{'round' if rounds == 1 else 'rounds'} with each candidate: {figures}{failures}."
     )
 
 
 @record
 class Mean:
-    """A mean representation: on its way, and (the consensus) in a party's state."""
+    """A mean representation in a message; in a party's state, the consensus mean."""
 
     z: Tensor = describe(Content("the average of what the model makes of all records", "means"))
     kappa: Tried | None = None
-    """What is known of kappa if it is chosen in a pilot."""
+    """The value from a pilot; None if there was none yet."""
 
 
 register_earlier_name(Mean, "comity.algorithms.dbe:Mean")
 
 
 class Piloted(Wrapper[Mean]):
-    """A wrapper whose kappa may be chosen in a pilot; a party keeps what it was told of it."""
+    """A wrapper whose kappa may be chosen by a pilot. A party keeps the chosen value in its
+    state.
+    """
 
     kappa: float | Literal["auto"]
     pilot_rounds: int
-    """Rounds with each candidate."""
+    """Number of rounds with each candidate."""
 
     @property
     def auto(self) -> bool:
@@ -142,38 +155,40 @@ class Piloted(Wrapper[Mean]):
 
     @abstractmethod
     def at_cut(self, task: LearningTask) -> LearningTask:
-        """The task, cut where means are taken."""
+        """The task with the cut at which means are taken."""
 
     def weight(self, extra: Mean) -> float:
-        """kappa, as far as it is known."""
+        """The present value of kappa: the option, or the one from the pilot."""
         if self.kappa != "auto":
             return self.kappa
         return extra.kappa.value if extra.kappa else 0.0
 
     def choose(self, s: Wrapped[Mean | None], server: Server) -> Wrapped[Mean | None]:
-        """Try each candidate, and agree on the best."""
+        """Try each candidate, and send the best one to all parties."""
         scores: dict[float, dict[int, Score]] = {}
         for value in CANDIDATES:
             server.call(self.weigh, dict.fromkeys(server.info.parties, Tried(value, trial=True)))
             with server.trial():
                 try:
-                    scores[value] = self._rehearsed(s.host, server)
-                except NoReplies as why:  # it diverged, for instance: that is an answer, too
+                    scores[value] = self._run_pilot(s.host, server)
+                except NoReplies as why:  # it diverged, for instance: the candidate is left out
                     failure = why
         if not scores:
             raise failure
-        ranked = judged(scores)
+        ranked = rank_candidates(scores)
         choice = Tried(ranked[0].value)
         server.call(self.weigh, dict.fromkeys(server.info.parties, choice))
         server.note("kappa", choice.value)
-        for one in ranked:
-            server.note(f"kappa={one.value:g}/accuracy", one.accuracy, split="validation")
-            server.note(f"kappa={one.value:g}/loss", one.loss, split="validation")
-        server.warn(told(self.pilot_rounds, ranked, server.info.task.classes))
+        for candidate in ranked:
+            server.note(
+                f"kappa={candidate.value:g}/accuracy", candidate.accuracy, split="validation"
+            )
+            server.note(f"kappa={candidate.value:g}/loss", candidate.loss, split="validation")
+        server.warn(describe_choice(self.pilot_rounds, ranked, server.info.task.classes))
         assert s.extra is not None
         return replace(s, extra=replace(s.extra, kappa=choice))
 
-    def _rehearsed(self, host: Any, server: Server) -> dict[int, Score]:
+    def _run_pilot(self, host: Any, server: Server) -> dict[int, Score]:
         for t in range(1, self.pilot_rounds + 1):
             host = self.host.round(host, server, t)
         return server.call(
@@ -181,7 +196,7 @@ class Piloted(Wrapper[Mean]):
         )
 
     def host_state(self, state: Wrapped[Mean]) -> Any:
-        """What counts of a party's host: a trial's changes do not."""
+        """The host's state without the changes of a trial."""
         now = state.extra.kappa
         return now.before if now and now.trial else state.host
 
@@ -189,7 +204,7 @@ class Piloted(Wrapper[Mean]):
     async def weigh(
         self, state: Wrapped[Mean], m: Tried, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], None]:
-        """Back to where the pilot began, with another kappa."""
+        """Set another kappa, and return to the state from before the pilot."""
         host = self.host_state(state)
         return (
             Wrapped(host, replace(state.extra, kappa=replace(m, before=host if m.trial else None))),
@@ -200,7 +215,7 @@ class Piloted(Wrapper[Mean]):
     async def judge(
         self, state: Wrapped[Mean], m: Hosts, party: Party, key: Key
     ) -> tuple[Wrapped[Mean], Score]:
-        """How good the model that the party would deploy is on its validation samples."""
+        """Score the model that the party would deploy on its validation samples."""
         score = score_on_validation(
             self.party_for(party, state).task, self.deployed_model(state, m, party), party.data
         )
@@ -209,7 +224,7 @@ class Piloted(Wrapper[Mean]):
         )
 
     def quiet(self, party: Party, extra: Mean) -> Party:
-        """The party as it trains in a trial: no optimizer remembers anything of it."""
+        """The party with a training that keeps no optimizer state, during a trial."""
         now = extra.kappa
         return (
             replace(party, training=replace(party.training, keep=False))
@@ -250,7 +265,7 @@ class PilotedAccounting(WrapperAccounting[A]):
         return {"Mean.z": self.method.at_cut(task).z_shape}
 
     def pilot_traffic(self, info: Info) -> Traffic:
-        """Bytes of the pilot but for its rounds, which are counted as such (`tried_rounds`)."""
+        """Bytes of the pilot without its rounds, which the trait `tried_rounds` counts."""
         if not self.method.auto:
             return Traffic()
         n, many = len(info.names), len(CANDIDATES)

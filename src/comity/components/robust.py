@@ -1,4 +1,6 @@
-"""What robust means have in common: all replies at once, all counting alike, and enough of them."""
+"""The common part of robust means: they need all replies at once, and weight all replies
+equally.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ TOO_FEW = (
 
 
 class Gathering(Averaging):
-    """Replies that are all kept until there is no more to come, and what is made of them then."""
+    """Collects all replies, and aggregates them at the end."""
 
-    def __init__(self, made_of: Callable[[Sequence[Params]], Params]) -> None:
+    def __init__(self, aggregate: Callable[[Sequence[Params]], Params]) -> None:
         super().__init__()
-        self._made_of = made_of
+        self._aggregate = aggregate
         self._all: list[Params] = []
 
     def add(self, theta: Params, weight: float) -> None:
@@ -46,13 +48,11 @@ class Gathering(Averaging):
         self._all.append(theta)
 
     def value(self) -> Params:
-        return self._made_of(self._all)
+        return self._aggregate(self._all)
 
 
 class RobustMean(AsHost[None]):
-    """A wrapper that takes something else than the mean, around methods that average by
-    `server.averaging`.
-    """
+    """A wrapper that replaces the mean, around methods that average with `server.averaging`."""
 
     host: AnyAlgorithm
 
@@ -60,7 +60,7 @@ class RobustMean(AsHost[None]):
     def check_host(cls, host: AnyAlgorithm, name: str, wrapper: str) -> None:
         check_averages(host, name, wrapper)
         if other := next(
-            (type(one).__name__.lower() for one in chain(host) if one.traits.averages), ""
+            (type(layer).__name__.lower() for layer in chain(host) if layer.traits.averages), ""
         ):
             raise UsageError(
                 f"{wrapper} and {other} would both take the place of the mean: choose one of them."
@@ -76,20 +76,20 @@ class RobustMean(AsHost[None]):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The wrapper's name in messages."""
         return type(self).__name__.lower()
 
     @property
     def needs(self) -> int:
-        """With fewer replies a round does not count."""
+        """The smallest number of replies. With fewer, the round is discarded."""
         return 1
 
     @abstractmethod
-    def made_of(self, models: Sequence[Params]) -> Params:
-        """What takes the place of the mean of these models, in party order."""
+    def aggregate(self, models: Sequence[Params]) -> Params:
+        """The replacement of the mean of these models, which are in party order."""
 
     def averaging(self, server: Server) -> Averaging:
-        def made_of(models: Sequence[Params]) -> Params:
+        def aggregate(models: Sequence[Params]) -> Params:
             if len(models) < self.needs:
                 raise NoReplies(
                     f"{self.name} with these options needs {self.needs} replies, but {len(models)}"
@@ -97,9 +97,9 @@ class RobustMean(AsHost[None]):
                 )
             if len(models) < FEW:
                 server.warn(f"{self.name}: {TOO_FEW}")
-            return self.made_of(models)
+            return self.aggregate(models)
 
-        return Gathering(made_of)
+        return Gathering(aggregate)
 
     traits = Traits(start_weights="", averages=True, bytes_formula="the host's")
 
@@ -113,7 +113,8 @@ class RobustMeanAccounting(WrapperAccounting[A]):
 
     def warnings(self, info: Info) -> list[str]:
         others = sorted(
-            {kind for one in chain(self.method.host) for kind in one.traits.leaves} - {"weights"}
+            {kind for layer in chain(self.method.host) for kind in layer.traits.leaves}
+            - {"weights"}
         )
         warnings = [
             f"it guards the weights; {kind} that parties send are averaged as ever."
@@ -123,8 +124,8 @@ class RobustMeanAccounting(WrapperAccounting[A]):
 
 
 def trimmed_mean(models: Sequence[Params], trims: int) -> Params:
-    """Of each value the mean without the `trims` largest and as many smallest; whole numbers are
-    rounded down.
+    """The mean of each coordinate without its `trims` largest and `trims` smallest values. Integers
+    are rounded down.
     """
 
     def middle(values: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""When parties learn with each other, and when by themselves."""
+"""A schedule of collaborative steps and local fine-tuning."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from comity.core import Empty, Training, record
 
 @record
 class More:
-    """A collaborative step after which another follows in the same round."""
+    """A collaborative step that is not the last of its round."""
 
 
 Step = Empty | More
-"""A round's last collaborative step, or one of those before it."""
+"""The last collaborative step of a round (`Empty`), or an earlier one (`More`)."""
 
 
 class Schedule:
-    """A method whose parties make collaborative steps in a round and then fine-tune on their
-    own data. It declares these options.
+    """A method whose parties make collaborative steps in a round and then fine-tune on their own
+    data. Subclasses declare these options.
     """
 
     collab_steps: int
     tune: Literal["round", "end", "off"]
 
     def messages(self, reuse: bool) -> list[Step]:
-        """A message for each exchange of a round: one if what peers sent is used again (`reuse`),
-        else one for each step.
+        """One message per exchange of a round: one in total if the peers' samples are reused
+        (`reuse`), else one per step.
         """
         return [*[More()] * (0 if reuse else self.collab_steps - 1), Empty()]
 
     def forgets(self, reuse: bool, how: Training) -> list[str]:
-        """A warning, if each collaborative step is a training of its own and the optimizer does not
+        """A warning if each collaborative step is a separate training and the optimizer does not
         keep its state between them.
         """
         alone = not reuse and (self.collab_steps > 1 or self.tune != "round")
@@ -44,8 +44,8 @@ class Schedule:
         return []
 
     def stretch(self, m: Step, reuse: bool, how: Training, samples: int) -> Training:
-        """The training of one exchange: its collaborative steps, and after a round's last the
-        epochs that tune.
+        """The training of one exchange: its collaborative steps and, after the last one of a round,
+        the fine-tuning epochs.
         """
         steps = self.collab_steps if reuse else 1
         if self.tune != "round" or isinstance(m, More):

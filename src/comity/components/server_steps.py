@@ -1,4 +1,4 @@
-"""What a server may do with an average."""
+"""Operations of a server on an average of models."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def shared_names(task: LearningTask, what: str) -> frozenset[str]:
-    """What is averaged beside a method's own exchange: nothing (`none`), the head (`predictor`), or
-    all (`model`).
+    """The names that are averaged in addition to a method's own exchange: none, the head
+    (`predictor`), or all (`model`).
     """
     names = {
         "none": frozenset[str](),
@@ -37,8 +37,8 @@ def averages_models(round: Method) -> Method:
 
 
 def check_averages(host: AnyAlgorithm, name: str, wrapper: str) -> None:
-    """Refuse, with the reason, a host whose server does anything but average models, as FedAvg's
-    does.
+    """Refuse a host whose server does anything but average models as FedAvg does; the message says
+    why.
     """
     method = type(chain(host)[-1])
     if getattr(method.round, "__averages_models__", False):
@@ -57,8 +57,8 @@ def check_averages(host: AnyAlgorithm, name: str, wrapper: str) -> None:
 def momentum_step(
     w: Params, mean: Params, velocity: Params, lr: float, momentum: float
 ) -> tuple[Params, Params]:
-    """FedAvgM: v ← β v + (mean − w), w ← w + η v, and the new v; buffers are averaged. η = 1
-    without momentum is the mean.
+    """FedAvgM: v ← β v + (mean − w), w ← w + η v. Returns w and v. Buffers are averaged. η = 1
+    without momentum gives the mean.
     """
     if lr == 1 and not momentum:
         return mean, {}

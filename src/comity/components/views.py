@@ -1,4 +1,4 @@
-"""Self-supervised learning: two views of a sample should have one representation."""
+"""Self-supervised learning: two views of a sample should have equal representations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from comity.core import Batch, Fitted, Key, LearningTask, Loss, Params, Party
 PREDICTOR = ("simsiam.down", "simsiam.up")
 
 
-def augmented(x: Tensor, key: Key) -> Tensor:
-    """Another view: images rolled by up to an eighth each way, then noise of a tenth of the batch's
-    spread on every value.
+def augment_view(x: Tensor, key: Key) -> Tensor:
+    """Augment samples: roll images by up to an eighth in both directions, then add noise with a
+    tenth of the batch's standard deviation.
     """
     generator = key.generator()
     if x.dim() == 4:
@@ -31,7 +31,7 @@ def augmented(x: Tensor, key: Key) -> Tensor:
 
 
 def ntxent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
-    """NT-Xent: each view finds its partner among all other views of the batch by cosine
+    """NT-Xent: each view identifies its partner among all other views of the batch by cosine
     similarity.
     """
     z = F.normalize(torch.cat([a, b]), dim=1)
@@ -41,8 +41,8 @@ def ntxent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
 
 
 def simsiam(a: Tensor, b: Tensor, theta: Params) -> Tensor:
-    """SimSiam: minus the cosine between one view's prediction and the other's constant
-    representation, both ways.
+    """SimSiam: the negative cosine between one view's prediction and the other's constant
+    representation, symmetrised.
     """
     down, up = (theta[name] for name in PREDICTOR)
 
@@ -54,8 +54,8 @@ def simsiam(a: Tensor, b: Tensor, theta: Params) -> Tensor:
 
 @dataclass(frozen=True)
 class SelfSupervised(LearningTask):
-    """A task without labels: view 1 is the sample, view 2 is augmented. The head is left to a
-    probe.
+    """A task without labels. View 1 is the sample, view 2 is an augmented one. A probe trains the
+    head later.
     """
 
     kind: str = "simsiam"
@@ -81,33 +81,33 @@ class SelfSupervised(LearningTask):
 
 
 def second_view(batch: Batch, key: Key, aux: object) -> Tensor:
-    """What a self-supervised task needs drawn for a batch: the other view of its samples."""
-    return augmented(batch.x, key.fold("view"))
+    """Draw the second view of a batch for a self-supervised task."""
+    return augment_view(batch.x, key.fold("view"))
 
 
 def probe(task: LearningTask, theta: Params, batch: Batch, aux: object) -> Tensor:
-    """The loss of a head on frozen representations: the body answers in evaluation mode, so that
-    nothing in it moves.
+    """The loss of a head on frozen representations. The body runs in evaluation mode, so that its
+    statistics do not change.
     """
     return task.objective(theta, task.features(theta, batch.x), batch)
 
 
 @dataclass(frozen=True)
 class Supervision:
-    """How a party's model is supervised: by its labels."""
+    """Supervision by the labels."""
 
     def task(self, task: LearningTask) -> LearningTask:
         """The task that is trained."""
         return task
 
     async def fit(self, party: Party, loss: Loss[Any], theta: Params, key: Key, aux: Any) -> Fitted:
-        """Train a party's model by a loss that has `task.objective` in it."""
+        """Train a party's model by a loss that contains `task.objective`."""
         return await party.fit(loss, theta, key, aux, task=self.task(party.task))
 
 
 @dataclass(frozen=True)
 class SelfSupervision(Supervision):
-    """Supervision by a second view of each sample; a linear probe learns the labels afterwards."""
+    """Supervision by a second view of each sample. A linear probe learns the labels afterwards."""
 
     kind: str
 

@@ -17,7 +17,7 @@ CustomPartition = Callable[[Ints, int, np.random.Generator], Mapping[str, Any] |
 """A function of the labels, the number of parties and a generator. It returns each party's
 positions, as a list, or as a dict by party name.
 """
-GIVEN = "given:"
+PYTHON_PREFIX = "given:"
 """Prefix of the name, in a split, of a function that was passed from Python."""
 
 
@@ -28,7 +28,7 @@ def custom_partition_name(function: CustomPartition) -> str:
             "A partition must be a text, as in 'dirichlet(alpha=0.5)', or a function of the labels,"
             " the number of parties and a generator."
         )
-    return GIVEN + str(getattr(function, "__name__", type(function).__name__)).strip("<>")
+    return PYTHON_PREFIX + str(getattr(function, "__name__", type(function).__name__)).strip("<>")
 
 
 def apply_custom_partition(
@@ -56,7 +56,7 @@ def apply_custom_partition(
         UsageError: if the function fails, or its result is not a valid partition.
     """
     display_name = (
-        f"The partition {spec.name.removeprefix(GIVEN)}"
+        f"The partition {spec.name.removeprefix(PYTHON_PREFIX)}"
         if function
         else f"partition of {spec.name}"
     )

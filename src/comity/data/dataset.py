@@ -243,16 +243,16 @@ class Dataset:
         """The preprocessing that is the same for all parties."""
         width = max(len(self.mean), len(self.std))
         mean, std = ((c * width)[:width] for c in (self.mean, self.std))
-        return Preprocess(255.0 if self._bytes else 1.0, mean, std, self.marked)
+        return Preprocess(255.0 if self._bytes else 1.0, mean, std, self.indicator_columns)
 
     @cached_property
-    def marked(self) -> tuple[int, ...]:
+    def indicator_columns(self) -> tuple[int, ...]:
         """The features with missing values, each of which gets an indicator column.
 
         With a schema, these are the columns that the schema allows to be missing.
         """
         if self.schema:
-            return self.schema.marked
+            return self.schema.indicator_columns
         return (
             tuple(torch.where(self.x.isnan().any(0))[0].tolist())
             if self.missing == "impute"
@@ -263,7 +263,7 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one sample as the model receives it, with indicator columns."""
         first, *rest = self.x.shape[1:]
-        return (first + len(self.marked), *rest)
+        return (first + len(self.indicator_columns), *rest)
 
     @cached_property
     def _fingerprint(self) -> str:

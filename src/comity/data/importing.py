@@ -156,14 +156,16 @@ def _read_all_tables(
     skip_warnings: list[str] = []
     if skip_unlabelled:
         tables, skip_warnings = drop_unlabelled(tables, schema or options.label_schema())
-    agreed = schema or infer_schema(tables, options)
-    x, y, warnings = encode_tables(agreed, tables, strict=schema is not None)
+    common_schema = schema or infer_schema(tables, options)
+    x, y, warnings = encode_tables(common_schema, tables, strict=schema is not None)
     parties = {
         name: Contribution(paths[name], x[name], y[name], np.zeros(len(y[name]), np.bool_))
         for name in tables
     }
-    description = f"tables with the columns {join_names(column.name for column in agreed.columns)}"
-    return ImportedParties(parties, description, (*warnings, *skip_warnings), agreed)
+    description = (
+        f"tables with the columns {join_names(column.name for column in common_schema.columns)}"
+    )
+    return ImportedParties(parties, description, (*warnings, *skip_warnings), common_schema)
 
 
 def _refuse_column_options(kind: str, options: Mapping[str, Any]) -> None:
@@ -323,7 +325,7 @@ def _dataset(name: str, imported: ImportedParties, classes: int | None, scale: s
         official_test=torch.from_numpy(test) if test.any() else None,
         groups={"party": Groups(tuple(parties), party_numbers)},
         default_partition="natural(by=party)",
-        missing="impute" if is_missing.any() or (schema and schema.marked) else "refuse",
+        missing="impute" if is_missing.any() or (schema and schema.indicator_columns) else "refuse",
         class_names=class_names,
         warnings=tuple(f"{name}: {warning}" for warning in warnings),
         **options,

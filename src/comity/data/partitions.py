@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comity.base.samples import Ints
-from comity.data.custom_partitions import GIVEN, CustomPartition, apply_custom_partition
+from comity.data.custom_partitions import PYTHON_PREFIX, CustomPartition, apply_custom_partition
 from comity.data.groups import GROUPED, Groups, Piece
 from comity.errors import UsageError, unknown
 from comity.plugins import is_code
@@ -78,10 +78,10 @@ def divide(
     if spec.name in GROUPED:
         return dict(call(spec, GROUPED[spec.name], groups, parties, rng))
     is_custom = custom is not None or is_code(spec.name)
-    if spec.name.startswith(GIVEN) and not is_custom:
+    if spec.name.startswith(PYTHON_PREFIX) and not is_custom:
         raise UsageError(
-            f"The partition {spec.name.removeprefix(GIVEN)} is a function that was passed from"
-            " Python: use the split.json of its run instead."
+            f"The partition {spec.name.removeprefix(PYTHON_PREFIX)} is a function that was passed"
+            " from Python: use the split.json of its run instead."
         )
     if spec.name not in PARTITIONS and not is_custom:
         raise unknown("partition", spec.name, PARTITIONS | GROUPED)

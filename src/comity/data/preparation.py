@@ -68,7 +68,7 @@ class Column:
         return len(self.words) if self.kind == "words" else 1
 
     @property
-    def marked(self) -> bool:
+    def has_indicator(self) -> bool:
         """Whether the column has a missing-value indicator.
 
         Words need none: if the word is missing, all its one-hot features are 0.
@@ -98,12 +98,12 @@ class Schema:
     label_also_written: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def marked(self) -> tuple[int, ...]:
+    def indicator_columns(self) -> tuple[int, ...]:
         """Positions of the features with a missing-value indicator."""
         return tuple(
             offset
             for offset, column in zip(self._offsets(), self.columns, strict=True)
-            if column.marked
+            if column.has_indicator
         )
 
     @property
@@ -130,7 +130,7 @@ class Schema:
         ]
         return (
             *(name.removesuffix("=") for name in names),
-            *(f"{c.name} missing" for c in self.columns if c.marked),
+            *(f"{c.name} missing" for c in self.columns if c.has_indicator),
         )
 
     def _offsets(self) -> list[int]:
@@ -207,11 +207,11 @@ def _check_schema(schema: Schema) -> None:
         for text in (schema.label, *names, *schema.classes, *schema.missing, *words)
     ):
         raise ValueError("names and words must be text")
-    for setting, values, known in (
+    for setting, values, allowed in (
         ("kind", [column.kind for column in schema.columns], KINDS),
         ("scale", [schema.scale], SCALES),
     ):
-        if unknown_values := [value for value in values if value not in known]:
+        if unknown_values := [value for value in values if value not in allowed]:
             raise ValueError(f"there is no {setting} called {unknown_values[0]!r}")
     for group in (names, schema.classes, *(column.words for column in schema.columns)):
         if len(set(group)) < len(group):
@@ -516,11 +516,11 @@ def normalise(
 
 
 def fill_missing(
-    x: NDArray[np.float32], fill: Sequence[float], marked: Sequence[int]
+    x: NDArray[np.float32], fill: Sequence[float], indicator_columns: Sequence[int]
 ) -> NDArray[np.float32]:
     """Replace missing values by `fill`, and append the missing-value indicators."""
     is_missing = np.isnan(x)
-    indicators = is_missing[:, list(marked)].astype(np.float32)
+    indicators = is_missing[:, list(indicator_columns)].astype(np.float32)
     return np.concatenate(
         [np.where(is_missing, np.asarray(fill, np.float32), x), indicators], axis=1
     )

@@ -120,24 +120,24 @@ def describe_table(table: Table, options: ColumnOptions) -> Schema:
         raise _missing_label_error(options.label, table)
     columns: list[Column] = []
     left_out: dict[str, str] = {}
-    for agreed, name in names.items():
+    for agreed_name, name in names.items():
         if (
-            agreed == label
-            or agreed in options.drop
-            or (options.columns and agreed not in options.columns)
+            agreed_name == label
+            or agreed_name in options.drop
+            or (options.columns and agreed_name not in options.columns)
         ):
             continue
         column = Column(
-            agreed,
+            agreed_name,
             "",
-            unit=options.units.get(agreed, ""),
-            also_called=options.also_called(agreed),
-            also_written=options.words.get(agreed, {}),
+            unit=options.units.get(agreed_name, ""),
+            also_called=options.also_called(agreed_name),
+            also_written=options.words.get(agreed_name, {}),
         )
         texts = read_cells(column, Schema((), "", (), options.missing), table[name])
         result = _describe_column(column, texts, options, where)
         if isinstance(result, str):
-            left_out[agreed] = result
+            left_out[agreed_name] = result
         else:
             columns.append(result)
     schema = Schema(
@@ -161,14 +161,14 @@ def _agreed_names(table: Table, options: ColumnOptions) -> dict[str, str]:
     names: dict[str, str] = {}
     names_by_spelling: dict[str, str] = {}
     for name in table.names:
-        agreed = _agreed_name(name, options)
-        if (other := names_by_spelling.setdefault(fold_case(agreed), name)) != name:
+        agreed_name = _agreed_name(name, options)
+        if (other := names_by_spelling.setdefault(fold_case(agreed_name), name)) != name:
             agreed_other = _agreed_name(other, options)
             raise UsageError(
                 f"{table.path} has the columns {other!r} and {name!r}, and either may be"
                 f" {agreed_other!r}: remove one."
             )
-        names[agreed] = name
+        names[agreed_name] = name
     return names
 
 
@@ -480,9 +480,9 @@ def apply_options(schema: Schema, options: ColumnOptions) -> Schema:
 
 def check_known_columns(options: ColumnOptions, names: set[str]) -> None:
     """Refuse options that drop or rename a column that no party has."""
-    known = {fold_case(name) for name in (*names, *options.rename.values())}
+    known_names = {fold_case(name) for name in (*names, *options.rename.values())}
     for name in (*options.drop, *options.rename):
-        if fold_case(name) not in known:
+        if fold_case(name) not in known_names:
             raise unknown("column called", name, sorted(names))
 
 
@@ -564,10 +564,10 @@ def _merge_spellings(parties: Sequence[Mapping[str, str]], where: str) -> dict[s
     """Merge the parties' spellings; refuse a spelling with two meanings."""
     merged: dict[str, str] = {}
     for spellings in parties:
-        for written, meaning in spellings.items():
-            if merged.setdefault(written, meaning) != meaning:
+        for spelling, meaning in spellings.items():
+            if merged.setdefault(spelling, meaning) != meaning:
                 raise UsageError(
-                    f"{where} has {quote(written)}, which stands for {quote(meaning)} at one party"
+                    f"{where} has {quote(spelling)}, which stands for {quote(meaning)} at one party"
                     " only: they must agree."
                 )
     return merged

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from comity.disclosure.left import INTRODUCED, Left, kinds_of, what_left
+from comity.disclosure.sent_values import INTRODUCED, SentValue, kinds_of, what_left
 from comity.disclosure.sources import Source
 from comity.names import display_name
 from comity.privacy.account import AGAINST_SERVER, INFINITE, describe_guarantee, read_epsilon
@@ -52,12 +52,12 @@ class Page:
 
 def page_of(source: Source) -> Page:
     """The content of a party's page."""
-    left = what_left(source)
+    values = what_left(source)
     parts = [
-        _unprotected_section(source, left),
-        _table_section(source, left),
-        _guarantee_section(source, left),
-        _limits_section(source, left),
+        _unprotected_section(source, values),
+        _table_section(source, values),
+        _guarantee_section(source, values),
+        _limits_section(source, values),
         _attacks_section(source),
     ]
     version = source.run.read_environment()
@@ -102,20 +102,20 @@ def _facts(source: Source) -> dict[str, str]:
 # First what is not protected.
 
 
-def _epsilon(source: Source, left: list[Left]) -> float:
+def _epsilon(source: Source, values: list[SentValue]) -> float:
     """ε of the party by the run's account; infinite if anything left without noise, even if the
     account does not have it.
     """
-    if _unprotected(left) or _coupling_reasons(source):
+    if _unprotected(values) or _coupling_reasons(source):
         return math.inf
     return read_epsilon(source.summary["privacy"]["parties"].get(source.party, 0.0))
 
 
-def _unprotected(left: list[Left]) -> list[Left]:
+def _unprotected(values: list[SentValue]) -> list[SentValue]:
     """The values that the method sent without protection from their recipient."""
     return [
         value
-        for value in left
+        for value in values
         if value.training and value.open and not value.route.startswith("from the server")
     ]
 
@@ -129,9 +129,9 @@ def _coupling_reasons(source: Source) -> list[str]:
     ]
 
 
-def _unprotected_section(source: Source, left: list[Left]) -> Section:
+def _unprotected_section(source: Source, values: list[SentValue]) -> Section:
     section = Section("first", "What is not protected")
-    unprotected = _unprotected(left)
+    unprotected = _unprotected(values)
     if unprotected:
         section.say(
             f"No noise hides these from whoever gets them: {_names(unprotected)}.", "warning"
@@ -143,13 +143,13 @@ def _unprotected_section(source: Source, left: list[Left]) -> Section:
             "warning",
         )
     if not unprotected and not _coupling_reasons(source):
-        if math.isinf(_epsilon(source, left)):
+        if math.isinf(_epsilon(source, values)):
             section.say(
                 "There is noise on all that the method sent, but no bound on what it tells: see"
                 " below.",
                 "warning",
             )
-        elif not any(value.rows or value.route for value in left if value.training):
+        elif not any(value.rows or value.route for value in values if value.training):
             section.say("The method itself had this party send nothing.", "lead")
         else:
             section.say(
@@ -157,22 +157,22 @@ def _unprotected_section(source: Source, left: list[Left]) -> Section:
                 " said below.",
                 "lead",
             )
-    in_any_run = [value.words for value in left if not value.training]
+    in_any_run = [value.words for value in values if not value.training]
     section.say(f"Not protected in any run: {'; and '.join(in_any_run)}.", "warning")
     return section
 
 
-def _names(values: list[Left]) -> str:
+def _names(values: list[SentValue]) -> str:
     return "; ".join(dict.fromkeys(value.display_name for value in values))
 
 
 # Then everything.
 
 
-def _table_section(source: Source, left: list[Left]) -> Section:
+def _table_section(source: Source, values: list[SentValue]) -> Section:
     rows = []
-    first_with_rows: dict[tuple[Charge, ...], Left] = {}
-    for value in left:
+    first_with_rows: dict[tuple[Charge, ...], SentValue] = {}
+    for value in values:
         before = first_with_rows.get(value.rows) if value.rows else None
         rows.append(
             [
@@ -195,7 +195,7 @@ def _table_section(source: Source, left: list[Left]) -> Section:
     return section
 
 
-def _route(value: Left) -> str:
+def _route(value: SentValue) -> str:
     """To whom a value went, in which rounds, and how often."""
     if not value.rows:
         return value.route or "nobody: it stays at the party"
@@ -214,7 +214,7 @@ def _route(value: Left) -> str:
     return f"{whom}; {when}; {len(rounds):,} {'time' if len(rounds) == 1 else 'times'}"
 
 
-def _bytes(value: Left, before: Left | None) -> str:
+def _bytes(value: SentValue, before: SentValue | None) -> str:
     """The bytes of a value's messages; `before` is an earlier value in the same messages."""
     if before:
         same = before.together == value.together
@@ -235,11 +235,11 @@ def _bytes(value: Left, before: Left | None) -> str:
 # What that guarantees, and what not.
 
 
-def _guarantee_section(source: Source, left: list[Left]) -> Section:
+def _guarantee_section(source: Source, values: list[SentValue]) -> Section:
     section = Section("guaranteed", "What that guarantees")
     privacy = source.summary["privacy"]
-    epsilon = _epsilon(source, left)
-    unprotected = dict.fromkeys(value.display_name for value in _unprotected(left))
+    epsilon = _epsilon(source, values)
+    unprotected = dict.fromkeys(value.display_name for value in _unprotected(values))
     guarantee = {
         **privacy,
         "epsilon": INFINITE if math.isinf(epsilon) else epsilon,
@@ -297,9 +297,9 @@ def _explain_epsilon(epsilon: float, block: dict[str, Any]) -> str:
     )
 
 
-def _limits_section(source: Source, left: list[Left]) -> Section:
+def _limits_section(source: Source, values: list[SentValue]) -> Section:
     section = Section("not", "What it does not guarantee")
-    if unprotected := _unprotected(left):
+    if unprotected := _unprotected(values):
         section.say(
             "Whoever gets what is not protected may find out things about single records from it:"
             f" {_names(unprotected)}."
@@ -378,22 +378,24 @@ def _attack_row(attack: dict[str, Any]) -> list[str]:
     return [attack["attack"], attack["how"], measure, interval, prior, verdict]
 
 
-def _describe_canaries(shown: float | None, claimed: float, broken: float) -> str:
+def _describe_canaries(
+    epsilon: float | None, claimed_epsilon: float, epsilon_with_less_noise: float
+) -> str:
     """What canaries show about the noise of private training.
 
     Arguments:
-        shown: the ε that they show; None if the test has no power
-        claimed: the ε that the run claims
-        broken: the ε that they show with a tenth of the noise
+        epsilon: the ε that they show; None if the test has no power
+        claimed_epsilon: the ε that the run claims
+        epsilon_with_less_noise: the ε that they show with a tenth of the noise
     """
     how = "The noise was tested with planted records that nothing else looks like (canaries)"
-    if shown is None:
+    if epsilon is None:
         return (
-            f"{how}. The test would not have noticed a tenth of the noise ({broken:.2f}), so it"
-            " says nothing."
+            f"{how}. The test would not have noticed a tenth of the noise"
+            f" ({epsilon_with_less_noise:.2f}), so it says nothing."
         )
-    verdict = "which refutes the claim" if shown > claimed else "which does not refute it"
+    verdict = "which refutes the claim" if epsilon > claimed_epsilon else "which does not refute it"
     return (
-        f"{how}: they show an epsilon of at least {shown:.2f} where {claimed:.2f} is claimed,"
-        f" {verdict}."
+        f"{how}: they show an epsilon of at least {epsilon:.2f} where {claimed_epsilon:.2f} is"
+        f" claimed, {verdict}."
     )

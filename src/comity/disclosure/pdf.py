@@ -46,7 +46,7 @@ class Sheets:
         self.missing: dict[str, None] = {}
         """The letters that no font has, in the order in which they occurred."""
         fonts: Any = self.document.fonts
-        self._letters = {
+        self._code_points = {
             style: set[int]().union(*(fonts[f"{family}{style}"].cmap for family in FONTS))
             for style in ("", "B")
         }
@@ -66,9 +66,9 @@ class Sheets:
 
     def printable(self, text: str, bold: bool = False) -> str:
         """`text` with a replacement character for each letter that no font has."""
-        letters = self._letters["B" if bold else ""]
-        self.missing |= dict.fromkeys(c for c in text if ord(c) not in letters)
-        return "".join(c if ord(c) in letters else REPLACEMENT for c in text)
+        code_points = self._code_points["B" if bold else ""]
+        self.missing |= dict.fromkeys(c for c in text if ord(c) not in code_points)
+        return "".join(c if ord(c) in code_points else REPLACEMENT for c in text)
 
     def width(self, text: str, size: float, bold: bool = False) -> float:
         """The width of a line of text, in points."""
@@ -88,7 +88,7 @@ class Sheets:
                 lines.append(line)
             rest = word
             while len(rest) > 1 and self.width(rest, size, bold) > room:
-                ends = accumulate(self.width(letter, size, bold) for letter in rest)
+                ends = accumulate(self.width(character, size, bold) for character in rest)
                 fitting = max(1, sum(end <= room for end in ends))
                 lines.append(rest[:fitting])
                 rest = rest[fitting:]
@@ -207,17 +207,17 @@ def pdf(page: Page) -> bytes:
                 sheets.table(block.heads, block.rows, _shares(block))
     sheets.paragraph(page.foot, 8, colour="@soft")
     if sheets.missing:
-        letters = ", ".join(map(_describe_letter, sheets.missing))
-        sheets.paragraph(f"{MISSING} {letters}.", 8, colour="@bad")
+        names = ", ".join(map(_describe_character, sheets.missing))
+        sheets.paragraph(f"{MISSING} {names}.", 8, colour="@bad")
     # FiraGO and Noto Sans have tables of hints that the subsetter drops, with a warning for each.
     logging.getLogger("fontTools.subset").setLevel(logging.ERROR)
     return bytes(sheets.document.output())
 
 
-def _describe_letter(letter: str) -> str:
+def _describe_character(character: str) -> str:
     """A letter that cannot be printed: its code point and its name in Unicode."""
-    name = unicodedata.name(letter, "")
-    return f"U+{ord(letter):04X}{f' ({name})' if name else ''}"
+    name = unicodedata.name(character, "")
+    return f"U+{ord(character):04X}{f' ({name})' if name else ''}"
 
 
 def _shares(table: Table) -> list[float]:

@@ -67,8 +67,8 @@ class Source:
             datetime.fromtimestamp(path.stat().st_mtime, UTC)
             for path in (self.run.environment, self.run.summary)
         ]
-        begun, ended = (f"{stamp:%Y-%m-%d %H:%M}" for stamp in stamps)
-        return f"begun {begun}, ended {ended} UTC, by the times of its files"
+        start, end = (f"{stamp:%Y-%m-%d %H:%M}" for stamp in stamps)
+        return f"begun {start}, ended {end} UTC, by the times of its files"
 
 
 def read(
@@ -172,8 +172,8 @@ def _read_audit(run: RunFolder, summary: dict[str, Any]) -> dict[str, Any] | Non
         try:
             content = without_crc(json.loads(path.read_text(encoding="utf-8")))
             entries = [entry for entry in content["runs"] if _is_of_run(entry, here, place)]
-            sent = sum(summary["bytes"].get(kind, 0) for kind in ("up", "down", "peer"))
-            if any(entry["bytes"] != sent for entry in entries):
+            bytes_sent = sum(summary["bytes"].get(kind, 0) for kind in ("up", "down", "peer"))
+            if any(entry["bytes"] != bytes_sent for entry in entries):
                 raise ComityError(
                     f"{path} is of another run than the one in {run.path}: make it anew with"
                     f" 'comity audit {place}'."

@@ -233,7 +233,7 @@ def extract(
 def compute_representations(
     parties: Sequence[Party],
     models: Iterable[PartyModel],
-    trained: bool,
+    trained_by_party: bool,
     layers: Sequence[str],
     *,
     split: str,
@@ -243,7 +243,7 @@ def compute_representations(
 ) -> list[Representation]:
     """Return the representations of the parties' samples by their models, ordered as above.
 
-    `trained` says whether the models are the result of the parties' own training already.
+    `trained_by_party` says whether the models are the result of the parties' own training already.
     """
     key = Key.root(seed).fold("measure")
     project = Projection(width, key.fold("projection"))
@@ -255,7 +255,7 @@ def compute_representations(
         if not len(data):
             continue
         times: dict[When, PartyModel] = {"after": model}
-        if not trained:
+        if not trained_by_party:
             after = train_locally(model, key.fold("train", model.party.stream))
             times = {"before": model, "after": after}
         for when, model_then in times.items():

@@ -35,7 +35,7 @@ from comity.runs.server_run import ServerRun
 
 PAIRED = 20  # the most parties for which proxy A-distances of all pairs are computed
 OF_OTHERS = (
-    "Not measured: the Fréchet distance to all parties together, how well parties can be progress"
+    "Not measured: the Fréchet distance to all parties together, how well parties can be told"
     " apart, and the drift between parties. They compare a party's representations with those of"
     " the others, and here are one party's alone."
 )
@@ -117,7 +117,7 @@ def study_models(
     `alone` is the name of the party if only one is measured.
     """
     run.info.needs_classes(
-        "measure", "describes representations by the classes that can be progress from them"
+        "measure", "describes representations by the classes that can be predicted from them"
     )
     layer_names = select_layers([party.task for party in parties], layers)
     threads = torch.get_num_threads()
@@ -140,7 +140,7 @@ def study_models(
                 f"There are no {split} samples to measure{f' at {alone}' if alone else ''}."
             )
         lacking = _lacking(count) if alone and mdl else None
-        measured = _by_layer(
+        layer_measures = _by_layer(
             rows,
             Key.root(seed).fold("measure"),
             None if lacking else mdl,
@@ -163,7 +163,7 @@ def study_models(
         "samples": count,
         "drawn_with_seed": seed,
         "mdl": None if mdl is None else asdict(mdl) | {"hidden": list(mdl.hidden)},
-        "layers": measured,
+        "layers": layer_measures,
     }
 
 
@@ -188,7 +188,7 @@ def _by_layer(
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     """Measure each layer, before and after local training; `rows` are ordered by layer and time."""
-    measured: dict[str, Any] = {}
+    by_layer: dict[str, Any] = {}
     for layer, group in groupby(rows, lambda r: r.layer):
         times = {when: list(part) for when, part in groupby(group, lambda r: r.when)}
         pooled = {when: _Pooled(part) for when, part in times.items()}
@@ -204,8 +204,8 @@ def _by_layer(
             entry["moved"] = _plain(
                 over_training(pooled["before"].z, after.z, after.labels, after.owners)
             )
-        measured[layer] = entry
-    return measured
+        by_layer[layer] = entry
+    return by_layer
 
 
 def description_length(

@@ -50,8 +50,8 @@ def reach_target(
     t = rounds_to_target(line, target, smooth=smooth)
     if t is None:
         return None
-    spent = sum(row.bytes for row in ledger if row.round <= t and row.kind != "eval")
-    return None if budget is not None and spent > budget else TargetReached(t, spent)
+    bytes_sent = sum(row.bytes for row in ledger if row.round <= t and row.kind != "eval")
+    return None if budget is not None and bytes_sent > budget else TargetReached(t, bytes_sent)
 
 
 def bytes_to_target(

@@ -27,7 +27,7 @@ from comity.plugins import from_file, is_code
 from comity.text import first_paragraph
 
 Function = Callable[..., Any]
-GIVEN = "given:"
+PYTHON_PREFIX = "given:"
 """The prefix of a setting `metric` that names a function passed from Python."""
 DRAWS = 500
 """Bootstrap samples of an interval: fewer than for Comity's metrics, as the user's function is
@@ -154,7 +154,7 @@ def metric(
         ('near', True)
     """
     if function is None:
-        return lambda wrapped: metric(wrapped, name=name, low=low)
+        return lambda decorated: metric(decorated, name=name, low=low)
     if not callable(function):
         raise UsageError(f"A metric is a function of (truth, answer), not {quote(function)}.")
     if low not in (0, -1, -math.inf):
@@ -185,7 +185,7 @@ def _check_name(name: str) -> str:
 
 def is_custom(key: str) -> bool:
     """Return whether a setting `metric` names a custom metric."""
-    return is_code(key) or key.startswith(GIVEN)
+    return is_code(key) or key.startswith(PYTHON_PREFIX)
 
 
 def register_function(function: Function) -> str:
@@ -194,7 +194,7 @@ def register_function(function: Function) -> str:
     The key has a digest, which distinguishes functions of the same name.
     """
     custom = function if isinstance(function, CustomMetric) else metric(function)
-    key = f"{GIVEN}{_check_name(custom.name)}:{_digest(custom)}"
+    key = f"{PYTHON_PREFIX}{_check_name(custom.name)}:{_digest(custom)}"
     _register(key, custom)
     return key
 
@@ -209,7 +209,7 @@ def load_metric(key: str) -> Metric:
         custom = custom if isinstance(custom, CustomMetric) else metric(custom, name=Path(key).stem)
         _register(key, replace(custom, name=Path(key).stem) if custom.name == "metric" else custom)
     registered = METRICS.custom.get(key)
-    if key.startswith(GIVEN) and (registered is None or not registered.has_function):
+    if key.startswith(PYTHON_PREFIX) and (registered is None or not registered.has_function):
         raise UsageError(
             f"The metric {key.split(':')[1]} was given from Python as a function: give the same one"
             " again, with metric=... (the run's files hold its description only)."

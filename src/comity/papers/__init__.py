@@ -82,8 +82,8 @@ class Grid(BaseModel):
             settings = {name: _fill(value, at) for name, value in self.settings.items()}
             columns.append(
                 Column(
-                    name=_put(self.name, at),
-                    title=_put(self.title, at),
+                    name=_fill_in(self.name, at),
+                    title=_fill_in(self.title, at),
                     measure=self.measure,
                     settings=settings,
                 )
@@ -95,10 +95,10 @@ def _fill(value: Any, at: Mapping[str, Any]) -> Any:
     if not isinstance(value, str):
         return value
     axis = value.removeprefix("{").removesuffix("}")
-    return at[axis] if value == f"{{{axis}}}" and axis in at else _put(value, at)
+    return at[axis] if value == f"{{{axis}}}" and axis in at else _fill_in(value, at)
 
 
-def _put(text: str, at: Mapping[str, Any]) -> str:
+def _fill_in(text: str, at: Mapping[str, Any]) -> str:
     for axis, value in at.items():
         text = text.replace(f"{{{axis}}}", str(value))
     if unknown_axis := re.search(r"\{\w+\}", text):

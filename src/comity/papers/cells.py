@@ -65,19 +65,19 @@ class Cell:
         return self.row.printed(self.column.name)
 
     @property
-    def measured(self) -> list[float]:
+    def values(self) -> list[float]:
         """The measured values, one per seed."""
         return [figure.value for figure in self.figures.values()]
 
     @property
     def mean(self) -> float | None:
         """The mean over seeds."""
-        return statistics.fmean(self.measured) if self.figures else None
+        return statistics.fmean(self.values) if self.figures else None
 
     @property
     def std(self) -> float | None:
         """The population standard deviation over seeds; None for one seed."""
-        return statistics.pstdev(self.measured) if len(self.figures) > 1 else None
+        return statistics.pstdev(self.values) if len(self.figures) > 1 else None
 
     @property
     def difference(self) -> float | None:

@@ -48,12 +48,12 @@ def format_cells(cells: Sequence[Cell]) -> list[list[str]]:
 
     rows = []
     for cell in cells:
-        measured = number(cell.mean, cell.std) or cell.why
+        mean_text = number(cell.mean, cell.std) or cell.why
         within = {True: "yes", False: "no", None: ""}[cell.within]
         ends = number(fmean(cell.ends.values()) if cell.ends else None)
         figures = [
             number(*cell.paper),
-            measured,
+            mean_text,
             number(cell.difference, sign="+"),
             within,
             ends,
@@ -92,7 +92,7 @@ def write_csv(path: Path, cells: Sequence[Cell]) -> None:
             )
         )
         for cell in cells:
-            values = " ".join(f"{v:.6g}" for v in cell.measured)
+            values = " ".join(f"{v:.6g}" for v in cell.values)
             which = cell.column.name, cell.row.name, cell.row.algorithm
             writer.writerow((*which, *cell.paper, cell.mean, cell.std, values, cell.why))
 
@@ -318,10 +318,10 @@ PICTURES: dict[str, Callable[[Reproduction], str]] = {benefit_map.MAP: benefit_m
 def files(reproduction: Reproduction) -> dict[str, str]:
     """Return the page of a table, and its picture if it has one, by file name."""
     name = file_of(reproduction.name)
-    written = {name: OWN_PAGES.get(reproduction.name, page)(reproduction)}
+    contents = {name: OWN_PAGES.get(reproduction.name, page)(reproduction)}
     if reproduction.name in PICTURES:
-        written[str(Path(name).with_suffix(".svg"))] = PICTURES[reproduction.name](reproduction)
-    return written
+        contents[str(Path(name).with_suffix(".svg"))] = PICTURES[reproduction.name](reproduction)
+    return contents
 
 
 def write_reproduction(reproduction: Reproduction, folder: Path) -> None:
@@ -361,15 +361,15 @@ def rewrite_pages(pages: Path, runs: Path | None, join: bool = False) -> list[Pa
     for path, reproduction in updates.items():
         reproduction.write(path)
     all_data = [read(path) for path in sorted(data.glob("*.json"))]
-    written = {
+    contents = {
         pages / name: text
         for reproduction in all_data
         for name, text in files(reproduction).items()
     }
-    written[pages / "README.md"] = overview(all_data, *(_read_text(data / name) for name in WORDS))
-    for path, text in written.items():
+    contents[pages / "README.md"] = overview(all_data, *(_read_text(data / name) for name in WORDS))
+    for path, text in contents.items():
         write_atomically(path, text)
-    return list(written)
+    return list(contents)
 
 
 def _read_text(path: Path) -> str:

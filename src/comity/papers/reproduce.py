@@ -18,7 +18,7 @@ from comity.runs.folder import RunFolder
 from comity.runs.server_run import Progress
 from comity.spec import parse, split
 from comity.studies.compare import folder_name
-from comity.studies.parallel import Cost, Planned, cached_federations, run_all, with_one_worker
+from comity.studies.parallel import Cost, PlannedRun, cached_federations, run_all, with_one_worker
 from comity.track import Trackers
 
 ABSENT = "not yet implemented"
@@ -172,7 +172,7 @@ def execute(
         else {}
     )
     several = len({run.name for run in runs}) > 1
-    planned: list[tuple[tuple[str, str], Planned]] = []
+    planned_runs: list[tuple[tuple[str, str], PlannedRun]] = []
     runnable = [run for run in runs if not run.why]
     for k in range(max((len(run.experiments) for run in runnable), default=0)):
         for run in runnable:
@@ -180,11 +180,13 @@ def execute(
             title = f"{run.name} " * several + f"{run.row.name} seed {of_seed.seed}"
             which = (run.name, run.row.name)
             folder = run.folder(out, of_seed.seed)
-            planned.append((which, Planned(title, of_seed, folder, costs.get(which, Cost()))))
+            planned_runs.append(
+                (which, PlannedRun(title, of_seed, folder, costs.get(which, Cost())))
+            )
     finished: dict[tuple[str, str], list[Outcome]] = {}
     with closing(
-        run_all([run for _, run in planned], federation_for, progress, track, jobs=at_once)
+        run_all([run for _, run in planned_runs], federation_for, progress, track, jobs=at_once)
     ) as summaries:
-        for (which, plan), summary in zip(planned, summaries, strict=True):
+        for (which, plan), summary in zip(planned_runs, summaries, strict=True):
             finished.setdefault(which, []).append(Outcome(plan.folder, summary))
     return finished

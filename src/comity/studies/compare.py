@@ -31,7 +31,7 @@ from comity.studies.overall_verdict import OverallVerdict, best_on_average, over
 from comity.studies.parallel import (
     SHARED_DATA,
     Cost,
-    Planned,
+    PlannedRun,
     cached_federations,
     run_all,
     with_one_worker,
@@ -125,7 +125,7 @@ def compare(
             passed_on.add(text)
 
     parties: dict[int, Parties] = {}
-    runs: list[Planned] = []
+    runs: list[PlannedRun] = []
     for experiment in experiments:
         seed = experiment.seed
         # All experiments are checked before the first run starts.
@@ -133,7 +133,7 @@ def compare(
         warn_once(job.warnings())
         parties[seed] = parties.get(seed) or Parties.of(data(experiment))
         runs.append(
-            Planned(
+            PlannedRun(
                 title(experiment, len(seeds) > 1),
                 experiment,
                 run_folder(out, experiment.algorithm, seed),

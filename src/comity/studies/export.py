@@ -234,9 +234,11 @@ def load(folder: Path, *, trust: bool = False) -> Deployed:
         classes = int(settings["classes"])
         how = settings["preprocess"]
         fills = {party: tuple(values) for party, values in how["fills"].items()}
-        mean, std, marked = (tuple(how[name]) for name in ("mean", "std", "marked"))
+        mean, std, indicator_columns = (tuple(how[name]) for name in ("mean", "std", "marked"))
         middle, spread = how.get("label", (0.0, 1.0))  # earlier versions had classes only
-        preprocess = Preprocess(how["divisor"], mean, std, marked, fills, label=(middle, spread))
+        preprocess = Preprocess(
+            how["divisor"], mean, std, indicator_columns, fills, label=(middle, spread)
+        )
         schema = Schema.read(folder / "schema.json") if (folder / "schema.json").exists() else None
     except UsageError:
         raise
@@ -283,7 +285,7 @@ def _card(settings: dict[str, Any], schema: Schema | None, files: set[str]) -> s
         ]
     answers = f"one of {', '.join(settings['class_names'])}" if settings["classes"] else "a number"
     answers = f"{settings['label']}: {answers}" if settings["label"] else answers
-    works = "`python predict.py NEW.csv`" if schema else "`python predict.py NEW.npz`"
+    command = "`python predict.py NEW.csv`" if schema else "`python predict.py NEW.npz`"
     prints = "a class and its probability" if settings["classes"] else "a number"
     promise = " The probability is a softmax, not a promise." if settings["classes"] else ""
     method = display_name(settings["algorithm"])
@@ -296,8 +298,8 @@ def _card(settings: dict[str, Any], schema: Schema | None, files: set[str]) -> s
         f"On its own {settings['test_samples']} test samples: {performance}. On other data it may"
         " be anything: judge it on samples of your own before it is used.",
         f"It predicts {answers}.",
-        f"Use: {works} takes samples as {settings['party']} has them and prints {prints} for each."
-        f" It needs torch and numpy.{promise}",
+        f"Use: {command} takes samples as {settings['party']} has them and prints {prints} for"
+        f" each. It needs torch and numpy.{promise}",
         *onnx,
         f"Numbers are scaled by {settings['scaled_by']} (`model.json`, `preprocess`).",
         f"The weights were learned from this party's data and, through {method}, from others':"

@@ -36,7 +36,7 @@ from comity.studies.compare import (
 )
 from comity.studies.parallel import (
     Cost,
-    Planned,
+    PlannedRun,
     cached_federations,
     run_all,
     with_one_worker,
@@ -89,7 +89,7 @@ def measure_effects(
     methods = exchanging_methods(base, algorithms)
     data = cached_federations(federation)
     base = with_one_worker(base, jobs)
-    runs: list[Planned] = []
+    runs: list[PlannedRun] = []
     pairs: list[tuple[str, int, str, Path, Path]] = []
     for seed in seeds:
         smaller_runs = plan_runs(base, methods, seed, data(base.but(seed=seed)), only)
@@ -100,14 +100,14 @@ def measure_effects(
                 warn(text)
             cost = Cost.of(job)  # about the same as that of a run with one party less
             runs.append(
-                Planned(title(whole, len(seeds) > 1), whole, run_folder(out, method, seed), cost)
+                PlannedRun(title(whole, len(seeds) > 1), whole, run_folder(out, method, seed), cost)
             )
             for party, experiment in smaller_runs[method].items():
                 smaller = (
                     out / LEFT_OUT / folder_name(method) / party_folder(party) / f"seed-{seed}"
                 )
                 run_title = title(experiment, len(seeds) > 1, party)
-                runs.append(Planned(run_title, experiment, smaller, cost))
+                runs.append(PlannedRun(run_title, experiment, smaller, cost))
                 pairs.append((method, seed, party, run_folder(out, method, seed), smaller))
     with closing(run_all(runs, data, progress, jobs=jobs)) as summaries:
         list(summaries)
@@ -245,7 +245,7 @@ class Part:
     mean: float
     helped: int
     hurt: int
-    judged: int
+    effects: int
     """The number of effects: other parties times seeds."""
     helps: tuple[str, float] | None
     """The party that it helps most, and how much, among those with an interval above zero under

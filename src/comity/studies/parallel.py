@@ -131,7 +131,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """A run that a study has planned."""
 
     title: str
@@ -148,7 +148,7 @@ class Planned:
 class Overview(Protocol):
     """An observer of all parallel runs."""
 
-    def overview(self, rest: int, left: float | None) -> None:
+    def overview(self, rest: int, seconds_left: float | None) -> None:
         """Show that `rest` runs are not finished, and the seconds left (None if unknown)."""
 
 
@@ -185,7 +185,7 @@ def run_once(
 
 
 def run_all(
-    runs: Sequence[Planned],
+    runs: Sequence[PlannedRun],
     data: Callable[[Experiment], Federation],
     progress: Callable[[str], Progress],
     track: Trackers | None = None,
@@ -202,8 +202,8 @@ def run_all(
         with keep_actors():
             for run in runs:
                 how = (run.experiment, data(run.experiment), run.folder)
-                watched = progress(run.title)
-                yield run_once(*how, watched, track, model, run.job, run.record_messages)
+                observer = progress(run.title)
+                yield run_once(*how, observer, track, model, run.job, run.record_messages)
         return
     pool = _RunPool(runs, data, progress, track or Trackers(), model, jobs)
     try:
@@ -227,7 +227,7 @@ class _RunningRun:
     round: int = 0
 
     @property
-    def spent(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the start."""
         return time.monotonic() - self.began
 
@@ -235,7 +235,7 @@ class _RunningRun:
     def expected(self) -> float | None:
         """The expected seconds in total; None before the first round is finished."""
         fraction = (self.round - self.first) / max(1, self.last - self.first)
-        return self.spent / fraction if fraction > 0 else None
+        return self.elapsed / fraction if fraction > 0 else None
 
 
 class _RunPool:
@@ -243,7 +243,7 @@ class _RunPool:
 
     def __init__(
         self,
-        runs: Sequence[Planned],
+        runs: Sequence[PlannedRun],
         data: Callable[[Experiment], Federation],
         progress: Callable[[str], Progress],
         track: Trackers,
@@ -396,13 +396,13 @@ class _RunPool:
         )
         for k, member in list(self._running.items()):
             # This is checked before the last messages are read, so that none is missed.
-            gone = not member.process.is_alive()
+            has_exited = not member.process.is_alive()
             try:
                 while k in self._running and member.connection.poll():
                     self._handle(k, member, *member.connection.recv())
             except (EOFError, OSError):
-                gone = True
-            if gone and k in self._running:
+                has_exited = True
+            if has_exited and k in self._running:
                 member.process.join(1)
                 raise ComityError(
                     f"The run {self._runs[k].title} {describe_exit(member.process.exitcode)}."
@@ -446,14 +446,14 @@ class _RunPool:
         member.process.join()
         member.connection.close()
         member.observer.end()
-        self._paces.append((self._method(k), member.spent / self._runs[k].cost.seconds))
+        self._paces.append((self._method(k), member.elapsed / self._runs[k].cost.seconds))
 
     def _seconds_left(self) -> float | None:
         """Return the seconds until all runs are finished; None before any round is finished."""
         if not self._paces and all(member.expected is None for member in self._running.values()):
             return None
         under_way = [
-            max(0.0, self._expected(k) - member.spent) for k, member in self._running.items()
+            max(0.0, self._expected(k) - member.elapsed) for k, member in self._running.items()
         ]
         return max(
             [*under_way, (sum(under_way) + sum(map(self._expected, self._waiting))) / self._jobs],

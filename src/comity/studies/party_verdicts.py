@@ -290,7 +290,7 @@ def _too_few(counts: Sequence[SampleCounts], metric: Metric, class_names: Sequen
     return f"too few {what} to say ({tests} to test on, {trains} to train on)"
 
 
-COUNTED: dict[Verdict, str] = {
+VERDICT_LABELS: dict[Verdict, str] = {
     "gains": "gain by collaborating",
     "level": "no clear difference",
     "alone": "better alone",
@@ -308,9 +308,11 @@ def format_verdicts(verdicts: Sequence[PartyVerdict]) -> list[str]:
         return [str(party_verdict) for party_verdict in verdicts]
     counts = {
         verdict: sum(party_verdict.verdict == verdict for party_verdict in verdicts)
-        for verdict in COUNTED
+        for verdict in VERDICT_LABELS
     }
-    summary = ", ".join(f"{count} {COUNTED[verdict]}" for verdict, count in counts.items() if count)
+    summary = ", ".join(
+        f"{count} {VERDICT_LABELS[verdict]}" for verdict, count in counts.items() if count
+    )
     head = (
         f"{len(verdicts)} parties: {summary}. All are in comparison.json, the first {FIRST} here:"
     )

@@ -29,7 +29,7 @@ class Plan:
     per_round: Traffic
     """The bytes of the largest of the counted rounds."""
     total: Traffic
-    counted: int
+    counted_rounds: int
     """The number of rounds counted one by one. If these are not all, `total`, `steps` and the
     seconds are scaled from them.
     """
@@ -76,9 +76,10 @@ def _of_rounds(job: SimulatedRun, cohorts: Mapping[int, list[int]]) -> list[Traf
 def _total(job: SimulatedRun, start: Traffic, rounds: list[Traffic]) -> Traffic:
     """Return the bytes of the whole run."""
     finish = job.algorithm.accounting.finish_traffic(job.info)
-    counted = sum(rounds, Traffic())
+    counted_traffic = sum(rounds, Traffic())
     scaled = {
-        kind: job.cost.in_all_rounds(n - getattr(finish, kind)) for kind, n in vars(counted).items()
+        kind: job.cost.in_all_rounds(n - getattr(finish, kind))
+        for kind, n in vars(counted_traffic).items()
     }
     return (
         start
@@ -125,7 +126,7 @@ def plan(job: SimulatedRun) -> Plan:
         start=start,
         per_round=_largest(rounds),
         total=_total(job, start, rounds),
-        counted=len(rounds),
+        counted_rounds=len(rounds),
         steps=job.cost.steps(),
         data_bytes=memory.data,
         state_bytes=memory.states,
@@ -192,13 +193,13 @@ def _round_with(job: SimulatedRun, ids: list[int]) -> _Trial:
         begin = time.perf_counter()
         server.begin(1)
         s = job.algorithm.round(s, server, 1)
-        trained = time.perf_counter()
+        training_end = time.perf_counter()
         messages = {
             i: Message(job.algorithm.message_for(s, i), server.versions.get(i)) for i in ids
         }
         evaluated_by = dict(engine.evaluate(messages, EvaluationRequest(1, False)))
         assert len(evaluated_by) == len(ids)
-        evaluated = time.perf_counter()
+        evaluation_end = time.perf_counter()
     finally:
         torch.set_num_threads(threads)
-    return _Trial(trained - begin, evaluated - trained, server.steps)
+    return _Trial(training_end - begin, evaluation_end - training_end, server.steps)

@@ -88,9 +88,9 @@ def read_sheet(path: Path) -> dict[str, list[Any]]:
 
 def as_samples(x: NDArray[Any], settings: Mapping[str, Any], path: Path) -> NDArray[Any]:
     """Return an array in the shape that the model takes; pictures may have their channels last."""
-    marked = len(settings["preprocess"]["marked"])
+    indicators = len(settings["preprocess"]["marked"])
     first, *rest = settings["shape"]
-    expected = (first - marked, *rest)
+    expected = (first - indicators, *rest)
     if x.dtype.kind not in "biuf":
         raise Unusable(f"{path} holds no numbers.")
     if len(expected) == 3 and x.ndim == 3:

@@ -29,7 +29,7 @@ from comity.runs.server_run import Progress
 from comity.spec import parse_value
 from comity.studies.parallel import (
     Cost,
-    Planned,
+    PlannedRun,
     cached_federations,
     run_all,
     with_one_worker,
@@ -172,7 +172,7 @@ def tune(
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     names = [Trial(point, (), (), ()).name for point in points]
     data = cached_federations(federation)
-    runs: list[Planned] = []
+    runs: list[PlannedRun] = []
     for seed, (name, point) in itertools.product(seeds, zip(names, points, strict=True)):
         experiment = with_one_worker(_experiment_at(point, base, seed), jobs)
         # All experiments are checked before the first run starts.
@@ -184,7 +184,7 @@ def tune(
                 " nothing to choose by."
             )
         runs.append(
-            Planned(
+            PlannedRun(
                 f"{name} seed {seed}" if len(seeds) > 1 else name,
                 experiment,
                 out / name / f"seed-{seed}",
@@ -204,7 +204,7 @@ def tune(
 
 
 def _trial(
-    point: dict[str, Any], run: Planned, summary: Mapping[str, Any], metric: Metric
+    point: dict[str, Any], run: PlannedRun, summary: Mapping[str, Any], metric: Metric
 ) -> Trial:
     """Return the trial of a point of the grid under one seed."""
     best = summary[metric.name]["best_round"]

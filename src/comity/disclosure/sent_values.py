@@ -62,7 +62,7 @@ EVALUATIONS = {
 
 
 @dataclass(frozen=True)
-class Left:
+class SentValue:
     """A kind of value that left."""
 
     words: str
@@ -94,7 +94,7 @@ class Left:
         return f"{self.words} ({self.name})"
 
 
-def what_left(source: Source) -> list[Left]:
+def what_left(source: Source) -> list[SentValue]:
     """All kinds of values that left the party, those without protection first."""
     by_method = [*_sent_by_functions(source), *_released_by_server(source)]
     by_method.sort(key=lambda value: not value.open)
@@ -114,7 +114,7 @@ class SentMessage:
     sealed: bool
 
 
-def _sent_by_functions(source: Source) -> list[Left]:
+def _sent_by_functions(source: Source) -> list[SentValue]:
     outermost = source.server_run.algorithm
     functions = list(dict.fromkeys(name for _, name in party_functions(outermost)))
     sealing = [function for function in functions if _sealed_fields(source, function)]
@@ -138,7 +138,7 @@ def _sent_by_functions(source: Source) -> list[Left]:
             messages.append(SentMessage((function,), (name,), tuple(rows), False))
     mixed = source.place != "site" and len(sealing) > 1
     return [
-        replace(_left(source, message, name), mixed=mixed and message.sealed)
+        replace(_sent_value(source, message, name), mixed=mixed and message.sealed)
         for message in _merge(messages)
         for name in message.names
     ]
@@ -164,10 +164,10 @@ def _message(
             and _is_sent(source, _content(source, function, name))
         )
 
-    sent = [name for name in names if name in charged or (rows and may_be_sent(name))]
-    if rows and not sent:
-        sent = list(names) or ["message"]
-    return [SentMessage((function,), tuple(sent), tuple(rows), sealed)] if sent else []
+    names_sent = [name for name in names if name in charged or (rows and may_be_sent(name))]
+    if rows and not names_sent:
+        names_sent = list(names) or ["message"]
+    return [SentMessage((function,), tuple(names_sent), tuple(rows), sealed)] if names_sent else []
 
 
 def _merge(messages: list[SentMessage]) -> list[SentMessage]:
@@ -191,21 +191,21 @@ def _merge(messages: list[SentMessage]) -> list[SentMessage]:
     return list(merged.values())
 
 
-def _left(source: Source, message: SentMessage, name: str) -> Left:
-    known = _content(source, message.functions[0], name)
+def _sent_value(source: Source, message: SentMessage, name: str) -> SentValue:
+    content = _content(source, message.functions[0], name)
     protection, open_ = _protection(source, message.functions, name)
-    empty = message.sealed and not _is_sent(source, known)
+    empty = message.sealed and not _is_sent(source, content)
     words = (
-        f"{known.words}; by the method's settings the sealed messages contain none of it"
+        f"{content.words}; by the method's settings the sealed messages contain none of it"
         if empty
-        else known.words
+        else content.words
     )
     form = _form(source, message.functions[0], name) if name != KEPT else "none"
-    return Left(
+    return SentValue(
         words,
         name,
         form,
-        _records(source, known.behind),
+        _records(source, content.behind),
         message.rows,
         message.names,
         "" if name == KEPT else "to the server",
@@ -214,10 +214,10 @@ def _left(source: Source, message: SentMessage, name: str) -> Left:
     )
 
 
-def _is_sent(source: Source, known: Content) -> bool:
+def _is_sent(source: Source, content: Content) -> bool:
     """Whether the method with its settings declares that its parties send values of that kind."""
-    return not known.kind or any(
-        known.kind in layer.traits.leaves for layer in chain(source.server_run.algorithm)
+    return not content.kind or any(
+        content.kind in layer.traits.leaves for layer in chain(source.server_run.algorithm)
     )
 
 
@@ -447,15 +447,15 @@ def _describe_array(shape: tuple[int, ...]) -> str:
 # What leaves beside that.
 
 
-def _released_by_server(source: Source) -> list[Left]:
+def _released_by_server(source: Source) -> list[SentValue]:
     """What a server that adds noise itself sends of the values that it got."""
-    left = []
+    values = []
     charged = [name for row in _against(source, AGAINST_PARTIES) for name in _names(row)]
     for name in dict.fromkeys(charged):
         protection, is_open = _protection(source, ["server"], name, AGAINST_PARTIES)
         words = f"made by the server of all parties' values: {_content_from_server(source, name)}"
-        left.append(
-            Left(
+        values.append(
+            SentValue(
                 words=words,
                 name=name,
                 form="as it came to the server",
@@ -467,11 +467,11 @@ def _released_by_server(source: Source) -> list[Left]:
                 open=is_open,
             )
         )
-    return left
+    return values
 
 
-def _evaluations(source: Source) -> list[Left]:
-    left, info = [], source.info
+def _evaluations(source: Source) -> list[SentValue]:
+    values, info = [], source.info
     for function in dict.fromkeys(row.call for row in source.sent_rows if row.kind == "eval"):
         words = EVALUATIONS.get(function, "figures of how good a model is")
         if function == "evaluate" and source.outcomes_left is not False:
@@ -486,11 +486,11 @@ def _evaluations(source: Source) -> list[Left]:
             form += f", and {info.test:,} pairs of answers"
         records = f"{info.validation:,} validation records and {info.test:,} test records"
         rows = [row for row in source.sent_rows if row.kind == "eval" and row.call == function]
-        left.append(_outside_method(words, function, form, records, rows))
-    return left
+        values.append(_outside_method(words, function, form, records, rows))
+    return values
 
 
-def _introduction(source: Source) -> list[Left]:
+def _introduction(source: Source) -> list[SentValue]:
     info = source.info
     if source.place == "simulation":
         words, form = (
@@ -512,9 +512,11 @@ def _introduction(source: Source) -> list[Left]:
     return [_outside_method(words, INTRODUCED, form, records, rows)]
 
 
-def _outside_method(words: str, name: str, form: str, records: str, rows: Iterable[Charge]) -> Left:
+def _outside_method(
+    words: str, name: str, form: str, records: str, rows: Iterable[Charge]
+) -> SentValue:
     """A value that leaves in every run, whatever the method sends."""
-    return Left(
+    return SentValue(
         words,
         name,
         form,
