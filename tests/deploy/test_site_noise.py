@@ -11,7 +11,7 @@ import pytest
 import torch
 from in_process_sites import Handed, Sites, ended
 
-from comity.base.key import Key, SecretKey
+from comity.base.key import Key
 from comity.base.record import leaves
 from comity.core.server import Server
 from comity.deploy import site_results
@@ -35,8 +35,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 def test_all_but_the_noise_is_everybodys() -> None:
     public, one, other = (
         Key.root(3),
-        SecretKey(Key.root(3).bits, b"one"),
-        SecretKey(Key.root(3).bits, b"other"),
+        Key.root(3, b"one"),
+        Key.root(3, b"other"),
     )
     for path in [("party", 0, 1, "local", 0), ("batches", 2), ("a",)]:
         keys = [key.fold(*path) for key in (public, one, other)]

@@ -191,14 +191,10 @@ def check_address(sealed: Sealed, sender: int, recipient: int, round: int) -> No
 OPENED_TWICE = "A sealed message came a second time: it is valid for one call only."
 
 
-def leaves(tree: Any) -> list[Any]:
-    """All leaves of a tree, in order."""
-    return pytree.tree_leaves(tree)
-
-
-def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree with `function` applied to each leaf."""
-    return pytree.tree_map(function, tree)
+leaves: Callable[[Any], list[Any]] = pytree.tree_leaves
+"""leaves(tree): all leaves of a tree, in order."""
+tree_map: Callable[[Callable[[Any], Any], Any], Any] = pytree.tree_map
+"""tree_map(function, tree): the same tree with `function` applied to each leaf."""
 
 
 class ReadOnlyDict(dict[Any, Any]):

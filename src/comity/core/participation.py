@@ -84,9 +84,8 @@ class Participation:
         away = {i: how for i in party_ids if (how := self._away(call, i))} if may_be_away else {}
         for i, how in away.items():
             self._write(call, i, how)
-        return CallParticipation(
-            self, call, len(party_ids), [i for i in party_ids if i not in away]
-        )
+        needed = min(self.quorum, len(party_ids)) if call.depth >= 0 else 0
+        return CallParticipation(self, call, needed, [i for i in party_ids if i not in away])
 
     def will_be_lost(self, call: CallId, i: int) -> bool:
         """Whether it is planned that a party's reply does not get here."""
@@ -97,16 +96,6 @@ class Participation:
         if lost := self.will_be_lost(call, i):
             self._write(call, i, LOST)
         return lost
-
-    def is_usable(self, call: CallId, i: int, unfit: str, ruined: str) -> bool:
-        """Whether all that a party sent, and keeps, is finite; if something is not, that is written
-        down, or the run ends.
-        """
-        if unfit or ruined:
-            self.not_usable(
-                call, i, f"{unfit} of its reply" if unfit else f"{ruined} of what it keeps"
-            )
-        return not (unfit or ruined)
 
     def not_usable(self, call: CallId, i: int, what: str) -> None:
         """What a party sent, or keeps, is no number."""
@@ -149,7 +138,8 @@ class CallParticipation:
 
     register: Participation
     call: CallId
-    asked: int
+    needed: int
+    """How many answers must count."""
     there: list[int]
     """Who can be asked, in party order."""
     answered: set[int] = field(default_factory=set)
@@ -164,23 +154,23 @@ class CallParticipation:
         """Whether what arrived can be used: `unfit` names a value in it that is not finite,
         `ruined` one of the party's state.
         """
-        usable = self.register.is_usable(self.call, i, unfit, ruined)
-        self.heard += usable
-        return usable
+        if unfit or ruined:
+            what = f"{unfit} of its reply" if unfit else f"{ruined} of what it keeps"
+            self.register.not_usable(self.call, i, what)
+            return False
+        self.heard += 1
+        return True
 
-    def write_silent(self) -> None:
-        """No more answers come: who was asked and said nothing is written down."""
+    def close(self) -> None:
+        """No more answers come: who was asked and said nothing is written down, and too few that
+        count make the exchange void.
+        """
         for i in self.there:
             if i not in self.answered:
                 self.register.did_not_answer(self.call, i)
-
-    def close(self) -> None:
-        """No more answers come: too few that count make the exchange void."""
-        self.write_silent()
-        needed = min(self.register.quorum, self.asked)
-        if self.heard < needed:
+        if self.heard < self.needed:
             few = (
-                f"Only {self.heard} of the {needed} parties that are needed"
+                f"Only {self.heard} of the {self.needed} parties that are needed"
                 if self.heard
                 else "No party"
             )

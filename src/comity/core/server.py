@@ -109,6 +109,9 @@ class Server(Charging):
         """
         self._root = root
         self._owners = chain(algorithm)
+        self._averaging_owners = [
+            owner for owner in self._owners if type(owner).averaging is not Algorithm.averaging
+        ]
         self._participation = participation
         self._runner = works
         self._sums = adds
@@ -232,7 +235,7 @@ class Server(Charging):
             sums.add_to(mean, [i for i, _ in self._heard(function, messages, {}, sums.run)])
             self.warnings[SUMMED] = None
         else:
-            for i, reply in self.replies(function, messages):
+            for i, reply in self._heard(function, messages, {}, self._runner.run):
                 mean.add(i, reply, counting[i])
                 del reply  # the next party trains in its memory, which is still in the cache
         return mean.value()
@@ -294,13 +297,13 @@ class Server(Charging):
 
     def averaging(self) -> Averaging:
         """A mean of replies that come one by one: as a wrapper wants it taken, or plain."""
-        wanted = [way for owner in self._owners if (way := owner.averaging(self))]
-        if len(wanted) > 1:
+        replacements = [mean for owner in self._averaging_owners if (mean := owner.averaging(self))]
+        if len(replacements) > 1:
             raise ComityError(
                 "Two wrappers would take the place of the mean, and one of them would be without"
                 " effect."
             )
-        return wanted[0] if wanted else Averaging()
+        return replacements[0] if replacements else Averaging()
 
     def take_notes(self) -> list[Note]:
         """The notes since the last call, which are then forgotten."""
@@ -342,7 +345,7 @@ class Server(Charging):
         """
         call = self._call(function)
         roll = self.participation_log.begin_call(call, messages)
-        delivered = self._delivered(roll, messages, sealed_messages)
+        delivered = self._delivered(roll, messages, sealed_messages) if sealed_messages else {}
         sent = {i: messages[i] for i in roll.there}
         if self.account:
             self.account.charge_call(call, sent)

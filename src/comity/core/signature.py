@@ -18,7 +18,7 @@ from comity.base.content import Content, record_contents, reply_content
 from comity.base.declared import resolve_field_type
 from comity.base.record import Cipher, Empty, Sealed, is_record_type
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.wrapper import Hosts, chain, is_party_function
+from comity.core.wrapper import Hosts, chain, party_function_names
 
 
 class Signature(NamedTuple):
@@ -53,12 +53,11 @@ def evaluation_message_type(outermost: AnyAlgorithm) -> Any:
 
 def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
     """All party functions: the depth of each in the chain, and its name."""
-    names = [
+    return [
         (depth, name)
         for depth, owner in enumerate(chain(outermost))
-        for name in sorted(dir(type(owner)))
+        for name in sorted(party_function_names(type(owner)))
     ]
-    return [(depth, name) for depth, name in names if is_party_function(outermost, depth, name)]
 
 
 def wire_types(outermost: AnyAlgorithm) -> list[Any]:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from comity import algorithms
 from comity.base.call import CallId, Message
-from comity.base.key import Key, SecretKey
+from comity.base.key import Key
 from comity.base.record import Sealed, payload, sealed_in, unseal
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
@@ -498,7 +498,7 @@ def build_site(
     if party not in names:
         raise UsageError(f"{party} is left out of this run.")
     built_party = make_party(common, names.index(party), federation.parties[party])
-    root = SecretKey(Key.root(experiment.seed).bits, run_secret(at, run.path.name))
+    root = Key.root(experiment.seed, run_secret(at, run.path.name))
     return Site(algorithm, built_party, root), ServerRun(experiment, common, algorithm, info)
 
 

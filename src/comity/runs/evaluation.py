@@ -195,7 +195,7 @@ def _request(
         if participation.arrives(i):
             server.charge_reply("evaluate", i, evaluation, "eval")
             evaluations[i] = evaluation
-    participation.write_silent()
+    participation.close()
     return evaluations
 
 

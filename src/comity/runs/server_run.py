@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from comity.base.key import Key, SecretKey
+from comity.base.key import Key
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.participation import Rules
 from comity.core.party import Info
@@ -88,8 +88,7 @@ class ServerRun:
     @cached_property
     def root(self) -> Key:
         """The key of all randomness in the run."""
-        root = Key.root(self.experiment.seed)
-        return SecretKey(root.bits, self.secret) if self.secret else root
+        return Key.root(self.experiment.seed, self.secret)
 
     @cached_property
     def cost(self) -> RunCost:

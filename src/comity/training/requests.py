@@ -150,11 +150,11 @@ class FitRequest(Generic[O]):
         return [k for k in self.begin if not is_buffer(k) and (self.only is None or k in self.only)]
 
     @property
-    def shift(self) -> Params | None:
-        """What is added to every gradient, for all trained parameters."""
+    def shift(self) -> Params:
+        """What is added to every gradient, for all trained parameters; empty if nothing is."""
         add = self.add
         if add is None:
-            return None
+            return {}
         return {k: add[k] if k in add else torch.zeros_like(self.begin[k]) for k in self.names}
 
 

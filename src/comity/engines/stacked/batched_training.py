@@ -152,7 +152,7 @@ class BatchedTraining:
         self.aux = StackedTree(self.party_aux)
         self.task = StackedTree([r.task for r in requests])
         self.theta = _stack([r.begin for r in requests])
-        self.shift = _stack([r.shift or {} for r in requests])
+        self.shift = _stack([r.shift for r in requests])
         self.to = _stack([r.pull.to if r.pull else {} for r in requests])
         self.before = first.before.count if first.before else 0
         self.first: Params = {}
