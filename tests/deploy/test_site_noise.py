@@ -90,13 +90,13 @@ def test_noise_between_sites_is_not_that_of_a_loop(
     name = "".join(c for c in method if c.isalnum())
     ended(sites.run(method, name, transport, **USUAL))
     seen: dict[tuple[str, Any], Any] = {}
-    right = Server._accepted
+    accept = Server._accept
 
-    def accepted(self: Server, roll: Any, came: Any) -> Any:
-        seen[self.info.name(came[0]), tuple(roll.call)] = came[1].reply
-        return right(self, roll, came)
+    def listening(self: Server, participation: Any, item: Any) -> Any:
+        seen[self.info.name(item[0]), tuple(participation.call)] = item[1].reply
+        return accept(self, participation, item)
 
-    monkeypatch.setattr(Server, "_accepted", accepted)
+    monkeypatch.setattr(Server, "_accept", listening)
     sites.pooled(method, tmp_path / "pooled", **USUAL)
     works = [(who, call) for who, call in found if call[0] == NOISED[method]]
     noisy = [(who, call) for who, call in works if call[2] == min(call[2] for _, call in works)]

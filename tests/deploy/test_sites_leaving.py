@@ -87,7 +87,9 @@ def _reads(message: bytes, kinds: frozenset[type]) -> bool:
 def test_what_is_not_known_is_told(strict: Sites) -> None:
     """Whether labels differ, where nobody tells class counts."""
     summary = ended(strict.run("adcol(hidden=4)", "skew", **USUAL))
-    assert any("is not known, as somebody does not tell" in text for text in summary["cautions"])
+    assert any(
+        "is not known, because a party does not reveal" in text for text in summary["cautions"]
+    )
 
 
 def test_figures_of_few_samples_are_withheld_and_all_else_goes_on(strict: Sites) -> None:

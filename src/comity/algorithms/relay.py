@@ -134,7 +134,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         logits = task.head(theta, s, train=True)
         y = batch.y
         kd = F.mse_loss(m.known[y] * s.flatten(1), m.means[y])  # over d' as in the code
-        draws: Drawn | None = batch.drawn
+        draws: Drawn | None = batch.draws
         pick: Any = 0 if draws is None else draws.pick
         if self.disc == "external":
             h = one_class_external(s.flatten(1), m.obs[pick], theta[V], self.disc_temperature)

@@ -103,13 +103,13 @@ class Sealed(Generic[X]):
     `Sealed[Model]`; recipients in other processes accept no other type.
     """
 
-    __slots__ = ("__content", "__opened", "origin", "size", "to")
+    __slots__ = ("__content", "__opening_calls", "origin", "size", "to")
 
     def __init__(
         self, content: X, size: int, to: tuple[int, ...], origin: Origin | None = None
     ) -> None:
         self.__content = content
-        self.__opened: dict[int, CallId] = {}
+        self.__opening_calls: dict[int, CallId] = {}
         self.size = size
         self.to = to
         self.origin = origin
@@ -169,8 +169,8 @@ def open_sealed(sealed: Sealed, sender: int, recipient: int, call: CallId) -> An
     call.
     """
     check_address(sealed, sender, recipient, call.round)
-    opened: dict[int, CallId] = sealed._Sealed__opened  # type: ignore[attr-defined]
-    if opened.setdefault(recipient, call) != call:
+    opening_calls: dict[int, CallId] = sealed._Sealed__opening_calls  # type: ignore[attr-defined]
+    if opening_calls.setdefault(recipient, call) != call:
         raise ComityError(OPENED_TWICE)
     return unseal(sealed)
 

@@ -62,7 +62,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         """A party function of the host, as it runs at a wrapped party."""
 
         @wraps(function)
-        async def wrapped(
+        async def run_wrapped(
             state: Wrapped[W], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[W], Any]:
             host, reply = await function(
@@ -70,7 +70,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
             )
             return Wrapped(host, state.extra), reply
 
-        return wrapped
+        return run_wrapped
 
     def adjust_traits(self, declared: Traits) -> Traits:
         host = self.host.traits

@@ -359,7 +359,9 @@ class SiteRun:
 
         None if there is no such run, or if this run is itself one.
         """
-        solo_runs = [run for run in runs_of(self.at) if run.ended and self._is_solo_baseline(run)]
+        solo_runs = [
+            run for run in runs_of(self.at) if run.is_finished and self._is_solo_baseline(run)
+        ]
         if not solo_runs or self.experiment.algorithm == ALONE:
             return None
         newest = max(solo_runs, key=lambda run: run.summary.stat().st_mtime)
@@ -540,7 +542,7 @@ def _begin_folder(
     `data` is the digest of the site's data.
     """
     settings, split = config.write(experiment), federation.split.to_json()
-    if not run.begun:
+    if not run.has_run:
         run.path.mkdir(parents=True, exist_ok=True)
         run.begin(settings, environment(settings, data, split=split), split=split)
         return

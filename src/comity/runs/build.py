@@ -170,7 +170,7 @@ def prepare(
     job = SimulatedRun(
         experiment, context, algorithm, info, absences, federation=federation, parties=parties
     )
-    job.check_judged()
+    job.check_metric()
     if experiment.partial_sums:
         check_can_be_summed(algorithm, display_name(experiment.algorithm))
     _check_custom_metric(job)

@@ -50,7 +50,7 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
     for batch in batches(request.samples, request.key, request.training):
         scratch = batch.scratch
         if request.draw:
-            batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), aux)
+            batch.draws = request.draw(batch, BatchKey(request.key.bits, batch.number), aux)
         descent.step(batch)
     check_unwritten(read_only_arguments, before)
     return descent.finish(scratch)

@@ -32,7 +32,7 @@ arguments.
 """
 Draw = Callable[[Batch, Key, O], Any]
 """draw(batch, key, aux): a batch's random tensors, computed for one party at a time. The loss finds
-them in `batch.drawn`.
+them in `batch.draws`.
 
 The key belongs to the batch: `key.fold("noise").generator()` draws other values for each batch.
 """
