@@ -455,7 +455,7 @@ def test_what_has_no_mean_is_said_in_a_sentence() -> None:
     theta = {"w": torch.ones(1)}
     for reply, why in (
         (theta, "but a dict is none"),
-        (Judged(theta, 0.5), r"but Judged.loss is none: go through server\.replies"),
+        (Judged(theta, 0.5), r"but Judged.loss holds no parameters: go through server\.replies"),
     ):
         with pytest.raises(ComityError, match=why):
             AveragedReplies[Any]().add(0, reply, 1.0)

@@ -160,8 +160,8 @@ class Party:
         """
         if self.private and (samples is not None or draw is not None):
             raise UsageError(
-                f"{NOT_PRIVATE}: it makes {'samples' if samples is not None else 'draws'} of its"
-                " own for a training."
+                f"{NOT_PRIVATE}: it trains with {'samples' if samples is not None else 'draws'} of"
+                " its own."
             )
         if self.private:
             batched = False
@@ -210,7 +210,7 @@ class Party:
         """
         if self.private:
             raise UsageError(
-                f"{NOT_PRIVATE}: it makes steps of its own, whose gradients nobody clips."
+                f"{NOT_PRIVATE}: it takes steps of its own, whose gradients are not clipped."
             )
         return FoldRequest(step, state, samples or self.data.train, key, training or self.training)
 

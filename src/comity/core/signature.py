@@ -132,7 +132,9 @@ def records_of(outermost: AnyAlgorithm) -> frozenset[type]:
 
 
 def _parts(hints: list[Any]) -> Iterator[Any]:
-    """Types, what they are made of, and the fields of records among those, each once."""
+    """The types, their type arguments, and the types of the fields of records among them, each
+    once.
+    """
     earlier: list[Any] = []
     while hints:
         hint = hints.pop()
