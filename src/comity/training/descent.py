@@ -248,7 +248,6 @@ class Descent:
             torch._foreach_add_([to for to, _ in pairs], [grad for _, grad in pairs], alpha=scale)
         if self.tape:
             self.tape.add(thin, into, scale)
-            self.tape.clear()
 
     def _pull_and_decay(self, anchor: Anchor, into: list[Tensor], scale: float) -> None:
         """Add the proximal term and the weight decay, both computed from the parameters before
