@@ -177,9 +177,9 @@ class Running:
         begin = time.perf_counter()
         self.t += 1
         self.server.begin(self.t)
-        self.server.open()
+        self.server.begin_exchanges()
         self.state = self.job.algorithm.round(self.state, self.server, self.t)
-        self.engine.commit(self.server.settle())
+        self.engine.commit(self.server.commit())
         self.server.ledger.take()
         return time.perf_counter() - begin
 

@@ -29,9 +29,9 @@ class Paced:
 
     def __init__(self, contest: Contest) -> None:
         self._contest, self._screen = contest, screen.progress("fedavg")
-        self.begin, self.answered, self.end = (
+        self.begin, self.add_replies, self.end = (
             self._screen.begin,
-            self._screen.answered,
+            self._screen.add_replies,
             self._screen.end,
         )
 

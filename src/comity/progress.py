@@ -65,6 +65,6 @@ def show_progress(
         yield progress
     else:
         raise UsageError(
-            "progress must be True, False, or an object with the methods begin, answered, round and"
-            f" end, not a {type(progress).__name__}."
+            "progress must be True, False, or an object with the methods begin, add_replies, round"
+            f" and end, not a {type(progress).__name__}."
         )

@@ -64,7 +64,7 @@ def open(
         raise UsageError(f"There is no folder {path}.")
     if (path / COMPARISON).exists():
         return open_comparison(path, federation, model, trust)
-    if RunFolder(path).begun or RunFolder(path).remains:
+    if RunFolder(path).has_run or RunFolder(path).remains:
         return open_run(path, federation, model, trust)
     inside = sorted(str(file.parent.relative_to(path)) for file in path.rglob("config.toml"))[:3]
     hint = f"; there are runs in {', '.join(inside)}" if inside else ""

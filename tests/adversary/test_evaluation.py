@@ -49,9 +49,14 @@ def test_the_first_run_decides_on_the_split(tmp_path: Path) -> None:
     before = parts(sites)
     folder = sites.site("north")
     first = fixed_split(folder, "north", folder / "data", SiteSplit(0, "own(0.25)", 0.1))[1]
-    changes = ({"seed": 1}, {"test": "own(0.5)"}, {"validation": 0.3}, {"test": "official"})
+    changes: tuple[dict[str, Any], ...] = (
+        {"seed": 1},
+        {"test": "own(0.5)"},
+        {"validation": 0.3},
+        {"test": "official"},
+    )
     for number, change in enumerate(changes):
-        changed: dict[str, Any] = USUAL | change
+        changed = USUAL | change
         server = MaliciousServer(sites, "north", f"later{number}", METHOD, **changed)
         described = server.introduce()
         assert parts(sites) == before

@@ -961,7 +961,7 @@ def test_future_work_replaces_the_cross_entropy_alone(
     expected = simsiam(z, other, theta) if objective == "simsiam" else ntxent(z, other, 0.5)
     assert abs(expected.item()) > 0.05
     judges, batch = Judges([D], None), batch_of(data)
-    batch.drawn = second_view(batch, BatchKey(0, batch.number), judges)
+    batch.draws = second_view(batch, BatchKey(0, batch.number), judges)
     value = adcol.eq2(task, theta, batch, judges)
     assert value.item() == pytest.approx(
         (expected + 2.0 * divergence(judged(D, z))).item(), abs=1e-5
@@ -1104,7 +1104,7 @@ def test_future_work_learns_digits(objective: str) -> None:
     adcol = result.job.algorithm
     assert isinstance(adcol, Adcol)
     task, batch = adcol.supervision.task(party.task), batch_of(party.data.train)
-    batch.drawn = second_view(batch, BatchKey(0, batch.number), None)
+    batch.draws = second_view(batch, BatchKey(0, batch.number), None)
     with torch.no_grad():
         begin, end = (
             task.loss(theta, batch)

@@ -1936,7 +1936,7 @@ class Stop(Quiet):
     def begin(self, job: Any, first_round: int) -> None:
         self.first = first_round
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         self.left -= self.now == 3
         if not self.left:
             raise KeyboardInterrupt

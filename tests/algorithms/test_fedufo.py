@@ -1685,7 +1685,7 @@ class Stop(Quiet):
     def begin(self, job: Any, first_round: int) -> None:
         self.first = first_round
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         self.left -= count if self.now == self.during else 0
         if self.left <= 0:
             raise KeyboardInterrupt

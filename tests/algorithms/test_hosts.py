@@ -164,7 +164,7 @@ def j_g(method: FedGen, task: LearningTask, G: Params, y: Tensor, heads: Ensembl
     """The generator's objective on one batch of labels, with the noise that belongs to it."""
     batch = batch_of(Samples(y, y))
     return method.j_g(
-        task, G, replace(batch, drawn=method.noises(batch, BatchKey(0, batch.number), heads)), heads
+        task, G, replace(batch, draws=method.noises(batch, BatchKey(0, batch.number), heads)), heads
     )
 
 
@@ -174,7 +174,7 @@ def j_k(method: FedGen, task: LearningTask, theta: Params, data: Samples, given:
     return method.j_k(
         task,
         theta,
-        replace(batch, drawn=method.draw_request(batch, BatchKey(0, batch.number), given)),
+        replace(batch, draws=method.draw_request(batch, BatchKey(0, batch.number), given)),
         given,
     )
 

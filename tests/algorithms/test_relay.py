@@ -215,7 +215,7 @@ def loss_of(
     own = read_only(request.aux)
 
     def value(theta: Params, batch: Batch) -> Tensor:
-        batch.drawn = (
+        batch.draws = (
             request.draw(batch, BatchKey(request.key.bits, batch.number), own)
             if request.draw
             else None

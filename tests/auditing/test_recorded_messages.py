@@ -108,7 +108,7 @@ class Kill(Quiet):
         if t == 1:
             checkpoint.EVERY_SECONDS = math.inf
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         if self.now == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 

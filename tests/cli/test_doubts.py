@@ -73,7 +73,7 @@ def test_a_comparison_marks_whom_to_doubt(
     page = (tmp_path / "both" / "report.html").read_text(encoding="utf-8")
     assert "Calls that were missed: p0 1 (1 lost), p1 2 (2 offline)." in page
     assert "Who was not heard" in page
-    assert "lost: it was asked, but no reply came" in page
+    assert "lost: it was called, but no reply came" in page
 
 
 def test_a_comparison_in_which_all_were_heard_has_no_mark(tmp_path: Path) -> None:

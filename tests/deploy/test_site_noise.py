@@ -11,7 +11,7 @@ import pytest
 import torch
 from in_process_sites import Handed, Sites, ended
 
-from comity.base.key import Key, SecretKey
+from comity.base.key import Key
 from comity.base.record import leaves
 from comity.core.server import Server
 from comity.deploy import site_results
@@ -35,8 +35,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 def test_all_but_the_noise_is_everybodys() -> None:
     public, one, other = (
         Key.root(3),
-        SecretKey(Key.root(3).bits, b"one"),
-        SecretKey(Key.root(3).bits, b"other"),
+        Key.root(3, b"one"),
+        Key.root(3, b"other"),
     )
     for path in [("party", 0, 1, "local", 0), ("batches", 2), ("a",)]:
         keys = [key.fold(*path) for key in (public, one, other)]
@@ -90,13 +90,13 @@ def test_noise_between_sites_is_not_that_of_a_loop(
     name = "".join(c for c in method if c.isalnum())
     ended(sites.run(method, name, transport, **USUAL))
     seen: dict[tuple[str, Any], Any] = {}
-    right = Server._accepted
+    accept = Server._accept
 
-    def accepted(self: Server, roll: Any, came: Any) -> Any:
-        seen[self.info.name(came[0]), tuple(roll.call)] = came[1].reply
-        return right(self, roll, came)
+    def listening(self: Server, participation: Any, item: Any) -> Any:
+        seen[self.info.name(item[0]), tuple(participation.call)] = item[1].reply
+        return accept(self, participation, item)
 
-    monkeypatch.setattr(Server, "_accepted", accepted)
+    monkeypatch.setattr(Server, "_accept", listening)
     sites.pooled(method, tmp_path / "pooled", **USUAL)
     works = [(who, call) for who, call in found if call[0] == NOISED[method]]
     noisy = [(who, call) for who, call in works if call[2] == min(call[2] for _, call in works)]

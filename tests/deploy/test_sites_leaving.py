@@ -91,7 +91,7 @@ def test_what_is_not_known_is_told(strict: Sites) -> None:
         strict.change(name, {"single_records = []": 'single_records = ["representations"]'})
     summary = ended(strict.run("adcol(hidden=4)", "skew", **USUAL))
     assert any(
-        "is not known, as somebody does not tell" in text
+        "is not known, because a party does not reveal" in text
         for text in warning_texts(summary, "before")
     )
 

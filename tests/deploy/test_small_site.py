@@ -322,7 +322,7 @@ def test_an_ending_that_fails_is_told_and_can_be_repeated(
     at_home(sites, "north", "fails")
     at_home(sites, "south", "fails")
     if part != "summary":
-        assert RunFolder(sites.site("east") / "runs" / "fails").ended
+        assert RunFolder(sites.site("east") / "runs" / "fails").is_finished
 
     broken.clear()
     sites.run("fedavg", "fails", **USUAL)

@@ -358,7 +358,7 @@ def test_a_lost_worker_is_asked_again_for_its_whole_sum(
     monkeypatch.setattr(engine, "_exchange", twice)
     server = job.server(engine, Quiet())
     server.begin(1)
-    server.open()
+    server.begin_exchanges()
     job.algorithm.round(job.algorithm.init_server(job.root.fold("init"), job.info), server, 1)
     assert says == [2], "one message a worker"
 
@@ -456,13 +456,13 @@ def test_what_has_no_mean_is_said_in_a_sentence() -> None:
     theta = {"w": torch.ones(1)}
     for reply, why in (
         (theta, "but a dict is none"),
-        (Judged(theta, 0.5), r"but Judged.loss is none: go through server\.replies"),
+        (Judged(theta, 0.5), r"but Judged.loss holds no parameters: go through server\.replies"),
     ):
         with pytest.raises(ComityError, match=why):
             AveragedReplies[Any]().add(0, reply, 1.0)
     mean = AveragedReplies[Any]()
     mean.add(0, Model(theta), 1.0)
-    with pytest.raises(ComityError, match="are alike, but one is a Two"):
+    with pytest.raises(ComityError, match="must be of one type to be averaged, but one is a Two"):
         mean.add(1, Two(theta, theta), 1.0)
 
     class Otherwise(Averaging):

@@ -416,9 +416,7 @@ def test_a_loss_may_not_write_now_and_then(place: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("then", ["call", "end"])
 def test_a_loop_over_replies_is_not_left_early(then: str, place: str, tmp_path: Path) -> None:
-    sentence = (
-        "Not all replies of local were heard: a loop over server.replies may not be left early."
-    )
+    sentence = "A loop over the replies of local was left early: a loop over server.replies must go through all replies."
     assert said(author("leaving", then=then), place, tmp_path) == sentence
 
 

@@ -84,12 +84,12 @@ def test_the_first_state_is_not_kept() -> None:
 
 def test_a_place_in_a_spill_file_is_used_again() -> None:
     file = SpillFile()
-    places = [file.put(blob) for blob in (b"one", b"two, longer", b"", b"six")]
-    assert [file.get(place) for place in places] == [b"one", b"two, longer", b"", b"six"]
+    places = [file.write(blob) for blob in (b"one", b"two, longer", b"", b"six")]
+    assert [file.read(place) for place in places] == [b"one", b"two, longer", b"", b"six"]
     file.free(places[0])
-    assert file.put(b"new") == places[0]
-    assert file.put(b"end") not in places
-    assert [file.get(place) for place in places] == [b"new", b"two, longer", b"", b"six"]
+    assert file.write(b"new") == places[0]
+    assert file.write(b"end") not in places
+    assert [file.read(place) for place in places] == [b"new", b"two, longer", b"", b"six"]
 
 
 def test_a_room_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

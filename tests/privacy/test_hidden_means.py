@@ -333,7 +333,7 @@ def test_every_method_is_hidden_or_refused(name: str, federation: comity.Federat
         ("adcol+ldp(noise=1,level=party)", "hidden one by one"),
         ("adcol(noise=gauss_l2)+dp(noise=1)+ldp(noise=1)", "goes around a method itself"),
         ("relay+dp(noise=1)", r"relay\+ldp\+dp hides them"),
-        ("relay(m_down=2)+ldp(noise=1)+dp(noise=1)", "makes draws of its own"),
+        ("relay(m_down=2)+ldp(noise=1)+dp(noise=1)", "trains with draws of its own"),
         ("relay+ldp", "ldp needs to know how much noise"),
         ("relay+ldp+dp(noise=1)", "ldp needs to know how much noise"),
     ],

@@ -93,10 +93,10 @@ def test_a_network_with_batchnorm_is_refused(federation: comity.Federation) -> N
 
 PEEKS = {
     "looks at samples": ("len(party.data.train.y.unique())", "reads a party's samples itself"),
-    "folds": ("await party.fold(lambda s, b: s, m.theta, key)", "makes steps of its own"),
+    "folds": ("await party.fold(lambda s, b: s, m.theta, key)", "takes steps of its own"),
     "brings samples": (
         "(await party.fit(plain, m.theta, key, samples=Samples(None, None)))",
-        "makes samples of its own",
+        "trains with samples of its own",
     ),
     "trains once more": (
         "(await party.fit(plain, m.theta, key.fold(1)))",

@@ -103,7 +103,7 @@ class Stop(Quiet):
     def __init__(self) -> None:
         self.left = 10**9
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         self.left -= count
         if self.left < 0:
             raise KeyboardInterrupt

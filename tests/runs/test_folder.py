@@ -35,7 +35,7 @@ from comity.wire.ledger import Charge
 def test_settings_alone_are_no_run(tmp_path: Path) -> None:
     """Anybody may have a config.toml: it is neither continued nor overwritten."""
     (tmp_path / "config.toml").write_text("mine = true", encoding="utf-8")
-    assert not RunFolder(tmp_path).begun
+    assert not RunFolder(tmp_path).has_run
     with pytest.raises(UsageError, match=r"already has a config\.toml"):
         RunFolder(tmp_path).check_free()
     with pytest.raises(UsageError, match=r"holds no run: it has no env\.json"):
@@ -52,9 +52,9 @@ def test_a_run_has_begun_with_its_settings(tmp_path: Path) -> None:
         folder.check_begun()
     folder.begin("seed = 1\n", {"code": "a commit"}, split="{}")
     folder.check_begun()
-    assert folder.begun
+    assert folder.has_run
     assert folder.remains
-    assert not folder.ended
+    assert not folder.is_finished
     assert folder.read_experiment().seed == 1
     assert folder.read_environment() == {"code": "a commit"}
     with pytest.raises(UsageError, match="already holds a run"):
@@ -71,7 +71,7 @@ def test_nothing_is_overwritten(name: str, tmp_path: Path) -> None:
 
 def test_a_name_that_no_folder_can_have(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / ("x" * 300))
-    assert not folder.begun
+    assert not folder.has_run
     with pytest.raises(UsageError, match="holds no run"):
         folder.check_begun()
 

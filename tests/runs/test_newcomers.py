@@ -526,7 +526,7 @@ class Stop(Quiet):
     def __init__(self, when: str) -> None:
         self.when, self.over = when, False
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         if self.over and self.when == "while joining":
             raise KeyboardInterrupt
 

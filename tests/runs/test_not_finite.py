@@ -57,7 +57,7 @@ def test_what_a_party_keeps_is_looked_at_too(tmp_path: Path) -> None:
     """SOLO sends nothing: its party's own model shows it."""
     with pytest.raises(
         ComityError,
-        match=r"east has values that are not finite in round 1 \(.*of what it keeps, after local\)",
+        match=r"east has values that are not finite in round 1 \(.*of its state, after local\)",
     ):
         run("solo", tmp_path / "stop", on_nonfinite="stop", **WILD)
     rows = RunFolder(run("solo", tmp_path / "drop", **WILD).folder).read_absences()

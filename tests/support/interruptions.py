@@ -26,7 +26,7 @@ class Interrupt(Watch):
         super().__init__()
         self.now, self.during, self.left = 0, during, answers
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         if self.now == self.during:
             self.left -= count
             if self.left <= 0:

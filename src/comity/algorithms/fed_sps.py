@@ -281,7 +281,7 @@ class FedSps(Attacks, Overlaps, Asks, Schedule, PeerToPeer[FedSpsState]):
         if self.alpha:
             T = self.attacker(self.code_compat)
             lam = batch.scratch.get(LAM, aux.lam)
-            bad, lam = T(task, aux.first or h, batch.x, batch.y, batch.drawn, lam, aux.range)
+            bad, lam = T(task, aux.first or h, batch.x, batch.y, batch.draws, lam, aux.range)
             batch.scratch[LAM] = lam
             loss = task.loss if self.alpha_mode == "train" else partial(eval_loss, task)
             value = value + self.alpha * loss(h, replace(batch, x=bad))

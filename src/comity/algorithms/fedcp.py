@@ -175,7 +175,7 @@ class FedCp(FedAvg):
     def loss(self, task: LearningTask, theta: Params, batch: Batch, frozen: Model) -> Tensor:
         assert isinstance(task, Separated)
         h = task.features(theta, batch.x, train=True)
-        value = task.inner.criterion(task.separated_logits(theta, h, True, batch.drawn), h, batch)
+        value = task.inner.criterion(task.separated_logits(theta, h, True, batch.draws), h, batch)
         if not self.lam:
             return value
         with torch.no_grad():

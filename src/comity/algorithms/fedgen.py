@@ -226,7 +226,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         return self.eps(len(batch.y), key.fold("made"), batch.y.device)
 
     def j_g(self, task: LearningTask, G: Params, batch: Batch, ensemble: Ensemble) -> Tensor:
-        eps: Tensor = batch.drawn
+        eps: Tensor = batch.draws
         z = self.generate(task, G, Wanted(batch.y, eps), train=True)
         answers = zip(ensemble.shares, ensemble.heads, strict=True)
         logits = torch.stack([share * task.head(theta, z) for share, theta in answers]).sum(0)
@@ -254,7 +254,7 @@ class FedGen(AveragesWeights[Source, FedGenState, Taught]):
         return Wanted(y, self.eps(len(y), key, y.device))
 
     def j_k(self, task: LearningTask, theta: Params, batch: Batch, aux: Generator) -> Tensor:
-        request: Wanted = batch.drawn
+        request: Wanted = batch.draws
         z = self.generate(task.plain, aux.G, request)
         return task.loss(theta, batch) + self.weight * cross_entropy(
             task.plain.head(theta, z), request.y

@@ -159,7 +159,7 @@ class PartialFed(AveragedModel[PartialState]):
         """F_i of p_l,1 w_l + p_l,2 θ_i,l = θ_i,l + p_l,1 (w_l − θ_i,l). Updates of BatchNorm's
         statistics are discarded.
         """
-        share = ((theta[LOGITS] + batch.drawn) / self.temperature).softmax(1)[:, 0].unbind()
+        share = ((theta[LOGITS] + batch.draws) / self.temperature).softmax(1)[:, 0].unbind()
         mixed = {
             k: sources.last[k] + share[sources.layer[k]] * more for k, more in sources.gap.items()
         }

@@ -138,7 +138,7 @@ class SharesRepresentations(SendsMeans[S, C, M]):
         y = batch.y
         # the mean over d', as in the authors' code
         kd = F.mse_loss(m.known[y] * s.flatten(1), m.means[y])
-        draws: Drawn | None = batch.drawn
+        draws: Drawn | None = batch.draws
         pick: Any = 0 if draws is None else draws.pick
         if self.disc == "external":
             h = one_class_external(s.flatten(1), m.obs[pick], theta[V], self.disc_temperature)

@@ -215,9 +215,9 @@ def runs_in(place: Path) -> list[Path]:
     """The folder itself if it is that of a run, else the folders of all runs below it."""
     if not place.is_dir():
         raise UsageError(f"There is no folder {place}.")
-    if RunFolder(place).begun:
+    if RunFolder(place).has_run:
         return [place]
-    inside = sorted(path.parent for path in place.rglob(CONFIG) if RunFolder(path.parent).begun)
+    inside = sorted(path.parent for path in place.rglob(CONFIG) if RunFolder(path.parent).has_run)
     if not inside:
         raise UsageError(f"{place} holds no run.")
     return inside

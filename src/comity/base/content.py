@@ -82,8 +82,8 @@ def describe_reply(content: Content) -> Callable[[Function], Function]:
 
 def content_of(declared: Field[Any]) -> Content | None:
     """The description of a record's field; None if there is none."""
-    found: Content | None = declared.metadata.get("content")
-    return found
+    content: Content | None = declared.metadata.get("content")
+    return content
 
 
 def record_contents(kind: type) -> dict[str, Content | None]:

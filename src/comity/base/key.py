@@ -6,7 +6,7 @@ key has a generator of its own, so the draws for one purpose cannot shift those 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -17,21 +17,44 @@ Part = int | str
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """64 bits that identify a stream of random numbers."""
+    """64 bits that identify a stream of random numbers, and a secret that privacy noise depends
+    on.
+    """
 
     bits: int
+    secret: bytes = field(default=b"", kw_only=True, repr=False)
+    """Only the noise depends on it. Everything else drawn from a key depends on the seed alone.
+
+    A site has a secret of its own. A simulation uses the run's settings instead: otherwise two runs
+    with one seed would have the same noise, and an observer could subtract it. The same key always
+    gives the same noise, so that repeating a call does not let an observer average it away.
+    """
+    binds: bool = field(default=False, kw_only=True, repr=False)
+    """Whether `bind` has an effect. It must have one where somebody else chooses the messages, as
+    between sites: two different values with the same noise could be subtracted.
+    """
 
     @staticmethod
-    def root(seed: int) -> Key:
+    def root(seed: int, secret: bytes = b"", *, binds: bool = False) -> Key:
         """The key of a whole run."""
-        return Key(0).fold("comity", seed)
+        return Key(0, secret=secret, binds=binds).fold("comity", seed)
 
     def fold(self, *path: Part) -> Key:
         """The key reached by following `path` from here. Ints and strings of equal spelling
         differ.
         """
         text = repr((self.bits, path)).encode()
-        return Key(int.from_bytes(blake2b(text, digest_size=8).digest(), "little"))
+        bits = int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
+        return Key(bits, secret=self.secret, binds=self.binds)
+
+    def bind(self, inputs: bytes) -> Key:
+        """This key with noise that also depends on `inputs`: a digest of everything that the noisy
+        value is computed from. In a simulation it is this key itself.
+        """
+        if not self.binds:
+            return self
+        secret = blake2b(inputs, key=self.secret, person=b"inputs", digest_size=32).digest()
+        return Key(self.bits, secret=secret, binds=True)
 
     def generator(self) -> torch.Generator:
         """A fresh torch generator for this key."""
@@ -52,43 +75,8 @@ class Key:
     def noise(self) -> bytes:
         """The 32 bytes that privacy noise is drawn from (`base/noise.py`).
 
-        Anyone who knows a plain key can compute its noise; a `SecretKey` prevents that.
+        Anyone who knows a key without a secret can compute its noise.
         """
-        return blake2b(self.bits.to_bytes(8, "little"), person=b"noise", digest_size=32).digest()
-
-    def bind(self, inputs: bytes) -> Key:
-        """This key with noise that also depends on `inputs`: a digest of everything that the noisy
-        value is computed from. Plain keys ignore it (see `SecretKey.binds`).
-        """
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class SecretKey(Key):
-    """A key whose noise also depends on a secret. Everything else drawn from it depends on the seed
-    alone.
-
-    A site has a secret of its own. A simulation uses the run's settings instead: otherwise two runs
-    with one seed would have the same noise, and an observer could subtract it. The same key always
-    gives the same noise, so that repeating a call does not let an observer average it away.
-    """
-
-    secret: bytes
-    binds: bool = False
-    """Whether `bind` has an effect. It must have one where somebody else chooses the messages, as
-    between sites: two different values with the same noise could be subtracted.
-    """
-
-    def fold(self, *path: Part) -> Key:
-        return SecretKey(Key(self.bits).fold(*path).bits, self.secret, self.binds)
-
-    def bind(self, inputs: bytes) -> Key:
-        if not self.binds:
-            return self
-        secret = blake2b(inputs, key=self.secret, person=b"inputs", digest_size=32).digest()
-        return SecretKey(self.bits, secret, self.binds)
-
-    def noise(self) -> bytes:
         return blake2b(
             self.bits.to_bytes(8, "little"), key=self.secret, person=b"noise", digest_size=32
         ).digest()

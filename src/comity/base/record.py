@@ -103,13 +103,13 @@ class Sealed(Generic[X]):
     `Sealed[Model]`; recipients in other processes accept no other type.
     """
 
-    __slots__ = ("__content", "__opened", "origin", "size", "to")
+    __slots__ = ("__content", "__opening_calls", "origin", "size", "to")
 
     def __init__(
         self, content: X, size: int, to: tuple[int, ...], origin: Origin | None = None
     ) -> None:
         self.__content = content
-        self.__opened: dict[int, CallId] = {}
+        self.__opening_calls: dict[int, CallId] = {}
         self.size = size
         self.to = to
         self.origin = origin
@@ -169,8 +169,8 @@ def open_sealed(sealed: Sealed, sender: int, recipient: int, call: CallId) -> An
     call.
     """
     check_address(sealed, sender, recipient, call.round)
-    opened: dict[int, CallId] = sealed._Sealed__opened  # type: ignore[attr-defined]
-    if opened.setdefault(recipient, call) != call:
+    opening_calls: dict[int, CallId] = sealed._Sealed__opening_calls  # type: ignore[attr-defined]
+    if opening_calls.setdefault(recipient, call) != call:
         raise ComityError(OPENED_TWICE)
     return unseal(sealed)
 
@@ -191,14 +191,10 @@ def check_address(sealed: Sealed, sender: int, recipient: int, round: int) -> No
 OPENED_TWICE = "A sealed message came a second time: it is valid for one call only."
 
 
-def leaves(tree: Any) -> list[Any]:
-    """All leaves of a tree, in order."""
-    return pytree.tree_leaves(tree)
-
-
-def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree with `function` applied to each leaf."""
-    return pytree.tree_map(function, tree)
+leaves: Callable[[Any], list[Any]] = pytree.tree_leaves
+"""leaves(tree): all leaves of a tree, in order."""
+tree_map: Callable[[Callable[[Any], Any], Any], Any] = pytree.tree_map
+"""tree_map(function, tree): the same tree with `function` applied to each leaf."""
 
 
 class ReadOnlyDict(dict[Any, Any]):

@@ -386,7 +386,7 @@ def measure(
     from comity.measure import conventions, mdl
 
     folders = {folder.path.name: folder for folder in runs_of(site)}
-    ended_runs = [name for name, folder in folders.items() if folder.ended]
+    ended_runs = [name for name, folder in folders.items() if folder.is_finished]
     if run is None and not ended_runs:
         raise UsageError(f"{site} has not taken part in a run that has ended.")
     if (name := run or ended_runs[-1]) not in folders:

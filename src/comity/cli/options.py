@@ -264,7 +264,7 @@ def _check_code(file: Path, saved: Experiment, trust: bool) -> None:
     from comity.runs.trust import check, code_of
 
     folder = RunFolder(file.parent)
-    if folder.begun:
+    if folder.has_run:
         check(folder.path, file.read_text(encoding="utf-8"), code_of(saved), trust)
 
 

@@ -62,7 +62,7 @@ class RunMonitor:
         # Before the summary: a run that ends between the two is finished, not stopped.
         running = self._files.is_locked()
         self._update_summary()
-        has_ended = self.summary or self._files.ended  # its summary may be unreadable
+        has_ended = self.summary or self._files.is_finished  # its summary may be unreadable
         self.state = "finished" if has_ended else "running" if running else "stopped"
         self._update_damage(running)
         if tables or not self.summary:
@@ -170,7 +170,7 @@ class FolderMonitor:
 
     def _folders(self) -> Iterator[Path]:
         for place, inner, _ in os.walk(self.root):
-            if RunFolder(Path(place)).begun:
+            if RunFolder(Path(place)).has_run:
                 yield Path(place)
                 inner.clear()
             inner[:] = [name for name in inner if not name.startswith(".")]

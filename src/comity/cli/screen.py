@@ -111,7 +111,7 @@ class Bar:
             bytes="",
         )
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         """Count parties that have answered."""
         self._answer_count += count
         if hasattr(self, "_task"):
@@ -148,7 +148,7 @@ class Lines:
         self._start_time = time.monotonic()
         self._last_line = self._start_time
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         """Do nothing: lines are printed per round."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
@@ -313,7 +313,7 @@ class _Row:
         )
         self._show(first_round)
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         """Do nothing: the line is updated per round."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:

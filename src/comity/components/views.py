@@ -74,7 +74,7 @@ class SelfSupervised(LearningTask):
         }
 
     def objective(self, theta: Params, z: Tensor, batch: Batch) -> Tensor:
-        other = self.features(theta, batch.drawn, train=True).flatten(1)
+        other = self.features(theta, batch.draws, train=True).flatten(1)
         if self.kind == "simsiam":
             return simsiam(z.flatten(1), other, theta)
         return ntxent(z.flatten(1), other, self.temperature)

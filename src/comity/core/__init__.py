@@ -1,5 +1,5 @@
-"""The language of methods: records, keys, tasks, trainings, algorithms and the net. A method says
-`from comity.core import *`.
+"""Everything that the file of a method imports: records, keys, tasks, trainings, `Algorithm` and
+`Server`. A method has the line `from comity.core import *`.
 """
 
 from comity.base.call import Edge

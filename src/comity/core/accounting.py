@@ -60,9 +60,10 @@ class Accounting(Generic[A]):
         return Traffic(up=len(cohort) * up, down=len(cohort) * down)
 
     def message_bytes(self, hint: Any, info: Info, name: str = "message") -> int:
-        """Bytes of a message of a type, where that type and `wire_shapes` tell them.
+        """Bytes of a message of a type, computed from that type and `wire_shapes`.
 
-        Raises UsageError where they do not, because a tensor has no shape for instance.
+        Raises UsageError if they do not determine the bytes, for instance if a tensor's shape is
+        not known.
         """
         if is_record_type(hint):
             return sum(

@@ -1,5 +1,5 @@
-"""Weighted means of parameters and of replies, taken in party order, or of sums that were taken
-elsewhere.
+"""Weighted means of parameters and of replies. Values are added in party order; partial sums from
+workers can be added, too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ R = TypeVar("R")
 
 
 def check_like(theta: Params, like: Params, whose: str = "A model") -> None:
-    """Refuse parameters of other names, shapes or kinds than those they are added to: torch would
-    broadcast or skip them.
+    """Refuse parameters whose names, shapes or dtypes differ from those that they are added to:
+    torch would broadcast or skip them.
     """
     if theta.keys() != like.keys():
         name = min(theta.keys() ^ like.keys())
@@ -43,8 +43,8 @@ def _form(value: Tensor) -> str:
 
 
 class Averaging:
-    """A weighted mean of parameters that come one by one and are alike; whole-number buffers come
-    from the first.
+    """A weighted mean of parameters that are added one by one, all of the same names and shapes.
+    Integer buffers are those of the first.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,11 @@ class Averaging:
         self._floating: list[str] = []
 
     def add(self, theta: Params, weight: float) -> None:
-        """Count one more; nothing of it is kept."""
+        """Add parameters. No reference to their tensors is kept."""
         self._add(theta, weight, factor=weight)
 
     def add_sum(self, total: Params, weight: float) -> None:
-        """Count several at once: what another averaging has come to (`total`), and the weight of
-        all in it.
-        """
+        """Add the `total` of another averaging, with the weight of all parameters in it."""
         self._add(total, weight, factor=1.0)
 
     def _add(self, theta: Params, weight: float, factor: float) -> None:
@@ -77,22 +75,22 @@ class Averaging:
 
     @property
     def weight(self) -> float:
-        """Of all that were added."""
+        """The sum of all weights."""
         return self._total
 
     def total(self) -> Params:
-        """The weighted sum of what was added."""
+        """The weighted sum."""
         return self._first
 
     def value(self) -> Params:
-        """The mean of what was added."""
+        """The weighted mean."""
         means = torch._foreach_div(self._sums, self._total) if self._sums else []
         return self._first | dict(zip(self._floating, means, strict=True))
 
 
 class NoisyAveraging(Averaging):
-    """A mean in which all count alike, with noise on it: `spread` tells how much on the mean of so
-    many.
+    """An unweighted mean with Gaussian noise. `spread` returns the standard deviation of the noise
+    on a mean of that many.
     """
 
     def __init__(self, key: Key, spread: Callable[[int], float]) -> None:
@@ -114,7 +112,7 @@ class NoisyAveraging(Averaging):
 
 
 def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Params:
-    """The weighted mean of parameters, summed in party order; whole-number buffers come from the
+    """The weighted mean of parameters, summed in party order. Integer buffers are those of the
     first party.
     """
     mean = Averaging()
@@ -124,84 +122,86 @@ def average(models: Mapping[int, Params], weights: Mapping[int, float]) -> Param
 
 
 class Mean(NamedTuple, Generic[R]):
-    """The mean of parties' replies, and whose they are."""
+    """The mean of replies, and the parties whose replies are in it."""
 
     value: R
-    heard: list[int]
+    parties: list[int]
 
 
 @record
 class PartialSum:
-    """What the replies of some parties come to: of the form of one of them, its floating-point
-    values weighted sums.
+    """The weighted sum of some parties' replies: a record of the replies' type, with sums as its
+    floating-point values.
     """
 
     total: Any
     weight: float
     heard: list[int]
-    """Whose replies are in it, in the order in which they were added."""
+    """The parties whose replies are in it, in the order in which they were added."""
 
 
 class AveragedReplies(Generic[R]):
-    """The weighted mean of replies that come one by one: records whose fields are parameters, each
-    field averaged by itself.
+    """The weighted mean of replies that are added one by one. Replies are records of parameters,
+    and each field is averaged by itself.
     """
 
     def __init__(self, averaging: Callable[[], Averaging] = Averaging) -> None:
-        self.heard: list[int] = []
+        self.parties: list[int] = []
+        """The parties whose replies were added, in this order."""
         self._averaging = averaging
         self._kind: type[R] | None = None
         self._means: dict[str, Averaging] = {}
 
     def add(self, i: int, reply: R, weight: float) -> None:
-        """Count a party's reply; nothing of it is kept."""
+        """Add a party's reply. No reference to its tensors is kept."""
         self._check(reply)
         for name, mean in self._means.items():
             mean.add(getattr(reply, name), weight)
-        self.heard.append(i)
+        self.parties.append(i)
 
     def add_sum(self, part: PartialSum) -> None:
-        """Count replies that were added up elsewhere."""
+        """Add the replies that a worker has added up."""
         self._check(part.total)
         if any(type(mean) is not Averaging for mean in self._means.values()):
             raise ComityError(
-                "A wrapper takes the place of the mean, and needs each reply by itself: there are"
-                " no partial sums."
+                "A wrapper takes the place of the mean and needs each reply by itself: run without"
+                " partial sums."
             )
         for name, mean in self._means.items():
             mean.add_sum(getattr(part.total, name), part.weight)
-        self.heard += part.heard
+        self.parties += part.heard
 
     def total(self) -> PartialSum | None:
-        """What was added, to be counted elsewhere; None if nothing was."""
+        """The sum of the replies, to be added elsewhere; None if there was no reply."""
         if self._kind is None:
             return None
         total = self._kind(**{name: mean.total() for name, mean in self._means.items()})
-        return PartialSum(total, next(iter(self._means.values())).weight, self.heard)
+        return PartialSum(total, next(iter(self._means.values())).weight, self.parties)
 
     def value(self) -> Mean[R]:
-        """The mean of what was added, which is not nothing."""
+        """The mean of the replies. At least one must have been added."""
         assert self._kind, "without a reply there is no mean"
         return Mean(
             self._kind(**{name: mean.value() for name, mean in self._means.items()}),
-            sorted(self.heard),
+            sorted(self.parties),
         )
 
     def _check(self, reply: R) -> None:
-        """Refuse what has no mean; the first reply says what all are like."""
+        """Refuse a reply that is no record of parameters, or of another type than the first one."""
         if self._kind is None:
             if not is_record(reply) or not vars(reply):
                 raise ComityError(
                     f"server.mean averages records of parameters, but a {type(reply).__name__} is"
-                    " none."
+                    " none: go through server.replies."
                 )
-            if other := next(
+            other = next(
                 (name for name, value in vars(reply).items() if not isinstance(value, dict)), ""
-            ):
+            )
+            if other:
                 kind = type(reply).__name__
                 raise ComityError(
-                    f"server.mean averages records of parameters, but {kind}.{other} is none: go"
-                    " through server.replies."
+                    f"server.mean averages records of parameters, but {kind}.{other} holds no"
+                    " parameters: go through server.replies."
                 )
             self._kind = type(reply)
             self._means = {name: self._averaging() for name in vars(reply)}
@@ -214,5 +214,6 @@ class AveragedReplies(Generic[R]):
                 )
         elif type(reply) is not self._kind:
             raise ComityError(
-                f"Replies that are to be averaged are alike, but one is a {type(reply).__name__}."
+                f"All replies must be of one type to be averaged, but one is a"
+                f" {type(reply).__name__} and others are a {self._kind.__name__}."
             )

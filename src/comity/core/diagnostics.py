@@ -1,7 +1,6 @@
-"""What a method tells of itself: the figures that it notes while it runs, and how a report shows
-them.
+"""Diagnostics of a method: figures that it logs while it runs, and how a report shows them.
 
-A method lists its diagnostics in a class attribute, so that the report knows no method by name:
+A method lists its diagnostics in its traits, so that the report needs no code for single methods:
 
     diagnostics = (
         CurveByRound(
@@ -14,9 +13,9 @@ A method lists its diagnostics in a class attribute, so that the report knows no
         ),
     )
 
-The figures themselves come from `server.note("discriminator/accuracy", ...)`, or from parameters
-that parties keep. What was never noted is not drawn. Titles and meanings begin with a small letter
-and have no full stop: the report puts them into sentences.
+The figures come from `server.note("discriminator/accuracy", ...)`, or from parameters of the
+parties' models. A diagnostic without figures has no chart. Titles and meanings begin with a small
+letter and have no full stop, because the report puts them into sentences.
 """
 
 from __future__ import annotations
@@ -26,73 +25,71 @@ from typing import Literal
 
 from comity.errors import UsageError
 
-TAKEN = ("method", "party", "peer", "round", "chance", "reference")
-"""Columns that the data of a chart have already."""
+RESERVED_COLUMNS = ("method", "party", "peer", "round", "chance", "reference")
+"""Columns that the data of every chart have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnostic:
-    """What all kinds of diagnostics have; one of the kinds below says where its figures come from
-    and how they are drawn.
+    """What all kinds of diagnostics have. The subclasses say where the figures come from and how
+    they are drawn.
     """
 
     name: str
-    """A word for the chart, the data behind it, and the file that it is written to."""
+    """The name of the chart, of its data and of its file, in one word."""
     title: str
-    """What stands above the chart."""
+    """The title above the chart."""
     meaning: str
-    """What the figures say, in half a sentence: readers who do not see the chart hear it."""
+    """What the figures mean, in half a sentence. It is the chart's alternative text."""
     value: str
-    """One word for a figure: the name of its column in the data."""
+    """The name of the figures' column in the data, in one word."""
     axis: str = ""
-    """What stands at the axis of the figures; the word for a figure unless told."""
+    """The title of the figures' axis. Default: `value`."""
 
     def __post_init__(self) -> None:
-        if not self.value.isidentifier() or self.value in TAKEN:
+        if not self.value.isidentifier() or self.value in RESERVED_COLUMNS:
             raise UsageError(
                 f"The value of the diagnostic {self.name!r} must be one word, and none of"
-                f" {', '.join(TAKEN)}."
+                f" {', '.join(RESERVED_COLUMNS)}, not {self.value!r}."
             )
 
     @property
     def axis_title(self) -> str:
-        """What stands at the axis."""
+        """The title of the figures' axis."""
         return self.axis or self.value
 
 
 @dataclass(frozen=True, kw_only=True)
 class CurveByRound(Diagnostic):
-    """A line a method, round by round: the mean over seeds of what was noted, each the mean over
-    parties if each has its own.
+    """One line per method over the rounds: the mean over seeds, and over parties if each party has
+    a figure of its own.
     """
 
     metric: str
-    """What was noted, as in `discriminator/accuracy`."""
+    """The name that the method logs the figures under, for instance `discriminator/accuracy`."""
     percent: bool = False
-    """Whether the figures are fractions, to be shown as percentages from 0 on."""
+    """Whether the figures are fractions, which are shown as percentages on an axis from 0."""
     reference: float | Literal["chance"] | None = None
-    """A figure to compare with, drawn as a dashed line; chance is the largest party's share of the
+    """A value to compare with, drawn as a dashed line. "chance" is the largest party's share of the
     training samples.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartyMatrix(Diagnostic):
-    """A figure for each pair of parties, as it was noted last: party i notes `overlap/south` for
-    its peer south.
-    """
+    """The last figure of each pair of parties. Party i logs `overlap/south` for its peer south."""
 
     prefix: str
-    """How the metric's name begins, as in `overlap/`; the rest is the peer's name."""
+    """The beginning of the metric's name, for instance `overlap/`. The rest is the peer's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterNorms(Diagnostic):
-    """A bar a party: the Euclidean norm of a parameter in the model that the party deploys after
-    the last round.
+    """One bar per party: the Euclidean norm of a parameter in the model that the party deploys
+    after the last round.
     """
 
     parameter: str
-    """The parameter's name, as in `dbe.offset`; parties whose models have no such parameter are
-    left out.
+    """The parameter's name, for instance `dbe.offset`. Parties whose models do not have it are left
+    out.
     """

@@ -1,5 +1,7 @@
-"""Who is heard and who is not: a party can be away, its reply can be lost, or hold what is no
-number. All is written down.
+"""Which parties take part in each call, and which are absent.
+
+A party can be offline, its reply can be lost, or its reply can hold values that are not finite.
+Each absence becomes a row of `absences.csv`.
 """
 
 from __future__ import annotations
@@ -13,21 +15,21 @@ from comity.core.party import Info
 from comity.errors import ComityError
 
 OFFLINE = "offline"
-LOST = "lost"
+LOST_REPLY = "lost"
 WAITING = "waiting"
 NOT_FINITE = "nonfinite"
-ABSENT = (OFFLINE, LOST, WAITING)
-"""The ways not to be heard at all."""
+ABSENT = (OFFLINE, LOST_REPLY, WAITING)
+"""The kinds of absence in which no reply arrived."""
 MEANING = {
-    OFFLINE: "it was not there",
-    LOST: "it was asked, but no reply came",
-    WAITING: "it was not asked, as it had missed the start",
+    OFFLINE: "it was offline",
+    LOST_REPLY: "it was called, but no reply came",
+    WAITING: "it was not called, because it had missed the start",
     NOT_FINITE: "it had values that are not finite, which were left out",
 }
 
 
 class Absence(NamedTuple):
-    """A row of `absences.csv`: a party that was not heard."""
+    """A row of `absences.csv`: a party whose reply does not count."""
 
     party: str
     round: int
@@ -35,108 +37,92 @@ class Absence(NamedTuple):
     how: str
     """A key of MEANING."""
     occurrence: int
-    """How often this work was asked for in this round before."""
+    """How many times this party function was called in this round before."""
 
 
 class NoReplies(ComityError):
-    """Too few were heard: what was exchanged is void, at the server and at the parties."""
+    """Too few replies count: the exchange is discarded, at the server and at the parties."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Who must be heard, and what happens if somebody is not."""
+    """What happens to replies that cannot be used, and which absences are planned."""
 
-    min_replies: int = 1
-    """So many replies make an exchange count, or all if fewer are asked."""
     stop_if_not_finite: bool = False
-    """Whether a reply with values that are not finite ends the run; else it is left out."""
-    planned: Callable[[str, CallId], str] | None = None
-    """For simulations: whether a party of that name is to be OFFLINE when it is called, or its
-    reply LOST. None if no absences are planned.
+    """Whether a reply with values that are not finite ends the run. If not, it is left out."""
+    plan: Callable[[str, CallId], str] | None = None
+    """For simulations: the planned absence of a party (by name) in a call, which is OFFLINE,
+    LOST_REPLY or empty. None if no absences are planned.
     """
 
 
 class Participation:
-    """The register of a run."""
+    """The absences of a run, and the parties that must wait."""
 
     def __init__(self, info: Info, rules: Rules) -> None:
         self.rules = rules
         self.absences: list[Absence] = []
         self.waiting: set[int] = set()
-        """Parties that missed the start: they are asked nothing before they were told what they
-        missed.
-        """
+        """Parties that missed the start. They are not called until they have caught up."""
         self.missed: set[int] = set()
-        """Who missed a call since `begin`."""
+        """Parties that missed a call since `begin`."""
         self.quorum = 1
-        """How many must be heard now."""
+        """How many replies must count in each call of the current exchanges."""
         self._info = info
 
     def begin(self, quorum: int) -> None:
-        """Exchanges begin that count only as a whole."""
+        """Begin exchanges that count as a whole or not at all."""
         self.missed = set()
         self.quorum = quorum
 
     def begin_call(self, call: CallId, ids: Iterable[int]) -> CallParticipation:
-        """Begin a call of these parties: who cannot be asked is written down."""
+        """Begin a call of these parties. Those that cannot be called are recorded as absent."""
         party_ids = sorted(ids)
-        may_be_away = self.waiting or self.rules.planned
-        away = {i: how for i in party_ids if (how := self._away(call, i))} if may_be_away else {}
-        for i, how in away.items():
-            self._write(call, i, how)
-        return CallParticipation(
-            self, call, len(party_ids), [i for i in party_ids if i not in away]
+        may_be_absent = self.waiting or self.rules.plan
+        absent = (
+            {i: how for i in party_ids if (how := self._absence(call, i))} if may_be_absent else {}
         )
+        for i, how in absent.items():
+            self._record(call, i, how)
+        needed = min(self.quorum, len(party_ids)) if call.depth >= 0 else 0
+        return CallParticipation(self, call, needed, [i for i in party_ids if i not in absent])
 
-    def will_be_lost(self, call: CallId, i: int) -> bool:
-        """Whether it is planned that a party's reply does not get here."""
-        return bool(self.rules.planned) and self._planned(call, i) == LOST
+    def will_lose_reply(self, call: CallId, i: int) -> bool:
+        """Whether it is planned that a party's reply is lost."""
+        return self._planned_absence(call, i) == LOST_REPLY
 
-    def is_lost(self, call: CallId, i: int) -> bool:
-        """Whether a party's reply does not get here, which is written down."""
-        if lost := self.will_be_lost(call, i):
-            self._write(call, i, LOST)
-        return lost
+    def record_lost_reply(self, call: CallId, i: int) -> None:
+        """Record that a party was called, but no reply came."""
+        self._record(call, i, LOST_REPLY)
 
-    def is_usable(self, call: CallId, i: int, unfit: str, ruined: str) -> bool:
-        """Whether all that a party sent, and keeps, is finite; if something is not, that is written
-        down, or the run ends.
+    def record_not_finite(self, call: CallId, i: int, what: str) -> None:
+        """Record that a value in a party's reply or state is not finite, or end the run if the
+        rules say so.
         """
-        if unfit or ruined:
-            self.not_usable(
-                call, i, f"{unfit} of its reply" if unfit else f"{ruined} of what it keeps"
-            )
-        return not (unfit or ruined)
-
-    def not_usable(self, call: CallId, i: int, what: str) -> None:
-        """What a party sent, or keeps, is no number."""
         if self.rules.stop_if_not_finite:
             raise ComityError(
                 f"{self._info.name(i)} has values that are not finite in round {call.round}"
                 f" ({what}, after {call.function}): give it a smaller lr, or leave such replies out"
                 " with --on-nonfinite drop."
             )
-        self._write(call, i, NOT_FINITE)
-
-    def did_not_answer(self, call: CallId, i: int) -> None:
-        """A party was asked, but nothing came."""
-        self._write(call, i, LOST)
+        self._record(call, i, NOT_FINITE)
 
     def take(self) -> list[Absence]:
-        """The rows since the last call, which are then forgotten."""
+        """Return and remove the rows since the last call."""
         rows, self.absences = self.absences, []
         return rows
 
-    def _away(self, call: CallId, i: int) -> str:
-        if i in self.waiting and call.depth >= 0:  # a look at models is for everyone
+    def _absence(self, call: CallId, i: int) -> str:
+        """Why a party cannot be called: WAITING, OFFLINE, or empty if it can."""
+        if i in self.waiting and call.depth >= 0:  # waiting parties are evaluated all the same
             return WAITING
-        return OFFLINE if self._planned(call, i) == OFFLINE else ""
+        return OFFLINE if self._planned_absence(call, i) == OFFLINE else ""
 
-    def _planned(self, call: CallId, i: int) -> str:
-        planned = self.rules.planned
-        return planned(self._info.name(i), call) if planned else ""
+    def _planned_absence(self, call: CallId, i: int) -> str:
+        plan = self.rules.plan
+        return plan(self._info.name(i), call) if plan else ""
 
-    def _write(self, call: CallId, i: int, how: str) -> None:
+    def _record(self, call: CallId, i: int, how: str) -> None:
         self.absences.append(
             Absence(self._info.name(i), call.round, call.function, how, call.occurrence)
         )
@@ -145,43 +131,53 @@ class Participation:
 
 @dataclass
 class CallParticipation:
-    """One call: who could be asked, who answered, and how many of the answers count."""
+    """The participation in one call: which parties are called, which reply, and how many replies
+    count.
+    """
 
-    register: Participation
+    log: Participation
     call: CallId
-    asked: int
-    there: list[int]
-    """Who can be asked, in party order."""
-    answered: set[int] = field(default_factory=set)
-    heard: int = 0
+    needed: int
+    """How many replies must count. An evaluation needs none."""
+    reachable: list[int]
+    """The parties that can be called, in party order."""
+    responders: set[int] = field(default_factory=set)
+    """The parties whose result has come."""
+    usable_replies: int = 0
 
     def arrives(self, i: int) -> bool:
-        """Whether a party's answer gets here."""
-        self.answered.add(i)
-        return not (self.register.rules.planned and self.register.is_lost(self.call, i))
+        """Whether a party's result reaches the server. One that is planned to be lost does not."""
+        self.responders.add(i)
+        if self.log.rules.plan and self.log.will_lose_reply(self.call, i):
+            self.log.record_lost_reply(self.call, i)
+            return False
+        return True
 
     def counts(self, i: int, unfit: str, ruined: str) -> bool:
-        """Whether what arrived can be used: `unfit` names a value in it that is not finite,
-        `ruined` one of the party's state.
-        """
-        usable = self.register.is_usable(self.call, i, unfit, ruined)
-        self.heard += usable
-        return usable
+        """Whether a reply that arrived can be used.
 
-    def write_silent(self) -> None:
-        """No more answers come: who was asked and said nothing is written down."""
-        for i in self.there:
-            if i not in self.answered:
-                self.register.did_not_answer(self.call, i)
+        `unfit` names a value of the reply that is not finite, and `ruined` one of the party's new
+        state. Both are empty if all values are finite.
+        """
+        if unfit or ruined:
+            what = f"{unfit} of its reply" if unfit else f"{ruined} of its state"
+            self.log.record_not_finite(self.call, i, what)
+            return False
+        self.usable_replies += 1
+        return True
 
     def close(self) -> None:
-        """No more answers come: too few that count make the exchange void."""
-        self.write_silent()
-        needed = min(self.register.quorum, self.asked)
-        if self.heard < needed:
+        """End the call: record the parties that did not reply.
+
+        Raises NoReplies if fewer replies count than are needed.
+        """
+        for i in self.reachable:
+            if i not in self.responders:
+                self.log.record_lost_reply(self.call, i)
+        if self.usable_replies < self.needed:
             few = (
-                f"Only {self.heard} of the {needed} parties that are needed"
-                if self.heard
+                f"Only {self.usable_replies} of the {self.needed} parties that are needed"
+                if self.usable_replies
                 else "No party"
             )
             raise NoReplies(f"{few} answered {self.call.function} in round {self.call.round}.")

@@ -1,5 +1,5 @@
-"""Who takes part: what a party knows of itself and may ask for, what everybody may know, and
-traffic in closed form.
+"""Parties: what a party function gets (`Party`), what everybody knows about a run (`Info`), and the
+bytes of exchanges in closed form (`Traffic`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from comity.training.requests import (
 from comity.training.settings import Training
 from comity.training.task import Batch, LearningTask, fixed_in, in_chunks
 
-O = TypeVar("O")  # noqa: E741 - what is a party's own
+O = TypeVar("O")  # noqa: E741 - the type of a loss's aux argument
 S = TypeVar("S")
 NOT_PRIVATE = "The method cannot be trained privately"
 
 
 @dataclass(frozen=True)
 class Party:
-    """What a party knows of itself, and what it can ask for while it works."""
+    """A party as its party functions see it: its data and settings, and the trainings that it can
+    request.
+    """
 
     id: int
     name: str
@@ -44,43 +46,48 @@ class Party:
     training: Training
     data: PartyData
     federation_size: int = 1
-    """How many parties there are."""
+    """The number of parties."""
     inbox: Mapping[int, Any] = field(default_factory=dict)
-    """Parcels from other parties, by sender, for the length of one work."""
+    """The contents of sealed messages from other parties, by sender, during one call."""
     place: int | None = None
-    """Its number in the whole federation, of which some may be left out of this run."""
+    """Its number in the whole federation. Parties may be left out of a run, so that `id` can be
+    smaller.
+    """
     metric: str = "accuracy"
-    """What its models are judged by while a run goes on, beside accuracy (see `core/metrics.py`).
+    """The metric of the run, which is computed in every evaluation beside accuracy (see
+    `metrics/metrics.py`).
     """
     own_start: bool = False
-    """Whether it starts from weights of its own, not from those that everybody else starts from."""
+    """Whether it starts from its own random weights (`init = "own"`) instead of the common ones."""
     key: Key = field(default=Key(0))
-    """What it draws outside of works comes from this, so that it is the same each time."""
+    """The key for random draws outside of party functions, which are the same each time."""
     private: Private | None = None
-    """How it trains so that no record tells, if it does: then its `data` are out of reach, and it
-    has no steps of its own.
+    """The settings of DP-SGD, if the party trains with it. Then party functions cannot read `data`
+    and cannot use `fold`.
     """
     hidden_means: HiddenMeans | None = None
-    """Behind which noise its class means leave, if they do: then its `data` are out of reach."""
+    """The noise on class means, if the party adds any. Then party functions cannot read `data`."""
 
     @property
     def stream(self) -> int:
-        """The number that its random streams are made of: leaving out others does not change it."""
+        """The number that its random streams are folded from. Leaving out other parties does not
+        change it.
+        """
         return self.id if self.place is None else self.place
 
     @property
     def _records(self) -> Samples:
-        """Its training samples, for what may look at them."""
-        behind = self.private or self.hidden_means
-        return behind.samples if behind else self.data.train
+        """Its training samples, also where `data` cannot be read."""
+        protection = self.private or self.hidden_means
+        return protection.samples if protection else self.data.train
 
     @property
     def device(self) -> torch.device:
-        """Where its samples are, and what it trains."""
+        """The device of its samples and of its trainings."""
         return self._records.x.device
 
     def first_key(self, root: Key) -> Key:
-        """The key of the weights that it starts from, in a run whose key is `root`."""
+        """The key of its initial weights, in a run whose key is `root`."""
         return root.fold("party", self.stream, "init") if self.own_start else root.fold("init")
 
     @overload
@@ -133,21 +140,28 @@ class Party:
         draw: Draw[Any] | None = None,
         batched: bool = True,
     ) -> FitRequest[Any]:
-        """Ask for a training: `done = await party.fit(self.loss, theta, key, aux)`, then
-        `done.theta`.
+        """Request a training: `result = await party.fit(self.loss, theta, key, aux)`. The trained
+        weights are `result.theta`.
 
-        `loss(task, theta, batch, aux)` is minimised from `theta`, which is not changed, on the
-        party's data, by its task and its way of training, unless others are given. `aux` is a
-        record of all that the loss needs beside the task. `only` names what is trained (all but the
-        buffers, unless told). `add` is added to every gradient; `pull` is a pull to a fixed point.
-        `draw(batch, key, aux)` makes a batch's random tensors, which the loss finds in
-        `batch.drawn`. With `batched=False` it is never one computation with other parties'
-        trainings.
+        Args:
+            loss: the loss to minimise, `loss(task, theta, batch, aux)`
+            theta: the weights to start from, which are not changed
+            key: the key of the batches' order
+            aux: a record of everything that the loss needs beside the task
+            task: the learning task; default: the party's
+            samples: the samples; default: the party's training samples
+            training: the training settings; default: the party's
+            only: the names of the parameters to train; default: all but the buffers
+            add: tensors that are added to every gradient
+            pull: a proximal term
+            draw: `draw(batch, key, aux)` returns a batch's random tensors, which the loss finds in
+                `batch.draws`
+            batched: whether the engine may batch this training with those of other parties
         """
         if self.private and (samples is not None or draw is not None):
             raise UsageError(
-                f"{NOT_PRIVATE}: it makes {'samples' if samples is not None else 'draws'} of its"
-                " own for a training."
+                f"{NOT_PRIVATE}: it trains with {'samples' if samples is not None else 'draws'} of"
+                " its own."
             )
         if self.private:
             batched = False
@@ -168,18 +182,18 @@ class Party:
         )
 
     def adapted(self, theta: Params, how: Training) -> Params:
-        """What a training on its own data makes of a model, the same each time: for
-        `Algorithm.model`, of what it deploys.
+        """The model after a training on the party's data, the same each time. For
+        `Algorithm.deployed_model`.
         """
         return train_outside(self.fit(plain, theta, self.key.fold("adapt"), training=how)).theta
 
     def represent(
         self, task: LearningTask, theta: Params, leaving: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """What a model makes of each training sample, row by row, as it may leave.
+        """The representations of all training samples, one row each, as they leave the party.
 
-        Where no record may tell, `leaving` must bound each row by itself and add noise to it, as
-        the method's `releases` say.
+        `leaving` is applied to the rows. If the party protects its records, it must clip each row
+        and add the noise that the method's accounting declares (`releases`).
         """
         return leaving(in_chunks(lambda x: task.features(theta, x), self._records.x).flatten(1))
 
@@ -191,19 +205,21 @@ class Party:
         training: Training | None = None,
         samples: Samples | None = None,
     ) -> FoldRequest[S]:
-        """Ask for a step of one's own (an inner loop, a mixture) over batches: `state = await
-        party.fold(step, state, key)`.
+        """Request that a method's own step (an inner loop, a mixture) is folded over batches:
+        `state = await party.fold(step, state, key)`.
         """
         if self.private:
             raise UsageError(
-                f"{NOT_PRIVATE}: it makes steps of its own, whose gradients nobody clips."
+                f"{NOT_PRIVATE}: it takes steps of its own, whose gradients are not clipped."
             )
         return FoldRequest(step, state, samples or self.data.train, key, training or self.training)
 
 
 @dataclass(frozen=True)
 class Info:
-    """What everybody may know: exchanged once before round 1 and charged as `setup`."""
+    """What the server and all parties know. It is exchanged once before round 1 and charged as
+    `setup`.
+    """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -212,30 +228,31 @@ class Info:
     shape: tuple[int, ...]
     """The shape of one sample."""
     newcomers: tuple[str, ...] = ()
-    """Parties that join after the last round; until then nobody knows of them."""
+    """The names of parties that join after the last round. They take no part before."""
     rounds: int = 0
-    """How many rounds there will be."""
+    """The number of rounds."""
     cohort: int = 0
-    """How many parties take part in one."""
+    """The number of parties in a round."""
     round: int = 0
-    """The round that a closed form of the traffic is asked for."""
+    """The round whose traffic is computed in closed form."""
     peers: tuple[tuple[int, ...] | None, ...] = ()
-    """Whom each party chose to learn from; None for everybody."""
+    """The peers that each party chose to learn from; None for all parties."""
     places: tuple[int, ...] = ()
-    """The numbers of parties and newcomers in the whole federation, of which some may be left out
-    of this run.
+    """The numbers of parties and newcomers in the whole federation, from which parties may be left
+    out.
     """
     whole: int = 0
-    """How many parties the whole federation has from the start: cohorts are drawn from all of them.
+    """The number of parties of the whole federation without newcomers. Cohorts are drawn from all
+    of them.
     """
     shared_columns: int = 0
-    """Of how many columns all send sums and squares before the start, so that they are scaled
-    alike.
+    """The number of columns whose sums and squares parties send before the start, so that all scale
+    them alike.
     """
 
     @property
     def parties(self) -> range:
-        """All parties' numbers."""
+        """The numbers of all parties."""
         return range(len(self.names))
 
     @property
@@ -244,15 +261,15 @@ class Info:
         return range(len(self.names), len(self.names) + len(self.newcomers))
 
     def listens(self, i: int, j: int) -> bool:
-        """Whether party i learns from party j: unless it chose others, from everybody but
-        itself.
+        """Whether party i learns from party j. A party that chose no peers learns from all other
+        parties.
         """
         wish = self.peers[i] if i < len(self.peers) else None
         return i != j and (wish is None or j in wish)
 
     def stream(self, i: int) -> int:
-        """The number that a party's random streams are made of: leaving out others does not change
-        it.
+        """The number that a party's random streams are folded from. Leaving out other parties does
+        not change it.
         """
         return self.places[i] if self.places else i
 
@@ -262,16 +279,16 @@ class Info:
 
     @property
     def task(self) -> LearningTask:
-        """The one task that all parties have."""
+        """The learning task, where all parties have the same."""
         return self.tasks[0]
 
     @property
     def width(self) -> int:
-        """The width of the representation that all parties agree on."""
+        """The width of the representation, where all parties have the same."""
         return self.tasks[0].width
 
     def same_architecture(self, who: str) -> None:
-        """Refuse if parties have different networks: `who` exchanges weights."""
+        """Refuse parties with different networks, since `who` exchanges weights."""
         for name, task in zip(self.names, self.tasks, strict=True):
             if task is self.task:
                 continue
@@ -282,17 +299,17 @@ class Info:
                 )
             if fixed_in(task.network) != fixed_in(self.task.network):
                 raise UsageError(
-                    f"{who} exchanges factors, which mean something else at {name}: it has another"
-                    " base."
+                    f"{who} exchanges low-rank factors, so all parties need one base, but the base"
+                    f" of {name} differs from that of {self.names[0]}."
                 )
 
     def needs_classes(self, who: str, why: str) -> None:
-        """Refuse data whose label is a number: `who` makes use of classes."""
+        """Refuse data whose label is a number, since `who` needs classes."""
         if not self.task.classes:
             raise UsageError(f"{who} {why}, but the label of these data is a number, not a class.")
 
     def same_width(self, who: str) -> None:
-        """Refuse if parties' representations differ in width: `who` exchanges representations."""
+        """Refuse parties whose representations differ in width, since `who` exchanges them."""
         for name, task in zip(self.names, self.tasks, strict=True):
             if task.width != self.width:
                 raise UsageError(
@@ -302,13 +319,13 @@ class Info:
 
 
 class _WatchedField:
-    """A field of `WatchedInfo` that writes down when it is read."""
+    """A field of `WatchedInfo` that records when it is read."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, info: WatchedInfo, owner: type) -> int:
-        info.looked.add(self._name)
+        info.length_fields.add(self._name)
         value: int = vars(info)[self._name]
         return value
 
@@ -318,29 +335,29 @@ class _WatchedField:
 
 @dataclass(frozen=True)
 class WatchedInfo(Info):
-    """Info that writes down in `looked` whether a method looks at what depends on how long the run
-    is to be.
+    """Info that records in `length_fields` which fields a method reads that depend on the number of
+    rounds.
 
-    A run whose method did cannot be made longer: its rounds so far would have been others. It is
-    observed, not declared, so that nobody's forgetting makes a run longer wrongly.
+    A run whose method has read one cannot be extended, because its first rounds would have been
+    different. Reading is recorded instead of declared, so that a method cannot forget it.
     """
 
-    looked: set[str] = field(default_factory=set, repr=False, compare=False)
+    length_fields: set[str] = field(default_factory=set, repr=False, compare=False)
 
     rounds = _WatchedField()
     cohort = _WatchedField()
 
     @staticmethod
-    def of(info: Info, looked: set[str]) -> WatchedInfo:
-        """The same info, watched."""
+    def of(info: Info, length_fields: set[str]) -> WatchedInfo:
+        """The same info, which records reading in `length_fields`."""
         return WatchedInfo(
-            **{each.name: getattr(info, each.name) for each in fields(info)}, looked=looked
+            **{f.name: getattr(info, f.name) for f in fields(info)}, length_fields=length_fields
         )
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes in closed form, to be compared with the ledger."""
+    """Bytes of exchanges, computed in closed form. Tests compare them with the ledger."""
 
     up: int = 0
     down: int = 0

@@ -45,15 +45,15 @@ class SumsReplies(Protocol):
     ) -> Iterator[tuple[dict[int, PartyResult], PartialSum | None]]: ...
 
 
-def in_order(ids: Iterable[int], answers: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:
+def in_order(ids: Iterable[int], results: Iterable[tuple[int, R]]) -> Iterator[tuple[int, R]]:
     """Results in the order of `ids`. Early ones wait for those before them, and no reference to a
     result is kept once it was yielded.
     """
     due = list(reversed(list(ids)))
     early: dict[int, R] = {}
-    for i, answer in answers:
-        early[i] = answer
-        del answer
+    for i, result in results:
+        early[i] = result
+        del result
         while due and due[-1] in early:
             yield due[-1], early.pop(due.pop())
     for i in sorted(early):
@@ -65,32 +65,32 @@ class PartialSums:
 
     def __init__(
         self,
-        adds: SumsReplies,
+        summer: SumsReplies,
         weights: Mapping[int, float],
-        will_be_lost: Callable[[CallId, int], bool],
+        will_lose_reply: Callable[[CallId, int], bool],
     ) -> None:
-        self._sums = adds
+        self._summer = summer
         self._weights = weights
-        self._will_be_lost = will_be_lost
+        self._will_lose_reply = will_lose_reply
         self._parts: list[PartialSum] = []
 
     def run(
         self, call: CallId, messages: Mapping[int, Message], sealed_messages: Mapping[Edge, Sealed]
     ) -> Iterator[tuple[int, PartyResult]]:
         """Run a party function. Workers get no weight for a reply that is planned to be lost."""
-        arriving = {i: self._weights[i] for i in messages if not self._will_be_lost(call, i)}
-        for answers, part in self._sums.sum_replies(call, messages, arriving):
+        weights = {i: self._weights[i] for i in messages if not self._will_lose_reply(call, i)}
+        for results, part in self._summer.sum_replies(call, messages, weights):
             self._parts += [part] if part else []
-            yield from answers.items()
+            yield from results.items()
 
-    def add_to(self, mean: AveragedReplies[Any], heard: Sequence[int]) -> None:
+    def add_to(self, mean: AveragedReplies[Any], parties: Sequence[int]) -> None:
         """Average the sums in the order of their first parties, independent of which worker was
-        ready first. `heard` are the parties whose replies count.
+        ready first. `parties` are those whose replies count.
         """
         for part in sorted(self._parts, key=lambda part: part.heard[0]):
             mean.add_sum(part)
-        if sorted(mean.heard) != heard:
+        if sorted(mean.parties) != parties:
             raise ComityError(
-                "The sums of workers are not those of the replies that count: this is a fault of"
-                " the engine."
+                "The workers added up other replies than those that count: this is a fault of the"
+                " engine."
             )

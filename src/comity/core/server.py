@@ -1,9 +1,10 @@
-"""The net: what a round may use. Every letter, reply and parcel is charged to a ledger.
+"""The server: what the code of a round may use. It charges every message, reply and sealed message
+to the ledger.
 
-A net knows the parties' numbers and names and can ask them to work; where they live, and what they
-keep, is the engine's matter. It has no way to a party's state, but it knows which one counts: that
-after the last call whose reply was accepted. Each letter names it, so that a party forgets what
-came of a reply that was lost. A round is settled as a whole or undone as a whole.
+The server knows the numbers and names of the parties and calls party functions through an engine.
+It has no access to party states. But it knows which state of each party counts: the one after the
+last call whose reply was accepted. Each message names that call, so that a party discards the state
+after a reply that was lost. A round counts as a whole or is undone as a whole.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from comity.training.task import Batch, LearningTask
 from comity.wire.ledger import ADDED_UP, SERVER
 
 L = TypeVar("L")
-O = TypeVar("O")  # noqa: E741 - what a loss gets beside its batch
+O = TypeVar("O")  # noqa: E741 - the type of a loss's aux argument
 R = TypeVar("R")
 S = TypeVar("S")
 PartyFunctionOf = Callable[[Any, L, Party, Key], PartyCoroutine[tuple[Any, R]]]
-"""A work that gets letters L and gives replies R."""
+"""A party function that receives messages L and returns replies R."""
 
 
 class Note(NamedTuple):
@@ -61,21 +62,21 @@ class Note(NamedTuple):
 
 
 def cohort(root: Key, participation: float, info: Info, t: int) -> list[int]:
-    """Who is drawn for round t: known beforehand, so that a plan can count exactly.
+    """The parties of round t, which depend on the key only, so that a plan knows them beforehand.
 
-    The draw is the whole federation's: the place of a party that was left out stays empty, and the
-    others keep their turns.
+    The sample is drawn from the whole federation: a party that was left out may be drawn, and then
+    the cohort is smaller. So leaving out a party does not change when the others are drawn.
     """
     if participation >= 1:
         return list(info.parties)
     n = info.whole or len(info.names)
-    drawn = set(root.fold("sample", t).choose(max(1, round(participation * n)), n))
-    return [i for i in info.parties if info.stream(i) in drawn]
+    places = set(root.fold("sample", t).choose(max(1, round(participation * n)), n))
+    return [i for i in info.parties if info.stream(i) in places]
 
 
 class Server(Charging):
-    """What a round may use: who takes part, asking parties to work, training at the server, keys,
-    and notes.
+    """What the code of a round may use: cohorts, calls of party functions, training at the server,
+    random keys, and notes.
     """
 
     def __init__(
@@ -84,78 +85,82 @@ class Server(Charging):
         info: Info,
         root: Key,
         participation: float,
-        works: PartyRunner,
-        answered: Callable[[int], None] = lambda count: None,
+        runner: PartyRunner,
+        report_replies: Callable[[int], None] = lambda count: None,
         rules: Rules | None = None,
         account: Spending | None = None,
-        adds: SumsReplies | None = None,
+        summer: SumsReplies | None = None,
     ) -> None:
-        self.looked: set[str] = set()
-        """What the method has looked at that depends on how many rounds there are to be."""
-        super().__init__(WatchedInfo.of(info, self.looked), answered, account)
+        self.length_fields: set[str] = set()
+        """The fields of `info` that the method has read and that depend on the number of rounds."""
+        super().__init__(WatchedInfo.of(info, self.length_fields), report_replies, account)
         self.participation_log = Participation(info, rules or Rules())
         self.versions: dict[int, CallId] = {}
-        """By party: the last call that changed what it keeps and whose reply was accepted."""
+        """By party: the last call that changed its state and whose reply was accepted."""
         self.notes: list[Note] = []
         self.warnings: dict[str, int | None] = {}
         """Warnings about how the run was computed, and the round in which each was first known."""
         if self.ledger.summed:
             self.warn(ADDED_UP)
         self.withholding: set[int] = set()
-        """The parties that told no figure of their test samples when they last evaluated."""
+        """The parties that sent no score of their test samples in the last evaluation."""
         self.steps = 0
         self.server_steps = 0
         self.first = 1
-        """The first round that counts, or is to: up to it the server has nothing but what it began
-        with.
-        """
+        """The first round that counts. Up to it, the server has its initial state."""
         self._root = root
         self._owners = chain(algorithm)
+        self._averaging_owners = [
+            owner for owner in self._owners if type(owner).averaging is not Algorithm.averaging
+        ]
         self._participation = participation
-        self._runner = works
-        self._sums = adds
-        """Who adds up replies that are only averaged, if somebody is to."""
+        self._runner = runner
+        self._summer = summer
+        """The engine, if its workers add up replies that are only averaged."""
         self._occurrences: Counter[tuple[int, str]] = Counter()
-        self._unheard = ""
-        """The work whose replies a loop is going through."""
-        self._asked: set[int] = set()
-        """Who was called since the exchanges began that are not settled yet."""
+        self._open_loop = ""
+        """The party function over whose replies a loop is running; empty if there is none."""
+        self._called_parties: set[int] = set()
+        """The parties that were called since the current exchanges began."""
         self._before: tuple[dict[int, CallId], int] = {}, 0
-        """The versions, and how many notes there were, when they began."""
+        """The versions and the number of notes when the current exchanges began."""
         self._layers = info.task.network.layer_stream(self.key("layers"))
 
     def begin(self, t: int) -> None:
-        """Enter round t."""
+        """Begin round t."""
         self.round = t
         self._occurrences.clear()
         self._layers = self.info.task.network.layer_stream(self.key("layers"))
 
-    def open(self, quorum: int = 1) -> None:
-        """Exchanges begin that count as a whole or not at all; each needs `quorum` replies, or all
-        if fewer are asked.
+    def begin_exchanges(self, quorum: int = 1) -> None:
+        """Begin exchanges that count as a whole or not at all. Each call needs `quorum` replies, or
+        all if fewer parties are called.
         """
         self.participation_log.begin(quorum)
-        self._asked = set()
+        self._called_parties = set()
         self._before = dict(self.versions), len(self.notes)
 
-    def settle(self) -> dict[int, CallId | None]:
-        """They count: which state each party that was called keeps now."""
-        self.check_all_heard()
-        return {i: self.versions.get(i) for i in self._asked}
+    def commit(self) -> dict[int, CallId | None]:
+        """End exchanges that count. Returns the state that each called party keeps, by the call
+        after which it had it.
+        """
+        self.check_loops_ended()
+        return {i: self.versions.get(i) for i in self._called_parties}
 
     def undo(self) -> dict[int, CallId | None]:
-        """They do not count: which state each party goes back to. What crossed, and the work that
-        was done, stays charged.
+        """End exchanges that do not count. Returns the state that each called party returns to.
+
+        Bytes and gradient steps stay charged.
         """
         self.versions, notes = self._before
         del self.notes[notes:]
-        self._unheard = ""
-        return {i: self.versions.get(i) for i in self._asked}
+        self._open_loop = ""
+        return {i: self.versions.get(i) for i in self._called_parties}
 
     @contextmanager
     def trial(self) -> Iterator[None]:
-        """Exchanges that are tried before round 1: charged, but nothing of them is noted; who
-        missed one so far is left out.
+        """Pilot exchanges before round 1: they are charged, but their notes are removed. Parties
+        that missed a call so far are not called.
         """
         self.participation_log.waiting |= self.participation_log.missed
         notes = len(self.notes)
@@ -163,19 +168,20 @@ class Server(Charging):
         del self.notes[notes:]
 
     def sample(self, t: int) -> list[int]:
-        """The parties that take part in round t."""
-        if not (drawn := cohort(self._root, self._participation, self.info, t)):
-            raise NoReplies(f"Nobody who was drawn for round {t} is there.")
-        return drawn
+        """The parties of round t."""
+        ids = cohort(self._root, self._participation, self.info, t)
+        if not ids:
+            raise NoReplies(f"No party of this run was drawn for round {t}.")
+        return ids
 
     def key(self, *path: int | str) -> Key:
-        """A key for the server's own randomness in this round."""
+        """A key for random draws of the server in this round."""
         return self._root.fold("server", self.round, *path)
 
     def note(
         self, metric: str, value: float, party: int | None = None, split: str = "train"
     ) -> None:
-        """Record a diagnostic."""
+        """Add a row to `metrics.csv`: a value of the server, or of a party."""
         self.notes.append(
             Note(
                 self.round,
@@ -196,11 +202,11 @@ class Server(Charging):
         messages: Mapping[int, L],
         sealed_messages: Mapping[Edge, Sealed] | None = None,
     ) -> dict[int, R]:
-        """Ask parties to work; the replies come in party order, and may be fewer than the letters
-        but not none.
+        """Call a party function at each party that has a message. Returns the replies that count,
+        in party order.
 
-        `sealed_messages` delivers sealed ones from earlier replies: (sender, recipient) -> parcel,
-        for this call only.
+        There may be fewer replies than messages, but at least one. `sealed_messages` are sealed
+        messages of earlier replies, by (sender, recipient). They are delivered for this call only.
         """
         return dict(self.replies(function, messages, sealed_messages))
 
@@ -210,13 +216,12 @@ class Server(Charging):
         messages: Mapping[int, L],
         sealed_messages: Mapping[Edge, Sealed] | None = None,
     ) -> Iterator[tuple[int, R]]:
-        """The same, one reply at a time, so that an average needs the memory of one model: for sums
-        that are taken in passing.
+        """As `call`, but one reply at a time, so that an average needs the memory of one model.
 
-        Parties are asked when the first reply is wanted. A loop over them may not be left before
-        all are heard.
+        Parties are called when the loop begins. A loop over the replies must go through all of
+        them.
         """
-        return self._heard(function, messages, sealed_messages or {}, self._runner.run)
+        return self._accepted_replies(function, messages, sealed_messages or {}, self._runner.run)
 
     def mean(
         self,
@@ -224,28 +229,29 @@ class Server(Charging):
         messages: Mapping[int, L],
         weights: Sequence[float] | None = None,
     ) -> Mean[R]:
-        """Ask parties to work; the mean of their replies, field by field, for rounds that do
-        nothing else with them.
+        """Call a party function and return the mean of the replies, field by field. For rounds that
+        do nothing else with replies.
 
-        Replies are records of parameters. All count alike, unless `weights` says by party how much
-        each does. They are averaged in party order; with partial sums each worker adds up those of
-        its parties, and sums are averaged.
+        Replies are records of parameters. `weights` are by party number; without them all replies
+        have the same weight. Replies are averaged in party order. With partial sums, each worker
+        adds up the replies of its parties, and the sums are averaged.
         """
         mean = AveragedReplies[R](self.averaging)
-        counting = {i: 1.0 if weights is None else weights[i] for i in messages}
-        if self._sums:
-            sums = PartialSums(self._sums, counting, self.participation_log.will_be_lost)
-            sums.add_to(mean, [i for i, _ in self._heard(function, messages, {}, sums.run)])
+        weight_of = {i: 1.0 if weights is None else weights[i] for i in messages}
+        if self._summer:
+            sums = PartialSums(self._summer, weight_of, self.participation_log.will_lose_reply)
+            replies = self._accepted_replies(function, messages, {}, sums.run)
+            sums.add_to(mean, [i for i, _ in replies])
             self.warn(SUMMED)
         else:
-            for i, reply in self.replies(function, messages):
-                mean.add(i, reply, counting[i])
+            for i, reply in self._accepted_replies(function, messages, {}, self._runner.run):
+                mean.add(i, reply, weight_of[i])
                 del reply  # the next party trains in its memory, which is still in the cache
         return mean.value()
 
-    def looking(self) -> CallId:
-        """A call that asks for nothing but how good models are: it leaves parties as they are."""
-        self.check_all_heard()
+    def evaluation_call(self) -> CallId:
+        """The id of an evaluation, which leaves party states as they are."""
+        self.check_loops_ended()
         self._occurrences[-1, "evaluate"] += 1
         return CallId("evaluate", -1, self.round, self._occurrences[-1, "evaluate"] - 1)
 
@@ -263,11 +269,11 @@ class Server(Charging):
         draw: Draw[O] | None = None,
         private: Private | None = None,
     ) -> Fitted:
-        """Train a model at the server; `before` continues its optimizer. The rest is as in
-        `Party.fit`.
+        """Train a model at the server. `before` is the optimizer state to continue from; the other
+        arguments are those of `Party.fit`.
         """
         with self._layers:
-            done = train(
+            result = train(
                 FitRequest(
                     loss,
                     theta,
@@ -281,8 +287,8 @@ class Server(Charging):
                     private=private,
                 )
             )
-        self.server_steps += done.steps
-        return done
+        self.server_steps += result.steps
+        return result
 
     def fold(
         self,
@@ -292,127 +298,128 @@ class Server(Charging):
         key: Key,
         training: Training,
     ) -> S:
-        """A step of the method's own at the server, folded over batches."""
+        """Fold a method's own step over batches, at the server."""
         with self._layers:
-            done = fold(FoldRequest(step, state, samples, key, training))
+            result = fold(FoldRequest(step, state, samples, key, training))
         self.server_steps += training.steps_for(len(samples))
-        return done
+        return result
 
     def averaging(self) -> Averaging:
-        """A mean of replies that come one by one: as a wrapper wants it taken, or plain."""
-        wanted = [way for owner in self._owners if (way := owner.averaging(self))]
-        if len(wanted) > 1:
+        """A new mean of parameters that are added one by one: a wrapper's replacement for the mean,
+        or the weighted mean.
+        """
+        replacements = [mean for owner in self._averaging_owners if (mean := owner.averaging(self))]
+        if len(replacements) > 1:
             raise ComityError(
                 "Two wrappers would take the place of the mean, and one of them would be without"
                 " effect."
             )
-        return wanted[0] if wanted else Averaging()
+        return replacements[0] if replacements else Averaging()
 
     def take_notes(self) -> list[Note]:
-        """The notes since the last call, which are then forgotten."""
-        self.check_all_heard()
+        """Return and remove the notes since the last call."""
+        self.check_loops_ended()
         notes, self.notes = self.notes, []
         return notes
 
-    def check_all_heard(self) -> None:
-        """Refuse a loop over replies that was left early: those who were not heard would be
-        forgotten.
-        """
-        if self._unheard:
+    def check_loops_ended(self) -> None:
+        """Refuse a loop over replies that was left early: its other replies would be ignored."""
+        if self._open_loop:
             raise ComityError(
-                f"Not all replies of {self._unheard} were heard: a loop over server.replies may not"
-                " be left early."
+                f"A loop over the replies of {self._open_loop} was left early: a loop over"
+                " server.replies must go through all replies."
             )
 
     def _call(self, function: Callable[..., Any]) -> CallId:
-        self.check_all_heard()
+        """The id of a call of a party function."""
+        self.check_loops_ended()
         name: str = getattr(function, "__name__", "")
         owner = getattr(function, "__self__", None)
         depth = next((d for d, a in enumerate(self._owners) if a is owner), None)
         if depth is None:
             raise ComityError(
-                f"A work must be a method of the algorithm itself, but {function!r} is not."
+                f"A party function must be a method of the algorithm, but {function!r} is not."
             )
         self._occurrences[depth, name] += 1
         return CallId(name, depth, self.round, self._occurrences[depth, name] - 1)
 
-    def _heard(
+    def _accepted_replies(
         self,
         function: Callable[..., Any],
         messages: Mapping[int, Any],
         sealed_messages: Mapping[Edge, Sealed],
-        ask: RunsParties,
+        run: RunsParties,
     ) -> Iterator[tuple[int, Any]]:
-        """Ask parties by `ask`; all that comes back is charged, and what counts of it is handed on
-        in party order.
+        """Call parties through `run`. All results are charged, and the replies that count are
+        yielded in party order.
         """
         call = self._call(function)
-        roll = self.participation_log.begin_call(call, messages)
-        delivered = self._delivered(roll, messages, sealed_messages)
-        sent = {i: messages[i] for i in roll.there}
+        participation = self.participation_log.begin_call(call, messages)
+        deliveries = (
+            self._deliveries(participation, messages, sealed_messages) if sealed_messages else {}
+        )
+        contents = {i: messages[i] for i in participation.reachable}
         if self.account:
-            self.account.charge_call(call, sent)
-        self.charge_messages(call.function, sent, "down")
-        self._unheard = call.function
-        self._asked |= sent.keys()
+            self.account.charge_call(call, contents)
+        self.charge_messages(call.function, contents, "down")
+        self._open_loop = call.function
+        self._called_parties |= contents.keys()
         addressed = {
-            i: Message(message, self.versions.get(i), self.round <= self.first)
-            for i, message in sent.items()
+            i: Message(content, self.versions.get(i), self.round <= self.first)
+            for i, content in contents.items()
         }
-        answers = in_order(addressed, ask(call, addressed, delivered))
-        # Mapped, as a loop here would hold on to each reply until the next.
-        yield from filter(None, map(partial(self._accepted, roll), answers))
-        self._unheard = ""
-        roll.close()
+        results = in_order(addressed, run(call, addressed, deliveries))
+        # `map`, because the variable of a loop would keep each reply until the next one comes.
+        yield from filter(None, map(partial(self._accept, participation), results))
+        self._open_loop = ""
+        participation.close()
 
-    def _delivered(
+    def _deliveries(
         self,
-        roll: CallParticipation,
+        participation: CallParticipation,
         messages: Mapping[int, Any],
         sealed_messages: Mapping[Edge, Sealed],
     ) -> dict[Edge, Sealed]:
-        """The parcels that get to their recipients, each charged."""
-        found: dict[Edge, Sealed] = {}
-        there = set(roll.there)
+        """The sealed messages whose recipients can be called, each charged."""
+        deliveries: dict[Edge, Sealed] = {}
+        reachable = set(participation.reachable)
+        function = participation.call.function
         for (src, dst), sealed in sorted(sealed_messages.items()):
             if dst not in messages:
                 raise ComityError(
-                    f"A parcel for {self.info.name(dst)} came without a letter to it in"
-                    f" {roll.call.function}."
+                    f"{function} has a sealed message for {self.info.name(dst)}, but no message:"
+                    " give messages to all recipients of sealed messages."
                 )
-            if dst in there:
+            if dst in reachable:
                 self._charge(
-                    roll.call.function,
-                    self.info.name(src),
-                    self.info.name(dst),
-                    "peer",
-                    sealed.size,
+                    function, self.info.name(src), self.info.name(dst), "peer", sealed.size
                 )
-                found[src, dst] = sealed
-        return found
+                deliveries[src, dst] = sealed
+        return deliveries
 
-    def _accepted(
-        self, roll: CallParticipation, came: tuple[int, PartyResult]
+    def _accept(
+        self, participation: CallParticipation, item: tuple[int, PartyResult]
     ) -> tuple[int, Any] | None:
-        """Count and charge an answer; the party's number and its reply, or nothing if it does not
-        count.
+        """Charge a party's result. Returns the party's number and its reply, or None if the reply
+        does not count.
         """
-        i, answer = came
-        if not roll.arrives(i):
+        i, result = item
+        if not participation.arrives(i):
             return None
-        self.steps += answer.steps
-        if answer.warning:
-            self.warn(answer.warning)
-        self.charge_reply(roll.call.function, i, answer.reply, "up")
+        call = participation.call
+        self.steps += result.steps
+        if result.warning:
+            self.warn(result.warning)
+        self.charge_reply(call.function, i, result.reply, "up")
         if self.account:
-            self.account.note_reply(roll.call, i, answer.reply)
-        for sender in answer.unusable:
-            self.participation_log.not_usable(
-                roll.call, sender, f"a parcel for {self.info.name(i)}"
+            self.account.note_reply(call, i, result.reply)
+        for sender in result.unusable:
+            self.participation_log.record_not_finite(
+                call, sender, f"a sealed message for {self.info.name(i)}"
             )
-        unfit = not_finite(answer.reply) if answer.unfit is None else answer.unfit
-        if not roll.counts(i, unfit, answer.ruined):
+        unfit = not_finite(result.reply) if result.unfit is None else result.unfit
+        if not participation.counts(i, unfit, result.ruined):
             return None
-        if answer.keeps:
-            self.versions[i] = roll.call
-        return i, answer.reply
+        if result.keeps:
+            self.versions[i] = call
+        return i, result.reply

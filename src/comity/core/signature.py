@@ -1,7 +1,7 @@
 """Signatures of party functions: the types of messages and replies, and so the records that may be
 on the wire.
 
-An annotation is looked up along inheritance: `M` in a class that is made from
+Annotations are resolved along inheritance: `M` in a subclass of
 `AveragesWeights[Params, C, Model]` is Model, and a method without annotations has those of the
 method that it overrides.
 """
@@ -18,7 +18,7 @@ from comity.base.content import Content, record_contents, reply_content
 from comity.base.declared import resolve_field_type
 from comity.base.record import Cipher, Empty, Sealed, is_record_type
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.wrapper import Hosts, chain, is_party_function
+from comity.core.wrapper import Hosts, chain, party_function_names
 
 
 class Signature(NamedTuple):
@@ -31,34 +31,33 @@ class Signature(NamedTuple):
 def signature(outermost: AnyAlgorithm, depth: int, name: str) -> Signature:
     """The signature of the party function `name` of the algorithm at `depth` of the chain."""
     owners = chain(outermost)[depth:]
-    hints = _along(type(owners[0]), name, 1), reply_type(type(owners[0]), name)
-    return Signature(*(_sent(owners, hint) for hint in hints))
+    hints = _annotation(type(owners[0]), name, 1), reply_type(type(owners[0]), name)
+    return Signature(*(_resolve_host(owners, hint) for hint in hints))
 
 
 def reply_type(cls: type, name: str) -> Any:
     """What a party function of a class declares to reply; Any where it does not say."""
-    returned = get_args(_along(cls, name, "return"))
-    return returned[1] if len(returned) == 2 else Any
+    state_and_reply = get_args(_annotation(cls, name, "return"))
+    return state_and_reply[1] if len(state_and_reply) == 2 else Any
 
 
 def message_type(cls: type) -> Any:
     """What `message_for` of a class declares to send."""
-    return _along(cls, "message_for", "return")
+    return _annotation(cls, "message_for", "return")
 
 
 def evaluation_message_type(outermost: AnyAlgorithm) -> Any:
     """The type of the message with which a party evaluates the model that it would deploy."""
-    return Empty if outermost.traits.self_contained else _sent(chain(outermost), Hosts)
+    return Empty if outermost.traits.self_contained else _resolve_host(chain(outermost), Hosts)
 
 
 def party_functions(outermost: AnyAlgorithm) -> list[tuple[int, str]]:
     """All party functions: the depth of each in the chain, and its name."""
-    names = [
+    return [
         (depth, name)
         for depth, owner in enumerate(chain(outermost))
-        for name in sorted(dir(type(owner)))
+        for name in sorted(party_function_names(type(owner)))
     ]
-    return [(depth, name) for depth, name in names if is_party_function(outermost, depth, name)]
 
 
 def wire_types(outermost: AnyAlgorithm) -> list[Any]:
@@ -99,13 +98,13 @@ def fields_on_wire(hint: Any) -> list[str]:
         for part in _parts([hint])
         if is_record_type(kind := get_origin(part) or part) and kind is not Cipher
     ]
-    found = [
+    names = [
         f"{kind.__name__}.{f.name}"
         for kind in kinds
         for f in fields(kind)
         if not records_in(resolve_field_type(kind, f))
     ]
-    return found if kinds or hint in (None, type(None)) else ["message"]
+    return names if kinds or hint in (None, type(None)) else ["message"]
 
 
 def reply_contents(outermost: AnyAlgorithm, depth: int, name: str) -> dict[str, Content | None]:
@@ -133,13 +132,15 @@ def records_of(outermost: AnyAlgorithm) -> frozenset[type]:
 
 
 def _parts(hints: list[Any]) -> Iterator[Any]:
-    """Types, what they are made of, and the fields of records among those, each once."""
-    seen: list[Any] = []
+    """The types, their type arguments, and the types of the fields of records among them, each
+    once.
+    """
+    earlier: list[Any] = []
     while hints:
         hint = hints.pop()
-        if hint in seen:
+        if hint in earlier:
             continue
-        seen.append(hint)
+        earlier.append(hint)
         yield hint
         hints += get_args(hint)
         kind = get_origin(hint) or hint
@@ -147,19 +148,19 @@ def _parts(hints: list[Any]) -> Iterator[Any]:
             hints += [resolve_field_type(kind, f) for f in fields(kind)]
 
 
-def _sent(owners: list[AnyAlgorithm], hint: Any) -> Any:
-    """A type in which a wrapper says that something is its host's: then what the host's `view`
-    makes.
+def _resolve_host(owners: list[AnyAlgorithm], hint: Any) -> Any:
+    """The type itself; for `Hosts`, the type that the `message_for` of the first host in the chain
+    declares.
     """
     if hint != Hosts:
         return hint
-    views = (message_type(type(owner)) for owner in owners)
-    return next((view for view in views if view not in (Any, Hosts)), Any)
+    types = (message_type(type(owner)) for owner in owners)
+    return next((kind for kind in types if kind not in (Any, Hosts)), Any)
 
 
-def _along(cls: type, name: str, what: int | str) -> Any:
-    """What a method declares to return, or the type of its n-th argument, by the first definition
-    that says it.
+def _annotation(cls: type, name: str, what: int | str) -> Any:
+    """The type of a method's n-th argument, or of its result ("return"), from the first class of
+    the inheritance that annotates it.
     """
     for base in cls.__mro__:
         if name in vars(base):
@@ -169,38 +170,39 @@ def _along(cls: type, name: str, what: int | str) -> Any:
                 names[what] if isinstance(what, int) else what, inspect.Parameter.empty
             )
             if annotation is not inspect.Parameter.empty:
-                return _bound(_evaluated(annotation, method.__globals__), _bindings(cls, base))
+                return _bind(_evaluate(annotation, method.__globals__), _bindings(cls, base))
     return Any
 
 
-def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
+def _evaluate(annotation: Any, names: dict[str, Any]) -> Any:
     try:
         return get_type_hints(
             SimpleNamespace(__annotations__={"it": annotation}), names, include_extras=True
         )["it"]
-    except Exception:  # whatever a user's annotation does when it is looked up
+    except Exception:  # evaluating a user's annotation may raise anything
         return Any
 
 
 def _bindings(cls: type, base: type) -> dict[Any, Any]:
-    """What the type variables of a class stand for in one that is made from it."""
+    """The types that the type variables of `base` have in its subclass `cls`."""
     if cls is base:
         return {}
-    for given in vars(cls).get("__orig_bases__", cls.__bases__):
-        parent = get_origin(given) or given
+    for generic_base in vars(cls).get("__orig_bases__", cls.__bases__):
+        parent = get_origin(generic_base) or generic_base
         if parent is not Generic and issubclass(parent, base):
-            here = dict(zip(getattr(parent, "__parameters__", ()), get_args(given), strict=False))
+            variables = getattr(parent, "__parameters__", ())
+            here = dict(zip(variables, get_args(generic_base), strict=False))
             above = (
                 _bindings(parent, base)
                 if parent is not base
                 else {var: var for var in getattr(base, "__parameters__", ())}
             )
-            return {var: _bound(hint, here) for var, hint in above.items()}
+            return {var: _bind(hint, here) for var, hint in above.items()}
     return {}
 
 
-def _bound(hint: Any, bindings: dict[Any, Any]) -> Any:
-    """A type with what its variables stand for; one that nobody gave stays."""
+def _bind(hint: Any, bindings: dict[Any, Any]) -> Any:
+    """A type with its type variables replaced. Variables without a binding stay."""
     if isinstance(hint, TypeVar):
         return bindings.get(hint, hint)
     free = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())

@@ -22,42 +22,46 @@ UNDECLARED_SAMPLES = "undeclared samples in "
 """How the account names a field with samples that its method does not declare."""
 
 
-def undeclared_samples(
-    outermost: AnyAlgorithm, depth: int, reply: Any, info: Info
-) -> Iterator[str]:
-    """The fields of a reply with rows in the form of samples, if no method of the chain declares
-    that parties send samples.
+class UndeclaredSamples:
+    """Finds samples in replies, if no method of the chain declares that parties send samples.
 
     Weights of the model, and fields whose shapes the method declares, are not looked at: the first
     layer of a network may have the form of samples.
     """
-    if any("samples" in owner.traits.leaves for owner in chain(outermost)):
-        return
-    names = dict.fromkeys(_fields_with_samples(reply, "message", info))
-    if names:
-        shapes = shapes_on_wire(outermost, depth, info.task, len(info.names))
-        yield from (name for name in names if name not in shapes)
 
+    def __init__(self, outermost: AnyAlgorithm, info: Info) -> None:
+        self._outermost = outermost
+        self._info = info
+        self._declared = any("samples" in owner.traits.leaves for owner in chain(outermost))
+        self._weight_shapes = {name: shape for name, (shape, _) in info.task.shapes.items()}
 
-def _fields_with_samples(tree: Any, name: str, info: Info) -> Iterator[str]:
-    if isinstance(tree, Tensor):
-        if tree.dim() > 1 and tuple(tree.shape[1:]) == tuple(info.shape):
-            yield name
-    elif is_record(tree):
-        for f in fields(tree):
-            place = f"{type(tree).__name__}.{f.name}"
-            yield from _fields_with_samples(getattr(tree, f.name), place, info)
-    elif isinstance(tree, dict):
-        for key, value in tree.items():
-            if not _is_weight(key, value, info):
-                yield from _fields_with_samples(value, name, info)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _fields_with_samples(value, name, info)
+    def fields_of(self, reply: Any, depth: int) -> list[str]:
+        """The fields of a reply with rows in the form of samples. The party function belongs to
+        the algorithm at `depth` of the chain.
+        """
+        if self._declared:
+            return []
+        names = dict.fromkeys(self._fields_with_samples(reply, "message"))
+        if not names:
+            return []
+        shapes = shapes_on_wire(self._outermost, depth, self._info.task, len(self._info.names))
+        return [name for name in names if name not in shapes]
 
-
-def _is_weight(key: Any, value: Any, info: Info) -> bool:
-    """Whether a value has the name and the shape of one of the model's weights."""
-    if not isinstance(value, Tensor) or key not in info.task.shapes:
-        return False
-    return tuple(value.shape) == tuple(info.task.shapes[key][0])
+    def _fields_with_samples(self, tree: Any, name: str) -> Iterator[str]:
+        if isinstance(tree, Tensor):
+            if tree.dim() > 1 and tuple(tree.shape[1:]) == tuple(self._info.shape):
+                yield name
+        elif is_record(tree):
+            for f in fields(tree):
+                place = f"{type(tree).__name__}.{f.name}"
+                yield from self._fields_with_samples(getattr(tree, f.name), place)
+        elif isinstance(tree, dict):
+            for key, value in tree.items():
+                is_weight = isinstance(value, Tensor) and self._weight_shapes.get(key) == tuple(
+                    value.shape
+                )
+                if not is_weight:
+                    yield from self._fields_with_samples(value, name)
+        elif isinstance(tree, list | tuple):
+            for value in tree:
+                yield from self._fields_with_samples(value, name)

@@ -111,20 +111,21 @@ class MessageValidator:
                 f"{call.function} is asked for in round {str(call.round)[:20]}, which is none."
             )
 
-    def _check(self, what: str, tree: Any, said: Any, depth: int) -> None:
+    def _check(self, what: str, tree: Any, declared_type: Any, depth: int) -> None:
         if payload(tree) > self.most_bytes:
             raise UsageError(
                 f"{what} weighs {payload(tree):,} bytes, and no more than {self.most_bytes:,} may"
                 " pass."
             )
-        if said is Any or isinstance(said, TypeVar):
+        if declared_type is Any or isinstance(declared_type, TypeVar):
             raise UsageError(
                 f"{what} has no declared type: annotate the message and the reply of the party"
                 " function."
             )
-        if not fits(tree, said):
+        if not fits(tree, declared_type):
             raise UsageError(
-                f"{what} should be {_words(said)}, but the {type(tree).__name__} that came is not."
+                f"{what} should be {_words(declared_type)}, but the {type(tree).__name__} that came"
+                " is not."
             )
         if wrong := _first_wrong(
             tree, "", shapes_on_wire(self.algorithm, depth, self.task, self.parties), self.task

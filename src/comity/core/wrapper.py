@@ -62,7 +62,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
         """A party function of the host, as it runs at a wrapped party."""
 
         @wraps(function)
-        async def wrapped(
+        async def run_wrapped(
             state: Wrapped[W], message: Any, party: Party, key: Key
         ) -> tuple[Wrapped[W], Any]:
             host, reply = await function(
@@ -70,7 +70,7 @@ class Wrapper(Algorithm[Wrapped[W | None], Wrapped[W], Hosts]):
             )
             return Wrapped(host, state.extra), reply
 
-        return wrapped
+        return run_wrapped
 
     def adjust_traits(self, declared: Traits) -> Traits:
         host = self.host.traits
@@ -191,15 +191,24 @@ def party_function(outermost: AnyAlgorithm, depth: int, name: str) -> PartyFunct
     return function
 
 
-def is_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
-    """Whether the algorithm at `depth` of the chain has a party function `name`: a method that is
-    marked with `@on_party`, or overrides a marked one.
+def party_function_names(cls: type) -> set[str]:
+    """The party functions of a class: methods that are marked with `@on_party`, and methods that
+    override a marked one.
     """
+    return {
+        name
+        for base in cls.__mro__
+        for name, method in vars(base).items()
+        if getattr(method, "__on_party__", False)
+    }
+
+
+def is_party_function(outermost: AnyAlgorithm, depth: int, name: str) -> bool:
+    """Whether the algorithm at `depth` of the chain has a party function `name`."""
     owners = chain(outermost)
     if type(depth) is not int or type(name) is not str or not 0 <= depth < len(owners):
         return False
-    methods = [vars(cls)[name] for cls in type(owners[depth]).__mro__ if name in vars(cls)]
-    return any(getattr(method, "__on_party__", False) for method in methods)
+    return name in party_function_names(type(owners[depth]))
 
 
 def check_can_be_summed(outermost: AnyAlgorithm, name: str) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from comity.core.participation import LOST
+from comity.core.participation import LOST_REPLY
 from comity.deploy.flare.jobs import Jobs
 from comity.deploy.flare.startup_kits import LEAD
 from comity.deploy.server import FAILED_ENDINGS, FAILURE, RUNS
@@ -130,7 +130,7 @@ class SubmittedJob:
             out: the researcher's folder, to which the run's folder is copied at the end
             follow: is called now and then with the run's folder at the server
         """
-        if not self.folder.ended or self._failed_endings():
+        if not self.folder.is_finished or self._failed_endings():
             with Jobs.at(self.federation / LEAD) as jobs:
                 self._abort_last_job(jobs)
                 self._wait_for_sites(jobs)
@@ -149,9 +149,9 @@ class SubmittedJob:
         """Submit one job after the other until the run has ended."""
         tries, last_round = 0, -2
         returned: set[str] = set()
-        while not self.folder.ended:
+        while not self.folder.is_finished:
             self._run_job(jobs, out, follow, returned)
-            if self.folder.ended:
+            if self.folder.is_finished:
                 return
             if failure := self._failure():
                 raise ComityError(failure)
@@ -202,7 +202,7 @@ class SubmittedJob:
         try:
             while not jobs.status(self.job).startswith("FINISHED"):
                 follow(self.folder)
-                if self.folder.ended or self._failure():
+                if self.folder.is_finished or self._failure():
                     jobs.wait(self.job, seconds=60)
                     return
                 if name := self._returned_site(jobs, back_since, returned):
@@ -257,7 +257,7 @@ def _silent_sites(folder: RunFolder) -> set[str]:
     missing = {
         row.party
         for row in ABSENCES.salvage(folder.path).rows
-        if row.round == last and row.how == LOST
+        if row.round == last and row.how == LOST_REPLY
     }
     if not missing:
         return set()

@@ -144,7 +144,7 @@ def conduct(
 ) -> dict[str, Any]:
     """Conduct a run, from its beginning or from its last checkpoint, and return its summary."""
     run = RunFolder(folder / RUNS / order.run)
-    begun = run.begun
+    begun = run.has_run
     experiment = (
         run.read_experiment() if begun else site_settings(config.experiment(order.settings))
     )
@@ -280,8 +280,8 @@ def server_run_of(
         read_plan(experiment.absent, experiment.seed, party_infos.names, plan),
         secret,
     )
-    server_run.check_judged()
-    if not server_run.judged("test"):
+    server_run.check_metric()
+    if not server_run.parties_with_metric("test"):
         raise UsageError(
             "No site would send a score of its test samples: all have too few for that, or none by"
             " this metric."

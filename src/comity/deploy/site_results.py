@@ -81,7 +81,7 @@ def measure(
     """
     policy = SitePolicy.read(at)
     run.check_begun()
-    if not run.ended:
+    if not run.is_finished:
         raise UsageError(
             f"Run {run.path.name} is not finished at {policy.name}: there is no model to look at"
             " yet."
@@ -148,7 +148,7 @@ def finish(run: SiteRun, rounds: int, model: bool, log: Callable[[str], None]) -
             failures.append(f"its {part} was not written: {reason}")
 
     write("summary", lambda: _write_summary(run, rounds))
-    if run.folder.ended:
+    if run.folder.is_finished:
         if model:
             write("model", lambda: _write_model(run))
         write("page", lambda: _write_page(run))
@@ -158,7 +158,7 @@ def finish(run: SiteRun, rounds: int, model: bool, log: Callable[[str], None]) -
 
 def _write_summary(run: SiteRun, rounds: int) -> list[str]:
     folder, server_run = run.folder, run.active.server_run
-    if folder.ended:
+    if folder.is_finished:
         return [f"run {run.name} had ended here before"]
     bytes_by_kind = Counter[str]()
     for row in run.tables.ledger():

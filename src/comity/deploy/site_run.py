@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from comity import algorithms
 from comity.base.call import CallId, Message
-from comity.base.key import Key, SecretKey
+from comity.base.key import Key
 from comity.base.record import Sealed, payload, sealed_in, unseal
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.party import Party
@@ -246,7 +246,7 @@ class SiteRun:
 
     def check_not_ended(self) -> None:
         """Refuse to compute anything after the end of the run."""
-        if self.folder.ended:
+        if self.folder.is_finished:
             raise UsageError(
                 f"Run {self.name} has ended at {self.party}: nothing more is answered."
             )
@@ -511,7 +511,9 @@ class SiteRun:
 
         None if there is no such run, or if this run is itself one.
         """
-        solo_runs = [run for run in runs_of(self.at) if run.ended and self._is_solo_baseline(run)]
+        solo_runs = [
+            run for run in runs_of(self.at) if run.is_finished and self._is_solo_baseline(run)
+        ]
         if not solo_runs or self.experiment.algorithm == ALONE:
             return None
         newest = max(solo_runs, key=lambda run: run.summary.stat().st_mtime)
@@ -671,7 +673,7 @@ def build_site(
     if party not in names:
         raise UsageError(f"{party} is left out of this run.")
     built_party = make_party(common, names.index(party), federation.parties[party])
-    root = SecretKey(Key.root(experiment.seed).bits, run_secret(at, run.path.name), binds=True)
+    root = Key.root(experiment.seed, run_secret(at, run.path.name), binds=True)
     return Site(algorithm, built_party, root), ServerRun(experiment, common, algorithm, info)
 
 
@@ -713,7 +715,7 @@ def _begin_folder(
     `data` is the digest of the site's data.
     """
     settings, split = config.write(experiment), federation.split.to_json()
-    if not run.begun:
+    if not run.has_run:
         run.path.mkdir(parents=True, exist_ok=True)
         run.begin(settings, environment(settings, data, split=split), split=split)
         return

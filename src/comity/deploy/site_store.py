@@ -348,7 +348,7 @@ def read_roster(folder: Path) -> dict[str, PartyInfo]:
 def runs_of(folder: Path) -> list[RunFolder]:
     """The runs that a site has taken part in, in the order in which they began."""
     runs = [RunFolder(path) for path in (folder / "runs").glob("*")]
-    return sorted((run for run in runs if run.begun), key=lambda run: run.config.stat().st_mtime)
+    return sorted((run for run in runs if run.has_run), key=lambda run: run.config.stat().st_mtime)
 
 
 def bytes_sent(folder: Path, party: str) -> int:

@@ -26,7 +26,7 @@ from comity.errors import ComityError, UsageError, describe, describe_exit
 from comity.wire.channel import Channel
 from comity.wire.sealing import Handover
 
-GONE = (EOFError, ConnectionError)  # what a channel raises when its other end has closed
+CHANNEL_CLOSED = (EOFError, ConnectionError)  # what a channel raises when its other end has closed
 ENDS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -107,13 +107,13 @@ class ProcessEngine(WorkersEngine):
     def _send(self, w: int, request: WorkerRequest) -> None:
         try:
             self._channels[w].send(request)
-        except GONE as why:
+        except CHANNEL_CLOSED as why:
             raise self._worker_error(w) from why
 
     def _receive(self, w: int) -> WorkerReply:
         try:
             reply: WorkerReply = self._channels[w].receive()
-        except GONE as why:
+        except CHANNEL_CLOSED as why:
             raise self._worker_error(w) from why
         if "error" in reply:
             raise ComityError(reply["error"])
@@ -168,9 +168,9 @@ def _worker(
                 for reply in worker.handle(request):
                     channel.send(reply)
                     del reply  # its memory is free for the next party
-            except GONE:
+            except CHANNEL_CLOSED:
                 raise
             except Exception as why:
                 channel.send({"error": describe(why)})
-    except GONE:
+    except CHANNEL_CLOSED:
         return

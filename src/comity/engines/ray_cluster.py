@@ -123,10 +123,10 @@ class Actor:
         try:
             module, _, function = builder.rpartition(".")
             build: Builder = getattr(importlib.import_module(module), function)
-            built = build(settings, split, code, self._take_data())
+            new_sites = build(settings, split, code, self._take_data())
         except Exception as why:
             return describe(why)
-        self._sites, self._on_gpu, self._data = built.sites, built.on_gpu, built.data
+        self._sites, self._on_gpu, self._data = new_sites.sites, new_sites.on_gpu, new_sites.data
         return ""
 
     def _take_data(self) -> object:

@@ -44,7 +44,7 @@ class SpillFile:
         self._free: dict[int, list[int]] = defaultdict(list)
         self._end = 0
 
-    def put(self, blob: bytes) -> tuple[int, int]:
+    def write(self, blob: bytes) -> tuple[int, int]:
         """Write a state and return its position."""
         size = len(blob)
         if self._free[size]:
@@ -56,7 +56,7 @@ class SpillFile:
         self._file.write(blob)
         return begin, size
 
-    def get(self, place: tuple[int, int]) -> bytes:
+    def read(self, place: tuple[int, int]) -> bytes:
         """The state at a position."""
         begin, size = place
         self._file.seek(begin)
@@ -145,14 +145,14 @@ class Versions:
         place = self._spilled.get(self.now)
         if place is None or self._file is None:
             return encode(self._in_memory[self.now])
-        return self._file.get(place)
+        return self._file.read(place)
 
     def spill(self, file: SpillFile) -> None:
         """Move all states from memory to a file."""
         self._file = file
         for version, state in self._in_memory.items():
             if version and version not in self._spilled:
-                self._spilled[version] = file.put(encode(state))
+                self._spilled[version] = file.write(encode(state))
         self._in_memory.clear()
 
     def _forget(self, version: Version) -> None:

@@ -78,7 +78,7 @@ class RunProgress:
         self._line.active.append(self)
         self._line.update(force=True)
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         """Do nothing: the line shows rounds."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:

@@ -18,6 +18,7 @@ from comity.base.call import CallId
 from comity.base.declared import resolve_field_type
 from comity.base.record import Sealed, is_record, payload, sealed_in
 from comity.core.algorithm import AnyAlgorithm
+from comity.core.party import Info
 from comity.core.release import (
     NEIGHBOURS,
     UNITS,
@@ -28,8 +29,9 @@ from comity.core.release import (
     releases_of,
     reply_fields,
 )
-from comity.core.signature import fields_on_wire
-from comity.core.undeclared import UNDECLARED_SAMPLES, undeclared_samples
+from comity.core.signature import fields_on_wire, party_functions
+from comity.core.undeclared import UNDECLARED_SAMPLES, UndeclaredSamples
+from comity.core.wrapper import chain
 from comity.errors import ComityError
 from comity.privacy.budget import Budget
 from comity.privacy.composition import (
@@ -96,9 +98,8 @@ class Account:
 
     Arguments:
         algorithm: the method of the run
-        name_of: the name of a party, by its number
+        info: what is known of all parties
         asked: what is known of a party before it is called, by its number
-        count: how many parties there are
         budget: the largest ε of a party; a call that would exceed it raises `BudgetExceeded`
         plan: computes what each party will release in the whole run
         coupled: why one record of a party changes its other records before any training, for
@@ -108,27 +109,34 @@ class Account:
     def __init__(
         self,
         algorithm: AnyAlgorithm,
-        name_of: Callable[[int], str],
+        info: Info,
         asked: Callable[[int], Asked],
-        count: int,
         budget: Budget,
         plan: Callable[[], Mapping[int, Counter[Release]]] = dict,
         coupled: Callable[[int], str] = lambda i: "",
     ) -> None:
         self.budget = budget
         self._algorithm = algorithm
-        self._name = name_of
+        self._name = info.name
         self._asked = asked
         self._plan = plan
         self._coupled = coupled
         self._planned: Mapping[int, Counter[Release]] | None = None
-        self._aggregated = count > MAX_PARTY_ROWS
+        self._aggregated = len(info.names) + len(info.newcomers) > MAX_PARTY_ROWS
         self._rows: list[PrivacyCharge] = []
-        self._declared: dict[tuple[int, str, int], Fields] = {}
-        self._undeclared: dict[tuple[int, str], Fields | None] = {}
-        """The reply fields of party functions for which no layer of the method declares a release.
-        They are the same for all parties, so that they are computed once.
+        self._declaring = {
+            depth for depth in range(len(chain(algorithm))) if declares(algorithm, depth)
+        }
+        """The depths of the chain whose party functions have declared releases."""
+        self._fields: dict[tuple[int, str, int | None], Fields] = {
+            (depth, function, None): dict.fromkeys(reply_fields(algorithm, depth, function))
+            for depth, function in party_functions(algorithm)
+            if depth not in self._declaring
+        }
+        """The reply fields of party functions: for each party, or under None for all parties if no
+        releases are declared.
         """
+        self._undeclared_samples = UndeclaredSamples(algorithm, info)
         self.history: dict[str, dict[str, Counter[Release]]] = {
             AGAINST_SERVER: {},
             AGAINST_PARTIES: {},
@@ -155,8 +163,8 @@ class Account:
 
         Raises `BudgetExceeded`, and charges nothing, if a party would exceed the budget.
         """
-        if self._undeclared_fields(call) is not None:
-            return  # the method declares no releases: nothing is protected, and nothing charged
+        if call.depth not in self._declaring:
+            return  # nothing is protected, and nothing charged
         charges = [
             (i, releases) for i in ids if (releases := _fields_by_release(self._fields_of(call, i)))
         ]
@@ -185,8 +193,7 @@ class Account:
         for name in dict.fromkeys((*fields_with_values(reply), *sealed)):
             if declared.get(name) is None:
                 self.note_open(call.round, call.function, i, name)
-        info = self._asked(i).info
-        for name in undeclared_samples(self._algorithm, call.depth, reply, info):
+        for name in self._undeclared_samples.fields_of(reply, call.depth):
             self.note_open(call.round, call.function, i, f"{UNDECLARED_SAMPLES}{name}")
 
     def note_open(
@@ -215,25 +222,14 @@ class Account:
             else:
                 self.note_open(round, "server", i, name, AGAINST_PARTIES)
 
-    def _undeclared_fields(self, call: CallId) -> Fields | None:
-        """The fields of a reply if no layer declares releases of it; None if one does."""
-        place = call.depth, call.function
-        if place not in self._undeclared:
-            self._undeclared[place] = (
-                None
-                if declares(self._algorithm, call.depth)
-                else dict.fromkeys(reply_fields(self._algorithm, *place))
-            )
-        return self._undeclared[place]
-
     def _fields_of(self, call: CallId, i: int) -> Fields:
         """The fields of a party's reply to a call, with their releases."""
-        if (undeclared := self._undeclared_fields(call)) is not None:
-            return undeclared
-        place = call.depth, call.function
-        if (*place, i) not in self._declared:
-            self._declared[*place, i] = releases_of(self._algorithm, *place, self._asked(i))
-        return self._declared[*place, i]
+        key = call.depth, call.function, i if call.depth in self._declaring else None
+        if key not in self._fields:
+            self._fields[key] = releases_of(
+                self._algorithm, call.depth, call.function, self._asked(i)
+            )
+        return self._fields[key]
 
     def _budget_exceeded(self, what: str, i: int) -> BudgetExceeded:
         return BudgetExceeded(

@@ -113,7 +113,7 @@ class Run:
     @property
     def has_ended(self) -> bool:
         """Whether the run has ended. Its summary need not be readable."""
-        return self._files.ended
+        return self._files.is_finished
 
     @cached_property
     def summary(self) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from comity import models
-from comity.base.key import Key, SecretKey
+from comity.base.key import Key
 from comity.base.samples import PartyData, Samples, combine
 from comity.core.party import Party
 from comity.core.wrapper import check_can_be_summed
@@ -64,7 +64,7 @@ class SimulatedRun(ServerRun):
             exclude=WHERE | {"rounds", "eval_every", "eval_share", "patience", "absent"}
         )
         secret = combine([repr(sorted(settings.items())), self.federation.fingerprint()]).encode()
-        return SecretKey(Key.root(self.experiment.seed).bits, secret)
+        return Key.root(self.experiment.seed, secret)
 
     def warnings(self) -> list[str]:
         """Warnings for the user before this run, a sentence each: about the data, and about the
@@ -170,7 +170,7 @@ def prepare(
     job = SimulatedRun(
         experiment, context, algorithm, info, absences, federation=federation, parties=parties
     )
-    job.check_judged()
+    job.check_metric()
     if experiment.partial_sums:
         check_can_be_summed(algorithm, display_name(experiment.algorithm))
     _check_custom_metric(job)

@@ -35,7 +35,7 @@ def _absolute_names(names: Any) -> Any:
     )
 
 
-Named = Annotated[str, BeforeValidator(_absolute_names)]
+MethodName = Annotated[str, BeforeValidator(_absolute_names)]
 
 
 def _absolute_network(model: Any) -> Any:
@@ -114,7 +114,7 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    algorithm: Named = Field(
+    algorithm: MethodName = Field(
         "fedavg", description="method with optional wrappers, as in fedavg+dbe"
     )
     data: Annotated[str, BeforeValidator(_absolute_dataset)] = Field(

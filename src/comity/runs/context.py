@@ -53,7 +53,7 @@ class PartyInfo:
         own_constants: bool = False,
     ) -> PartyInfo:
         """What a party with these data says, with or without the `counts` of its classes."""
-        judged = [
+        splits = [
             name
             for name, part in (("validation", data.validation), ("test", data.test))
             if len(part) and metric.is_defined(part.y)
@@ -62,7 +62,7 @@ class PartyInfo:
             train=len(data.train),
             validation=len(data.validation),
             test=len(data.test),
-            judged=judged,
+            judged=splits,
             too_few=has_too_few(count_by_class(data.test.y, classes), metric),
             counts=list(count_by_class(data.train.y, classes)) if counts else None,
             own_constants=own_constants,

@@ -70,8 +70,8 @@ class Evaluations:
         it, weighted by samples. None if no party reports it.
         """
         evaluations = self.by_party.values()
-        scores = [each.validation for each in evaluations if each.validation.count]
-        scores = scores or [each.test for each in evaluations if each.test.count]
+        scores = [e.validation for e in evaluations if e.validation.count]
+        scores = scores or [e.test for e in evaluations if e.test.count]
         if not scores:
             return None
         if self.metric == ACCURACY.name:
@@ -186,8 +186,8 @@ def _request(
     """The evaluations that arrive, in party order. The bytes sent for them are charged as
     `eval`.
     """
-    participation = server.participation_log.begin_call(server.looking(), messages)
-    contents = {i: messages[i] for i in participation.there}
+    participation = server.participation_log.begin_call(server.evaluation_call(), messages)
+    contents = {i: messages[i] for i in participation.reachable}
     server.charge_messages("evaluate", contents, "eval")
     requests = {i: Message(message, server.versions.get(i)) for i, message in contents.items()}
     evaluations = {}
@@ -195,7 +195,7 @@ def _request(
         if participation.arrives(i):
             server.charge_reply("evaluate", i, evaluation, "eval")
             evaluations[i] = evaluation
-    participation.write_silent()
+    participation.close()
     return evaluations
 
 

@@ -77,7 +77,7 @@ def _replace(run_folder: RunFolder, settings: str, rounds: int) -> None:
 def _check_open(folder: Path, before: Experiment, rounds: int, manifest: Manifest) -> None:
     """Refuse if a run with that many rounds would not have reached this checkpoint."""
     last = manifest.counters["schedule"]["rounds"]
-    ended = manifest.round >= last
+    is_complete = manifest.round >= last
     completed = min(manifest.round, last)  # newcomers have a round after all others
     if rounds <= completed:
         raise UsageError(
@@ -87,11 +87,11 @@ def _check_open(folder: Path, before: Experiment, rounds: int, manifest: Manifes
     advice = f"start a new run with --rounds {rounds} instead."
     reopened = manifest.counters if "exchanged" in manifest.counters else None
     ending = manifest.counters.get("ending", reopened)
-    if ended and ending is None:
+    if is_complete and ending is None:
         raise UsageError(
             f"{_closed(folder, before)}, and there is no way back to before that: {advice}"
         )
-    if ended and ending and _ended_by_patience(ending["schedule"], rounds, completed):
+    if is_complete and ending and _ended_by_patience(ending["schedule"], rounds, completed):
         raise UsageError(
             f"{folder} ended after round {completed} because it had got no better for"
             f" {before.patience} rounds (patience), as it would have with {rounds}: start a new run"
@@ -102,8 +102,9 @@ def _check_open(folder: Path, before: Experiment, rounds: int, manifest: Manifes
             f"{folder} has a privacy budget ({before.budget}), by which noise and rounds were"
             f" planned: {advice}"
         )
-    looked = manifest.counters.get("looked", ())
-    if "rounds" in looked or ("cohort" in looked and before.without and before.participation < 1):
+    length_fields = manifest.counters.get("looked", ())
+    cohort_depends_on_rounds = before.without and before.participation < 1
+    if "rounds" in length_fields or ("cohort" in length_fields and cohort_depends_on_rounds):
         raise UsageError(
             f"{display_name(before.algorithm)} plans by the number of rounds, so that the first of"
             f" {rounds} are others than the first of {before.rounds}: {advice}"
@@ -127,4 +128,4 @@ def _ended_by_patience(saved: dict[str, Any], rounds: int, completed: int) -> bo
     schedule = Schedule(rounds, saved["patience"])
     schedule.load(saved | {"stopped": False})
     schedule.enter(completed)
-    return schedule.stopped
+    return schedule.ends_early

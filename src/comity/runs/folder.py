@@ -92,7 +92,7 @@ class RunFolder:
     # Whether the folder holds a run.
 
     @property
-    def begun(self) -> bool:
+    def has_run(self) -> bool:
         """Whether the folder holds a run: in progress, stopped or finished."""
         return self._missing() is None
 
@@ -102,7 +102,7 @@ class RunFolder:
         return any((self.path / name).is_file() for name in TRACES)
 
     @property
-    def ended(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether the run has finished, even if its summary is damaged."""
         return self.summary.exists()
 
@@ -132,7 +132,7 @@ class RunFolder:
 
     def check_free(self) -> None:
         """Refuse a folder that holds a run, or anything that a new run would overwrite."""
-        if self.begun:
+        if self.has_run:
             raise UsageError(
                 f"{self.path} already holds a run: continue it with 'comity resume {self.path}' (in"
                 " Python resume=True), or choose another --out."
@@ -238,14 +238,14 @@ class RunFolder:
         try:
             checksums = self._checksums()
         except ComityError:
-            return checks | {CHECKSUMS if self.ended else CHECKPOINTS: self._checksums}
+            return checks | {CHECKSUMS if self.is_finished else CHECKPOINTS: self._checksums}
         return checks | {name: partial(self._check_file, name) for name in checksums}
 
     def _checksums(self) -> dict[str, Checksum]:
         """The checksums of tables and outcomes: at the end of the run or, before that, at its last
         checkpoint.
         """
-        if self.ended:
+        if self.is_finished:
             return self._final_checksums()
         manifest = self.checkpoints().load()
         return manifest.files if manifest else {}
@@ -270,7 +270,7 @@ class RunFolder:
     def _check_file(self, name: str) -> None:
         if checksum := self._checksums().get(name):
             path = self.path / name
-            checksum.check(path) if self.ended else checksum.check_beginning(path)
+            checksum.check(path) if self.is_finished else checksum.check_beginning(path)
 
     def _check_digest(self, path: Path, key: str) -> None:
         """Refuse a file whose digest differs from that in env.json."""
@@ -438,7 +438,7 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any] | None:
         """The summary; None while the run is not finished."""
-        if not self.ended:
+        if not self.is_finished:
             return None
         self._check_file(SUMMARY)
         return self.salvage_summary()

@@ -218,7 +218,7 @@ class _Rounds:
         server.server_steps = counters["server_steps"]
         server.warnings |= {warning.text: warning.round for warning in read_warnings(counters)}
         server.first = counters.get("first", 1)
-        server.looked.update(counters.get("looked", ()))
+        server.length_fields.update(counters.get("looked", ()))
         server.withholding.update(counters.get("withholding", ()))
         self.seconds.update(counters["seconds"])
         self._state = on_device(self._checkpoints.server_state(), self.job.device)
@@ -356,10 +356,10 @@ class _Rounds:
         not finite or the privacy budget is spent, everything is undone, and `discarded` says why.
         """
         exchange = _Exchange(self._state)
-        self.server.open(quorum)
+        self.server.begin_exchanges(quorum)
         try:
             yield exchange
-            versions = self.server.settle()
+            versions = self.server.commit()
             if not is_finite(exchange.state):
                 self._check_may_go_on(exchange.state)
                 raise NoReplies(
@@ -382,7 +382,7 @@ class _Rounds:
         The models are evaluated as they are.
         """
         if self.server.round:
-            self.schedule.rounds, self.schedule.stopped = self.server.round, True
+            self.schedule.rounds, self.schedule.ends_early = self.server.round, True
             self.server.warn(
                 f"The run ended in round {self.server.round}, in which its privacy budget was"
                 " spent."
@@ -439,7 +439,7 @@ class _Rounds:
             "discarded": self._discarded,
             "waiting": sorted(server.participation_log.waiting),
             "first": server.first,
-            "looked": sorted(server.looked),
+            "looked": sorted(server.length_fields),
             "withholding": sorted(server.withholding),
         }
         counters |= {"gained": self._gained} if self._gained else {}

@@ -19,14 +19,15 @@ from typing import NamedTuple
 from comity.base.call import CallId
 from comity.base.key import Key
 from comity.core.algorithm import AnyAlgorithm
-from comity.core.participation import LOST, NOT_FINITE, OFFLINE, WAITING
+from comity.core.participation import LOST_REPLY, NOT_FINITE, OFFLINE, WAITING
 from comity.core.wrapper import chain
 from comity.errors import ComityError, UsageError, unknown
 from comity.runs.tables import OLD_REASONS, current_columns
 from comity.spec import call as apply_spec
 from comity.spec import parse
 
-EVERY = "*"
+WILDCARD = "*"
+"""Stands for all rounds, or all calls, in a table."""
 CONSEQUENCES = (WAITING, NOT_FINITE)
 """Reasons in a run's table that a simulation produces by itself."""
 MOST = 10_000_000  # bytes of a table
@@ -44,7 +45,7 @@ class Row(NamedTuple):
 
     def matches(self, call: CallId) -> bool:
         """Whether it applies to a call."""
-        same_call = self.first <= call.round <= self.last and self.call in (EVERY, call.function)
+        same_call = self.first <= call.round <= self.last and self.call in (WILDCARD, call.function)
         return same_call and self.occurrence in (None, call.occurrence)
 
 
@@ -53,32 +54,32 @@ class PlannedAbsences:
     """Which parties will miss which calls."""
 
     text: str = ""
-    """The table as it was given. A run keeps it in its folder."""
+    """The table as the user wrote it. A run keeps it in its folder."""
     rows: dict[str, list[Row]] = field(default_factory=dict)
     """By party."""
-    offline: float = 0.0
+    offline_share: float = 0.0
     """The share of parties that are offline in a round, at random. They are evaluated all the
     same.
     """
-    lost: float = 0.0
+    lost_share: float = 0.0
     """The share of replies that are lost, at random."""
     root: Key = field(default_factory=lambda: Key(0))
 
     @property
-    def planned(self) -> bool:
-        """Whether there are any."""
-        return bool(self.rows or self.offline or self.lost)
+    def is_empty(self) -> bool:
+        """Whether no absences are planned."""
+        return not (self.rows or self.offline_share or self.lost_share)
 
     def __call__(self, party: str, call: CallId) -> str:
-        """What is planned for a party in a call: OFFLINE, LOST, or empty."""
+        """What is planned for a party in a call: OFFLINE, LOST_REPLY, or empty."""
         for row in self.rows.get(party, ()):
             if row.matches(call):
                 return row.how
         if call.round and call.depth >= 0:
-            if self._draw(self.offline, party, call.round):
+            if self._draw(self.offline_share, party, call.round):
                 return OFFLINE
-            if self._draw(self.lost, party, *call):
-                return LOST
+            if self._draw(self.lost_share, party, *call):
+                return LOST_REPLY
         return ""
 
     def _draw(self, share: float, *path: str | int) -> bool:
@@ -94,7 +95,7 @@ class PlannedAbsences:
         unknown_functions = (
             {row.call for rows in self.rows.values() for row in rows}
             - functions
-            - {EVERY, "evaluate"}
+            - {WILDCARD, "evaluate"}
         )
         return [
             f"the plan of absences names {function!r}, which is no party function of this method."
@@ -122,7 +123,7 @@ def _random(setting: str, seed: int) -> PlannedAbsences:
                 f"{setting} is out of range: offline and lost are shares from 0 to below 1, and one"
                 " of them is more than 0."
             )
-        return PlannedAbsences(offline=offline, lost=lost, root=Key.root(seed))
+        return PlannedAbsences(offline_share=offline, lost_share=lost, root=Key.root(seed))
 
     spec = parse(setting)
     if spec.name != "random":
@@ -176,20 +177,20 @@ def _row(cells: dict[str, str], where: str, parties: list[str]) -> Row:
         raise unknown(f"party ({where}) called", cells["party"], parties)
     how = cells.get("how") or OFFLINE
     how = OLD_REASONS.get(how, how)
-    if how not in (OFFLINE, LOST, *CONSEQUENCES):
-        raise UsageError(f"{where}: how is {OFFLINE} or {LOST}, not {how!r}.")
+    if how not in (OFFLINE, LOST_REPLY, *CONSEQUENCES):
+        raise UsageError(f"{where}: how is {OFFLINE} or {LOST_REPLY}, not {how!r}.")
     first, last = _rounds(cells["round"].strip(), where)
     occurrence = cells.get("occurrence", "").strip()
     if occurrence and not occurrence.isdecimal():
         raise UsageError(f"{where}: an occurrence is a whole number, not {occurrence!r}.")
-    call = cells.get("call", "").strip() or EVERY
+    call = cells.get("call", "").strip() or WILDCARD
     return Row(cells["party"], first, last, call, int(occurrence) if occurrence else None, how)
 
 
 def _rounds(text: str, where: str) -> tuple[int, float]:
     """`3`, `3-5`, `3-` or `*` as the first and the last round."""
     begin, dash, end = text.partition("-")
-    if text == EVERY:
+    if text == WILDCARD:
         return 0, float("inf")
     if not begin.isdecimal() or (end and not end.isdecimal()) or len(text) > 40:
         raise UsageError(f"{where}: a round is written as 3, 3-5, 3- or *, not {text[:40]!r}.")

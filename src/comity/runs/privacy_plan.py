@@ -51,9 +51,8 @@ class PrivacyPlan:
         """A new account of what parties release."""
         return Account(
             self._run.algorithm,
-            self._run.info.name,
+            self._run.info,
             self.about_party,
-            len(self._run.context.roster.names),
             self.budget,
             self.planned_releases,
             self.coupled,

@@ -76,7 +76,7 @@ def resume_in(
     run_folder = RunFolder(folder)
     track = track or NoTracker()
     with prepared_process(run_folder):
-        if run_folder.ended:
+        if run_folder.is_finished:
             return Result(folder, job, _finished_summary(job, run_folder, progress, track))
         warnings = changes(folder, code_of(job.experiment))
         summary = execute(

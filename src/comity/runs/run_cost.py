@@ -29,12 +29,12 @@ class RunCost:
         """
         rounds = self._run.experiment.rounds
         limit = max(COUNTED_ROUNDS, COUNTED_DRAWS // len(self._run.context.roster.names))
-        counted = (
+        sample_rounds = (
             range(1, rounds + 1)
             if rounds <= limit
             else [1 + k * (rounds - 1) // (limit - 1) for k in range(limit)]
         )
-        return {t: self._run.cohort(t) for t in counted}
+        return {t: self._run.cohort(t) for t in sample_rounds}
 
     def in_all_rounds(self, count: int) -> int:
         """Extrapolate a count in the counted rounds to all rounds.
@@ -54,8 +54,8 @@ class RunCost:
         tried = sum(
             party_steps[i] for t in run.algorithm.traits.tried_rounds for i in run.cohort(t)
         )
-        counted = sum(party_steps[i] for ids in self.counted_cohorts.values() for i in ids)
-        return late + tried + self.in_all_rounds(counted)
+        cohort_steps = sum(party_steps[i] for ids in self.counted_cohorts.values() for i in ids)
+        return late + tried + self.in_all_rounds(cohort_steps)
 
     def seconds(self) -> float:
         """A rough estimate of the training time on one worker.

@@ -21,8 +21,8 @@ class Schedule:
     best_round: int = 0
     evaluated: int = 0
     """The last evaluated round. Rounds that are not evaluated do not count against patience."""
-    stopped: bool = False
-    """Whether the run ends early."""
+    ends_early: bool = False
+    """Whether the run ends before the number of rounds that was set. In checkpoints: `stopped`."""
 
     def enter(self, t: int) -> None:
         """Begin round t, which may become the last."""
@@ -32,7 +32,7 @@ class Schedule:
             and self.evaluated - self.best_round >= self.patience
         ):
             self.rounds = t
-            self.stopped = True
+            self.ends_early = True
 
     def record(self, t: int, goodness: float) -> None:
         """Record the goodness of a round. A NaN, of a diverged round, is never the best."""
@@ -43,16 +43,16 @@ class Schedule:
 
     def dump(self) -> dict[str, Any]:
         """The values for a checkpoint."""
-        return asdict(self)
+        values = asdict(self)
+        values["stopped"] = values.pop("ends_early")
+        return values
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Restore the values of a checkpoint."""
-        stopped = saved.get(
-            "stopped", saved["rounds"] < self.rounds
-        )  # earlier versions did not say
-        for name, value in {
-            **saved,
-            "stopped": stopped,
-            "rounds": saved["rounds"] if stopped else self.rounds,
-        }.items():
+        values = dict(saved)
+        # Checkpoints of early versions have no entry `stopped`.
+        self.ends_early = values.pop("stopped", saved["rounds"] < self.rounds)
+        if not self.ends_early:
+            del values["rounds"]
+        for name, value in values.items():
             setattr(self, name, value)

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from comity.base.key import Key, SecretKey
+from comity.base.key import Key
 from comity.core.algorithm import AnyAlgorithm
 from comity.core.participation import Rules
 from comity.core.party import Info
@@ -40,7 +40,7 @@ class Progress(Protocol):
     def begin(self, job: ServerRun, first_round: int) -> None:
         """A run begins or continues: rounds up to `first_round` are complete."""
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         """`count` more parties have replied in this round."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
@@ -60,7 +60,7 @@ class Quiet:
     def begin(self, job: ServerRun, first_round: int) -> None:
         pass
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         pass
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:
@@ -88,8 +88,7 @@ class ServerRun:
     @cached_property
     def root(self) -> Key:
         """The key of all randomness in the run."""
-        root = Key.root(self.experiment.seed)
-        return SecretKey(root.bits, self.secret, binds=True) if self.secret else root
+        return Key.root(self.experiment.seed, self.secret, binds=bool(self.secret))
 
     @cached_property
     def cost(self) -> RunCost:
@@ -155,24 +154,24 @@ class ServerRun:
     def _skew_warnings(self, name: str) -> list[str]:
         """Warnings if the method is for feature skew only, but labels differ or may differ."""
         skew = self.context.party_infos.label_skew()
-        meant = f"{name} is meant for parties whose inputs differ, but"
+        purpose = f"{name} is meant for parties whose inputs differ, but"
         if skew is None:
             return [
-                f"{meant} whether their labels do here is not known, as somebody does not tell how"
-                " many it has of each."
+                f"{purpose} whether their labels differ here is not known, because a party does not"
+                " reveal its class counts."
             ]
         if skew <= SKEWED:
             return []
         return [
-            f"{meant} here their labels do (on average {skew:.0%} of a party's labels would have to"
-            " change to match the others'): expect it to lose."
+            f"{purpose} here their labels do (on average {skew:.0%} of a party's labels would have"
+            " to change to match the others'): expect it to lose."
         ]
 
-    def judged(self, split: str) -> list[str]:
+    def parties_with_metric(self, split: str) -> list[str]:
         """The parties for whose samples of a split (validation, test) the metric is defined."""
         return [name for name, info in self.initial_party_infos.items() if split in info.judged]
 
-    def check_judged(self) -> None:
+    def check_metric(self) -> None:
         """Refuse a metric that is defined for none of the parties where it is needed."""
         name = display_name(self.experiment.algorithm)
         if not any(info.validation for info in self.initial_party_infos.values()):
@@ -185,7 +184,7 @@ class ServerRun:
         validated = any(info.validation for info in self.party_infos.values())
         needed = ["test", "validation"] if self.experiment.patience and validated else ["test"]
         for split in needed:
-            if not self.judged(split):
+            if not self.parties_with_metric(split):
                 raise UsageError(
                     f"No party's {split} samples have a figure by metric {metric.name}"
                     f" ({metric.about}): choose another metric."
@@ -207,11 +206,10 @@ class ServerRun:
             self.root,
             self.experiment.participation,
             runner,
-            progress.answered,
+            progress.add_replies,
             Rules(
-                self.experiment.min_replies,
                 self.experiment.on_nonfinite == "stop",
-                self.absences if self.absences.planned else None,
+                None if self.absences.is_empty else self.absences,
             ),
             account,
             summer,

@@ -147,9 +147,9 @@ def _other_metrics(
         if block and metric is job.metric:
             # A site policy may have changed since the party said for which splits it is defined.
             with_figure = {row.party for row in rows if is_figure(row, metric=metric.name)}
-            with_figure.update(job.judged("test"))
-            judged = {party: count for party, count in tests.items() if party in with_figure}
-            block |= over_rounds(rows, metric, final, judged, validations)
+            with_figure.update(job.parties_with_metric("test"))
+            test_counts = {party: count for party, count in tests.items() if party in with_figure}
+            block |= over_rounds(rows, metric, final, test_counts, validations)
         all_blocks["auc" if metric.name == "auc_micro" else metric.name] = block
     all_blocks.pop(ACCURACY.name, None)
     return all_blocks
@@ -210,7 +210,7 @@ def summarise(
     rows: list[Note],
     absences: Iterable[Absence],
     total: Counter[str],
-    made: dict[str, Any],
+    course: dict[str, Any],
     seconds: dict[str, float],
     warnings: Iterable[RunWarning] = (),
     *,
@@ -223,7 +223,7 @@ def summarise(
         rows: The rows of metrics.csv.
         absences: The rows of absences.csv.
         total: The bytes by kind.
-        made: The entries about the course of the run: rounds, steps and others.
+        course: The entries about the course of the run: rounds, steps and others.
         seconds: The time by phase.
         warnings: The warnings during the run. Those before it are added here, and the callers add
             those after it, which depend on how the run was concluded.
@@ -233,13 +233,13 @@ def summarise(
     charged = {kind: total[kind] for kind in KINDS}
     tests = {name: info.test for name, info in parties.items()}
     validations = {name: info.validation for name, info in parties.items()}
-    others = _other_metrics(job, rows, made["rounds"], tests, validations)
+    others = _other_metrics(job, rows, course["rounds"], tests, validations)
     classes = job.info.task.classes
     main = ACCURACY if classes else EXPLAINED
     if needs_figures and not any(is_figure(row, metric=main.name) for row in rows):
         raise ComityError("No party reported a figure of its test samples, so there is no summary.")
     if classes:
-        accuracy_block = accuracy(rows, made["rounds"], tests, validations)
+        accuracy_block = accuracy(rows, course["rounds"], tests, validations)
     else:
         explained = others[EXPLAINED.name]
         as_of = explained["as_of"] if explained else dict.fromkeys(tests)
@@ -265,7 +265,7 @@ def summarise(
             name: round(seconds.get(name, 0.0), 4)
             for name in ("setup", "train", "evaluate", "total")
         },
-        **made,
+        **course,
     }
     before = [RunWarning("before", text) for text in job.method_warnings()]
     add_warnings(summary, [*before, *warnings])

@@ -115,7 +115,7 @@ def _timing(cells: Sequence[str]) -> Timing:
     return Timing(int(cells[0]), float(cells[1]), float(cells[2]), float(cells[3]), int(cells[4]))
 
 
-SPENT_CELLS: tuple[Callable[[str], Any], ...] = (
+PRIVACY_CELLS: tuple[Callable[[str], Any], ...] = (
     *(int, str, str, str, str, str),
     *(float, float, float, int, float, float),
     *(str, str, int, int),
@@ -123,8 +123,8 @@ SPENT_CELLS: tuple[Callable[[str], Any], ...] = (
 """How the cells of privacy.csv are parsed."""
 
 
-def _spent(cells: Sequence[str]) -> PrivacyCharge:
-    values: list[Any] = [parse(cell) for parse, cell in zip(SPENT_CELLS, cells, strict=True)]
+def _privacy_charge(cells: Sequence[str]) -> PrivacyCharge:
+    values: list[Any] = [parse(cell) for parse, cell in zip(PRIVACY_CELLS, cells, strict=True)]
     return PrivacyCharge(*values)
 
 
@@ -138,7 +138,7 @@ METRICS = Table("metrics.csv", Note._fields, _note)
 LEDGER = Table("ledger.csv", Charge._fields, _charge)
 TIMING = Table("timing.csv", Timing._fields, _timing)
 ABSENCES = Table("absences.csv", Absence._fields, _absence, seldom=True)
-PRIVACY = Table("privacy.csv", PrivacyCharge._fields, _spent, seldom=True)
+PRIVACY = Table("privacy.csv", PrivacyCharge._fields, _privacy_charge, seldom=True)
 TABLES: tuple[Table[Any], ...] = (METRICS, LEDGER, TIMING, ABSENCES, PRIVACY)
 
 

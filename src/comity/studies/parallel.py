@@ -168,7 +168,7 @@ def run_once(
     prepared experiment, if it has been prepared already.
     """
     job = job or prepare(experiment, federation, model)
-    if not RunFolder(folder).begun:
+    if not RunFolder(folder).has_run:
         return start(job, folder, progress, track, record_messages=record_messages).summary
     check_same(folder, job.experiment, record_messages)
     if (summary := RunFolder(folder).read_summary()) is not None:
@@ -360,7 +360,7 @@ class _RunPool:
             )
         observer = self._progress(run.title)
         how = (run.experiment, federation, run.folder)
-        if RunFolder(run.folder).ended:
+        if RunFolder(run.folder).is_finished:
             self._summaries[k] = run_once(
                 *how, observer, self._track, self._model, job, run.record_messages
             )

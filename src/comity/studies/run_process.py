@@ -90,7 +90,7 @@ class _Reporter:
         """Report that the run begins, or continues."""
         self.send("begin", first_round)
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         """Not reported: there are too many replies."""
 
     def round(self, t: int, figure: float | None, ledger: Ledger) -> None:

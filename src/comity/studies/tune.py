@@ -178,7 +178,7 @@ def tune(
         # All experiments are checked before the first run starts.
         job = prepare(experiment, data(experiment), model)
         metric = job.metric  # differs from the default where labels are numbers
-        if not job.judged("validation"):
+        if not job.parties_with_metric("validation"):
             raise UsageError(
                 f"No party's validation samples have a figure by metric {metric.name}: there is"
                 " nothing to choose by."

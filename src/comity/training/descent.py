@@ -50,7 +50,7 @@ def _train(request: FitRequest[Any], thin: bool) -> Fitted:
     for batch in batches(request.samples, request.key, request.training):
         scratch = batch.scratch
         if request.draw:
-            batch.drawn = request.draw(batch, BatchKey(request.key.bits, batch.number), aux)
+            batch.draws = request.draw(batch, BatchKey(request.key.bits, batch.number), aux)
         descent.step(batch)
     check_unwritten(read_only_arguments, before)
     return descent.finish(scratch)
@@ -70,15 +70,15 @@ def _descent(request: FitRequest[Any], aux: Any, thin: bool) -> Descent:
     def loss(theta: Params, batch: Batch) -> Tensor:
         return request.objective(request.task, theta, batch, aux)
 
-    shift = request.shift
+    names, pull = request.names, request.pull
     return Descent(
         loss,
         request.training,
         ReadOnlyDict({k: v.detach().clone() for k, v in request.begin.items()}),
-        request.names,
-        _copy_moments(request.before),  # updated in place, so it must not be the caller's
-        None if shift is None else list(shift.values()),
-        Anchor.of(request),
+        names,
+        _copy_moments(request.before) if request.before else None,
+        list(request.shift.values()) if request.add is not None else None,
+        Anchor.at(names, pull.to, pull.weight) if pull else None,
         thin,
     )
 
@@ -124,9 +124,8 @@ def check_unwritten(arguments: Any, before: list[int]) -> None:
         )
 
 
-def _copy_moments(moments: Moments | None) -> Moments | None:
-    if moments is None:
-        return None
+def _copy_moments(moments: Moments) -> Moments:
+    """A copy of an optimizer's state: the descent updates it in place."""
     copy: Moments = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, moments)
     return copy
 
@@ -140,13 +139,6 @@ class Anchor:
     places: list[int]
     to: list[Tensor]
     weight: float
-
-    @staticmethod
-    def of(request: FitRequest[Any]) -> Anchor | None:
-        """The proximal term of a request; None if no trained tensor is pulled."""
-        if request.pull is None:
-            return None
-        return Anchor.at(request.names, request.pull.to, request.pull.weight)
 
     @staticmethod
     def at(names: list[str], to: Params, weight: float) -> Anchor | None:
@@ -256,7 +248,6 @@ class Descent:
             torch._foreach_add_([to for to, _ in pairs], [grad for _, grad in pairs], alpha=scale)
         if self.tape:
             self.tape.add(thin, into, scale)
-            self.tape.clear()
 
     def _pull_and_decay(self, anchor: Anchor, into: list[Tensor], scale: float) -> None:
         """Add the proximal term and the weight decay, both computed from the parameters before

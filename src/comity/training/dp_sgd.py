@@ -260,7 +260,8 @@ class SampleTape(Tape):
         self._gradient_of_layers: list[Callable[[Tensor], Layer]] = []
 
     def clear(self) -> None:
-        super().clear()
+        """Remove the records of the last batch."""
+        self.outputs.clear()
         self._gradient_of_layers.clear()
 
     def layers(self, value: Tensor) -> list[Layer]:

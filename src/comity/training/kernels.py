@@ -59,12 +59,6 @@ class Tape:
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
 
-    def clear(self) -> None:
-        """Remove the records of the last step."""
-        self.places.clear()
-        self.inputs.clear()
-        self.outputs.clear()
-
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """A linear layer, which is recorded if its weight is trained."""
         if functorch.is_batchedtensor(weight):
@@ -116,7 +110,9 @@ class Tape:
         return y
 
     def add(self, grads: Sequence[Tensor | None], into: Sequence[Tensor], scale: float) -> None:
-        """Add `scale` times the weights' gradients to `into`, from the gradients of the outputs."""
+        """End a step: add `scale` times the weights' gradients to `into`, from the gradients of the
+        outputs, and remove the records of the step.
+        """
         for place, x, dy in zip(self.places, self.inputs, grads, strict=True):
             if dy is None:
                 continue
@@ -124,6 +120,9 @@ class Tape:
                 into[place].baddbmm_(dy.mT, x, alpha=scale)
             else:
                 into[place].addmm_(dy.flatten(0, -2).t(), x.flatten(0, -2), alpha=scale)
+        self.places.clear()
+        self.inputs.clear()
+        self.outputs.clear()
 
 
 def _rows(x: Tensor) -> Tensor:

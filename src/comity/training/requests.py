@@ -32,7 +32,7 @@ arguments.
 """
 Draw = Callable[[Batch, Key, O], Any]
 """draw(batch, key, aux): a batch's random tensors, computed for one party at a time. The loss finds
-them in `batch.drawn`.
+them in `batch.draws`.
 
 The key belongs to the batch: `key.fold("noise").generator()` draws other values for each batch.
 """
@@ -150,11 +150,11 @@ class FitRequest(Generic[O]):
         return [k for k in self.begin if not is_buffer(k) and (self.only is None or k in self.only)]
 
     @property
-    def shift(self) -> Params | None:
-        """What is added to every gradient, for all trained parameters."""
+    def shift(self) -> Params:
+        """What is added to every gradient, for all trained parameters; empty if nothing is."""
         add = self.add
         if add is None:
-            return None
+            return {}
         return {k: add[k] if k in add else torch.zeros_like(self.begin[k]) for k in self.names}
 
 

@@ -65,7 +65,7 @@ class Batch:
     """
     rows: dict[str, Tensor] = field(default_factory=dict)
     """Further values of its samples (see `Samples.rows`)."""
-    drawn: Any = None
+    draws: Any = None
     """What the training's `draw` returned for this batch: random values are passed as data."""
 
 

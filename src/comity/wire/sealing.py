@@ -74,7 +74,7 @@ class Lock:
         self._records = records
         """The record types that a sealed message may contain; None allows all."""
         self._round = -1
-        self._opened: dict[tuple[int, bytes], CallId] = {}
+        self._opening_calls: dict[tuple[int, bytes], CallId] = {}
 
     def close(self, tree: Any) -> Any:
         """The same tree with all its sealed messages encrypted. One that occurs twice is encrypted
@@ -102,7 +102,7 @@ class Lock:
             )
         if call.round > self._round:
             self._round = call.round
-            self._opened.clear()  # messages of earlier rounds are refused by their round
+            self._opening_calls.clear()  # messages of earlier rounds are refused by their round
         return {
             recipient: {
                 sender: self._open(sealed, sender, recipient, call)
@@ -140,7 +140,7 @@ class Lock:
         cipher = unseal(sealed)
         _check_form(cipher)
         locked = cipher.keys[cipher.to.index(recipient)].numpy().tobytes()
-        if self._opened.get((recipient, locked), call) != call:
+        if self._opening_calls.get((recipient, locked), call) != call:
             raise ComityError(OPENED_TWICE)
         try:
             bound = self._bound(sender, recipient, call.round, sealed.size)
@@ -155,7 +155,7 @@ class Lock:
             ) from why
         if payload(content) != sealed.size:
             raise CorruptedFile("A sealed message is not of the size that was charged for it.")
-        self._opened[recipient, locked] = call
+        self._opening_calls[recipient, locked] = call
         return Sealed(content, sealed.size, sealed.to, sealed.origin)
 
     def _between(self, sender: int, recipient: int) -> ChaCha20Poly1305:

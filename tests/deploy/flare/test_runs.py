@@ -58,7 +58,7 @@ def test_the_same_as_in_one_place(method: str, real: Real, tmp_path: Path) -> No
     assert warning_texts(order.summary(), "during") == []
     real.check_same(method, tmp_path / "run", **settings)
     server = real.run_of(tmp_path / "run")
-    assert server.ended
+    assert server.is_finished
     assert not list((server.path / "checkpoints").glob("party-*"))  # states stay at home
     charged = [row for row in server.read_ledger() if row.kind != "setup"]
     for name in real.names:
@@ -249,8 +249,8 @@ def test_a_small_site_whose_end_fails(real: Real, tmp_path: Path) -> None:
             in text
         )
         assert f"Go on with: comity resume {out}" in text
-        assert RunFolder(out).ended
-        assert not own.ended
+        assert RunFolder(out).is_finished
+        assert not own.is_finished
 
         obstacle.rmdir()
         command = real.command("resume", str(out))

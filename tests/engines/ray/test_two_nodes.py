@@ -124,7 +124,7 @@ class Killing:
     def begin(self, job: Any, first_round: int) -> None:
         self.begun.append(first_round)
 
-    def answered(self, count: int) -> None:
+    def add_replies(self, count: int) -> None:
         pass
 
     def round(self, t: int, figure: float | None, ledger: Any) -> None:

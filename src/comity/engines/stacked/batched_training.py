@@ -152,7 +152,7 @@ class BatchedTraining:
         self.aux = StackedTree(self.party_aux)
         self.task = StackedTree([r.task for r in requests])
         self.theta = _stack([r.begin for r in requests])
-        self.shift = _stack([r.shift or {} for r in requests])
+        self.shift = _stack([r.shift for r in requests])
         self.to = _stack([r.pull.to if r.pull else {} for r in requests])
         self.before = first.before.count if first.before else 0
         self.first: Params = {}
@@ -202,8 +202,10 @@ class BatchedTraining:
                 if number < len(sizes):
                     rows_by_size.setdefault(sizes[number], []).append(i)
             now = {tuple(rows): size for size, rows in rows_by_size.items()}
-            ended = [rows for rows, segment in under_way.items() if now.get(rows) != segment.size]
-            yield from [under_way.pop(rows) for rows in ended]
+            complete = [
+                rows for rows, segment in under_way.items() if now.get(rows) != segment.size
+            ]
+            yield from [under_way.pop(rows) for rows in complete]
             for rows, size in now.items():
                 segment = under_way.get(rows, Segment(rows, number, number, size))
                 under_way[rows] = segment._replace(end=number + 1)
@@ -236,7 +238,7 @@ class BatchedTraining:
         function = self.requests[0].objective
 
         def loss(theta: Params, batch: Batch) -> Tensor:
-            drawn: StackedTree = batch.drawn
+            stacked_draws: StackedTree = batch.draws
 
             def party_loss(
                 theta: Params,
@@ -249,7 +251,9 @@ class BatchedTraining:
             ) -> Params:
                 x, y, indices = samples["x"], samples["y"], samples["i"]
                 new_scratch = dict(scratch)
-                party_batch = Batch(x, y, indices, batch.number, new_scratch, rows, drawn.of(draws))
+                party_batch = Batch(
+                    x, y, indices, batch.number, new_scratch, rows, stacked_draws.of(draws)
+                )
                 value = function(
                     self.task.of(task), ReadOnlyDict(theta), party_batch, self.aux.of(aux)
                 )
@@ -258,7 +262,14 @@ class BatchedTraining:
             nonlocal values
             samples = {"x": batch.x, "y": batch.y, "i": batch.indices}
             outputs = over_rows(
-                party_loss, theta, samples, batch.rows, batch.scratch, tasks, aux_rows, drawn.rows
+                party_loss,
+                theta,
+                samples,
+                batch.rows,
+                batch.scratch,
+                tasks,
+                aux_rows,
+                stacked_draws.rows,
             )
             values = outputs.pop(VALUE)
             batch.scratch.update(outputs)
@@ -299,7 +310,7 @@ class BatchedTraining:
         descent = self._descent(loss, i, segment.first)
         for batch in self._batches(segment, {}):
             party_batch = _row(batch, 0, self.scratch[i])
-            party_batch.drawn = batch.drawn.of({k: v[0] for k, v in batch.drawn.rows.items()})
+            party_batch.draws = batch.draws.of({k: v[0] for k, v in batch.draws.rows.items()})
             descent.step(party_batch)
         self.last_loss[i] = descent.finish({}).loss
 
@@ -326,7 +337,7 @@ class BatchedTraining:
                 inputs = self._augment(x[:, part], parties, number)
                 batch_rows = {k: values[:, part] for k, values in rows.items()}
                 batch = Batch(inputs, y[:, part], orders[:, part], number, scratch, batch_rows)
-                batch.drawn = self._draw(batch, parties)
+                batch.draws = self._draw(batch, parties)
                 yield batch
 
     @staticmethod

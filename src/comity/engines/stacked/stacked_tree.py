@@ -65,13 +65,9 @@ def _stacked(column: Sequence[Any], tree: Any, n: int) -> Tensor:
     return torch.stack([leaf.detach() for leaf in column])
 
 
-def _equal(left: Any, right: Any) -> bool:
-    if left is right:
+def _equal(a: Any, b: Any) -> bool:
+    if a is b:
         return True
-    if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
-        return (
-            isinstance(left, type(right))
-            and left.dtype == right.dtype
-            and np.array_equal(left, right)
-        )
-    return type(left) is type(right) and bool(left == right)
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return isinstance(a, type(b)) and a.dtype == b.dtype and np.array_equal(a, b)
+    return type(a) is type(b) and bool(a == b)
