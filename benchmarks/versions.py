@@ -68,11 +68,11 @@ def serve(settings: dict[str, Any]) -> None:
 
     import comity
 
-    # The second names are from before engines stood apart from the net.
-    build = found("comity.runs.build", "comity.job")
-    watched = found("comity.runs.server_run", "comity.runs.build", "comity.job")
-    config = found("comity.runs.config", "comity.config")
-    allocator = found("comity.engines.allocator", "comity.core.allocator")
+    # The later names are those of earlier versions.
+    build = found("comity.runs.build", "comity.experiments.build")
+    progress = found("comity.runs.server_run", "comity.experiments.outline")
+    config = found("comity.runs.config", "comity.experiments.config")
+    allocator = found("comity.engines.allocator")
 
     torch.set_num_threads(1)
     draw = torch.Generator().manual_seed(1)
@@ -90,11 +90,14 @@ def serve(settings: dict[str, Any]) -> None:
     )
     gc.freeze()  # as a run does
     allocator.keep_freed_memory()
-    engine = job.engine() if hasattr(job, "engine") else job.server(watched.Quiet())
-    server = job.server(engine, watched.Quiet()) if hasattr(job, "engine") else engine
+    engine = job.engine()
+    make_server = job.server if hasattr(job, "server") else job.net
+    server = make_server(engine, progress.Quiet())
     clock = time.perf_counter if settings["engine"] == "process" else time.process_time
     server.begin(0)
-    s = job.algorithm.start(job.algorithm.init_server(job.root.fold("init"), job.info), server)
+    algorithm = job.algorithm
+    init = algorithm.init_server if hasattr(algorithm, "init_server") else algorithm.server
+    s = algorithm.start(init(job.root.fold("init"), job.info), server)
     print("ready", flush=True)
     for t, _ in enumerate(sys.stdin, 1):
         server.begin(t)
