@@ -330,9 +330,9 @@ def test_what_is_no_run_or_not_finished(made: comity.Comparison, tmp_path: Path)
 
 
 def test_the_command_lines_comparison_is_opened(tmp_path: Path) -> None:
-    from harness import works
+    from harness import succeed
 
-    works(
+    succeed(
         "compare",
         "fedavg",
         "--parties",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from harness import comity as command
-from harness import complaint, one_sentence, works
+from harness import complaint, one_sentence, succeed
 from torch import nn
 
 import comity
@@ -86,7 +86,7 @@ def test_engines_agree_and_a_killed_run_goes_on(
         f"--partition={mine}(share=0.9)"
     ]
     for engine in ("loop", "process", "stacked"):
-        works(
+        succeed(
             "run",
             "fedavg",
             *said,
@@ -131,7 +131,7 @@ def test_engines_agree_and_a_killed_run_goes_on(
             **pieces,
         )
     assert not (tmp_path / "half" / "summary.json").exists()
-    assert name.replace("_", " ") in works("resume", tmp_path / "half").out
+    assert name.replace("_", " ") in succeed("resume", tmp_path / "half").out
     assert (tmp_path / "half" / "metrics.csv").read_bytes() == rows["loop"]
 
 
@@ -139,7 +139,7 @@ def test_the_metric_of_a_file_is_what_parties_are_judged_by(
     mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("comity.reporting.sections.space.SAMPLES", 24)
-    ended = works(
+    ended = succeed(
         "compare",
         "fedavg",
         f"--metric={mine}",
@@ -161,12 +161,14 @@ def test_the_metric_of_a_file_is_what_parties_are_judged_by(
             float(near(a.truth.numpy(), a.given.numpy())) for a in run.read_answers().values()
         ]
         assert row.mean == pytest.approx(np.mean(by_hand))
-    page = works("report", tmp_path / "c")
+    page = succeed("report", tmp_path / "c")
     assert "left out" not in page.out
     assert mine.stem.replace("_", " ") in (tmp_path / "c" / "report.html").read_text(
         encoding="utf-8"
     )
-    assert mine.stem.replace("_", " ") in works("resume", tmp_path / "c" / "fedavg" / "seed-0").out
+    assert (
+        mine.stem.replace("_", " ") in succeed("resume", tmp_path / "c" / "fedavg" / "seed-0").out
+    )
 
 
 def test_a_strangers_metric_is_shown_but_not_run(
@@ -177,7 +179,7 @@ def test_a_strangers_metric_is_shown_but_not_run(
     mine.write_text(
         FILE + f"\nfrom pathlib import Path\nPath({str(ran)!r}).write_text('x')\n", encoding="utf-8"
     )
-    works(
+    succeed(
         "compare",
         "fedavg",
         f"--metric={mine}",
@@ -197,7 +199,7 @@ def test_a_strangers_metric_is_shown_but_not_run(
     from comity.metrics.metrics import METRICS
 
     monkeypatch.setattr(METRICS, "custom", {})
-    said = works("report", tmp_path / "c").out
+    said = succeed("report", tmp_path / "c").out
     assert "left out" in said
     assert str(mine) in said
     page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
@@ -280,7 +282,7 @@ def test_a_partition_that_was_given_is_kept_in_the_split(tmp_path: Path) -> None
     assert fed.split.partition == "given:halves"
     first = comity.run("fedavg", fed, out=tmp_path / "run", **SMALL)
     (tmp_path / "run" / "summary.json").unlink()
-    works("resume", tmp_path / "run")
+    succeed("resume", tmp_path / "run")
     again = comity.open(tmp_path / "run")
     assert isinstance(again, comity.Result)
     assert again.model("low").theta["fc.weight"].equal(first.model("low").theta["fc.weight"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import works
+from harness import succeed
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
@@ -35,7 +35,7 @@ def test_a_page(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         r"^```(python|console)\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE
     ):
         if kind == "console":
-            works(*shlex.split(block.removeprefix("$ comity ")))
+            succeed(*shlex.split(block.removeprefix("$ comity ")))
             commands += 1
         elif named := re.match(r"# (\w+\.py)\n", block):
             Path(named[1]).write_text(block, encoding="utf-8")
