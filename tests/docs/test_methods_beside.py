@@ -1,5 +1,5 @@
-"""docs/methods-beside.md is made of the curves that are kept and of nothing else, and says why
-where two libraries are apart.
+"""docs/methods-beside.md is generated from saved curves, and gives a reason where two libraries
+differ.
 """
 
 from __future__ import annotations
@@ -22,70 +22,72 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def curves(*ends: float) -> list[list[int]]:
-    """A seed's right answers in each of twenty rounds, after those of round 0."""
+    """For each seed the number of right answers in round 0 and in twenty rounds."""
     return [[0, *[round(end)] * 20] for end in ends]
 
 
-def found(beside, there, here, whole=None):
-    return beside.Found("fedavg", "pfllib", "serveravg.FedAvg", there, here, whole)
+def comparison(beside, theirs, ours, whole=None):
+    return beside.Found("fedavg", "pfllib", "serveravg.FedAvg", theirs, ours, whole)
 
 
-def test_the_page_is_that_of_its_data(beside):
+def test_page_matches_its_data(beside):
     assert beside.PAGE.read_text(encoding="utf-8") == beside.page(beside.read()), (
-        "benchmarks/beside.py --page writes it again"
+        "run: benchmarks/beside.py --page"
     )
 
 
-def test_whatever_is_apart_has_a_reason(beside):
+def test_every_difference_has_a_reason(beside):
     reasons = {m.key: m.why for m in beside.MATCHES}
-    kept = beside.read()
-    apart = [f.key for f in kept["found"] if beside.judged(f, kept["tests"]).verdict == "apart"]
+    data = beside.read()
+    apart = [f.key for f in data["found"] if beside.judged(f, data["tests"]).verdict == "apart"]
     assert [key for key in apart if not reasons[key]] == []
 
 
-def test_what_was_found_is_of_the_list(beside):
+def test_compared_methods_are_those_of_the_list(beside):
     keys = [m.key for m in beside.MATCHES]
     assert len(set(keys)) == len(keys)
     assert {f.key for f in beside.read()["found"]} <= set(keys)
 
 
-def test_the_card_of_whatever_was_compared_says_with_whom(beside):
+def test_cards_name_the_compared_libraries(beside):
     silent = []
-    for each in beside.read()["found"]:
-        name = each.ours.partition("(")[0].rpartition("+")[2]
-        said = algorithms.card(name).text.partition("\nCompared: ")[2]
-        if beside.NAMES[each.library] not in said:
-            silent.append((name, each.library))
+    for item in beside.read()["found"]:
+        name = item.ours.partition("(")[0].rpartition("+")[2]
+        text = algorithms.card(name).text.partition("\nCompared: ")[2]
+        if beside.NAMES[item.library] not in text:
+            silent.append((name, item.library))
     assert silent == []
 
 
-def test_two_libraries_may_differ_by_as_much_as_seeds_do(beside):
-    close = beside.judged(found(beside, curves(400, 410, 420), curves(405, 415, 425)), tests=500)
+def test_difference_within_seeds_is_within(beside):
+    close = beside.judged(
+        comparison(beside, curves(400, 410, 420), curves(405, 415, 425)), tests=500
+    )
     assert close.verdict == "within"
     assert close.there == pytest.approx((82.0, 2.0))
 
 
-def test_two_libraries_that_differ_by_more_are_apart(beside):
+def test_larger_difference_is_apart(beside):
     assert (
         beside.judged(
-            found(beside, curves(400, 401, 402), curves(430, 431, 432)), tests=500
+            comparison(beside, curves(400, 401, 402), curves(430, 431, 432)), tests=500
         ).verdict
         == "apart"
     )
 
 
-def test_a_gap_in_a_single_round_is_enough(beside):
-    there, here = curves(400, 401, 402), curves(400, 401, 402)
-    for curve in here:
+def test_gap_in_a_single_round_is_apart(beside):
+    theirs, ours = curves(400, 401, 402), curves(400, 401, 402)
+    for curve in ours:
         curve[7] -= 40
-    line = beside.judged(found(beside, there, here), tests=500)
+    line = beside.judged(comparison(beside, theirs, ours), tests=500)
     assert (line.verdict, line.gap) == ("apart", pytest.approx(8.0))
 
 
-def test_the_same_are_those_with_the_same_answers_on_whole_batches(beside):
+def test_equal_answers_on_full_batches_are_the_same(beside):
     near = curves(400, 401, 402)
     assert [
-        beside.judged(found(beside, near, near, whole), tests=500).verdict
+        beside.judged(comparison(beside, near, near, whole), tests=500).verdict
         for whole in (0, 5, 6, None)
     ] == [
         "the same",
