@@ -408,15 +408,15 @@ def test_columns_of_data_frames_are_matched_by_name() -> None:
         np.arange(60) % 2,
     )
     x["dose"] += 4 * y
-    turned = x[["dose", "days", "age"]]
-    fed = comity.Federation.from_arrays({"north": (x, y), "south": (turned, y)})
+    reordered_frame = x[["dose", "days", "age"]]
+    fed = comity.Federation.from_arrays({"north": (x, y), "south": (reordered_frame, y)})
     assert (
         [column.name for column in fed.schema.columns] == ["age", "dose", "days"]
         if fed.schema
         else False
     )
     model = comity.run("fedavg", fed, rounds=5, model="linear", lr=0.1).model("south")
-    assert model.predict(turned).equal(model.predict(x))
+    assert model.predict(reordered_frame).equal(model.predict(x))
     assert (model.predict(x).numpy() == y).mean() > 0.9
     with pytest.raises(comity.UsageError, match="see 'age'"):
         comity.Federation.from_arrays(
@@ -446,15 +446,15 @@ def test_folder_of_other_data_is_refused(tmp_path: Path) -> None:
 def test_folder_of_another_network_is_refused(tmp_path: Path) -> None:
     fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
 
-    def server(layer: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    def build_network(layer: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), layer()), nn.Linear(8, 10)
 
     how: dict[str, Any] = {"rounds": 1, "progress": False}
-    comity.compare(["fedavg"], fed, model=server(nn.ReLU), out=tmp_path / "out", **how)
-    comity.compare(["fedavg"], fed, model=server(nn.ReLU), out=tmp_path / "out", **how)
+    comity.compare(["fedavg"], fed, model=build_network(nn.ReLU), out=tmp_path / "out", **how)
+    comity.compare(["fedavg"], fed, model=build_network(nn.ReLU), out=tmp_path / "out", **how)
     with pytest.raises(comity.UsageError, match="holds a run of another network"):
-        comity.compare(["fedavg"], fed, model=server(nn.Tanh), out=tmp_path / "out", **how)
-    run = comity.open(tmp_path / "out" / "fedavg" / "seed-0", fed, model=server(nn.Tanh))
+        comity.compare(["fedavg"], fed, model=build_network(nn.Tanh), out=tmp_path / "out", **how)
+    run = comity.open(tmp_path / "out" / "fedavg" / "seed-0", fed, model=build_network(nn.Tanh))
     assert isinstance(run, comity.Result)
     with pytest.raises(comity.UsageError, match="holds a run of another network"):
         run.model("p0")
@@ -462,13 +462,16 @@ def test_folder_of_another_network_is_refused(tmp_path: Path) -> None:
 
 def test_frozen_and_tied_weights_are_refused() -> None:
     fed = comity.load("digits").partition("iid|keep(samples=30)", parties=2, seed=0)
-    frozen = nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False)), nn.Linear(8, 10)
+    frozen_model = (
+        nn.Sequential(nn.Flatten(), nn.Linear(64, 8).requires_grad_(False)),
+        nn.Linear(8, 10),
+    )
     with pytest.raises(comity.UsageError, match=r"has frozen weights \(1.weight, "):
-        comity.run("fedavg", fed, model=frozen, rounds=1)
+        comity.run("fedavg", fed, model=frozen_model, rounds=1)
     shared_layer = nn.Linear(10, 10)
-    tied = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), shared_layer), shared_layer
+    tied_model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), shared_layer), shared_layer
     with pytest.raises(comity.UsageError, match="one weight in two places"):
-        comity.run("fedavg", fed, model=tied, rounds=1)
+        comity.run("fedavg", fed, model=tied_model, rounds=1)
 
 
 def test_random_initial_values_of_a_custom_network_are_equal_for_all_methods() -> None:

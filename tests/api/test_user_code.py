@@ -211,9 +211,9 @@ def test_foreign_metric_is_shown_but_not_executed(
     with pytest.raises(comity.UsageError, match="trust=True"):
         comparison.results["fedavg"][0].model("p0")
     assert not ran.exists()
-    trusted = comity.open(tmp_path / "c", trust=True)
-    assert isinstance(trusted, comity.Comparison)
-    assert trusted.results["fedavg"][0].model("p0").class_names
+    trusted_comparison = comity.open(tmp_path / "c", trust=True)
+    assert isinstance(trusted_comparison, comity.Comparison)
+    assert trusted_comparison.results["fedavg"][0].model("p0").class_names
     assert ran.exists()
 
 
@@ -267,11 +267,11 @@ def test_resume_needs_the_model_and_metric_again(fed: comity.Federation, tmp_pat
         )
     again = comity.run("fedavg", fed, model=pair, metric=near, rounds=2, out=out, resume=True)
     assert again.metrics == first.metrics
-    reopened = comity.open(out)
-    assert isinstance(reopened, comity.Result)
-    assert reopened.summary["near"] == first.summary["near"]
+    reopened_run = comity.open(out)
+    assert isinstance(reopened_run, comity.Result)
+    assert reopened_run.summary["near"] == first.summary["near"]
     with pytest.raises(comity.UsageError, match="model was given from Python"):
-        reopened.model("p0")
+        reopened_run.model("p0")
     with_model = comity.open(out, model=pair)
     assert isinstance(with_model, comity.Result)
     assert with_model.model("p0").theta["head.weight"].equal(first.model("p0").theta["head.weight"])

@@ -150,13 +150,13 @@ def test_update_of_one_small_step_is_inverted() -> None:
 
 def test_gradients_of_small_batches_are_inverted() -> None:
     audited = attack_run("fed-sps", rounds=1, batch=6, model="mlp2")
-    inverted = finding(audited, "inversion: gradients")
-    assert inverted.power
-    assert inverted.figures["samples"] == 4 * 6
-    assert inverted.success >= 0.8
-    spanned = finding(audited, "membership: gradients")
-    assert spanned.figures["tpr_at_0.01"][0] == pytest.approx(
-        6 / (spanned.figures["members"] / 4), abs=0.01
+    inversion = finding(audited, "inversion: gradients")
+    assert inversion.power
+    assert inversion.figures["samples"] == 4 * 6
+    assert inversion.success >= 0.8
+    membership = finding(audited, "membership: gradients")
+    assert membership.figures["tpr_at_0.01"][0] == pytest.approx(
+        6 / (membership.figures["members"] / 4), abs=0.01
     ), "more or fewer members than those in batches"
 
 
@@ -185,9 +185,9 @@ def test_batch_is_recovered_from_its_gradient(samples: int) -> None:
     x = torch.randn(
         samples, 30, generator=torch.Generator().manual_seed(samples), dtype=torch.float64
     )
-    recovered = recover_samples(relu_layer(x, 150, 0), Key(0))
-    assert recovered is not None
-    assert torch.cdist(recovered, x).amin(0).max() < 1e-3
+    recovered_samples = recover_samples(relu_layer(x, 150, 0), Key(0))
+    assert recovered_samples is not None
+    assert torch.cdist(recovered_samples, x).amin(0).max() < 1e-3
 
 
 def test_too_large_batch_is_not_recovered() -> None:
@@ -208,8 +208,8 @@ def test_guess_close_to_two_samples_matches_neither() -> None:
 
 def test_samples_that_are_sent_are_found() -> None:
     """Pooled data, and the near-copies of Fed-SPS."""
-    pooled = finding(attack_run("centralized", rounds=1), "samples in the open")
-    assert pooled.success == 1.0
+    pooled_data = finding(attack_run("centralized", rounds=1), "samples in the open")
+    assert pooled_data.success == 1.0
     copies = finding(attack_run("fed-sps(mode=samples)", rounds=1, batch=10), "samples in the open")
     assert copies.figures["recovered"] == 4 * 10
     assert "samples in the open" not in {item.attack for item in attack_run("adcol").findings}

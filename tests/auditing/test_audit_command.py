@@ -119,7 +119,7 @@ def test_a_run_by_itself(
         ("audit", "holds no run"),
     ],
 )
-def test_what_cannot_be_audited_is_refused(
+def test_folders_without_recorded_messages_are_refused(
     which: str,
     sentence: str,
     runs: Path,

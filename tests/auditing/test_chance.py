@@ -45,9 +45,9 @@ def test_area_of_one_party_is_that_of_scikit_learn() -> None:
 def test_area_compares_members_within_each_party() -> None:
     """A party with larger scores and more members must not look like a successful attack."""
     parties = [normal(300, 30, 0.0, 1), normal(30, 300, 0.0, 2)]
-    shifted = [Scored(parties[0].scores + 100, parties[0].member), parties[1]]
-    assert area(shifted, Key(0)) == area(parties, Key(0))
-    assert area(shifted, Key(0)).low < 0.5
+    shifted_parties = [Scored(parties[0].scores + 100, parties[0].member), parties[1]]
+    assert area(shifted_parties, Key(0)) == area(parties, Key(0))
+    assert area(shifted_parties, Key(0)).low < 0.5
 
 
 def test_interval_of_a_guessing_attack_rarely_excludes_one_half() -> None:
@@ -115,7 +115,7 @@ def test_perfect_attack_shows_a_large_epsilon() -> None:
     assert epsilon_from_guesses([Scored(member.float(), member)], 1e-5, Key(0)) > 3
 
 
-def test_one_run_epsilon_by_hand() -> None:
+def test_one_run_epsilon() -> None:
     """All of r guesses are right with probability q^r: the bound is the epsilon of q = level^(1/r)."""
     q = 0.05 ** (1 / 30)
     assert one_run_epsilon(30, 30, 100, 0.0, 0.05) == pytest.approx(math.log(q / (1 - q)), abs=1e-6)

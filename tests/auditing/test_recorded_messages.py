@@ -39,19 +39,19 @@ def messages(folder: Path) -> list[RecordedMessage]:
 
 def test_recorded_bytes_are_those_of_the_ledger(tmp_path: Path) -> None:
     result = comity.run("fedavg", out=tmp_path, record_messages=True, **SMALL)
-    recorded = messages(tmp_path)
+    recorded_messages = messages(tmp_path)
     assert (
-        sum(payload(m.content) for m in recorded if m.kind == "reply")
+        sum(payload(m.content) for m in recorded_messages if m.kind == "reply")
         == result.summary["bytes"]["up"]
     )
     assert (
-        sum(payload(m.content) * len(m.to) for m in recorded if m.kind == "message")
+        sum(payload(m.content) * len(m.to) for m in recorded_messages if m.kind == "message")
         == result.summary["bytes"]["down"]
     )
-    assert [m.call.round for m in recorded if m.kind == "message"] == [1, 2, 3], (
+    assert [m.call.round for m in recorded_messages if m.kind == "message"] == [1, 2, 3], (
         "a message to all parties is not recorded once"
     )
-    assert {m.src for m in recorded if m.kind == "reply"} == {0, 1, 2}
+    assert {m.src for m in recorded_messages if m.kind == "reply"} == {0, 1, 2}
 
 
 def test_recorded_replies_average_to_the_server_model(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_recorded_replies_average_to_the_server_model(tmp_path: Path) -> None:
 
 def test_sealed_messages_are_recorded_sealed_and_unsealed(tmp_path: Path) -> None:
     result = comity.run("fed-sps", out=tmp_path, record_messages=True, **SMALL | {"rounds": 1})
-    recorded = messages(tmp_path)
+    recorded_messages = messages(tmp_path)
     sealed_messages = [
         sealed
-        for m in recorded
+        for m in recorded_messages
         if m.kind == "reply" and m.call.function == "send"
         for sealed in m.content.values()
     ]
@@ -82,21 +82,21 @@ def test_sealed_messages_are_recorded_sealed_and_unsealed(tmp_path: Path) -> Non
         isinstance(unseal(sealed), Cipher) and not len(unseal(sealed).blob)
         for sealed in sealed_messages
     )
-    unsealed = [m for m in recorded if m.kind == "sealed"]
-    assert sum(payload(m.content) for m in unsealed) == result.summary["bytes"]["peer"]
-    assert {(m.src, m.to) for m in unsealed} == {
+    unsealed_messages = [m for m in recorded_messages if m.kind == "sealed"]
+    assert sum(payload(m.content) for m in unsealed_messages) == result.summary["bytes"]["peer"]
+    assert {(m.src, m.to) for m in unsealed_messages} == {
         (i, (j,)) for i in range(3) for j in range(3) if i != j
     }
 
 
 def test_recording_does_not_change_the_run(tmp_path: Path) -> None:
-    recorded, without = tmp_path / "with", tmp_path / "without"
-    comity.run("fedavg", out=recorded, record_messages=True, engine="loop", **SMALL)
+    recorded_run, without = tmp_path / "with", tmp_path / "without"
+    comity.run("fedavg", out=recorded_run, record_messages=True, engine="loop", **SMALL)
     comity.run("fedavg", out=without, engine="loop", **SMALL)
     assert not RunFolder(without).record_messages.exists()
     assert "record_messages" not in json.loads((without / "env.json").read_text())
     for name in ("config.toml", "metrics.csv", "ledger.csv", "outcomes.csv", "split.json"):
-        assert (recorded / name).read_bytes() == (without / name).read_bytes(), name
+        assert (recorded_run / name).read_bytes() == (without / name).read_bytes(), name
 
 
 class Kill(Quiet):
@@ -120,25 +120,26 @@ def test_killed_and_resumed_run_records_the_same_messages(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "EVERY_SECONDS", 0.0)
-    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    calm_run, killed_run = tmp_path / "calm", tmp_path / "killed"
     how = SMALL | {"record_messages": True, "engine": "loop"}
-    comity.run(method, out=calm, **how)
+    comity.run(method, out=calm_run, **how)
     fork = multiprocessing.get_context("fork")
     victim = fork.Process(
-        target=comity.run, args=(method,), kwargs={"out": killed, "progress": Kill(), **how}
+        target=comity.run, args=(method,), kwargs={"out": killed_run, "progress": Kill(), **how}
     )
     victim.start()
     victim.join(60)
     assert victim.exitcode == -signal.SIGKILL
-    manifest = RunFolder(killed).checkpoints().load()
+    manifest = RunFolder(killed_run).checkpoints().load()
     assert manifest is not None
     assert (
-        RunFolder(killed).record_messages.stat().st_size > manifest.files["tape/messages"].length
+        RunFolder(killed_run).record_messages.stat().st_size
+        > manifest.files["tape/messages"].length
     ), "there is nothing to cut"
-    comity.run(method, out=killed, resume=True, **how)
+    comity.run(method, out=killed_run, resume=True, **how)
     assert (
-        RunFolder(killed).record_messages.read_bytes()
-        == RunFolder(calm).record_messages.read_bytes()
+        RunFolder(killed_run).record_messages.read_bytes()
+        == RunFolder(calm_run).record_messages.read_bytes()
     )
 
 

@@ -244,7 +244,7 @@ def test_method_constant_out_of_range(method: str, name: str, value: str, here: 
         ("fedavg+dbe", "train_offset=maybe"), ("fedavg+mr", "train_offset=true"), ("fedavg+dbe", "host=1"),
     ],
 )  # fmt: skip
-def test_method_constant_that_makes_no_sense(method: str, setting: str, here: Path) -> None:
+def test_invalid_method_constant_is_refused(method: str, setting: str, here: Path) -> None:
     assert_refused("run", method, *SMALL, "--model", "mlp2(width=8)", "--set", setting)
 
 
@@ -336,7 +336,7 @@ def test_more_parties_than_samples(parties: int, here: Path) -> None:
 @pytest.mark.parametrize(
     "damage", ["{}", "[]", "", "null", '{"parties": {}}', "\0\1\2", "not json"]
 )
-def test_a_partition_file_that_is_no_split(damage: str, here: Path) -> None:
+def test_invalid_partition_file_is_refused(damage: str, here: Path) -> None:
     Path("split.json").write_text(damage, encoding="utf-8")
     assert_refused("run", "fedavg", "--partition", "split.json")
 
@@ -542,7 +542,7 @@ def test_a_method_that_fails_in_a_round_is_a_failed_run(here: Path) -> None:
         "fedavg+dbe+fedavg",
     ],
 )  # fmt: skip
-def test_compositions_that_make_no_sense(method: str, here: Path) -> None:
+def test_invalid_compositions_are_refused(method: str, here: Path) -> None:
     assert_refused("run", method, *SMALL)
     assert_refused("plan", method, *SMALL, out=False)
 
@@ -565,7 +565,7 @@ def test_compare_checks_all_before_it_starts(method: str, here: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_settings_that_do_not_go_together(args: tuple[str, ...], here: Path) -> None:
+def test_conflicting_settings_are_refused(args: tuple[str, ...], here: Path) -> None:
     assert_refused(
         "run", args[0], "--parties", "3", "--rounds", "1", "--partition", "iid", *args[1:]
     )
@@ -849,13 +849,13 @@ def run(stopped_runs: Path, here: Path) -> Path:
     return here / "run"
 
 
-def test_a_stopped_run_goes_on_to_the_same_bytes(run: Path, stopped_runs: Path) -> None:
+def test_resumed_run_has_the_same_bytes(run: Path, stopped_runs: Path) -> None:
     succeed("resume", run)
     assert contents(run) == contents(stopped_runs / "calm")
 
 
 @pytest.mark.parametrize("path", ["none", "empty", "file", "/proc", "/dev/null", "a" * 300, ""])
-def test_resume_where_there_is_no_run(path: str, here: Path) -> None:
+def test_resume_without_a_run_is_refused(path: str, here: Path) -> None:
     Path("empty").mkdir()
     Path("file").write_text("x", encoding="utf-8")
     assert_refused("resume", path, out=False)
@@ -897,8 +897,8 @@ DAMAGES = [cut, empty, garble, replace, noise, remove, directory]
 
 
 def assert_resume_fails(run: Path, *, may_equal: Path | None = None) -> str:
-    """Resume a damaged run; it must fail with one sentence. With `may_equal`, the result of that run
-    is accepted, too. Returns the sentence.
+    """Resume a damaged run; it must fail with one sentence. With `may_equal`, the result of that
+    run is accepted, too. Returns the sentence.
     """
     result = comity("resume", run)
     if result.code == 0 and may_equal:

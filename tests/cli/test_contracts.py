@@ -76,7 +76,7 @@ def accuracies(folder: Path, split: str) -> dict[int, dict[str, float]]:
     return dict(by_round)
 
 
-def weighted(values: dict[str, float], sizes: dict[str, int]) -> float:
+def weighted_mean(values: dict[str, float], sizes: dict[str, int]) -> float:
     return sum(v * sizes[p] for p, v in values.items()) / sum(sizes[p] for p in values)
 
 
@@ -155,9 +155,9 @@ def test_outcomes_are_the_last_accuracies(folder: Path) -> None:
 
 
 def test_split_json_gives_no_sample_twice(folder: Path) -> None:
-    learned = [i for s in shares(folder).values() for i in (*s["train"], *s["validation"])]
-    assert len(learned) == len(set(learned))
-    assert not {i for s in shares(folder).values() for i in s["test"]} & set(learned)
+    training_indices = [i for s in shares(folder).values() for i in (*s["train"], *s["validation"])]
+    assert len(training_indices) == len(set(training_indices))
+    assert not {i for s in shares(folder).values() for i in s["test"]} & set(training_indices)
 
 
 # --- summary.json -----------------------------------------------------------------------------------------------------
@@ -204,7 +204,7 @@ def test_summary_accuracies_follow_from_the_tables(folder: Path) -> None:
     last = test[max(test)]
     assert accuracy["per_party"] == last
     assert accuracy["mean"] == pytest.approx(statistics.fmean(last.values()))
-    assert accuracy["weighted"] == pytest.approx(weighted(last, sizes["test"]))
+    assert accuracy["weighted"] == pytest.approx(weighted_mean(last, sizes["test"]))
     assert accuracy["std"] == pytest.approx(statistics.pstdev(last.values()))
     assert last[accuracy["best_party"]] == max(last.values())
     assert last[accuracy["worst_party"]] == min(last.values())
@@ -215,11 +215,11 @@ def test_summary_accuracies_follow_from_the_tables(folder: Path) -> None:
         if not chooser:
             assert accuracy[name] is None
             continue
-        score = {t: weighted(v, sizes[by]) for t, v in chooser.items()}
+        score = {t: weighted_mean(v, sizes[by]) for t, v in chooser.items()}
         best = min(t for t in score if score[t] == max(score.values()))
         assert accuracy[name]["round"] == best
         assert accuracy[name]["mean"] == pytest.approx(statistics.fmean(test[best].values()))
-        assert accuracy[name]["weighted"] == pytest.approx(weighted(test[best], sizes["test"]))
+        assert accuracy[name]["weighted"] == pytest.approx(weighted_mean(test[best], sizes["test"]))
 
 
 def test_global_accuracy_only_where_there_is_one_model(run_folders: dict[str, Path]) -> None:
@@ -227,9 +227,9 @@ def test_global_accuracy_only_where_there_is_one_model(run_folders: dict[str, Pa
     assert accuracy["global"] == pytest.approx(
         accuracy["weighted"]
     )  # each sample is in the test set of one party
-    pooled = [r for r in rows(run_folders["fedavg"] / "metrics.csv") if r["split"] == "pooled"]
-    assert {r["party"] for r in pooled} == {"server"}
-    assert float(pooled[-1]["value"]) == accuracy["global"]
+    pooled_rows = [r for r in rows(run_folders["fedavg"] / "metrics.csv") if r["split"] == "pooled"]
+    assert {r["party"] for r in pooled_rows} == {"server"}
+    assert float(pooled_rows[-1]["value"]) == accuracy["global"]
     assert summary(run_folders["dbe"])["accuracy"]["global"] is None
     assert summary(run_folders["adcol"])["accuracy"]["global"] is None
 
@@ -285,9 +285,7 @@ def test_the_saved_config_gives_the_same_bytes(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_saved_config_in_a_process_of_its_own(
-    run_folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_saved_config_in_a_real_process(run_folders: dict[str, Path], tmp_path: Path) -> None:
     result = process(
         "run", run_folders["dbe"] / "config.toml", "--out", tmp_path / "again", cwd=tmp_path
     )
@@ -319,7 +317,7 @@ def test_engines_give_the_same_bytes(run_folders: dict[str, Path], tmp_path: Pat
     assert contents(tmp_path / "dbe-process") == contents(tmp_path / "dbe-loop")
 
 
-def test_typed_options_go_over_a_file(run_folders: dict[str, Path], tmp_path: Path) -> None:
+def test_options_override_a_file(run_folders: dict[str, Path], tmp_path: Path) -> None:
     succeed(
         "run",
         run_folders["adcol"] / "config.toml",
@@ -401,7 +399,7 @@ def test_newcomers_and_warnings_are_on_the_screen(tmp_path: Path) -> None:
     assert "newcomers" in table
 
 
-def test_a_card_names_the_words_that_an_option_may_be() -> None:
+def test_card_names_the_choices_of_an_option() -> None:
     text = " ".join(succeed("show", "fed-sps").out.split())
     assert "one of strict, geq, all" in text
 
@@ -525,8 +523,8 @@ def test_compare_layout(comparison: tuple[Path, str]) -> None:
         f"{m}/seed-{s}" for m in ("solo", "fedavg", "fedprox(mu=0.1)+dbe") for s in (0, 1)
     }
     for run in folder.glob("*/seed-*"):
-        nothing_left = {"privacy.csv"} if run.parent.name == "solo" else set()
-        assert {p.name for p in run.iterdir() if not p.name.startswith(".")} == FILES - nothing_left
+        absent_files = {"privacy.csv"} if run.parent.name == "solo" else set()
+        assert {p.name for p in run.iterdir() if not p.name.startswith(".")} == FILES - absent_files
         assert f"seed-{summary(run)['seed']}" == run.name
         assert summary(run)["algorithm"] == run.parent.name
 
@@ -607,7 +605,7 @@ def test_compare_with_other_settings_refuses(
 
 
 @pytest.mark.slow
-def test_compare_goes_on_where_it_was_stopped(here: Path) -> None:
+def test_interrupted_comparison_is_resumed(here: Path) -> None:
     succeed("compare", "fedavg", *SMALL, "--out", "whole")
     succeed("compare", "fedavg", *SMALL, "--out", "cut")
     (here / "cut" / "fedavg" / "seed-0" / "summary.json").unlink()
@@ -976,6 +974,6 @@ def test_a_wrong_name_gets_a_suggestion(args: tuple[str, ...], suggestion: str, 
     assert not list(here.iterdir())
 
 
-def test_the_grammar_reads_what_it_writes() -> None:
+def test_specs_round_trip() -> None:
     for text in ("dirichlet(alpha=0.1,min=10)", "iid", "own(0.25)", "shift(kinds=rotate,invert)"):
         assert str(parse(text)) == text

@@ -153,7 +153,7 @@ def test_ascii_plot_without_unicode_support(
     assert plot.isascii() != braille
 
 
-def test_without_colours_signs_tell_several_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_colours_curves_have_different_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     lines = {"a": {0: 0.1, 5: 0.9}, "b": {0: 0.1, 5: 0.5}}
     assert "".join(row.plain for row in text_plot.plot_for(console(colours=False), lines)).isascii()

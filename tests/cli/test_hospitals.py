@@ -97,7 +97,7 @@ def hospitals(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def imported(hospitals: Path) -> Path:
+def imported_data(hospitals: Path) -> Path:
     out = hospitals.parent / "imported"
     succeed("data", "import", hospitals, *ABOUT, "--out", out)
     return out
@@ -133,7 +133,7 @@ def test_import_reports_ambiguous_words_and_left_out_columns(
 
 
 def test_separate_imports_by_schema_equal_the_joint_import(
-    hospitals: Path, imported: Path, tmp_path: Path
+    hospitals: Path, imported_data: Path, tmp_path: Path
 ) -> None:
     """Hospitals exchange only descriptions of their files; the imported data are equal byte for
     byte.
@@ -145,7 +145,7 @@ def test_separate_imports_by_schema_equal_the_joint_import(
     succeed(
         "data", "schema", *descriptions, "--positive", "dead", "--out", tmp_path / "schema.json"
     )
-    assert (tmp_path / "schema.json").read_bytes() == (imported / "schema.json").read_bytes()
+    assert (tmp_path / "schema.json").read_bytes() == (imported_data / "schema.json").read_bytes()
     x = []
     for file in files:
         succeed(
@@ -158,11 +158,11 @@ def test_separate_imports_by_schema_equal_the_joint_import(
             tmp_path / file.stem,
         )
         x.append(np.load(tmp_path / file.stem / "x.npy"))
-    assert np.concatenate(x).tobytes() == np.load(imported / "x.npy").tobytes()
+    assert np.concatenate(x).tobytes() == np.load(imported_data / "x.npy").tobytes()
 
 
-def test_inspect(imported: Path) -> None:
-    output = succeed("data", "inspect", "--data", imported).out
+def test_inspect(imported_data: Path) -> None:
+    output = succeed("data", "inspect", "--data", imported_data).out
     for part in (
         "alive",
         "dead",
@@ -174,15 +174,15 @@ def test_inspect(imported: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(imported: Path) -> Path:
+def model(imported_data: Path) -> Path:
     """The exported model of south."""
-    root = imported.parent
+    root = imported_data.parent
     succeed(
         "compare",
         "fedavg",
         "fedavg+dbe",
         "--data",
-        imported,
+        imported_data,
         *RUN,
         "--out",
         root / "compared",
@@ -242,9 +242,9 @@ def test_prediction_for_a_new_patient(hospitals: Path, model: Path, tmp_path: Pa
     assert "no column 'ward': it is taken as missing" in result.stderr
     with (tmp_path / "said.csv").open(encoding="utf-8", newline="") as file:
         predictions = list(csv.DictReader(file))
-    deployed = run_of(model).model("south")
+    south_model = run_of(model).model("south")
     cells = [line.replace(",", ".").split(";") for line in new[1:]]
-    expected = deployed.predict_proba(
+    expected = south_model.predict_proba(
         {
             "sex": [c[0] for c in cells],
             "age": [c[1] for c in cells],
@@ -259,7 +259,7 @@ def test_prediction_for_a_new_patient(hospitals: Path, model: Path, tmp_path: Pa
     )
     data = load(str(model.parent / "imported"))
     fed = data.partition("auto")
-    inside = deployed.logits(fed.parties["south"].test.x).softmax(1)
+    inside = south_model.logits(fed.parties["south"].test.x).softmax(1)
     first = int(np.flatnonzero(data.groups["party"].of == 2)[0])
     at = [row - first for row in fed.split.parties["south"].test]
     others = expected[[k for k in at if k != 2]], inside[[n for n, k in enumerate(at) if k != 2]]
@@ -285,10 +285,10 @@ def test_prediction_for_a_new_patient_in_excel(model: Path, tmp_path: Path) -> N
 def test_onnx_model_has_the_same_logits(model: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(model / "model.onnx")
-    deployed = run_of(model).model("south")
+    south_model = run_of(model).model("south")
     x = run_of(model).job.federation.parties["south"].test.x
     (scores,) = session.run(None, {"samples": x.numpy()})
-    assert np.abs(scores - deployed.logits(x).numpy()).max() < 1e-5
+    assert np.abs(scores - south_model.logits(x).numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_onnx_model_has_the_same_logits(model: Path) -> None:
         ("", "has no rows"),
     ],
 )
-def test_rows_that_cannot_be_used(
+def test_invalid_rows_are_refused(
     text: str, message: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -363,9 +363,9 @@ def test_prediction_for_images(tmp_path: Path) -> None:
         float(line.split(",")[-1])
         for line in predicted_lines(tmp_path / "model", tmp_path / "in" / "east")[1:]
     ]
-    deployed = Result(tmp_path / "run", reopen(tmp_path / "run"), {}).model("east")
+    east_model = Result(tmp_path / "run", reopen(tmp_path / "run"), {}).model("east")
     assert probabilities == pytest.approx(
-        deployed.predict_proba(load(str(tmp_path / "out")).x[:12])[:, 1].tolist(), abs=1e-6
+        east_model.predict_proba(load(str(tmp_path / "out")).x[:12])[:, 1].tolist(), abs=1e-6
     )
 
 

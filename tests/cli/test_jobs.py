@@ -80,7 +80,7 @@ def assert_same(folder: Path, reference: Path) -> None:
         }
 
 
-def untimed(result: CommandResult, folder: Path) -> list[str]:
+def output_without_times(result: CommandResult, folder: Path) -> list[str]:
     """The output of a command without folder names and durations."""
     return re.sub(
         r" +\d[\d.]* (s|ms|min)\b", "", result.out.replace(str(folder), "FOLDER")
@@ -99,7 +99,9 @@ def test_concurrent_comparison_equals_sequential(engine: str, tmp_path: Path) ->
     )
     concurrent = succeed(*args, tmp_path / "two", "--jobs", "2")
     assert_same(tmp_path / "two", tmp_path / "one")
-    assert untimed(concurrent, tmp_path / "two") == untimed(sequential, tmp_path / "one")
+    assert output_without_times(concurrent, tmp_path / "two") == output_without_times(
+        sequential, tmp_path / "one"
+    )
     config = (tmp_path / "two" / "fedavg" / "seed-0" / "config.toml").read_text(encoding="utf-8")
     assert f'engine = "{ {"auto": "stacked"}.get(engine, engine) }"' in config
 
@@ -119,7 +121,9 @@ def test_concurrent_tuning_equals_sequential(tmp_path: Path) -> None:
     sequential = succeed(*args, "--out", tmp_path / "one")
     concurrent = succeed(*args, "--out", tmp_path / "two", "--jobs", "3")
     assert_same(tmp_path / "two", tmp_path / "one")
-    assert untimed(concurrent, tmp_path / "two") == untimed(sequential, tmp_path / "one")
+    assert output_without_times(concurrent, tmp_path / "two") == output_without_times(
+        sequential, tmp_path / "one"
+    )
     assert (tmp_path / "two" / "tune.json").read_bytes() == (
         tmp_path / "one" / "tune.json"
     ).read_bytes()
@@ -242,19 +246,19 @@ def run_planned(
         titles.append(title)
         return Watch()
 
-    completed = [
+    algorithms = [
         summary["algorithm"]
         for summary in run_all(plans, cached_federations(), counting_progress, jobs=jobs)
     ]
-    return titles, completed, Watch.most
+    return titles, algorithms, Watch.most
 
 
 def test_longest_run_starts_first_and_results_keep_their_order(tmp_path: Path) -> None:
     costs = {"solo": Cost(1), "fedavg": Cost(4), "scaffold": Cost(2), "fedprox": Cost(3)}
-    titles, completed, most = run_planned(costs, tmp_path)
+    titles, algorithms, most = run_planned(costs, tmp_path)
     assert titles[:2] == ["fedavg", "fedprox"]  # the later ones depend on how long these took
     assert sorted(titles) == sorted(costs)
-    assert completed == list(costs)
+    assert algorithms == list(costs)
     assert most == 2
     assert run_planned(costs, tmp_path)[1] == list(costs), (
         "another order when all runs are finished"
@@ -270,8 +274,8 @@ def test_concurrent_runs_are_limited_by_memory(
         "scaffold": Cost(3, memory=50 << 30),
     }
     monkeypatch.setattr(parallel, "available_memory", lambda: 4 << 30)
-    titles, completed, most = run_planned(costs, tmp_path / "little", jobs=3)
-    assert (titles, completed, most) == (["fedavg", "solo", "scaffold"], list(costs), 1)
+    titles, algorithms, most = run_planned(costs, tmp_path / "little", jobs=3)
+    assert (titles, algorithms, most) == (["fedavg", "solo", "scaffold"], list(costs), 1)
     monkeypatch.setattr(parallel, "available_memory", lambda: 6 << 30)
     assert run_planned(costs, tmp_path / "more", jobs=3)[2] == 2
     monkeypatch.setattr(parallel, "available_memory", lambda: None)
@@ -468,7 +472,7 @@ def test_one_display_on_a_terminal(nursery: Nursery, tmp_path: Path) -> None:
     assert output.rindex("\x1b[?25h") > output.rindex("\x1b[?25l"), "the cursor stays hidden"
 
 
-def test_what_a_run_prints_is_printed_beside_the_display(nursery: Nursery, tmp_path: Path) -> None:
+def test_output_of_a_run_is_printed_above_the_display(nursery: Nursery, tmp_path: Path) -> None:
     talk = (
         "def message_for(self, theta, i):\n        import warnings\n        print('so far')\n      "
         "  warnings.warn('take care')\n"

@@ -91,13 +91,13 @@ def finish(nursery: Nursery, out: Path, args: tuple[str, ...]) -> None:
     assert child.all_gone()
 
 
-def reached(least: int, out: Path) -> bool:
+def has_reached(least: int, out: Path) -> bool:
     return rounds(out) >= least
 
 
 def wait_for_round(least: int, out: Path, child: Child) -> None:
     """Wait until the tables have `least` rounds, or the run has ended."""
-    wait_for(lambda: reached(least, out) or child.poll() is not None)
+    wait_for(lambda: has_reached(least, out) or child.poll() is not None)
 
 
 @pytest.mark.sweep("scaffold-process", "fedavg+dbe-loop")
@@ -108,7 +108,7 @@ def test_kill_the_main_process(
 ) -> None:
     draw = random.Random(f"{method} {engine}")
     args, out = (*settings(method), *ENGINES[engine]), tmp_path / "run"
-    killed = 0
+    kills = 0
     for turn in range(4):
         before = rounds(out)
         child = go_on(nursery, out, args)
@@ -119,9 +119,9 @@ def test_kill_the_main_process(
         child.signal(signal.SIGKILL)
         result = child.wait()
         assert child.all_gone(), "a worker outlives the main process"
-        killed += result.code == -signal.SIGKILL
+        kills += result.code == -signal.SIGKILL
         assert result.code in (0, -signal.SIGKILL), result.err
-    assert killed
+    assert kills
     finish(nursery, out, args)
     assert_same(out, calm(method))
 
@@ -170,7 +170,7 @@ def test_resume_at_once_while_workers_are_still_ending(
     args, out = (*settings("scaffold"), *ENGINES["process"]), tmp_path / "run"
     for least in (1, 3, 5):
         child = go_on(nursery, out, args)
-        wait_for(partial(reached, least, out))
+        wait_for(partial(has_reached, least, out))
         child.signal(signal.SIGKILL)
         child.wait()
     until = time.monotonic() + 20
@@ -248,7 +248,7 @@ def test_interrupt_before_a_party_function_starts_is_one_sentence(
     assert f"comity resume {out}" in complaint(result, 130)
 
 
-def test_an_interrupt_after_the_end_says_nothing() -> None:
+def test_interrupt_after_the_end_prints_nothing() -> None:
     late = (
         "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); from"
         " comity import cli; cli.main()"
@@ -279,7 +279,7 @@ def test_compare_interrupted_and_repeated(nursery: Nursery, tmp_path: Path) -> N
     out = tmp_path / "out"
     for interrupted_method in ("solo", "fedavg+dbe"):
         child = nursery.start(*args, out, env=OFTEN)
-        wait_for(partial(reached, 3, out / interrupted_method / "seed-0"))
+        wait_for(partial(has_reached, 3, out / interrupted_method / "seed-0"))
         child.signal(signal.SIGINT)
         result = child.wait()
         if result.code:

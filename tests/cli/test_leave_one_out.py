@@ -95,7 +95,7 @@ def test_ordinary_runs_and_table_are_unchanged(
     assert not any("who helps whom" in line for line in plain)
 
 
-def test_every_effect_by_hand(study: tuple[Path, str, str]) -> None:
+def test_every_effect_and_interval(study: tuple[Path, str, str]) -> None:
     """acc_i(all) - acc_i(without j), paired over i's test samples, with the interval of Agresti and
     Min.
     """
@@ -140,11 +140,11 @@ def test_progress_and_printed_table(study: tuple[Path, str, str]) -> None:
         == "Leaving one party out takes 12 more runs: one for each of 3 parties and 2 methods, with"
         " 2 seeds."
     )
-    numbered = re.findall(
+    progress_lines = re.findall(
         r"^ ?(\d+)/18 (\S+)((?: without p\d)? seed \d)  round 2/2", err, re.MULTILINE
     )
-    assert ("8", "fedavg", " without p1 seed 0") in numbered
-    assert sorted({int(turn) for turn, *_ in numbered}) == list(range(1, 19)), (
+    assert ("8", "fedavg", " without p1 seed 0") in progress_lines
+    assert sorted({int(turn) for turn, *_ in progress_lines}) == list(range(1, 19)), (
         "6 whole runs and 12 without a party"
     )
     table = rows(folder / "leave-one-out.csv")
@@ -349,11 +349,11 @@ def test_good_data_help_and_permuted_labels_hurt(
     assert good.low > 0.1
     assert bad.high < -0.1
     assert good.effect == pytest.approx(good.accuracy_with - good.accuracy_without)
-    (method_summary,) = parts(effects.values()).values()
-    by = {part.left_out: part for part in method_summary}
+    (contributions,) = parts(effects.values()).values()
+    by = {part.left_out: part for part in contributions}
     assert by["Good Twin"].helps == ("tiny", good.effect)
     assert by["odd"].hurts is not None
-    assert method_summary[0].mean >= method_summary[1].mean >= method_summary[2].mean
+    assert contributions[0].mean >= contributions[1].mean >= contributions[2].mean
 
 
 def test_effects_are_zero_without_exchange(federation: library.Federation) -> None:
@@ -375,12 +375,14 @@ def test_repeated_call_runs_only_what_is_missing(
     assert {e.method for e in first} == {"fedavg"}
     (folder,) = (tmp_path / "leave-one-out" / "fedavg").glob("good-twin-*")
     (folder / "seed-0" / "summary.json").unlink()
-    started = []
+    left_out_per_run = []
     monkeypatch.setattr(
-        parallel, "run_once", lambda e, *more: started.append(e.without) or run_once(e, *more)
+        parallel,
+        "run_once",
+        lambda e, *more: left_out_per_run.append(e.without) or run_once(e, *more),
     )
     assert library.leave_one_out(["fedavg", "solo"], federation, **call) == first
-    assert started == [None, ("odd",), ("Good Twin",)]
+    assert left_out_per_run == [None, ("odd",), ("Good Twin",)]
     assert (folder / "seed-0" / "summary.json").exists()
 
 

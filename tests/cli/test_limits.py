@@ -199,22 +199,22 @@ def test_every_option_of_a_model(name: str) -> None:
     shape = SHAPES.get(name, (1, 16, 16))
     options = list(inspect.signature(ZOO[name]).parameters)[2:]
     for option in options:
-        accepted = [
+        accepted_values = [
             v
             for v in VALUES
             if is_accepted(
                 lambda o=option, v=v: models.build(f"{name}({o}={as_argument(v)})", shape, 3)  # type: ignore[misc]
             )
         ]
-        assert 1e30 not in accepted or option == "drop"
+        assert 1e30 not in accepted_values or option == "drop"
 
 
 def test_declared_size_of_a_model_is_its_number_of_parameters() -> None:
     for name in ZOO:
         network = ZOO[name](SHAPES.get(name, (1, 16, 16)), 3)
         assert isinstance(network, Stack)
-        declared = sum(layer.values for stage in network.all_stages for layer in stage.layers)
-        assert declared == sum(value.numel() for value in network.init(Key(0)).values()), name
+        declared_size = sum(layer.values for stage in network.all_stages for layer in stage.layers)
+        assert declared_size == sum(value.numel() for value in network.init(Key(0)).values()), name
 
 
 def test_a_model_larger_than_the_machine(here: Path) -> None:
@@ -293,7 +293,9 @@ def test_bytes_that_are_no_text_on_the_command_line(here: Path) -> None:
         assert "Error in " not in message
 
 
-def test_a_later_seed_that_cannot_be_dealt_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_impossible_partition_of_a_later_seed_is_refused_before_the_first_run(
+    tmp_path: Path,
+) -> None:
     """Seed 2 leaves a party with 23 training samples; seeds 0 and 1 do not."""
     settings = (
         "--partition",

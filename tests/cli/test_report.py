@@ -60,10 +60,10 @@ def test_failed_report_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatc
     assert lines[-1].startswith("Warning: The report cannot be written: Is a directory")
     assert any(line.startswith("fedavg ") for line in lines)
 
-    def broken(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("something\nunforeseen")
 
-    monkeypatch.setattr(reporting, "report", broken)
+    monkeypatch.setattr(reporting, "report", fail)
     assert "Warning: The report cannot be written: RuntimeError" in compare_again(
         folder, "--report"
     )

@@ -29,11 +29,11 @@ def cell(
     row: str = "a",
     why: str = "",
 ) -> Cell:
-    printed = {} if paper is None else {"c": paper}
+    paper_values = {} if paper is None else {"c": paper}
     figures = {seed: Figure(value, 20, 0, 0.0) for seed, value in enumerate(values)}
     return Cell(
         COLUMN,
-        MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=printed),
+        MethodRow(name=row, title=row.upper(), algorithm="fedavg", paper=paper_values),
         figures,
         why,
     )
@@ -142,10 +142,12 @@ def test_a_figure_of_the_last_round_is_judged_over_the_last_tenth() -> None:
 def judge(
     better: tuple[float, ...],
     worse: tuple[float, ...],
-    printed: tuple[Any, Any] = (None, None),
+    paper_values: tuple[Any, Any] = (None, None),
     own: bool = True,
 ) -> Verdict:
-    (verdict,) = verdicts(CLAIMS, [cell(better, printed[0]), cell(worse, printed[1], row="b")], own)
+    (verdict,) = verdicts(
+        CLAIMS, [cell(better, paper_values[0]), cell(worse, paper_values[1], row="b")], own
+    )
     return verdict
 
 
@@ -201,9 +203,9 @@ def test_seeds_are_paired_and_less_may_be_better() -> None:
 
 def test_untested_claims_are_listed(own: Path) -> None:
     table = CLAIMS.model_copy(update={"claims": ("a > b", "b > a @ c", "a > b @ d", "a > nobody")})
-    tested = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 2.0), row="b")], True)
-    assert [(v.claim, v.column) for v in tested] == [("a > b", "c"), ("b > a", "c")]
-    assert untested(table, tested) == ["a > b @ d", "a > nobody"]
+    tested_claims = verdicts(table, [cell((3.0, 5.0)), cell((2.0, 2.0), row="b")], True)
+    assert [(v.claim, v.column) for v in tested_claims] == [("a > b", "c"), ("b > a", "c")]
+    assert untested(table, tested_claims) == ["a > b @ d", "a > nobody"]
 
 
 def test_settings_of_table_column_row_and_scale(own: Path) -> None:
@@ -385,9 +387,9 @@ def test_figures_of_two_parts_keep_the_first_value_and_report_the_difference(
     (tmp_path / "other").mkdir()
     first = read(tmp_path / "first" / "result.json")
     first.write(tmp_path / "other" / "result.json")
-    unchanged = path.read_bytes()
+    content_before = path.read_bytes()
     succeed("reproduce", tmp_path / "other", "--table", "--join", "--out", result_pages)
-    assert path.read_bytes() == unchanged, "the same part and its time were added twice"
+    assert path.read_bytes() == content_before, "the same part and its time were added twice"
     replace(first, command="the same elsewhere").write(tmp_path / "other" / "result.json")
     succeed("reproduce", tmp_path / "other", "--table", "--join", "--out", result_pages)
     assert read(path).warning == "Of 2 figures that two parts have both, 2 came out the same."

@@ -140,9 +140,13 @@ def test_model_with_nan_weights_is_not_exported(
     job = reopen(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     result = Result(tmp_path / "run", job, summary)
-    whole = result.model("p0")
-    ruined = {k: torch.full_like(v, float("nan")) for k, v in decode(encode(whole.theta)).items()}
-    monkeypatch.setattr(Result, "model", lambda self, party: replace(whole, theta=ruined))
+    sound_model = result.model("p0")
+    nan_weights = {
+        k: torch.full_like(v, float("nan")) for k, v in decode(encode(sound_model.theta)).items()
+    }
+    monkeypatch.setattr(
+        Result, "model", lambda self, party: replace(sound_model, theta=nan_weights)
+    )
     with pytest.raises(
         ComityError, match=r"The model of p0 is not exported: theta\..* is not finite"
     ):

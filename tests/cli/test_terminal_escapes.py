@@ -51,10 +51,10 @@ def printable_output(result: CommandResult) -> str:
     return text
 
 
-OBEDIENT = "\x00\x07\x08\n\r\t\x1b\x7f\x85\x9b\u200f\u202e\u2028\u2066\ufeff\ud800"
+CONTROL_CHARACTERS = "\x00\x07\x08\n\r\t\x1b\x7f\x85\x9b\u200f\u202e\u2028\u2066\ufeff\ud800"
 
 
-@pytest.mark.parametrize("c", OBEDIENT, ids=ascii)
+@pytest.mark.parametrize("c", CONTROL_CHARACTERS, ids=ascii)
 def test_control_characters_are_escaped(c: str) -> None:
     assert escape_terminal(f"a{c}b") == "a" + repr(c)[1:-1] + "b"
     assert escape_terminal(escape_terminal(c)) == escape_terminal(c)
@@ -270,7 +270,7 @@ def test_texts_of_a_foreign_run_among_others_are_escaped(foreign_run: Path, tmp_
 
 # --- On a terminal ----------------------------------------------------------------------------------------------------
 
-OBEYED = ("\x1b]0;", "\x1b[2J", "\x9b", "\x07", "\u202e", "\x00")
+CONTROL_CODES = ("\x1b]0;", "\x1b[2J", "\x9b", "\x07", "\u202e", "\x00")
 
 
 def test_terminal_output_is_escaped(nursery: Nursery, foreign_run: Path, tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_terminal_output_is_escaped(nursery: Nursery, foreign_run: Path, tmp_pat
         code, text = on_terminal(nursery, *args, columns=200)
         assert code == 0, text
         assert "\x1b[" in text, "colours"
-        assert not [bad for bad in OBEYED if bad in text], repr(text)
+        assert not [bad for bad in CONTROL_CODES if bad in text], repr(text)
         assert r"\x1b]0;title\x07" in text
 
 

@@ -344,7 +344,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def logged(store: Path, folder: Path) -> tuple[Any, list[tuple[int, float]]]:
+def mlflow_run(store: Path, folder: Path) -> tuple[Any, list[tuple[int, float]]]:
     """The MLflow run of a folder, and its mean accuracies."""
     from mlflow import MlflowClient
 
@@ -359,7 +359,7 @@ def test_mlflow_has_one_store_for_a_comparison(store: Path) -> None:
     assert not list(store.glob("*/**/mlflow.db"))
     for method in ("solo", "fedavg"):
         folder = store / method / "seed-0"
-        run, means = logged(store, folder)
+        run, means = mlflow_run(store, folder)
         run_summary = summary(folder)
         assert (run.info.status, run.data.params["algorithm"], run.data.params["rounds"]) == (
             "FINISHED",
@@ -375,10 +375,10 @@ def test_mlflow_has_one_store_for_a_comparison(store: Path) -> None:
 def test_mlflow_resumes_the_same_run(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, reference = store / "again", Memory()
     stop_run(folder, 3, monkeypatch, track=["mlflow"])
-    run, means = logged(store, folder)
+    run, means = mlflow_run(store, folder)
     assert (run.info.status, [t for t, _ in means]) == ("KILLED", [0, 2])
     library.run("fedavg", out=folder, resume=True, track=["mlflow", reference], **SETTINGS)
-    again, means = logged(store, folder)
+    again, means = mlflow_run(store, folder)
     assert again.info.run_id == run.info.run_id
     assert again.info.status == "FINISHED"
     assert means == [
@@ -398,7 +398,7 @@ def test_mlflow_store_of_the_environment(
     )
     library.run("fedavg", sites, out=tmp_path / "run", rounds=1, model="linear", track=["mlflow"])
     assert not (tmp_path / "mlflow.db").exists()
-    run, means = logged(store, tmp_path / "run")
+    run, means = mlflow_run(store, tmp_path / "run")
     assert [t for t, _ in means] == [0, 1]
     assert {"party_accuracy/Süd 1.b", "party_accuracy/north_1-x"} <= set(run.data.metrics)
 
@@ -407,7 +407,7 @@ def test_mlflow_splits_large_requests(store: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("comity.track.mlflow.MAX_METRICS", 4)
     monkeypatch.setattr("comity.track.mlflow.MAX_PARAMETERS", 3)
     library.run("fedavg", out=store / "pieces", track=["mlflow"], **SETTINGS)
-    run, _ = logged(store, store / "pieces")
+    run, _ = mlflow_run(store, store / "pieces")
     assert {"party_loss/p2", "bytes/up", "accuracy/mean"} <= set(run.data.metrics)
     assert {"algorithm", "seed", "lr", "engine"} <= set(run.data.params)
 

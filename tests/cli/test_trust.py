@@ -111,8 +111,8 @@ def foreign_run(honest: Path, tmp_path: Path) -> Path:
 
 
 def poison(foreign_run: Path, setting: Setting = SETTINGS[4]) -> Path:
-    """Make a foreign run's settings name a file, which writes `ran` when it is executed. Returns the
-    file. Everything that needs no secret is consistent.
+    """Make a foreign run's settings name a file, which writes `ran` when it is executed. Returns
+    the file. Everything that needs no secret is consistent.
     """
     evil = (
         foreign_run
@@ -332,7 +332,7 @@ def test_forged_mark_is_refused(
     own = json.loads((tmp_path / "out" / MARK).read_text(encoding="utf-8"))
     (tmp_path / "ran").unlink()
     evil = poison(foreign_run)
-    forged = {
+    forged_mark = {
         "settings": json.dumps(own),
         "files": json.dumps(own | {"files": {str(evil): own["files"][str(own_file)]}}),
         "code": json.dumps({"files": own["files"], "code": None}),
@@ -340,7 +340,7 @@ def test_forged_mark_is_refused(
         "a list": "[]",
         "nothing": "",
     }[what]
-    (foreign_run / MARK).write_text(forged, encoding="utf-8")
+    (foreign_run / MARK).write_text(forged_mark, encoding="utf-8")
     assert str(evil) in one_sentence(export_run(foreign_run), 2)
     assert not has_run(foreign_run)
 
@@ -408,9 +408,9 @@ def test_exported_model_with_foreign_code(
     become_somebody_else(monkeypatch, tmp_path)
     forget(own_file)
     (tmp_path / "ran").unlink()
-    with pytest.raises(UsageError, match="trust=True") as refused:
+    with pytest.raises(UsageError, match="trust=True") as error:
         load(tmp_path / "gift")
-    assert str(own_file) in str(refused.value)
+    assert str(own_file) in str(error.value)
     assert run_predict(script, samples) == ours, (
         "the script needs the user's file, although the network is beside it"
     )

@@ -205,7 +205,7 @@ def test_a_half_written_line_waits(table: Table) -> None:
     assert table.times == 0
 
 
-def test_what_was_read_is_not_read_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_rows_are_read(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     table.add("".join(f"{k},x\n" for k in range(100_000)))
     table.tail.look()
     assert len(table.rows) == 100_000
@@ -214,9 +214,9 @@ def test_what_was_read_is_not_read_again(table: Table, monkeypatch: pytest.Monke
     before = Path("/proc/self/io").read_text(encoding="ascii")
     table.tail.look()
     after = Path("/proc/self/io").read_text(encoding="ascii")
-    read = [int(re.findall(r"rchar: (\d+)", text)[0]) for text in (before, after)]
+    bytes_read = [int(re.findall(r"rchar: (\d+)", text)[0]) for text in (before, after)]
     assert table.rows == [["new", "x"]]
-    assert read[1] - read[0] < 50_000
+    assert bytes_read[1] - bytes_read[0] < 50_000
 
 
 def test_blocks_are_put_together(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_damaged_rows_are_passed_over(run: Path, tmp_path: Path) -> None:
     assert "damaged: " in succeed("watch", tmp_path).out, "it advises to resume a damaged run"
 
 
-def test_a_round_counts_when_it_is_whole(tmp_path: Path) -> None:
+def test_incomplete_round_is_not_shown(tmp_path: Path) -> None:
     """metrics.csv may have a part of a round's rows; the mean of some parties is not shown."""
     (tmp_path / "metrics.csv").write_text(
         "0,a,test,accuracy,0.2\n0,b,test,accuracy,0.4\n1,a,test,accuracy,1\n", encoding="utf-8"
@@ -423,7 +423,7 @@ def test_live_ends_with_the_run(run: Path, nursery: Nursery) -> None:
     assert any(line.startswith("finished: 4 rounds") for line in frames(output))
 
 
-def test_ctrl_c_before_there_is_anything(nursery: Nursery, tmp_path: Path) -> None:
+def test_ctrl_c_before_the_first_run(nursery: Nursery, tmp_path: Path) -> None:
     def act(watcher: Child, output: str) -> None:
         if "Waiting" in output:
             watcher.signal(signal.SIGINT)

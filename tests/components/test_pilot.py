@@ -95,8 +95,8 @@ def test_text_about_the_choice() -> None:
 def test_rounds_equal_those_of_the_chosen_kappa(
     host: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Weights of all parties, figures of all rounds, and bytes of all rounds but the start are equal
-    bit for bit.
+    """Weights of all parties, figures of all rounds, and bytes of all rounds but the start are
+    equal bit for bit.
     """
     auto = run(f"{host}({AUTO})", tmp_path / "auto", **settings)
     fixed = run(f"{host}(kappa={chosen_kappa(auto)})", tmp_path / "fixed", **settings)
@@ -181,18 +181,18 @@ def test_closed_forms_with_the_pilot(text: str, settings: dict[str, Any], tmp_pa
 
 
 def test_bytes_of_the_pilot(tmp_path: Path) -> None:
-    """4 candidates with 2 rounds each: 8 rounds of 2 N S; 4 models to judge, 5 messages of 5 bytes, 4
-    replies of 12, and DBE's own messages.
+    """4 candidates with 2 rounds each: 8 rounds of 2 N S; 4 models to judge, 5 messages of 5 bytes,
+    4 replies of 12, and DBE's own messages.
     """
     n, width = 4, 7
     size = 4 * ((64 * width + width) + (width * width + width) + (width * 10 + 10))
     result = run(f"fedavg+dbe({AUTO})", tmp_path, model=f"mlp2(width={width})")
-    crossed = {
+    byte_counts = {
         kind: sum(c.bytes for c in result.ledger if c.round == 0 and c.kind == kind)
         for kind in ("up", "down")
     }
-    assert crossed["up"] == n * (4 * width + 8 * size + 4 * 12)
-    assert crossed["down"] == n * (size + 4 * width + 8 * size + 4 * size + 5 * 5)
+    assert byte_counts["up"] == n * (4 * width + 8 * size + 4 * 12)
+    assert byte_counts["down"] == n * (size + 4 * width + 8 * size + 4 * size + 5 * 5)
 
 
 def test_steps_are_counted_and_planned(tmp_path: Path) -> None:
@@ -218,14 +218,14 @@ def test_party_that_missed_a_candidate_is_left_out(tmp_path: Path) -> None:
     """
     absent = plan(tmp_path, "east,0,weigh,offline,2", heads="party,round,call,how,occurrence")
     result = run(f"fedavg+dbe({AUTO})", tmp_path / "run", absent=absent)
-    missed = [
+    missed_calls = [
         (a.call, a.how, a.occurrence)
         for a in absences(result)
         if a.party == "east" and a.round == 0
     ]
-    assert missed[0] == ("weigh", "offline", 2)
-    assert {how for _, how, _ in missed[1:]} == {"waiting"}
-    assert {function for function, _, _ in missed[1:]} == {"local", "judge", "weigh"}
+    assert missed_calls[0] == ("weigh", "offline", 2)
+    assert {how for _, how, _ in missed_calls[1:]} == {"waiting"}
+    assert {function for function, _, _ in missed_calls[1:]} == {"local", "judge", "weigh"}
     agree_charges = [c for c in result.ledger if c.call == "agree" and c.dst == "east"]
     assert [c.round for c in agree_charges] == [0, 1]
     assert agree_charges[1].bytes == agree_charges[0].bytes + 5
@@ -273,7 +273,7 @@ def test_run_fails_if_all_parties_are_offline(tmp_path: Path) -> None:
 # --- errors and warnings
 
 
-def test_without_validation_samples_it_is_refused() -> None:
+def test_auto_without_validation_samples_is_refused() -> None:
     fed = comity.load("digits").partition("iid", parties=2, validation=0.0)
     with pytest.raises(comity.UsageError, match="kappa=auto is chosen on validation samples"):
         prepare(config.experiment({"algorithm": "fedavg+dbe(kappa=auto)"}), fed)
@@ -307,8 +307,8 @@ def test_warning_with_batchnorm(text: str, model: str, warns: bool) -> None:
 
 
 def test_newcomer_and_batched_engine(tmp_path: Path) -> None:
-    """A newcomer receives the chosen kappa with the consensus; on `stacked` the pilot is equal up to
-    rounding.
+    """A newcomer receives the chosen kappa with the consensus; on `stacked` the pilot is equal up
+    to rounding.
     """
     settings: dict[str, Any] = {"model": "mlp2(width=8)", "newcomers": 1}
     loop = run(f"fedavg+dbe({AUTO})", tmp_path / "loop", **settings)

@@ -1,5 +1,5 @@
-"""Party functions are marked by `@on_party`: no other function can be called by name at a party, and
-the mark changes nothing else.
+"""Party functions are marked by `@on_party`: no other function can be called by name at a party,
+and the mark changes nothing else.
 """
 
 from __future__ import annotations

@@ -533,15 +533,15 @@ def test_evaluation_messages() -> None:
 
 
 def test_sealed_messages() -> None:
-    helped = Help({NAME: THETA[NAME]}, None, None, 0.5, 3, 0.5)
-    for right in (Model(THETA), helped):
+    help_message = Help({NAME: THETA[NAME]}, None, None, 0.5, 3, 0.5)
+    for right in (Model(THETA), help_message):
         validator_for("fed-sps").check_sealed_message(right)
     wrong = (
         Empty(),
         THETA,
         Model(SHORT),
-        replace(helped, grads=SHORT),
-        replace(helped, y=torch.zeros(2, 2)),
+        replace(help_message, grads=SHORT),
+        replace(help_message, y=torch.zeros(2, 2)),
     )
     for content in wrong:
         with pytest.raises(UsageError, match="The content of a sealed message"):

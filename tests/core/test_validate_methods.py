@@ -72,20 +72,22 @@ class CheckedEngine:
                 locks[id(engine)] = Lock(SharedSecret(os.urandom(32)), os.urandom(16), records)
             lock = locks[id(engine)]
             validators = {i: validator(engine, i) for i in messages}
-            received = {i: through_codec(message, validators[i]) for i, message in messages.items()}
-            for i, message in received.items():
+            received_messages = {
+                i: through_codec(message, validators[i]) for i, message in messages.items()
+            }
+            for i, message in received_messages.items():
                 validators[i].check_message(call, message.content)
-            unsealed = lock.open(inboxes(sealed_messages), call)
-            for i, inbox in unsealed.items():
+            unsealed_inboxes = lock.open(inboxes(sealed_messages), call)
+            for i, inbox in unsealed_inboxes.items():
                 for sealed in inbox.values():
                     validators[i].check_sealed_message(unseal(sealed))
                     self.passed["sealed"] += 1
             flat = {
                 (src, dst): sealed
-                for dst, inbox in unsealed.items()
+                for dst, inbox in unsealed_inboxes.items()
                 for src, sealed in inbox.items()
             }
-            for i, answer in function(engine, call, received, flat):
+            for i, answer in function(engine, call, received_messages, flat):
                 validators[i].check_reply(call, answer.reply)
                 blob = encode(lock.close(answer.reply), sealed_messages=True)
                 reply = decode(blob, sealed_messages=True, records=validators[i].records)
@@ -94,15 +96,15 @@ class CheckedEngine:
                 yield i, PartyResult(reply, *answer[1:])
 
         def checked_evaluate(
-            engine: LoopEngine, messages: Mapping[int, Message], look: EvaluationRequest
+            engine: LoopEngine, messages: Mapping[int, Message], request: EvaluationRequest
         ) -> Iterator[Any]:
-            received = {
+            received_messages = {
                 i: through_codec(message, validator(engine, i)) for i, message in messages.items()
             }
-            for i, message in received.items():
+            for i, message in received_messages.items():
                 validator(engine, i).check_evaluation_message(message.content)
-            self.passed["evaluate"] += len(received)
-            return evaluate(engine, received, look)
+            self.passed["evaluate"] += len(received_messages)
+            return evaluate(engine, received_messages, request)
 
         patch.setattr(LoopEngine, "run", checked_run)
         patch.setattr(LoopEngine, "evaluate", checked_evaluate)
@@ -125,11 +127,11 @@ def test_messages_of_every_method_pass(
 def test_validation_changes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plain = run("fedufo", tmp_path / "plain")
     CheckedEngine(monkeypatch)
-    validated = run("fedufo", tmp_path / "validated")
-    assert tables(validated.folder) == tables(plain.folder)
+    validated_run = run("fedufo", tmp_path / "validated")
+    assert tables(validated_run.folder) == tables(plain.folder)
     for party, theta in weights(plain).items():
         assert all(
-            torch.equal(value, weights(validated)[party][name]) for name, value in theta.items()
+            torch.equal(value, weights(validated_run)[party][name]) for name, value in theta.items()
         )
 
 

@@ -1,5 +1,5 @@
-"""The disclosure page and PDF of a party: they list everything that left it, with the figures of the
-run's files, unprotected values first.
+"""The disclosure page and PDF of a party: they list everything that left it, with the figures of
+the run's files, unprotected values first.
 """
 
 from __future__ import annotations
@@ -143,13 +143,13 @@ def test_rounds_and_counts_are_those_of_the_ledger(run_folders: dict[str, Path])
 def test_epsilon_unit_and_noise_are_those_of_the_account(run_folders: dict[str, Path]) -> None:
     folder = run_folders["fedavg+dp(noise=2)"]
     page = html.unescape(page_of(folder))
-    charged = [row for row in run_of(folder).read_privacy() if row.party == PARTY]
-    (epsilon,) = {row.epsilon for row in charged}
+    charges = [row for row in run_of(folder).read_privacy() if row.party == PARTY]
+    (epsilon,) = {row.epsilon for row in charges}
     protection = next(cells for cells in rows_of(page) if "(Model.theta)" in cells[0])[5]
     assert f"(how much can be told at most) {epsilon:.3g} at delta" in protection
     assert "a training record" in protection
     assert "Gaussian" in protection
-    assert f"charged {len(charged)} times" in protection
+    assert f"charged {len(charges)} times" in protection
     summary = run_of(folder).read_summary()
     assert summary is not None
     assert (

@@ -1,4 +1,6 @@
-"""The Dockerfile agrees with pyproject.toml and constraints.txt. These tests do not build the image."""
+"""The Dockerfile agrees with pyproject.toml and constraints.txt. These tests do not build the
+image.
+"""
 
 from __future__ import annotations
 

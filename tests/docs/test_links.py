@@ -1,5 +1,5 @@
-"""Links in the Markdown files lead to files and headings that exist, and every page is in the site's
-navigation.
+"""Links in the Markdown files lead to files and headings that exist, and every page is in the
+site's navigation.
 
 These tests only read the files; `make docs` builds the site and checks its pages, too.
 """
@@ -75,7 +75,7 @@ def site_files() -> set[str]:
 
 
 @pytest.mark.parametrize("page", FILES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_what_is_in_the_site(page: Path) -> None:
+def test_linked_files_are_in_the_site(page: Path) -> None:
     """Other links make `make docs` fail with a warning."""
     targets = [link.partition("#")[0] for link in links(page) if not re.match(r"[a-z]+:", link)]
     targets_in_project = {
@@ -119,11 +119,11 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_check_of_a_built_site(tmp_path: Path) -> None:
-    described = importlib.util.spec_from_file_location("check", DOCS / "site" / "check.py")
-    assert described
-    assert described.loader
-    check = importlib.util.module_from_spec(described)
-    described.loader.exec_module(check)
+    spec = importlib.util.spec_from_file_location("check", DOCS / "site" / "check.py")
+    assert spec
+    assert spec.loader
+    check = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(check)
     (tmp_path / "b.html").write_text('<h1 id="here">B</h1>', encoding="utf-8")
     (tmp_path / "a.css").write_text("a { background: url(a.png) }", encoding="utf-8")
     page = tmp_path / "a.html"

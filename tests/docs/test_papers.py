@@ -1,4 +1,6 @@
-"""The pages of the papers: they name every option, their commands run, and the files they name exist."""
+"""The pages of the papers: they name every option, their commands run, and the files they name
+exist.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The pages python.md and your-own.md: their files are written, and their commands and calls run, in
-order.
+"""The pages python.md and your-own.md: their files are written, and their commands and calls run,
+in order.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Every row of every table runs at its smallest scale, on embedded data. Settings that several tables
-share are run once.
+"""Every row of every table runs at its smallest scale, on embedded data. Settings that several
+tables share are run once.
 
 The runs are marked `long`: `make test` has one table of each paper (tests/cli/test_reproduce.py).
 """

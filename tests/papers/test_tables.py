@@ -1,5 +1,5 @@
-"""The papers' tables as data: each is valid, names existing methods and datasets, and has the printed
-figures.
+"""The papers' tables as data: each is valid, names existing methods and datasets, and has the
+printed figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def table(request: pytest.FixtureRequest) -> Table:
     return papers.table(request.param)
 
 
-def test_every_main_table_is_there() -> None:
+def test_every_main_table_exists() -> None:
     expected = (
         {f"dbe/table{n}" for n in range(1, 10)}
         | {f"fedufo/table{n}" for n in range(1, 7)}
@@ -102,13 +102,13 @@ def check_method(text: str) -> None:
 
 @pytest.mark.parametrize("scale", papers.SCALES)
 def test_every_run_is_an_experiment(table: Table, scale: papers.Scale) -> None:
-    checked: set[str] = set()  # columns of one row often have the same settings
+    checked_settings: set[str] = set()  # columns of one row often have the same settings
     for column in table.columns:
         for row in table.rows:
             settings = table.run_settings(column.runs, row, scale)
-            if (text := repr(settings)) in checked:
+            if (text := repr(settings)) in checked_settings:
                 continue
-            checked.add(text)
+            checked_settings.add(text)
             experiment(settings)
             assert parse(settings["data"]).name in _library()
             check_method(row.algorithm)
@@ -163,9 +163,9 @@ def test_a_mean_of_four_sources_is_compared_with_the_mean_of_the_same_four(name:
     table = papers.table(name)
     four = next(column for column in table.columns if column.name == "avg-4")
     sources = four.measure.removeprefix("party:").split(",")
-    printed = [row for row in table.rows if row.paper]
-    assert len(printed) > 1
-    for row in printed:
+    printed_rows = [row for row in table.rows if row.paper]
+    assert len(printed_rows) > 1
+    for row in printed_rows:
         values = [row.printed(source)[0] for source in sources]
         assert row.printed("avg-4")[0] == pytest.approx(
             sum(value or 0 for value in values) / 4, abs=1e-3

@@ -38,8 +38,8 @@ COMMAND = (
 def interrupt_at(
     moment: float, way: list[str], which: signal.Signals, whole_group: bool
 ) -> tuple[str, str]:
-    """Send a command a signal after `moment` seconds. Returns how it ended, `well`, `unborn` (killed
-    before Python had started) or `badly`, and details.
+    """Send a command a signal after `moment` seconds. Returns how it ended, `well`, `unborn`
+    (killed before Python had started) or `badly`, and details.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *way, *COMMAND, f"{folder}/run"]

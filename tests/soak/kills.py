@@ -173,21 +173,21 @@ def _cases(
         for absent in [k % 3 == 0]
     ]
     rng.shuffle(everything)
-    compared = ("compare", study(["compare", "fedavg", "scaffold", "--no-report"]))
-    beside = (
+    compare_case = ("compare", study(["compare", "fedavg", "scaffold", "--no-report"]))
+    jobs_case = (
         "compare, jobs",
         study(["compare", "fedavg", "scaffold", "--no-report", "--jobs", "2"]),
     )
-    tuned = ("tune", study(["tune", "fedprox", "--grid", "mu=0.1,1"]))
+    tune_case = ("tune", study(["tune", "fedprox", "--grid", "mu=0.1,1"]))
     at = 0
     while True:
         yield everything[at % len(everything)]
         if at % 9 == 4:
-            yield compared
+            yield compare_case
         if at % 9 == 6:
-            yield beside
+            yield jobs_case
         if at % 9 == 8:
-            yield tuned
+            yield tune_case
         at += 1
 
 

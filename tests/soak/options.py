@@ -1,5 +1,5 @@
-"""Every option of every model, method, partition, test protocol and setting with extreme values: each
-is refused in one sentence, or runs.
+"""Every option of every model, method, partition, test protocol and setting with extreme values:
+each is refused in one sentence, or runs.
 
 python tests/soak/options.py            (accepted values run for a round, or for five seconds: half an hour)
 python tests/soak/options.py --prepare  (accepted values are only prepared)
@@ -171,10 +171,12 @@ def outcome(make: Callable[[], object]) -> str:
         MemoryError,
         RuntimeError,
     ) as why:  # a command turns a failed allocation of torch into a sentence
-        diverged = "all elements of input should be between 0 and 1" in str(
+        has_diverged = "all elements of input should be between 0 and 1" in str(
             why
         )  # relay's loss of a model that has diverged
-        message = str(why).strip() if isinstance(why, ComityError) or diverged else describe(why)
+        message = (
+            str(why).strip() if isinstance(why, ComityError) or has_diverged else describe(why)
+        )
         return (
             "refused"
             if message and "\n" not in message and "Error in " not in message

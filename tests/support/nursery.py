@@ -56,13 +56,13 @@ def pace_rounds(seconds: float, stop_after: float) -> None:
     """
     next_round = loop._Rounds.next_round
 
-    def paced(self: loop._Rounds) -> Any:
+    def paced_next_round(self: loop._Rounds) -> Any:
         time.sleep(seconds)
         if self.completed >= stop_after:
             time.sleep(60)
         return next_round(self)
 
-    loop._Rounds.next_round = paced
+    loop._Rounds.next_round = paced_next_round
 
 
 def child(request: dict[str, Any]) -> int:
