@@ -1,6 +1,4 @@
-"""A new method in a file of its own passes the checks that Comity's own methods get, without an entry
-in any table.
-"""
+"""A new method in its own file passes the checks of Comity's methods without an entry in any table."""
 
 from __future__ import annotations
 
@@ -73,11 +71,11 @@ def test_types_and_shapes_are_declared(method: str) -> None:
 
 
 def test_all_fields_of_replies_are_described(method: str) -> None:
-    made = compose(method)
+    algorithm = compose(method)
     contents = {
         field: content
-        for place in party_functions(made)
-        for field, content in reply_contents(made, *place).items()
+        for place in party_functions(algorithm)
+        for field, content in reply_contents(algorithm, *place).items()
     }
     assert contents.keys() == {"Timed.theta", "Timed.steps"}
     assert all(contents.values())
@@ -86,8 +84,8 @@ def test_all_fields_of_replies_are_described(method: str) -> None:
 def test_bytes_are_derived(method: str, tmp_path: Path) -> None:
     result = comity.run(method, out=tmp_path / "run", **SMALL)
     _, rounds = plan.traffic(result.job)
-    assert sum(each.up for each in rounds) == result.summary["bytes"]["up"]
-    assert sum(each.down for each in rounds) == result.summary["bytes"]["down"]
+    assert sum(round_bytes.up for round_bytes in rounds) == result.summary["bytes"]["up"]
+    assert sum(round_bytes.down for round_bytes in rounds) == result.summary["bytes"]["down"]
     plain = comity.run("fedavg", out=tmp_path / "fedavg", **SMALL)
     assert result.summary["bytes"]["up"] - plain.summary["bytes"]["up"] == 4 * 3 * 2
 
