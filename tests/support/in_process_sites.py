@@ -26,7 +26,7 @@ from comity.runs.folder import RunFolder
 
 OPEN = {  # a law that allows what a simulation does
     'never = ["centralized", "fed-sps(mode=samples)"]': "never = []",
-    '"gradients"]': '"gradients", "class counts", "samples"]',
+    '"gradients"]': '"gradients", "class counts", "covariances", "samples"]',
     "records = 10\n": "records = 0\n",
     "outcomes = false": "outcomes = true",
 }
