@@ -17,6 +17,7 @@ from typing import Any
 
 from comity import algorithms
 from comity.core.algorithm import AnyAlgorithm
+from comity.core.signature import party_functions, reply_contents
 from comity.core.traits import LEAVES
 from comity.core.wrapper import chain
 from comity.errors import UsageError, quote, unknown
@@ -30,6 +31,7 @@ from comity.units import size
 NAME = "site.toml"
 BUDGET = "budget_"
 CLASS_COUNTS = "class counts"
+CLASS_STATISTICS = ("means", "covariances")
 SCALES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 TEMPLATE = """\
 # Site policy of {name}: what may run here, and what may leave. Comity reads this file before every
@@ -52,7 +54,8 @@ methods = ["*"]
 # send samples.
 never = ["centralized", "fed-sps(mode=samples)"]
 
-# Kinds of values that may leave the site. Other kinds are "class counts" and "samples".
+# Kinds of values that may leave the site. Other kinds are "class counts", "covariances" and
+# "samples".
 kinds = ["weights", "representations", "means", "gradients"]
 
 # Researchers who may submit a run, by the name in their certificate.
@@ -220,18 +223,34 @@ class SitePolicy:
         Arguments:
             train: how many training samples the site has
             counts: how many of them each class has
-            algorithm: the method; if it sends class means, each class must be large enough
+            algorithm: the method; if it sends means or covariances of each class, each class must
+                be large enough
         """
         if train < self.records:
             raise UsageError(
                 f"{self.name} has fewer than {self.records} training samples (records)."
             )
         has_small_class = any(0 < count < self.records for count in counts)
-        if has_small_class and chain(algorithm)[-1].traits.shares == "means":
+        if has_small_class and _sends_class_statistics(algorithm):
             raise UsageError(
                 f"{self.name} has a class of fewer than {self.records} training samples, whose mean"
                 " would leave (records)."
             )
+
+
+def _sends_class_statistics(algorithm: AnyAlgorithm) -> bool:
+    """Whether parties send means or covariances that are computed from the samples of one class."""
+    if chain(algorithm)[-1].traits.shares == "means":
+        return True
+    contents = [
+        content
+        for depth, name in party_functions(algorithm)
+        for content in reply_contents(algorithm, depth, name).values()
+        if content is not None
+    ]
+    return any(
+        content.behind == "by class" and content.kind in CLASS_STATISTICS for content in contents
+    )
 
 
 def _rules(path: Path, content: dict[str, Any]) -> dict[str, Any]:
