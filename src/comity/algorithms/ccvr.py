@@ -16,7 +16,8 @@ Symbols: z = the representation at the model's cut, in evaluation mode; the head
 the cut. A class without samples gets no virtual features, and Σ_c of a single sample is 0.
 Deviations: z is used as it is (paper: after Tukey's power transformation). M_c is one number for
 all classes and data (paper: chosen for each dataset). The head starts from FedAvg's and is trained
-by the experiment's optimizer, learning rate and batch size.
+by the experiment's optimizer, learning rate and batch size. A robust mean around it (`+median`)
+covers the weights, not the class statistics.
 """
 
 from __future__ import annotations

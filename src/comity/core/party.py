@@ -169,7 +169,7 @@ class Party:
 
     def adapted(self, theta: Params, how: Training) -> Params:
         """What a training on its own data makes of a model, the same each time: for
-        `Algorithm.model`, of what it deploys.
+        `Algorithm.deployed_model`.
         """
         return train_outside(self.fit(plain, theta, self.key.fold("adapt"), training=how)).theta
 

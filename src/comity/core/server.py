@@ -190,11 +190,11 @@ class Server(Charging):
         messages: Mapping[int, L],
         sealed_messages: Mapping[Edge, Sealed] | None = None,
     ) -> dict[int, R]:
-        """Ask parties to work; the replies come in party order, and may be fewer than the letters
-        but not none.
+        """Call a party function; the replies come in party order. There may be fewer replies than
+        messages, but not none.
 
-        `sealed_messages` delivers sealed ones from earlier replies: (sender, recipient) -> parcel,
-        for this call only.
+        `sealed_messages` delivers sealed ones from earlier replies, by (sender, recipient), for
+        this call only.
         """
         return dict(self.replies(function, messages, sealed_messages))
 
@@ -218,7 +218,7 @@ class Server(Charging):
         messages: Mapping[int, L],
         weights: Sequence[float] | None = None,
     ) -> Mean[R]:
-        """Ask parties to work; the mean of their replies, field by field, for rounds that do
+        """Call a party function; the mean of the replies, field by field, for rounds that do
         nothing else with them.
 
         Replies are records of parameters. All count alike, unless `weights` says by party how much
