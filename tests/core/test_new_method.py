@@ -133,3 +133,43 @@ def test_samples_that_the_traits_do_not_declare_are_noticed(tmp_path: Path) -> N
     )
     plain = comity.run("fedavg", out=tmp_path / "fedavg", **SMALL)
     assert "undeclared" not in str(plain.summary["privacy"])
+
+
+FINISHING = """
+from dataclasses import replace
+
+from comity.algorithms.fedavg import FedAvg
+from comity.core import *
+
+
+@record
+class Norm:
+    value: float = describe(Content("how long the weights are", "weights"))
+
+
+@algorithm
+class Finishing(FedAvg):
+    def finish(self, theta: Params, server: Server) -> Params:
+        server.call(self.norm, {i: Model(theta) for i in server.info.parties})
+        return theta
+
+    @on_party
+    async def norm(self, state: Params, m: Model, party: Party, key: Key) -> tuple[Params, Norm]:
+        return state, Norm(sum(v.norm().item() for v in m.theta.values()))
+"""
+DECLARED = "\n    traits = replace(FedAvg.traits, finishes=True)\n"
+
+
+def test_a_finish_that_the_traits_do_not_declare_is_refused(tmp_path: Path) -> None:
+    """It would never be called."""
+    path = tmp_path / "finishing.py"
+    path.write_text(FINISHING, encoding="utf-8")
+    with pytest.raises(comity.UsageError, match=r"Finishing has a method `finish`.*finishes=True"):
+        comity.run(str(path), **SMALL)
+
+
+def test_a_finish_that_the_traits_declare_is_called(tmp_path: Path) -> None:
+    path = tmp_path / "finishing.py"
+    path.write_text(FINISHING + DECLARED, encoding="utf-8")
+    result = comity.run(str(path), out=tmp_path / "run", **SMALL)
+    assert [row.call for row in result.ledger].count("norm") == 2 * 3  # down and up, three parties

@@ -179,8 +179,8 @@ def test_fewer_rounds_than_done(tmp_path: Path) -> None:
     refused("fedavg", tmp_path, 3, 2, "has 3 rounds already")
 
 
-def test_after_fine_tuning(tmp_path: Path) -> None:
-    refused("fedbabu(finetune_epochs=1)", tmp_path, 1, 2, "fine-tuned")
+def test_after_finish(tmp_path: Path) -> None:
+    refused("fedbabu(finetune_epochs=1)", tmp_path, 1, 2, "has changed its models after the last")
 
 
 def test_after_newcomers_have_joined(tmp_path: Path) -> None:

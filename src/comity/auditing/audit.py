@@ -282,6 +282,8 @@ def _why_untried(kind: str, unprotected: bool) -> str:
         return "they are sent as they are, and whoever gets them has them"
     if kind == "class counts":
         return "they are behind noise, or not sent, and no attack on that is known here"
+    if kind == "covariances":
+        return "no attack on them is implemented, which does not mean that there is none"
     return "the method says that parties send them, but they have no form that is known here"
 
 

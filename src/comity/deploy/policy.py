@@ -53,7 +53,8 @@ methods = ["*"]
 # send samples.
 never = ["centralized", "fed-sps(mode=samples)"]
 
-# Kinds of values that may leave the site. Other kinds are "class counts" and "samples".
+# Kinds of values that may leave the site. Other kinds are "class counts", "covariances" and
+# "samples".
 kinds = ["weights", "representations", "means", "gradients"]
 
 # Of these, the kinds whose values may describe a single record. adcol and fada need

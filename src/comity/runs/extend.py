@@ -117,8 +117,8 @@ def _closed(folder: Path, before: Experiment) -> str:
         return f"The newcomers have joined in {folder}"
     if any(a.traits.finishes for a in chain(compose(before.algorithm, before.set))):
         return (
-            f"{display_name(before.algorithm)} has fine-tuned its models after the last round of"
-            f" {folder}"
+            f"{display_name(before.algorithm)} has changed its models after the last round of"
+            f" {folder} (finish)"
         )
     return f"{folder} was ended by an earlier version of Comity"
 
