@@ -37,7 +37,7 @@ def import_site_data(
     dataset = read_federation(
         files, source.name, schema=Schema.read(schema) if schema else None, classes=classes
     )
-    save(dataset, out)
+    save(dataset, out, files.values())
     return dataset
 
 

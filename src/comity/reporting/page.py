@@ -23,7 +23,7 @@ from comity.reporting.blocks import Block, Chart, Code, Data, Facts, Pictures, S
 from comity.reporting.charts import method_colours, unique_name
 from comity.reporting.gather import Group
 from comity.reporting.themes import CONFIG, DARK, LIGHT
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import write_atomically
 
 if TYPE_CHECKING:
     from jinja2 import Template

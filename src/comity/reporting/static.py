@@ -13,6 +13,7 @@ from comity.reporting.charts import SHOWN_METHODS, unique_name
 from comity.reporting.gather import Group, file_problems, gather
 from comity.reporting.sections.answer import ANSWERS, IDEAS, MEASURES, answer
 from comity.reporting.themes import CONFIG, LIGHT, apply_theme
+from comity.safe_files import make_folder, write_atomically
 
 KINDS = ("pdf", "svg", "png")
 COLUMN = 252
@@ -77,14 +78,14 @@ def _add_legends(spec: Any, methods: list[str]) -> None:
 def _write(folder: Path, name: str, kind: str, spec: VegaSpec) -> Path:
     import vl_convert
 
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     path = folder / f"{name}.{kind}"
     if kind == "svg":
-        path.write_text(vl_convert.vegalite_to_svg(spec), encoding="utf-8")
+        write_atomically(path, vl_convert.vegalite_to_svg(spec))
     elif kind == "pdf":
-        path.write_bytes(vl_convert.vegalite_to_pdf(spec))
+        write_atomically(path, vl_convert.vegalite_to_pdf(spec))
     else:
-        path.write_bytes(vl_convert.vegalite_to_png(spec, ppi=300))
+        write_atomically(path, vl_convert.vegalite_to_png(spec, ppi=300))
     return path
 
 
