@@ -557,7 +557,10 @@ class RunFolder:
                     time.sleep(0.05)  # `is_locked` holds the lock for a moment
             for folder in (self.path, self.path / CHECKPOINTS):
                 remove_temporary_files(folder)
-            yield
+            try:
+                yield
+            finally:
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def is_locked(self) -> bool:
         """Whether a process is running in the folder."""
