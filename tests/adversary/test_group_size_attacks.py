@@ -84,7 +84,7 @@ def test_single_records_need_a_permission_by_name(tmp_path: Path) -> None:
 def sites_with_small_classes(tmp_path_factory: pytest.TempPathFactory) -> Sites:
     """Sites with fewer than 10 training records of some classes; all kinds of content may leave."""
     changes = {'"gradients"]': '"gradients", "class counts", "covariances"]'}
-    sizes = {"north": (60, 20), "east": (60, 20)}
+    sizes = {"north": (105, 20), "east": (105, 20)}
     return Sites(tmp_path_factory.mktemp("sites"), sizes, changes)
 
 

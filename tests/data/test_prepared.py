@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from test_splits import assert_same
 
 import comity
+from comity import safe_files
 from comity.data import Dataset, files, load, prepared
 from comity.data.files import DatasetNotFound, FileLayout, cache_folder, load_dataset, locate
 from comity.data.groups import Groups
@@ -276,20 +277,17 @@ def test_a_folder_of_an_earlier_version_is_read_with_a_note(tmp_path: Path) -> N
 def test_interrupted_write_leaves_nothing(
     at: str, what: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save, write = np.save, Path.write_text
+    create, write = safe_files.create_file, safe_files.write_atomically
 
-    def torn(path: Path, *args: Any, **kwargs: Any) -> Any:
+    def torn(path: Path, *args: Any) -> Any:
         if path.name == at:
             path.write_bytes(b"half")
             raise what
-        return (write if at == "dataset.json" and path.suffix == ".json" else save)(
-            path, *args, **kwargs
-        )
+        return (write if path.suffix == ".json" else create)(path, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(np, "save", torn)
-        if at == "dataset.json":
-            patch.setattr(Path, "write_text", torn)
+        patch.setattr(prepared, "create_file", torn)
+        patch.setattr(prepared, "write_atomically", torn)
         with pytest.raises(type(what)):
             save_dataset(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -308,6 +306,7 @@ def test_the_folder_appears_with_everything_in_it(
         rename(src, dst)
 
     monkeypatch.setattr(os, "rename", checked_rename)
+    tmp_path.chmod(0o755)
     folder = save_dataset(tmp_path)
     assert renamed_files == [sorted(p.name for p in folder.iterdir())]
     assert renamed_files[0] == [

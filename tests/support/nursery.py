@@ -20,6 +20,7 @@ import torch
 
 from comity import cli
 from comity.runs import loop
+from comity.safe_files import TEMPORARY
 from comity.studies import compare, plan, tune  # noqa: F401
 
 torch.set_num_threads(1)
@@ -35,11 +36,11 @@ def die_at(count: int, folder: str, worker: bool) -> None:
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         nonlocal remaining
-        if (
-            event in watched_events
-            and str(args[0]).startswith(folder)
-            and (os.getpid() != me) == worker
-        ):
+        if event not in watched_events or (os.getpid() != me) != worker:
+            return
+        name = str(args[0])
+        # `comity.safe_files` names files relative to a folder that it has opened.
+        if name.startswith(folder) or (name and "/" not in name and TEMPORARY.fullmatch(name)):
             remaining -= 1
             if remaining == 0:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from comity.papers.cells import Cell
 from comity.papers.claims import Verdict, untested, verdicts
 from comity.papers.joining import join as join_parts
 from comity.papers.reproduction import RESULT, Reproduction, read
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import write_atomically
 from comity.units import duration, size
 
 DATA_FOLDER = "data"

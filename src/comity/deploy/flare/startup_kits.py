@@ -23,7 +23,7 @@ from typing import Any
 from comity.deploy.flare import needs_flare
 from comity.deploy.flare.hardening import harden_server, harden_site
 from comity.errors import ComityError, UsageError, quote
-from comity.runs.checkpoint import write_atomically
+from comity.safe_files import PRIVATE_UMASK, make_private_folder, write_atomically
 
 ROOT = "root"  # in the operator's folder: the root's key, and a record of what was signed
 SERVER = "server"  # in the operator's folder: the server's kit
@@ -160,7 +160,7 @@ def join(invite: Invite, name: str, folder: Path) -> Path:
             f"{folder} has a request already: send it again, or remove {folder / REQUEST} to make"
             " a new one."
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder)
     entry = {"name": name, "type": "client", "org": ORGANISATION}
     return _request(folder / REQUEST, invite.project, entry)
 
@@ -224,7 +224,8 @@ def approved_names(folder: Path, but: str | None = None) -> set[str]:
 def _sign(folder: Path, request: Path, to: Path, days: int = 1095) -> Path:
     root = folder / ROOT
     options = ["-c", root, "--profile", folder / PROFILE, "--out", to, "--valid-days", days]
-    _nvflare(root, "cert", "approve", request, *options, "--force")
+    # The signed request is sent back: it is no more private than the user's other files.
+    _nvflare(root, "cert", "approve", request, *options, "--force", umask=-1)
     return to
 
 
@@ -281,10 +282,11 @@ def _package(signed: Path, request: Path, fingerprint: str, to: Path) -> None:
     os.chmod(to, 0o700)
 
 
-def _nvflare(home: Path, *words: object) -> dict[str, Any]:
+def _nvflare(home: Path, *words: object, umask: int = PRIVATE_UMASK) -> dict[str, Any]:
     """Run a command of FLARE and return its data.
 
-    Files that the command writes to the home directory go to `home`.
+    Files that the command writes to the home directory go to `home`. Only the user can read what it
+    writes, unless another `umask` is given (-1: the user's).
     """
     command = [sys.executable, "-m", "nvflare.cli", *map(str, words), "--format", "json"]
     process = subprocess.run(
@@ -292,6 +294,7 @@ def _nvflare(home: Path, *words: object) -> dict[str, Any]:
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
+        umask=umask,
         env=os.environ | {"HOME": str(home)},
         check=False,
     )
