@@ -132,6 +132,13 @@ def make_private_folder(path: Path) -> None:
         path.chmod(PRIVATE_FOLDER)
 
 
+def close_to_others(folder: Path) -> None:
+    """Take all permissions on a folder, and on everything in it, from everybody but the user."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & PRIVATE_FOLDER)
+
+
 def check_no_links(folder: Path) -> None:
     """Refuse a folder that contains a symbolic link, a pipe or a device at any depth.
 

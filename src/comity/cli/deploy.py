@@ -135,7 +135,7 @@ def join(
             raise UsageError(str(why)) from why
         raise
     request_copy = Path(f"{site_name}.request.zip")
-    shutil.copyfile(request, request_copy)  # to be sent, so it is no more private than others
+    shutil.copy(request, request_copy)
     for warning in dataset.warnings:
         screen.out.print(warning, soft_wrap=True)
     screen.out.print(

@@ -23,7 +23,12 @@ from typing import Any
 from comity.deploy.flare import needs_flare
 from comity.deploy.flare.hardening import harden_server, harden_site
 from comity.errors import ComityError, UsageError, quote
-from comity.safe_files import PRIVATE_UMASK, make_private_folder, write_atomically
+from comity.safe_files import (
+    PRIVATE_UMASK,
+    close_to_others,
+    make_private_folder,
+    write_atomically,
+)
 
 ROOT = "root"  # in the operator's folder: the root's key, and a record of what was signed
 SERVER = "server"  # in the operator's folder: the server's kit
@@ -224,8 +229,7 @@ def approved_names(folder: Path, but: str | None = None) -> set[str]:
 def _sign(folder: Path, request: Path, to: Path, days: int = 1095) -> Path:
     root = folder / ROOT
     options = ["-c", root, "--profile", folder / PROFILE, "--out", to, "--valid-days", days]
-    # The signed request is sent back: it is no more private than the user's other files.
-    _nvflare(root, "cert", "approve", request, *options, "--force", umask=-1)
+    _nvflare(root, "cert", "approve", request, *options, "--force")
     return to
 
 
@@ -279,14 +283,14 @@ def _package(signed: Path, request: Path, fingerprint: str, to: Path) -> None:
         os.replace(result["output_dir"], to)
     finally:
         shutil.rmtree(built, ignore_errors=True)
-    os.chmod(to, 0o700)
+    close_to_others(to)  # FLARE lets everybody run its scripts
 
 
-def _nvflare(home: Path, *words: object, umask: int = PRIVATE_UMASK) -> dict[str, Any]:
+def _nvflare(home: Path, *words: object) -> dict[str, Any]:
     """Run a command of FLARE and return its data.
 
     Files that the command writes to the home directory go to `home`. Only the user can read what it
-    writes, unless another `umask` is given (-1: the user's).
+    writes.
     """
     command = [sys.executable, "-m", "nvflare.cli", *map(str, words), "--format", "json"]
     process = subprocess.run(
@@ -294,7 +298,7 @@ def _nvflare(home: Path, *words: object, umask: int = PRIVATE_UMASK) -> dict[str
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        umask=umask,
+        umask=PRIVATE_UMASK,
         env=os.environ | {"HOME": str(home)},
         check=False,
     )
