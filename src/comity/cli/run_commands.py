@@ -372,7 +372,8 @@ def show_comparison(rows: Sequence[MethodSummary], resolved: Experiment, seeds: 
     title = f"{resolved.data}, {resolved.partition}, {resolved.rounds} rounds"
     if seeds > 1:
         title += f", {seeds} seeds"
-    screen.table(*columns(row.cells(seeds > 1) for row in rows), title)
+    private = any(row.has_noise for row in rows)
+    screen.table(*columns(row.cells(seeds > 1, private) for row in rows), title)
     compared = sum(row.gain is not None for row in rows)
     correction = ""
     if compared > 1:
@@ -385,6 +386,12 @@ def show_comparison(rows: Sequence[MethodSummary], resolved: Experiment, seeds: 
         f"worst: the worst party{by_metric}.",
         "sent: all bytes sent in a run, without evaluation.",
     ]
+    if private:
+        legend.append(
+            "epsilon: the largest privacy loss of a party (infinite: something leaves without"
+            " noise). SOLO is trained without noise, because nothing of it leaves the party: a"
+            " difference to it contains the price of privacy."
+        )
     if resolved.newcomers:
         legend.append("newcomers: accuracy after joining, and the gain over training alone.")
     if any(row.caveats for row in rows):

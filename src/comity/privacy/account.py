@@ -153,6 +153,12 @@ class Account:
         for row in rows:
             self._count(row.against, row.party, row.to_release(), row.call, row.release)
 
+    def add(self, rows: Iterable[PrivacyCharge]) -> None:
+        """Charge rows once more, as of an attempt whose checkpoint was lost."""
+        rows = list(rows)
+        self._rows += rows
+        self.restore(rows)
+
     def take(self) -> list[PrivacyCharge]:
         """The rows that were added since the last call of `take`."""
         rows, self._rows = self._rows, []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,7 +20,7 @@ from comity.core.server import Note, Server
 from comity.core.wrapper import chain
 from comity.engines.engine import Engine
 from comity.errors import ComityError, WorkerLost
-from comity.privacy.account import AGAINST_SERVER, Account, BudgetExceeded
+from comity.privacy.account import AGAINST_SERVER, Account, BudgetExceeded, PrivacyCharge
 from comity.runs.caveats import add_caveats
 from comity.runs.checkpoint import Checkpoints, Manifest
 from comity.runs.environment import changed_since
@@ -195,8 +195,11 @@ class _Rounds:
         return self.schedule.rounds + bool(self.job.info.newcomers)
 
     def create(self) -> None:
-        """Start a new run."""
+        """Start a new run, or one whose server was stopped before its first checkpoint."""
+        charged = self._charged_rows()
         self._tables.create()
+        if self.job.secret:
+            self._charge_again(charged)
         initial_state = self.job.algorithm.init_server(self.job.root.fold("init"), self.server.info)
         self._state = on_device(initial_state, self.job.device)
 
@@ -231,10 +234,30 @@ class _Rounds:
         if not manifest.checked:
             self.warn(UNCHECKED)
         # The tables come last: a damaged checkpoint must not remove any rows.
+        charged = self._charged_rows()
         self._tables.resume(manifest.files)
-        self._account.restore(self._tables.rows(PRIVACY))
+        charged_before = self._tables.rows(PRIVACY)
+        self._account.restore(charged_before)
+        if self.job.secret:
+            self._charge_again(charged[len(charged_before) :])
         if OUTCOMES not in manifest.files:
             self._folder.outcomes.unlink(missing_ok=True)  # written after the checkpoint
+
+    def _charged_rows(self) -> list[PrivacyCharge]:
+        """The rows of privacy.csv, which may go beyond the last checkpoint."""
+        folder = self._folder.path
+        return PRIVACY.salvage(folder).rows if (folder / PRIVACY.name).exists() else []
+
+    def _charge_again(self, rows: Sequence[PrivacyCharge]) -> None:
+        """Keep what was charged after the checkpoint in a run between sites.
+
+        Those rounds are computed again, perhaps with other parties and then with other noise.
+        What was sent in the meantime cannot be taken back.
+        """
+        if rows:
+            self._account.add(rows)
+            self._tables.add(PRIVACY, self._account.take())
+            self.warn(f"{len(rows)} releases of rounds that are computed again count twice.")
 
     def next_round(self) -> tuple[float | None, list[Note]]:
         """Run the next round and write it to the disk.

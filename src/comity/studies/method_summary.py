@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from comity.measure.gain import Gain
 from comity.metrics.metrics import ACCURACY, EXPLAINED, METRICS, Metric
+from comity.privacy.account import epsilon_for_json, read_epsilon
 from comity.runs.run_warnings import warning_texts
 from comity.studies.party_verdicts import Estimate, average_gain, estimates, without_few
 from comity.units import duration, size
@@ -52,6 +53,12 @@ class MethodSummary:
     """The newcomers' gain by joining, over training alone."""
     caveats: list[str]
     """Caveats of these figures, a sentence each."""
+    epsilon: float | str | None = field(default=None, kw_only=True)
+    """The largest ε of a party over all seeds, if the method adds noise; "infinite" if something
+    leaves without noise; None if nothing leaves, or if runs of earlier versions do not tell.
+    """
+    has_noise: bool = field(default=False, kw_only=True)
+    """Whether the method adds noise for privacy."""
 
     @property
     def gained(self) -> int:
@@ -68,7 +75,7 @@ class MethodSummary:
         """The number of parties with a gain."""
         return len(self.gains)
 
-    def cells(self, several: bool) -> dict[str, str]:
+    def cells(self, several: bool, with_epsilon: bool = False) -> dict[str, str]:
         """Return the method's row of a table, by column; with `several` seeds, with spreads."""
         metric = METRICS[self.metric]
         figure = "none" if not self.accuracy else "diverged"
@@ -91,9 +98,15 @@ class MethodSummary:
             "worst": "" if self.worst_mean is None else f"{self.worst_mean:.1%}",
             **accuracy,
             **newcomers,
+            **({"epsilon": self._epsilon_cell()} if with_epsilon else {}),
             "sent": size(self.bytes["total"]),
             "time": duration(self.seconds or 0.0),
         }
+
+    def _epsilon_cell(self) -> str:
+        if self.epsilon is None:
+            return ""
+        return f"{self.epsilon:.3g}" if isinstance(self.epsilon, float) else self.epsilon
 
     def plain(self) -> dict[str, Any]:
         """Return the entry of comparison.json."""
@@ -176,7 +189,20 @@ def method_summary(
             for summary in summaries
             for text in warning_texts(summary, "after")
         ],
+        epsilon=_largest_epsilon(summaries),
+        has_noise=any((summary.get("privacy") or {}).get("unit") for summary in summaries),
     )
+
+
+def _largest_epsilon(summaries: Sequence[Mapping[str, Any]]) -> float | str | None:
+    """The largest ε over runs in which anything left a party."""
+    blocks = [summary.get("privacy") for summary in summaries]
+    values = [
+        read_epsilon(block["epsilon"])
+        for block in blocks
+        if block and (block["unit"] or block["unprotected"])
+    ]
+    return epsilon_for_json(max(values)) if values else None
 
 
 def _has_figure(block: Mapping[str, Any]) -> bool:

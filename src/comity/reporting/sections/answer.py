@@ -427,18 +427,21 @@ def _target_cells(row: Ranked) -> list[str]:
 
 def _ranking(ranked: list[Ranked], group: Group, target: float | None) -> Table:
     """Return the ranking: the table that `compare` prints, with the columns of the target."""
-    heads, rows = columns(_ranking_cells(row, group, target) for row in ranked)
+    private = any(row.has_noise for row in ranked)
+    heads, rows = columns(_ranking_cells(row, group, target, private) for row in ranked)
     best = 0 if ranked[0].mean is not None else None
     minor = [head for head in heads[2:] if head not in MATTER]
     return Table("ranking", group.title, heads, rows, best=best, minor=minor)
 
 
-def _ranking_cells(row: Ranked, group: Group, target: float | None) -> dict[str, str]:
+def _ranking_cells(
+    row: Ranked, group: Group, target: float | None, private: bool
+) -> dict[str, str]:
     """Return a method's cells by column."""
     if not row.figure:
         state = "unreadable" if all(run.has_ended for run in row.method.runs) else "not finished"
         return {"method": row.method.name, group.metric.title: state}
-    cells = row.cells(len(row.figure) > 1) | {"method": row.method.name}
+    cells = row.cells(len(row.figure) > 1, private) | {"method": row.method.name}
     omitted: set[str] = set()
     if group.solo is None or len(group.methods) == 1:
         omitted.update(MATTER)
