@@ -92,13 +92,14 @@ def sites_with_small_classes(tmp_path_factory: pytest.TempPathFactory) -> Sites:
 def test_statistics_of_a_small_class_do_not_leave(
     sites_with_small_classes: Sites, method: str
 ) -> None:
-    with pytest.raises(Refused, match="records") as refused:
+    with pytest.raises(Refused, match="lets values of 10 records or more leave") as refused:
         begin(sites_with_small_classes, method)
     assert not any(f" {count} " in str(refused.value) for count in range(1, 10))  # untold
 
 
-def test_means_over_all_classes_leave(sites_with_small_classes: Sites) -> None:
-    begin(sites_with_small_classes, "fedavg+dbe")
+@pytest.mark.parametrize("method", ["fedavg+dbe", "fedavg+mr", "fedavg+prbm"])
+def test_means_over_all_classes_leave(sites_with_small_classes: Sites, method: str) -> None:
+    begin(sites_with_small_classes, method)
 
 
 @pytest.mark.parametrize(
