@@ -28,7 +28,7 @@ from malicious_server import (
 from comity.algorithms.scaffold import Control
 from comity.base.record import Model
 from comity.deploy import site_results
-from comity.deploy.messages import REPLIES, REQUESTS, Failed, RunCall, unpack
+from comity.deploy.messages import REPLIES, REQUESTS, Begin, Failed, RunCall, unpack
 from comity.deploy.release_ledger import ReleaseLedger
 from comity.wire.codec import decode
 
@@ -191,3 +191,16 @@ def test_an_honest_restart_with_another_site_has_no_noise_in_common(
     assert (one - other).std() > 0.8 * expected
     rows = ReleaseLedger(sites.site("north")).rows()
     assert len({row.digest for row in rows}) == len(rows) == 4  # round 1 once, round 2 twice, 3
+
+
+def test_a_run_cannot_be_begun_again_with_other_parties(sites: Sites) -> None:
+    """Who takes part changes what a party function computes, and is not in the request."""
+    server = attack(sites)
+    server.call("local", Model(weights(0.0)), depth=1)
+    parties = {"a-new-one": server.described.said, "north": server.described.said}
+    with pytest.raises(Refused, match="other parties"):
+        server.send(Begin(server.run, parties, {}))
+    again = MaliciousServer(sites, "north", server.run, METHOD, **SETTINGS)
+    again.introduce()
+    with pytest.raises(Refused, match="other parties"):
+        again.send(Begin(server.run, parties, {}))

@@ -42,6 +42,8 @@ from comity.deploy.site_store import (
     SiteTables,
     States,
     bytes_sent,
+    has_roster,
+    read_roster,
     run_secret,
     runs_of,
     secret_of,
@@ -303,6 +305,10 @@ class SiteRun:
         """Build the party, once the server has sent the descriptions of all parties."""
         if head.parties.get(self.party) != self.introduced.said:
             raise UsageError(f"{self.party} said something else of itself than the server tells.")
+        # A reply depends on who takes part: with other parties, the same request could get another
+        # reply with the same noise.
+        if has_roster(self.folder.path) and read_roster(self.folder.path) != head.parties:
+            raise UsageError(f"Run {self.name} was begun with other parties at {self.party}.")
         site, server_run = build_site(
             self.folder, self.at, self.party, self.experiment, self.federation, head.parties
         )

@@ -325,6 +325,11 @@ def write_roster(folder: Path, parties: Mapping[str, PartyInfo]) -> None:
     write_atomically(folder / ROSTER, json.dumps(with_crc(content)))
 
 
+def has_roster(folder: Path) -> bool:
+    """Whether a run has begun with a roster."""
+    return (folder / ROSTER).exists()
+
+
 def read_roster(folder: Path) -> dict[str, PartyInfo]:
     """All parties, as the server described them when the run began."""
     try:
